@@ -1,0 +1,1 @@
+"""Gradient inversion attacks on captured observations."""

@@ -1,0 +1,1 @@
+"""Attackers that know the defense and its hyper-parameters."""

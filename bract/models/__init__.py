@@ -1,0 +1,1 @@
+"""Models under attack, by name."""

@@ -1,0 +1,1 @@
+"""Partially homomorphic encryption of model updates."""

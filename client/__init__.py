@@ -1,0 +1,1 @@
+"""The client: local training, defenses, and what it agrees to send."""

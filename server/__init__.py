@@ -1,0 +1,1 @@
+"""The server: the app, the capture hook, the audit and its report."""

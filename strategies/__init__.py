@@ -1,0 +1,1 @@
+"""Federated strategies: how the server combines updates."""
