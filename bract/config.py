@@ -1,0 +1,236 @@
+"""The configuration of one federation: one YAML file, checked before any process starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bract.errors import BractError
+from bract.registry import unknown
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class IidPartition(_Section):
+    """Every client holds a random share of equal size."""
+
+    kind: Literal["iid"] = "iid"
+
+
+class DirichletPartition(_Section):
+    """Class shares drawn from Dirichlet(alpha): the smaller alpha, the less alike the clients."""
+
+    kind: Literal["dirichlet"]
+    alpha: Annotated[float, Field(gt=0.0)] = 0.5
+    min_examples: Positive = 1
+
+
+class ShardsPartition(_Section):
+    """Examples sorted by label and cut into shards; each client holds a few of them."""
+
+    kind: Literal["shards"]
+    shards_per_client: Positive = 2
+
+
+class SizesPartition(_Section):
+    """Clients of stated sizes, drawn at random: ``sizes[i]`` examples for client ``i``."""
+
+    kind: Literal["sizes"]
+    sizes: list[Positive]
+
+
+Partition = Annotated[
+    IidPartition | DirichletPartition | ShardsPartition | SizesPartition,
+    Field(discriminator="kind"),
+]
+
+
+class DataConfig(_Section):
+    """What the clients learn from, and how it is split over them.
+
+    ``normalisation`` is declared here once: training, attack and scoring all use it.
+    """
+
+    name: str = "digits"
+    path: Path | None = None
+    download: bool = False
+    image_size: Annotated[int, Field(ge=8, le=512)] = 32
+    channels: Literal[1, 3] | None = None
+    normalisation: Literal["dataset", "none"] = "dataset"
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    partition: Partition = IidPartition()
+
+
+class ModelConfig(_Section):
+    """The global model: a name of the registry, or ``package.module:callable``."""
+
+    name: str = "lenet"
+    activation: Literal["sigmoid", "relu"] = "sigmoid"
+    init: Literal["default", "uniform"] = "default"
+
+
+class TrainingConfig(_Section):
+    """What a client does with the model in one round.
+
+    ``fedsgd`` uploads the gradient of one batch; ``fedavg`` trains for ``local_steps`` batches,
+    or ``local_epochs`` passes where ``local_steps`` is not given, and uploads the difference.
+    """
+
+    algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
+    batch_size: Positive = 8
+    local_epochs: Positive = 1
+    local_steps: Positive | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Annotated[float, Field(gt=0.0)] = 0.1
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+
+
+class StrategyConfig(_Section):
+    """How the server combines updates."""
+
+    name: str = "fedavg"
+    weighting: Literal["examples", "uniform"] = "examples"
+    server_lr: Annotated[float, Field(gt=0.0)] = 1.0
+    fraction: Fraction = 1.0
+    tolerate_failures: bool = False
+    timeout: Annotated[float, Field(gt=0.0)] = 600.0
+
+
+class CaptureConfig(_Section):
+    """What the honest-but-curious server writes down of what it receives."""
+
+    enabled: bool = True
+    rounds: list[Positive] | None = None
+
+
+class AuditConfig(_Section):
+    """Which attacks run on the captures, and with what budget."""
+
+    attacks: list[str] = ["ig"]
+    rounds: list[Positive] | None = None
+    clients: list[str] | None = None
+    iterations: Positive | None = None
+    restarts: Positive = 1
+    max_images: Positive = 8
+    device: str = "auto"
+
+
+class FederationConfig(_Section):
+    """One federation, from data to audit. Every seed derives from ``seed``."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "federation"
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    clients: Positive = 3
+    rounds: Positive = 5
+    device: str = "auto"
+    truth: bool = False
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    capture: CaptureConfig = CaptureConfig()
+    audit: AuditConfig = AuditConfig()
+
+    @model_validator(mode="after")
+    def _sizes_match_clients(self) -> FederationConfig:
+        partition = self.data.partition
+        if isinstance(partition, SizesPartition) and len(partition.sizes) != self.clients:
+            raise ValueError(
+                f"data.partition.sizes has {len(partition.sizes)} entries for "
+                f"{self.clients} clients; give one size a client"
+            )
+        if self.training.algorithm == "fedsgd" and self.training.local_steps not in (None, 1):
+            raise ValueError(
+                f"training.local_steps is {self.training.local_steps}, but fedsgd uploads the "
+                "gradient of one batch; remove it or set training.algorithm: fedavg"
+            )
+        return self
+
+
+def load_config(path: Path) -> FederationConfig:
+    """Read and check a federation's YAML file.
+
+    Raises
+    ------
+    BractError
+        Naming the file, the key, what was found and what was expected.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BractError(f"{path}: no such file; `bract init` writes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BractError(f"{path}: cannot be read as text: {error}") from error
+    return parse_config(text, source=str(path))
+
+
+def parse_config(text: str, *, source: str = "config") -> FederationConfig:
+    """Check the text of a federation's YAML file; ``source`` names it in errors."""
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BractError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise BractError(
+            f"{source}: expected keys and values at the top level, found a {type(content).__name__}"
+        )
+    return build_config(content, source=source)
+
+
+def build_config(content: dict[str, Any], *, source: str = "config") -> FederationConfig:
+    """Check a federation given as nested dictionaries."""
+    try:
+        return FederationConfig.model_validate(content)
+    except ValidationError as error:
+        raise BractError(f"{source}: {_describe(error)}") from error
+
+
+def dump_config(config: FederationConfig) -> str:
+    """Write a configuration as YAML that `parse_config` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _describe(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        location = [str(part) for part in problem["loc"]]
+        known = _keys_at(location[:-1])
+        location = [p for i, p in enumerate(location) if not (i == 2 and p in _PARTITIONS)]
+        where = ".".join(location)
+        if problem["type"] == "extra_forbidden":
+            lines.append(unknown("key", where, [".".join([*location[:-1], k]) for k in known]))
+        elif not where:
+            lines.append(str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"])
+        else:
+            lines.append(f"{where}: found {problem['input']!r}; {problem['msg']}")
+    return "; ".join(lines)
+
+
+_PARTITIONS: dict[str, type[_Section]] = {
+    "iid": IidPartition,
+    "dirichlet": DirichletPartition,
+    "shards": ShardsPartition,
+    "sizes": SizesPartition,
+}
+
+
+def _keys_at(location: list[str]) -> list[str]:
+    section: type[BaseModel] = FederationConfig
+    for part in location:
+        if part in _PARTITIONS:
+            section = _PARTITIONS[part]
+            continue
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    return list(section.model_fields)

@@ -1,0 +1,191 @@
+"""Where images come from: the embedded digits, torchvision's data sets, image folders.
+
+A source knows its labels at once and decodes images on request, so that a client decodes its own
+part only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bract.config import DataConfig
+from bract.errors import BractError
+from bract.registry import Registry
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One split of a data set.
+
+    Attributes
+    ----------
+    labels
+        int64 ``(N,)``.
+    classes
+        Number of classes.
+    channels
+        1 or 3, as the files hold them.
+    read
+        ``read(i)`` returns image ``i`` as float32 ``(channels, height, width)`` in [0, 1].
+    """
+
+    labels: Tensor
+    classes: int
+    channels: int
+    read: Callable[[int], Tensor]
+
+    def images(self, indices: Sequence[int], *, channels: int, size: int) -> Tensor:
+        """Decode images as float32 ``(n, channels, size, size)`` in [0, 1].
+
+        Other resolutions are resized bilinearly with anti-aliasing; grey is repeated to colour,
+        colour is averaged to grey.
+        """
+        if not len(indices):
+            return torch.empty(0, channels, size, size)
+        return torch.stack([_fit(self.read(int(i)), channels, size) for i in indices])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """How to open a data set, and what is known before it is opened.
+
+    ``mean`` and ``std`` are per channel, of the pixels in [0, 1]; None for image folders, whose
+    normalisation is then 0.5 and 0.25 in every channel.
+    """
+
+    open: Callable[[DataConfig, Split], Source]
+    channels: int
+    classes: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+DATASETS: Registry[Dataset] = Registry("data set")
+
+
+def open_source(config: DataConfig, split: Split) -> Source:
+    """Open one split of the configured data set.
+
+    Raises
+    ------
+    BractError
+        If the data set is unknown or not where the configuration says.
+    """
+    return DATASETS[config.name].open(config, split)
+
+
+def _fit(image: Tensor, channels: int, size: int) -> Tensor:
+    if image.shape[0] != channels:
+        image = image.expand(channels, -1, -1) if channels == 3 else image.mean(0, keepdim=True)
+    if image.shape[-2:] != (size, size):
+        image = F.interpolate(
+            image[None], size=(size, size), mode="bilinear", antialias=True, align_corners=False
+        )[0]
+    return image.clamp(0.0, 1.0)
+
+
+def _open_digits(config: DataConfig, split: Split) -> Source:
+    del config
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    images = torch.from_numpy(bundle.images).to(torch.float32)[:, None] / 16.0
+    labels = torch.from_numpy(bundle.target).to(torch.int64)
+    # Every fifth image is test data: the file lists writers one after another, so both splits
+    # hold every writer and every class.
+    is_test = torch.arange(len(labels)) % 5 == 0
+    kept = torch.nonzero(is_test if split == "test" else ~is_test).flatten()
+    images, labels = images[kept], labels[kept]
+    return Source(labels=labels, classes=10, channels=1, read=lambda i: images[i])
+
+
+def _torchvision(class_name: str, folder: str) -> Callable[[DataConfig, Split], Source]:
+    def open_split(config: DataConfig, split: Split) -> Source:
+        import torchvision
+        from torchvision.transforms.functional import to_tensor
+
+        root = config.path or Path("data")
+        try:
+            dataset: Any = getattr(torchvision.datasets, class_name)(
+                root=str(root), train=split == "train", download=config.download
+            )
+        except (RuntimeError, OSError) as error:
+            raise BractError(
+                f"data.name {config.name!r}: not found below {root} "
+                f"({' '.join(str(error).split())}); set data.path to the folder that holds "
+                f"{folder}, or data.download: true"
+            ) from error
+        labels = torch.as_tensor(dataset.targets, dtype=torch.int64)
+        first = to_tensor(dataset[0][0])
+        return Source(
+            labels=labels,
+            classes=len(dataset.classes),
+            channels=int(first.shape[0]),
+            read=lambda i: to_tensor(dataset[i][0]),
+        )
+
+    return open_split
+
+
+def _open_folder(config: DataConfig, split: Split) -> Source:
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms.functional import to_tensor
+
+    if config.path is None:
+        raise BractError(
+            "data.name 'folder' needs data.path, the folder that holds train/ and test/"
+        )
+    root = config.path / split
+    try:
+        dataset = ImageFolder(str(root))
+    except (FileNotFoundError, OSError) as error:
+        raise BractError(
+            f"data.path: {root} holds no images in class folders ({' '.join(str(error).split())}); "
+            f"expected {root}/<class>/<image>"
+        ) from error
+
+    def read(index: int) -> Tensor:
+        image: Tensor = to_tensor(dataset[index][0])
+        return image
+
+    return Source(
+        labels=torch.tensor(dataset.targets, dtype=torch.int64),
+        classes=len(dataset.classes),
+        channels=3,
+        read=read,
+    )
+
+
+DATASETS.register("digits")(Dataset(_open_digits, 1, 10, (0.3053,), (0.3760,)))
+DATASETS.register("mnist")(Dataset(_torchvision("MNIST", "MNIST/raw"), 1, 10, (0.1307,), (0.3081,)))
+DATASETS.register("fashion-mnist")(
+    Dataset(_torchvision("FashionMNIST", "FashionMNIST/raw"), 1, 10, (0.2860,), (0.3530,))
+)
+DATASETS.register("cifar10")(
+    Dataset(
+        _torchvision("CIFAR10", "cifar-10-batches-py"),
+        3,
+        10,
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+    )
+)
+DATASETS.register("cifar100")(
+    Dataset(
+        _torchvision("CIFAR100", "cifar-100-python"),
+        3,
+        100,
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+    )
+)
+DATASETS.register("folder")(Dataset(_open_folder, 3, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))

@@ -1,0 +1,81 @@
+"""The model registry: one constructor signature for every model of the zoo."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+from torch import nn
+
+from bract.errors import BractError
+from bract.registry import Registry
+
+
+class ModelFactory(Protocol):
+    """Build a classifier for square images."""
+
+    def __call__(
+        self, *, classes: int, channels: int, image_size: int, activation: str
+    ) -> nn.Module:
+        """Return a model from images ``(B, channels, side, side)`` to logits ``(B, classes)``."""
+
+
+MODELS: Registry[ModelFactory] = Registry("model")
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
+
+
+def activation_layer(name: str) -> nn.Module:
+    """Return a new ``sigmoid`` or ``relu`` layer."""
+    if name not in _ACTIVATIONS:
+        raise BractError(
+            f"unknown activation {name!r}; expected one of {', '.join(sorted(_ACTIVATIONS))}"
+        )
+    return _ACTIVATIONS[name]()
+
+
+def create_model(
+    name: str, *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
+) -> nn.Module:
+    """Build a model of the zoo, or one from somebody else's code.
+
+    Parameters
+    ----------
+    name
+        A registered name, or ``package.module:callable``; the callable takes no arguments.
+    classes, channels, image_size
+        Number of classes, input channels, and the side of the square input in pixels.
+    activation
+        ``sigmoid`` (twice differentiable everywhere, as the papers attack it) or ``relu``.
+
+    Returns
+    -------
+    nn.Module
+        Maps ``(B, channels, image_size, image_size)`` float32 to logits ``(B, classes)``.
+
+    Raises
+    ------
+    BractError
+        If the name is unknown or the factory cannot be imported.
+    """
+    if ":" in name:
+        return _import_factory(name)
+    return MODELS[name](
+        classes=classes, channels=channels, image_size=image_size, activation=activation
+    )
+
+
+def _import_factory(reference: str) -> nn.Module:
+    module_name, _, attribute = reference.partition(":")
+    try:
+        model = getattr(importlib.import_module(module_name), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise BractError(
+            f"model {reference!r} cannot be imported ({error}); "
+            "expected package.module:callable on the Python path"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise BractError(
+            f"model {reference!r} made a {type(model).__name__}, expected a torch.nn.Module"
+        )
+    return model

@@ -1,0 +1,75 @@
+"""Updates: what a client sends, and what the server does with it.
+
+An update is a mapping from parameter names to tensors that points *against* the direction of
+travel: ``w_global - w_local`` for local training, or one batch's gradient. The server applies
+``w <- w - server_lr * sum_i p_i update_i``. This sign convention is stated here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Tensors = dict[str, Tensor]
+
+
+def parameters_of(model: nn.Module) -> Tensors:
+    """Return detached CPU copies of the trainable parameters, by name."""
+    return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+
+
+def buffers_of(model: nn.Module) -> Tensors:
+    """Return detached CPU copies of the buffers that a state dict holds, by name."""
+    trainable = {name for name, _ in model.named_parameters()}
+    return {
+        name: value.detach().cpu().clone()
+        for name, value in model.state_dict().items()
+        if name not in trainable
+    }
+
+
+def difference(sent: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> Tensors:
+    """Return ``sent - local`` for every name of ``sent``: the update of local training."""
+    return {name: sent[name] - local[name] for name in sent}
+
+
+def apply_update(
+    parameters: Mapping[str, Tensor], update: Mapping[str, Tensor], lr: float
+) -> Tensors:
+    """Return ``parameters - lr * update``, in the dtype of the parameters."""
+    return {
+        name: (value - lr * update[name].to(value.device)).to(value.dtype)
+        for name, value in parameters.items()
+    }
+
+
+def weighted_sum(updates: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tensors:
+    """Return ``sum_i weights[i] * updates[i]``, accumulated in float64.
+
+    The result has the dtypes of the first update. Both iterables have the same, positive length.
+    """
+    total: Tensors = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for update, weight in zip(updates, weights, strict=True):
+        for name, value in update.items():
+            term = value.to(torch.float64) * weight
+            total[name] = total[name] + term if name in total else term
+            dtypes.setdefault(name, value.dtype)
+    return {name: value.to(dtypes[name]) for name, value in total.items()}
+
+
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Concatenate all tensors, in their order, to one vector ``(D,)``."""
+    return torch.cat([value.reshape(-1) for value in tensors.values()])
+
+
+def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
+    """Cut a vector ``(D,)`` into tensors with the names and shapes of ``like``."""
+    sizes = [value.numel() for value in like.values()]
+    parts = torch.split(vector, sizes)
+    return {
+        name: part.reshape(value.shape)
+        for (name, value), part in zip(like.items(), parts, strict=True)
+    }
