@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -193,6 +194,27 @@ def build_config(content: dict[str, Any], *, source: str = "config") -> Federati
         return FederationConfig.model_validate(content)
     except ValidationError as error:
         raise BractError(f"{source}: {_describe(error)}") from error
+
+
+def config_of_run(run_config: Mapping[str, Any]) -> FederationConfig:
+    """Read a federation from a Flower run config, the same way on server and clients.
+
+    The key ``federation`` holds YAML text; every other key (``rounds``, ``training.lr``) is laid
+    over it, so that ``flwr run . --run-config "rounds=3"`` works.
+    """
+    base = parse_config(str(run_config.get("federation") or ""), source="run config")
+    content = base.model_dump(mode="json")
+    for key, value in run_config.items():
+        if key in ("federation", "run-dir"):
+            continue
+        *sections, last = key.split(".")
+        target = content
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise BractError(f"run config: {key}: {section} is no section")
+        target[last] = value
+    return build_config(content, source="run config")
 
 
 def dump_config(config: FederationConfig) -> str:

@@ -14,7 +14,7 @@ import bract
 from bract.client.site import Site, pick_device
 from bract.client.training import train_locally
 from bract.client.truth import save_truth
-from bract.config import FederationConfig, parse_config
+from bract.config import FederationConfig, config_of_run
 from bract.data import DataSpec, client_data, data_spec
 from bract.errors import BractError
 from bract.evaluation import evaluate
@@ -128,7 +128,7 @@ def _open_session(message: Message, context: Context) -> _Session:
                 f"the server runs bract {theirs}, this client {bract.__version__}; "
                 "install the same version on both"
             )
-        config = parse_config(str(context.run_config["federation"]), source="run config")
+        config = config_of_run(context.run_config)
         spec = data_spec(config.data)
         model = create_model(
             config.model.name,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import bract
-from bract.config import FederationConfig, build_config, parse_config
+from bract.config import FederationConfig, config_of_run
 from bract.data import data_spec, test_data
 from bract.errors import BractError
 from bract.evaluation import evaluate
@@ -33,8 +33,9 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train for the configured number of rounds; called by Flower."""
-    config = _config_of(context)
-    run = RunDirectory(str(context.run_config.get("run-dir") or Path("runs") / config.name))
+    config = config_of_run(context.run_config)
+    own_folder = Path("runs") / f"{config.name}-{context.run_id}"
+    run = RunDirectory(str(context.run_config.get("run-dir") or own_folder))
     run.create(config)
     run.update_state(
         status="running",
@@ -50,22 +51,6 @@ def main(grid: Grid, context: Context) -> None:
         )
         raise
     run.update_state(status="finished", finished=time.time())
-
-
-def _config_of(context: Context) -> FederationConfig:
-    """Read the federation's YAML from the run config; other keys of its sections override it."""
-    content = parse_config(str(context.run_config["federation"]), source="run config").model_dump(
-        mode="json"
-    )
-    for key, value in context.run_config.items():
-        if key in ("federation", "run-dir"):
-            continue
-        *sections, last = key.split(".")
-        target = content
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[last] = value
-    return build_config(content, source="run config")
 
 
 class Federation:
