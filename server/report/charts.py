@@ -178,6 +178,7 @@ def loss_curve(curve: Sequence[Sequence[float | None]]) -> Markup | None:
     points = [(x, y) for x, y in curve if x is not None and y is not None]
     if len(points) < 2:
         return None
+    title = f"attack loss from {points[0][1]:.3g} to {points[-1][1]:.3g}"
     if min(y for _, y in points) > 0:
         points = [(x, math.log10(y)) for x, y in points]
     xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -189,7 +190,7 @@ def loss_curve(curve: Sequence[Sequence[float | None]]) -> Markup | None:
     return Markup(
         '<svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" role="img" '
         'aria-label="{0}"><polyline points="{1}"/></svg>'
-    ).format(f"attack loss from {curve[0][1]:.3g} to {curve[-1][1]:.3g}", path)
+    ).format(title, path)
 
 
 def _across(value: float) -> str:

@@ -38,9 +38,9 @@ def threat_model(files: RunFiles, observations: Sequence[Facts]) -> Facts:
 
 
 def protected(files: RunFiles, observations: Sequence[Facts]) -> bool:
-    """Say whether any upload of the run was defended or encrypted."""
+    """Say whether any upload of the run was defended or encrypted; True where nothing is known."""
     protocols = [capture.protocol for capture in files.captures]
-    return any(
+    return not (protocols or observations) or any(
         p.get("defenses") or p.get("encryption", "none") != "none"
         for p in [*protocols, *observations]
     )

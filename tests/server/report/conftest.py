@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +20,50 @@ from bract.observation import Observation, ObservationStore, Protocol
 
 Pixels = NDArray[np.float64]
 MakeRun = Callable[..., Path]
+
+
+class Writers(NamedTuple):
+    """The functions that write single files of a run directory."""
+
+    audit: Callable[..., Path]
+    capture: Callable[..., None]
+    metrics: Callable[..., None]
+    run: Callable[..., None]
+
+
+class Page(HTMLParser):
+    """What a reader of the page gets: images, links, ids, text and table headers."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.images: list[dict[str, str]] = []
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {key: value or "" for key, value in attrs}
+        self.tags.append(tag)
+        self._open.append(tag)
+        if tag == "img":
+            self.images.append(found)
+        if tag == "th":
+            self.headers.append(found)
+        if "id" in found:
+            self.ids.append(found["id"])
+        self.references += [found[key] for key in ("src", "href", "srcset") if key in found]
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._open:
+            self.text = " ".join((self.text + " " + data).split())
 
 
 @lru_cache
@@ -95,12 +140,12 @@ def write_audit(
     guesses = {
         "class_mean": [pool[labels == labels[first + i]].mean(0) for i in range(images)],
         "random_image": [pool[190 - i] for i in range(images)],
-        "prior_only": [np.full((32, 32), mine.mean())] * images,
+        "prior_only": [np.full((32, 32), 0.5)] * images,
     }
     baselines = {}
     for name, guess in guesses.items():
         scores = [score(o, g) for o, g in zip(mine, guess, strict=True)]
-        baselines[name] = {
+        baselines[name] = scores and {
             key: float(np.mean([s[key] for s in scores])) for key in ("psnr", "ssim", "mse")
         }
     content: dict[str, Any] = {
@@ -124,7 +169,7 @@ def write_audit(
         "images": results,
         "intervals": {},
         "label_accuracy": (1.0 if noise < 0.5 else 1 - 1 / images) if truth else None,
-        "baselines": baselines if truth else {},
+        "baselines": baselines if truth and images else {},
         "notes": ["LPIPS not available: lpips is not installed"],
         **changes,
     }
@@ -197,6 +242,16 @@ def write_run(root: Path, *, clients: list[str], rounds: int, **changes: Any) ->
 
 
 @pytest.fixture
+def writers() -> Writers:
+    return Writers(write_audit, write_capture, write_metrics, write_run)
+
+
+@pytest.fixture
+def parse() -> type[Page]:
+    return Page
+
+
+@pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """Return ``make(clients=[...], rounds=3, audit=True, truth=True)``, which writes a whole run.
 
@@ -219,7 +274,7 @@ def make_run(tmp_path: Path) -> MakeRun:
             for i, name in enumerate(names):
                 write_capture(root, number, name)
                 if audit:
-                    noise = 0.12 + 0.25 * (number - 1) + 0.3 * (len(names) - 1 - i)
+                    noise = 0.06 + 0.25 * (number - 1) + 0.3 * (len(names) - 1 - i)
                     write_audit(
                         root, number, name, images=images, noise=noise, truth=truth, first=20 * i
                     )
