@@ -36,16 +36,13 @@ from bract.paillier.keys import (
 )
 from bract.paillier.packing import Layout
 from bract.paillier.quantize import FixedPoint
+from bract.paillier.sharefile import dump_share, load_share, read_share, save_share
 from bract.paillier.threshold import (
     KeyShare,
     PartialDecryption,
     combine,
     deal,
-    dump_share,
-    load_share,
     partial_decrypt,
-    read_share,
-    save_share,
 )
 from bract.paillier.weights import integer_weights
 

@@ -24,7 +24,8 @@ from bract.paillier.errors import CiphertextError, KeyMismatchError, PaillierErr
 from bract.paillier.keys import PrivateKey, PublicKey, Randomness
 from bract.paillier.packing import Layout
 from bract.paillier.parallel import Progress, available_cores, map_chunks
-from bract.paillier.scheme import PrivateScheme, Schedule, Scheme, scheme_for
+from bract.paillier.powers import Schedule
+from bract.paillier.scheme import PrivateScheme, Scheme, scheme_for
 
 
 @dataclass(frozen=True, eq=False)

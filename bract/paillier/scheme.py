@@ -1,11 +1,10 @@
 """Encryption of whole integers: what one ciphertext is, and how it is computed fast.
 
-Every power of a fixed base goes through a table of all its byte-sized digits (fixed-base
-windowing, as in Damgård, Jurik and Nielsen 2010, section 4.2): one multiplication for each byte
-of the exponent. Who holds the factors works modulo ``p^(s+1)`` and ``q^(s+1)`` and joins the two
-by the Chinese remainder theorem, which makes even the ``standard`` randomness cheap: the
-``n^s``-th powers modulo ``p^(s+1)`` are a cyclic group of order ``p - 1``, so a uniform power of
-its generator is distributed exactly as ``r^(n^s)`` with ``r`` uniform.
+Every power of a fixed base goes through a table (:class:`bract.paillier.powers.FixedBase`). Who
+holds the factors works modulo ``p^(s+1)`` and ``q^(s+1)`` and joins the two by the Chinese
+remainder theorem, which makes even the ``standard`` randomness cheap: the ``n^s``-th powers modulo
+``p^(s+1)`` are a cyclic group of order ``p - 1``, so a uniform power of its generator is
+distributed exactly as ``r^(n^s)`` with ``r`` uniform.
 
 None of this runs in constant time. It is meant for training clients, not for hosts that an
 attacker can time.
@@ -21,38 +20,8 @@ from gmpy2 import mpz, powmod
 
 from bract.paillier.errors import CiphertextError, PaillierError
 from bract.paillier.keys import PrivateKey, PublicKey, Randomness
+from bract.paillier.powers import FixedBase, Schedule, series_logarithm
 from bract.paillier.primes import primitive_root
-
-
-class FixedBase:
-    """Powers of one base modulo one modulus, by a table of its byte-digit powers.
-
-    Args:
-        base: The base.
-        modulus: The modulus.
-        bits: Size of the largest exponent.
-    """
-
-    def __init__(self, base: int, modulus: int, bits: int) -> None:
-        self.modulus = mpz(modulus)
-        self.size = (bits + 7) // 8
-        self.table: list[list[Any]] = []
-        step = mpz(base) % self.modulus
-        for _ in range(self.size):
-            row = [mpz(1), step]
-            for _ in range(254):
-                row.append(row[-1] * step % self.modulus)
-            self.table.append(row)
-            step = row[-1] * step % self.modulus
-
-    def power(self, exponent: int) -> Any:
-        """Return ``base ** exponent mod modulus`` for ``0 <= exponent < 2^bits``."""
-        modulus = self.modulus
-        result = mpz(1)
-        for row, digit in zip(self.table, int(exponent).to_bytes(self.size, "little"), strict=True):
-            if digit:
-                result = result * row[digit] % modulus
-        return result
 
 
 class Scheme:
@@ -110,9 +79,15 @@ class Scheme:
             result += term * gmpy2.invert(gmpy2.fac(k), self.cipher_modulus)
         return result % self.cipher_modulus
 
-    def weighted_product(self, ciphertexts: Sequence[Any], schedule: "Schedule") -> Any:
+    def weighted_product(self, ciphertexts: Sequence[Any], schedule: Schedule) -> Any:
         """Return the product of ``ciphertexts[i] ** weights[i]`` modulo ``n^(s+1)``."""
         modulus = self.cipher_modulus
+        factors = []
+        for group in schedule.groups:
+            factor = ciphertexts[group[0]]
+            for index in group[1:]:
+                factor = factor * ciphertexts[index] % modulus
+            factors.append(factor)
         result = None
         for doublings, buckets in schedule.windows:
             if result is not None:
@@ -121,7 +96,7 @@ class Scheme:
             running = None
             for bucket in buckets:
                 for index in bucket:
-                    factor = ciphertexts[index]
+                    factor = factors[index]
                     running = factor if running is None else running * factor % modulus
                 if running is not None:
                     result = running if result is None else result * running % modulus
@@ -267,56 +242,6 @@ class _Side:
 
     def _log(self, u: Any) -> Any:
         return series_logarithm(u, self.prime, self.scheme.degree)
-
-
-def series_logarithm(u: Any, base: Any, degree: int) -> Any:
-    """Return ``log(u) / base mod base^degree`` for ``u = 1 mod base``.
-
-    The logarithm is the series ``(u-1) - (u-1)^2/2 + ...``, whose ``k``-th term is a multiple of
-    ``base^k``, so that ``degree`` terms are exact. It turns ``(1+n)^m`` into ``m log(1+n)``.
-    """
-    modulus = base**degree
-    t = (u - 1) // base
-    result = t % modulus
-    power = t
-    for k in range(2, degree + 1):
-        power = power * t * base % modulus
-        result += (-1) ** (k + 1) * power * gmpy2.invert(k, modulus)
-    return result % modulus
-
-
-class Schedule:
-    """The order of multiplications of a simultaneous power with small public exponents.
-
-    The exponents are cut into windows of ``width`` bits; in each, factors with the same digit share
-    a bucket, and a running product over the buckets from the largest digit down gives the sum of
-    digit times factor (Pippenger's bucket method; width 1 is Straus's interleaving). The width
-    with the fewest multiplications is taken.
-
-    Args:
-        weights: Exponents, not negative.
-    """
-
-    def __init__(self, weights: Sequence[int]) -> None:
-        bits = max(1, max(weights).bit_length())
-        plans = [self._plan(weights, bits, width) for width in range(1, min(bits, 8) + 1)]
-        self.multiplications, self.windows = min(plans, key=lambda plan: plan[0])
-
-    @staticmethod
-    def _plan(
-        weights: Sequence[int], bits: int, width: int
-    ) -> tuple[int, list[tuple[int, list[list[int]]]]]:
-        windows = []
-        count = 0
-        for shift in reversed(range(0, bits, width)):
-            digits = [(w >> shift) & ((1 << width) - 1) for w in weights]
-            buckets = [
-                [i for i, digit in enumerate(digits) if digit == value]
-                for value in range(max(digits), 0, -1)
-            ]
-            count += width + sum(len(bucket) for bucket in buckets) + len(buckets)
-            windows.append((width, buckets))
-        return count, windows
 
 
 @lru_cache(maxsize=8)

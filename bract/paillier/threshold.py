@@ -21,7 +21,6 @@ import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gmpy2
@@ -30,19 +29,11 @@ from numpy.typing import NDArray
 
 from bract.paillier.cipher import CipherVector, checked_rows, decode, require_key, to_matrix
 from bract.paillier.errors import CiphertextError, KeyMismatchError, PaillierError, ThresholdError
-from bract.paillier.keyfile import (
-    decode_block,
-    encode_block,
-    integer_field,
-    public_fields,
-    public_from_fields,
-    warn_if_exposed,
-    write_file,
-)
 from bract.paillier.keys import PublicKey, Randomness, check_size, whole_group_h
 from bract.paillier.parallel import Progress, map_chunks, release_gil
+from bract.paillier.powers import Schedule, series_logarithm
 from bract.paillier.primes import safe_prime
-from bract.paillier.scheme import Schedule, Scheme, scheme_for, series_logarithm
+from bract.paillier.scheme import Scheme, scheme_for
 
 _MOST_SHARES = 1000
 
@@ -256,40 +247,6 @@ def check_threshold(threshold: int, total: int) -> None:
             f"a threshold of {threshold} among {total} shares is not possible: it must be at "
             f"least 2 and at most the number of shares, which is at most {_MOST_SHARES}"
         )
-
-
-def save_share(share: KeyShare, path: Path | str) -> None:
-    """Write a key share file with mode 0600; an existing file is not overwritten."""
-    write_file(path, dump_share(share), mode=0o600)
-
-
-def read_share(path: Path | str, *, insecure: bool = False) -> KeyShare:
-    """Read a key share file; errors name the file, a file that others may read is warned about."""
-    warn_if_exposed(path)
-    try:
-        return load_share(Path(path).read_bytes(), insecure=insecure)
-    except PaillierError as error:
-        raise type(error)(f"{path}: {error}") from error
-
-
-def dump_share(share: KeyShare) -> bytes:
-    """Return the text of a key share, unencrypted."""
-    numbers = {name: getattr(share, name) for name in ("index", "threshold", "total", "degree")}
-    return encode_block(
-        "KEY SHARE", public_fields(share.public) | numbers | {"value": hex(share.value)}
-    )
-
-
-def load_share(text: bytes, *, insecure: bool = False) -> KeyShare:
-    """Read what :func:`dump_share` wrote.
-
-    Raises:
-        PaillierError: Not a key share, damaged, or of a size that is not offered.
-    """
-    fields = decode_block("KEY SHARE", text)
-    names = ("index", "threshold", "total", "degree", "value")
-    numbers = [integer_field(fields, name) for name in names]
-    return KeyShare(public_from_fields(fields, insecure=insecure), *numbers)
 
 
 def _choose(vector: CipherVector, partials: Sequence[PartialDecryption]) -> list[PartialDecryption]:
