@@ -36,6 +36,7 @@ from bract.paillier import (
     encrypt,
     generate_keypair,
     partial_decrypt,
+    strip_messages,
     weighted_sum,
 )
 
@@ -181,9 +182,11 @@ def by_threshold(shares: list[Any], values: Values, threads: int) -> Timing:
     encryption = clock.lap() / CLIENTS
     total = weighted_sum(public, vectors, WEIGHTS, threads=threads)
     summation = clock.lap()
-    own = partial_decrypt(shares[0], total, threads=threads)
+    stripped = strip_messages(public, total, threads=threads)
+    summation += clock.lap()
+    own = partial_decrypt(shares[0], total, stripped, threads=threads)
     decryption = clock.lap()
-    other = partial_decrypt(shares[1], total, threads=threads)
+    other = partial_decrypt(shares[1], total, stripped, threads=threads)
     clock.lap()
     mean = combine(public, total, [own, other], threads=threads)
     decryption += clock.lap()

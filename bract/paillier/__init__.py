@@ -37,13 +37,8 @@ from bract.paillier.keys import (
 from bract.paillier.packing import Layout
 from bract.paillier.quantize import FixedPoint
 from bract.paillier.sharefile import dump_share, load_share, read_share, save_share
-from bract.paillier.threshold import (
-    KeyShare,
-    PartialDecryption,
-    combine,
-    deal,
-    partial_decrypt,
-)
+from bract.paillier.sharing import KeyShare, deal, split
+from bract.paillier.threshold import PartialDecryption, combine, partial_decrypt, strip_messages
 from bract.paillier.weights import integer_weights
 
 __all__ = [
@@ -87,5 +82,7 @@ __all__ = [
     "save_public",
     "save_share",
     "seal",
+    "split",
+    "strip_messages",
     "weighted_sum",
 ]

@@ -14,9 +14,6 @@ public-key system", for more). The two kinds of randomness differ in how ``R`` i
     fast encryption and decryption"), so that decryption needs an exponent of 257 bits only. The
     best attack known on such subgroups costs the square root of one ``a`` (Coron et al., PKC
     2011), here 2^128.
-
-    Keys of a threshold (:mod:`bract.paillier.threshold`) use ``h = -x^2`` in the whole group and
-    exponents of half the size of ``n``, which is the original proposal.
 """
 
 import hashlib
@@ -169,15 +166,6 @@ def generate_keypair(
             b_p, b_q = pool.map(linked_prime, (bits // 2, bits // 2), (2 * a_p, 2 * a_q))
             if len({a_p, a_q, b_p, b_q}) == 4:
                 return _confined_key(a_p, b_p, a_q, b_q)
-
-
-def whole_group_h(n: int) -> tuple[int, int]:
-    """Return ``h = -x^2 mod n`` for a random unit ``x``, and its exponent size ``bits(n) / 2``.
-
-    Damgård, Jurik and Nielsen 2010, section 4.2; ``n`` is a product of primes that are 3 modulo 4.
-    """
-    x = _random_unit(n)
-    return n - x * x % n, (n.bit_length() + 1) // 2
 
 
 def check_size(bits: int, *, insecure: bool) -> None:

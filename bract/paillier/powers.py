@@ -10,8 +10,7 @@ from gmpy2 import mpz
 class FixedBase:
     """Powers of one base modulo one modulus, by a table of its byte-digit powers.
 
-    One multiplication for each byte of the exponent (fixed-base windowing, as in Damgård, Jurik
-    and Nielsen 2010, section 4.2).
+    One multiplication for each byte of the exponent (fixed-base windowing).
 
     Args:
         base: The base.

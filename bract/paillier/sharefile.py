@@ -12,7 +12,7 @@ from bract.paillier.keyfile import (
     warn_if_exposed,
     write_file,
 )
-from bract.paillier.threshold import KeyShare
+from bract.paillier.sharing import KeyShare
 
 
 def save_share(share: KeyShare, path: Path | str) -> None:

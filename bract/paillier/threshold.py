@@ -1,11 +1,7 @@
 """Threshold decryption: any ``t`` of ``l`` key shares decrypt together, fewer learn nothing.
 
-Damgård, Jurik and Nielsen 2010, section 4.1, after Shoup's threshold RSA (Eurocrypt 2000), with a
-dealer at key generation and without proofs of correct decryption: parties are honest but curious.
-With ``n = pq``, ``p = 2p'+1`` and ``q = 2q'+1`` safe primes and ``m = p'q'``, the secret ``d`` is 0
-modulo ``m`` and 1 modulo ``n^s``, share ``i`` is ``f(i)`` for a random polynomial ``f`` of degree
-``t-1`` with ``f(0) = d`` modulo ``n^s m``. A partial decryption of ``c`` is ``c^(2 D f(i))`` with
-``D = l!``; Lagrange interpolation in the exponent gives ``c^(4 D^2 d) = (1+n)^(4 D^2 M)``.
+Each party applies its share (:func:`partial_decrypt`), and who holds ``t`` results joins them
+(:func:`combine`); :mod:`bract.paillier.sharing` deals the shares and has the mathematics.
 
 What it protects: one client and the server together hold one share and read nothing. What it does
 not: ``t`` clients together read everything, a share's owner cannot tell an aggregate from a single
@@ -14,13 +10,12 @@ the result, so they must travel sealed (:mod:`bract.paillier.exchange`), never i
 server. The dealer sees the factors and must forget them.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
-import secrets
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gmpy2
@@ -28,42 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bract.paillier.cipher import CipherVector, checked_rows, decode, require_key, to_matrix
-from bract.paillier.errors import CiphertextError, KeyMismatchError, PaillierError, ThresholdError
-from bract.paillier.keys import PublicKey, Randomness, check_size, whole_group_h
-from bract.paillier.parallel import Progress, map_chunks, release_gil
+from bract.paillier.errors import CiphertextError, KeyMismatchError, ThresholdError
+from bract.paillier.keys import PublicKey
+from bract.paillier.parallel import Progress, map_chunks
 from bract.paillier.powers import Schedule, series_logarithm
-from bract.paillier.primes import safe_prime
 from bract.paillier.scheme import Scheme, scheme_for
-
-_MOST_SHARES = 1000
-
-
-@dataclass(frozen=True)
-class KeyShare:
-    """One party's part of the private key.
-
-    Attributes:
-        public: The public key.
-        index: Number of the share, from 1.
-        threshold: ``t``, shares needed.
-        total: ``l``, shares dealt.
-        degree: The only degree ``s`` of ciphertexts that these shares decrypt.
-        value: The secret ``f(index)``.
-    """
-
-    public: PublicKey
-    index: int
-    threshold: int
-    total: int
-    degree: int
-    value: int = field(repr=False)
-
-    def __post_init__(self) -> None:
-        check_threshold(self.threshold, self.total)
-        if not 1 <= self.index <= self.total:
-            raise ThresholdError(f"share {self.index} of {self.total} does not exist")
-        if self.degree < 1 or not 0 <= self.value < self.public.n ** (self.degree + 1):
-            raise ThresholdError(f"the value of share {self.index} is out of range")
+from bract.paillier.sharing import KeyShare, lagrange
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,67 +55,36 @@ class PartialDecryption:
         return {name: getattr(self, name) for name in names}
 
 
-def deal(
-    threshold: int,
-    total: int,
-    bits: int = 2048,
+def strip_messages(
+    public: PublicKey,
+    vector: CipherVector,
     *,
-    degree: int = 1,
-    randomness: Randomness = "djn",
-    insecure: bool = False,
-) -> list[KeyShare]:
-    """Generate a key and deal its shares; nobody keeps the whole.
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> NDArray[np.uint8]:
+    """Raise every ciphertext to ``n^s``, which leaves its randomness only.
 
-    Args:
-        threshold: ``t``, at least 2; with 1 a plain shared key does the same.
-        total: ``l``, number of parties.
-        bits: Size of ``n``: 2048 or 3072; two safe primes take seconds.
-        degree: Degree ``s`` of the ciphertexts.
-        randomness: ``djn`` adds ``h = -x^2``; ``standard`` leaves it out, and encryption without
-            the factors is then some thirty times slower.
-        insecure: Allow other sizes, from 64 bits; for tests only.
+    The same for every client and without secrets: a server computes it once and sends it along,
+    or each client computes it for itself, at several times the cost of its partial decryption.
 
     Returns:
-        ``total`` shares.
-
-    Raises:
-        ThresholdError: Not ``2 <= threshold <= total``.
-        PaillierError: A size or degree that is not offered.
+        ``uint8``, the shape of the vector's data.
     """
-    check_threshold(threshold, total)
-    check_size(bits, insecure=insecure)
-    p = q = 0
-    with ThreadPoolExecutor(2, initializer=release_gil) as pool:
-        while p == q:
-            p, q = pool.map(safe_prime, (bits // 2, bits // 2))
-    return share_primes(p, q, threshold, total, degree=degree, randomness=randomness)
+    require_key(public, vector)
+    scheme = scheme_for(public, vector.layout.degree)
 
+    def strip(rows: Sequence[int]) -> list[Any]:
+        numbers = checked_rows(scheme, vector, rows)
+        return list(gmpy2.powmod_base_list(numbers, scheme.plain_modulus, scheme.cipher_modulus))
 
-def share_primes(
-    p: int, q: int, threshold: int, total: int, *, degree: int = 1, randomness: Randomness = "djn"
-) -> list[KeyShare]:
-    """Deal shares of the key with given safe primes, both larger than ``2 total + 1``."""
-    check_threshold(threshold, total)
-    if not all(gmpy2.is_prime(x) and gmpy2.is_prime(x // 2) and x // 2 > total for x in (p, q)):
-        raise PaillierError("threshold keys need two safe primes, larger than twice the shares")
-    n = p * q
-    public = PublicKey(n, *whole_group_h(n)) if randomness == "djn" else PublicKey(n)
-    plain_modulus, m = n**degree, (p // 2) * (q // 2)
-    modulus = plain_modulus * m
-    d = m * pow(m, -1, plain_modulus)
-    coefficients = [d, *(secrets.randbelow(modulus) for _ in range(threshold - 1))]
-    shares = []
-    for index in range(1, total + 1):
-        value = 0
-        for coefficient in reversed(coefficients):
-            value = (value * index + coefficient) % modulus
-        shares.append(KeyShare(public, index, threshold, total, degree, value))
-    return shares
+    powers = map_chunks(strip, range(vector.layout.rows), threads=threads, progress=progress)
+    return to_matrix(powers, scheme.cipher_bytes)
 
 
 def partial_decrypt(
     share: KeyShare,
     vector: CipherVector,
+    stripped: NDArray[np.uint8] | None = None,
     *,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -160,23 +94,28 @@ def partial_decrypt(
     Args:
         share: The share.
         vector: A vector under its key and of its degree.
+        stripped: What :func:`strip_messages` made of the vector; None computes it here.
         threads: None takes all cores.
         progress: Told (ciphertexts done, ciphertexts in total).
 
     Raises:
         KeyMismatchError: The vector belongs to another key.
-        CiphertextError: Another degree, or a number that is no ciphertext.
+        CiphertextError: Another degree or kind of randomness, a number that is no ciphertext, or
+            ``stripped`` of another shape.
     """
     require_key(share.public, vector)
-    _require_degree(share.degree, vector)
+    _require_kind(share, vector)
+    if stripped is None:
+        stripped = strip_messages(share.public, vector, threads=threads)
+    base = dataclasses.replace(vector, data=stripped)
     scheme = scheme_for(share.public, share.degree)
     exponent = 2 * math.factorial(share.total) * share.value
 
-    def open_rows(rows: Sequence[int]) -> list[Any]:
-        numbers = checked_rows(scheme, vector, rows)
+    def apply(rows: Sequence[int]) -> list[Any]:
+        numbers = checked_rows(scheme, base, rows)
         return list(gmpy2.powmod_base_list(numbers, exponent, scheme.cipher_modulus))
 
-    powers = map_chunks(open_rows, range(vector.layout.rows), threads=threads, progress=progress)
+    powers = map_chunks(apply, range(vector.layout.rows), threads=threads, progress=progress)
     return PartialDecryption(
         vector.key_id,
         share.index,
@@ -215,17 +154,20 @@ def combine(
     chosen = _choose(vector, partials)
     scheme = scheme_for(public, vector.layout.degree)
     delta = math.factorial(chosen[0].total)
-    exponents = [2 * e for e in _lagrange([part.index for part in chosen], delta)]
+    exponents = [2 * e for e in lagrange([part.index for part in chosen], delta)]
     above = Schedule([max(e, 0) for e in exponents])
     below = Schedule([max(-e, 0) for e in exponents])
     scale = _scale(scheme, delta)
 
     def join(rows: Sequence[int]) -> list[Any]:
         columns = [checked_rows(scheme, part, rows) for part in chosen]
+        messages = gmpy2.powmod_base_list(
+            checked_rows(scheme, vector, rows), 4 * delta**2, scheme.cipher_modulus
+        )
         plaintexts = []
-        for row, powers in zip(rows, zip(*columns, strict=True), strict=True):
+        for row, message, *powers in zip(rows, messages, *columns, strict=True):
             divisor = gmpy2.invert(scheme.weighted_product(powers, below), scheme.cipher_modulus)
-            u = scheme.weighted_product(powers, above) * divisor % scheme.cipher_modulus
+            u = message * scheme.weighted_product(powers, above) * divisor % scheme.cipher_modulus
             if u % scheme.n != 1:
                 raise ThresholdError(
                     f"the partial decryptions of ciphertext {row} by shares "
@@ -238,15 +180,6 @@ def combine(
 
     plaintexts = map_chunks(join, range(vector.layout.rows), threads=threads, progress=progress)
     return decode(vector, plaintexts)
-
-
-def check_threshold(threshold: int, total: int) -> None:
-    """Raise :class:`ThresholdError` unless ``2 <= threshold <= total <= 1000``."""
-    if not 2 <= threshold <= total <= _MOST_SHARES:
-        raise ThresholdError(
-            f"a threshold of {threshold} among {total} shares is not possible: it must be at "
-            f"least 2 and at most the number of shares, which is at most {_MOST_SHARES}"
-        )
 
 
 def _choose(vector: CipherVector, partials: Sequence[PartialDecryption]) -> list[PartialDecryption]:
@@ -274,25 +207,21 @@ def _choose(vector: CipherVector, partials: Sequence[PartialDecryption]) -> list
     return sorted(partials, key=lambda part: part.index)[:need]
 
 
-def _lagrange(indices: Sequence[int], delta: int) -> list[int]:
-    """Return ``delta`` times the coefficients that give ``f(0)`` from ``f(index)``: integers."""
-    coefficients = []
-    for i in indices:
-        above = delta * math.prod(j for j in indices if j != i)
-        coefficients.append(above // math.prod(j - i for j in indices if j != i))
-    return coefficients
-
-
 def _scale(scheme: Scheme, delta: int) -> Any:
     unit = series_logarithm(1 + scheme.n, scheme.n, scheme.degree)
     return gmpy2.invert(4 * delta**2 * unit, scheme.plain_modulus)
 
 
-def _require_degree(degree: int, vector: CipherVector) -> None:
-    if vector.layout.degree != degree:
+def _require_kind(share: KeyShare, vector: CipherVector) -> None:
+    if vector.layout.degree != share.degree:
         raise CiphertextError(
             f"the vector has degree {vector.layout.degree}, the key shares were dealt for "
-            f"{degree}: plan the layout with degree={degree}"
+            f"{share.degree}: plan the layout with degree={share.degree}"
+        )
+    if vector.randomness == "standard" and share.public.randomness == "djn":
+        raise CiphertextError(
+            "shares of a djn key do not decrypt standard randomness: encrypt with djn, or deal "
+            "the key with randomness='standard'"
         )
 
 

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import stat
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from bract.paillier import (
     CiphertextError,
+    CipherVector,
     KeyMismatchError,
     KeyShare,
     Layout,
@@ -16,19 +18,24 @@ from bract.paillier import (
     ThresholdError,
     combine,
     deal,
+    decrypt,
     encrypt,
     load_share,
     partial_decrypt,
     read_share,
     save_share,
+    split,
+    strip_messages,
     weighted_sum,
 )
-from bract.paillier.threshold import _lagrange, share_primes
+from bract.paillier.cipher import to_matrix
+from bract.paillier.scheme import Scheme
+from bract.paillier.sharing import lagrange
 
 LAYOUT = Layout(70, 1.0, 16, 31, key_bits=512)
 
 
-def aggregate(shares: list[KeyShare], layout: Layout = LAYOUT) -> tuple[object, np.ndarray]:
+def aggregate(shares: list[KeyShare], layout: Layout = LAYOUT) -> tuple[CipherVector, np.ndarray]:
     rng = np.random.default_rng(3)
     public = shares[0].public
     values = rng.uniform(-1, 1, (3, layout.length))
@@ -39,18 +46,66 @@ def aggregate(shares: list[KeyShare], layout: Layout = LAYOUT) -> tuple[object, 
 
 def test_lagrange_coefficients_worked_by_hand() -> None:
     """Points 1, 2, 4 of 4, D = 24: 24*8/3 = 64, 24*4/-2 = -48, 24*2/6 = 8, which sum to 24."""
-    assert _lagrange([1, 2, 4], 24) == [64, -48, 8]
+    assert lagrange([1, 2, 4], 24) == [64, -48, 8]
 
 
 def test_toy_sharing_of_the_decryption_exponent() -> None:
-    """p = 23, q = 59: m = 11 * 29, n = 23 * 59; any two shares give 24 d: 0 mod m, 24 mod n."""
-    shares = share_primes(23, 59, 2, 4)
-    m, n = 11 * 29, 23 * 59
+    """p = 23, q = 59: alpha = 11 * 29 = 319; any two shares give 24 e with n e = -1 mod 319."""
+    shares = split(PrivateKey.from_primes(23, 59, insecure=True), 2, 4)
     for pair in itertools.combinations(shares, 2):
-        coefficients = _lagrange([share.index for share in pair], 24)
+        coefficients = lagrange([share.index for share in pair], 24)
         secret = sum(c * share.value for c, share in zip(coefficients, pair, strict=True))
-        assert secret % m == 0
-        assert secret % n == 24
+        assert 23 * 59 * secret % 319 == -24 % 319
+
+
+def test_a_single_share_is_uniform() -> None:
+    """Every residue modulo 319 turns up as the first share of the toy key, about 20 times."""
+    key = PrivateKey.from_primes(23, 59, insecure=True)
+    counts = Counter(split(key, 2, 2)[0].value for _ in range(319 * 20))
+    assert len(counts) > 315
+    assert max(counts.values()) < 50
+
+
+@pytest.mark.parametrize("randomness", ["djn", "standard"])
+def test_an_existing_key_decrypts_what_its_shares_decrypt(
+    djn_key: PrivateKey, standard_key: PrivateKey, randomness: str
+) -> None:
+    key = djn_key if randomness == "djn" else standard_key
+    shares = split(key, 2, 3)
+    total, mean = aggregate(shares)
+    assert total.randomness == randomness
+    stripped = strip_messages(key.public, total)
+    partials = [partial_decrypt(share, total, stripped) for share in shares[:2]]
+    result = combine(key.public, total, partials)
+    np.testing.assert_array_equal(result, decrypt(key, total))
+    assert np.abs(result - mean).max() <= LAYOUT.fixed_point.bound
+
+
+def test_stripping_leaves_nothing_of_the_message(djn_key: PrivateKey) -> None:
+    scheme = Scheme(djn_key.public)
+    factor = scheme.randomizer("djn")
+    vectors = [
+        CipherVector(
+            djn_key.public.key_id,
+            Layout(1, 1.0, 16, 1, 512),
+            to_matrix([scheme.embed(m) * factor % scheme.cipher_modulus], 128),
+        )
+        for m in (0, 12345)
+    ]
+    np.testing.assert_array_equal(*(strip_messages(djn_key.public, vector) for vector in vectors))
+
+
+def test_a_stripped_vector_of_another_shape_is_refused(shares: list[KeyShare]) -> None:
+    total, _ = aggregate(shares)
+    stripped = strip_messages(shares[0].public, total)
+    with pytest.raises(CiphertextError, match="truncated"):
+        partial_decrypt(shares[0], total, stripped[:-1])
+
+
+def test_shares_of_a_djn_key_refuse_standard_randomness(shares: list[KeyShare]) -> None:
+    vector, _ = encrypt(shares[0].public, np.zeros(70), LAYOUT, randomness="standard")
+    with pytest.raises(CiphertextError, match="do not decrypt standard randomness"):
+        partial_decrypt(shares[0], vector)
 
 
 def test_every_large_enough_group_decrypts(shares: list[KeyShare]) -> None:
@@ -150,9 +205,11 @@ def test_only_the_offered_sizes_are_dealt() -> None:
         deal(2, 3, 512)
 
 
-def test_ordinary_primes_are_not_dealt() -> None:
-    with pytest.raises(PaillierError, match="safe primes"):
-        share_primes(13, 23, 2, 3)
+@pytest.mark.parametrize(("p", "q"), [(13, 23), (7, 47)])
+def test_keys_of_ordinary_primes_are_not_split(p: int, q: int) -> None:
+    """12 is not twice a prime; 6 is, but 3 is not above three shares."""
+    with pytest.raises(PaillierError, match="cannot be split"):
+        split(PrivateKey.from_primes(p, q, insecure=True), 2, 3)
 
 
 def test_shares_survive_their_files(shares: list[KeyShare], tmp_path: Path) -> None:
