@@ -70,4 +70,7 @@ def test_severity_reads_the_images(make_run) -> None:
 def test_clients_come_in_the_order_of_their_numbers(make_run) -> None:
     names = ["client-10", "client-2", "client-1"]
     facts = gather(make_run(clients=names, rounds=1, images=1))
-    assert [c["client"] for c in facts["clients"]] == ["client-1", "client-2", "client-10"]
+    order = ["client-1", "client-2", "client-10"]
+    assert [c["client"] for c in facts["clients"]] == order
+    assert [a["client"] for a in facts["attacks"]] == [None, *order]
+    assert [o["client"] for o in facts["observations"]] == order
