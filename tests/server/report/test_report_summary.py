@@ -40,6 +40,8 @@ def test_means_run_over_images_not_over_uploads(make_run, writers) -> None:
     guesses = [o["baselines"]["class_mean"]["ssim"] for o in facts["observations"]]
     expected = (guesses[0] + 3 * guesses[1]) / 4
     assert row["baselines"]["class_mean"]["ssim"] == pytest.approx(expected)
+    assert [o["label_accuracy"] for o in facts["observations"]] == [1.0, pytest.approx(2 / 3)]
+    assert row["label_accuracy"] == pytest.approx(0.75)
 
 
 def test_a_single_upload_keeps_the_interval_that_its_audit_gave(make_run, writers) -> None:
