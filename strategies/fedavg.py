@@ -186,7 +186,10 @@ class FedAvg(FlowerFedAvg):
                 continue
             contributions.append(contribution)
         # Replies arrive in any order; a fixed one keeps the floating point sum reproducible.
-        return tuple(sorted(contributions, key=lambda c: (c.client, c.node_id))), tuple(failures)
+        return (
+            tuple(sorted(contributions, key=lambda c: (c.client, c.node_id))),
+            tuple(sorted(failures, key=lambda f: (f.client, f.node_id))),
+        )
 
     @staticmethod
     def _mean_metrics(

@@ -203,6 +203,7 @@ class FedBoosting(FedAvg):
                 failures.append(self.failure(node_id, str(error)))
                 continue
             validation[:, column[node_id]] = scores
+        failures.sort(key=lambda f: (f.client, f.node_id))
         for failure in failures:
             _log.error(
                 "round %d: %s left out as a validator: %s", number, failure.client, failure.reason
