@@ -143,6 +143,11 @@ class LocalFederation:
             raise RunFailedError(reason, self._last_traceback())
 
     def _start(self) -> None:
+        port = self.launch.port
+        if port is not None and not _is_free(port):
+            raise BractError(
+                f"port {port} on 127.0.0.1 is in use; choose another with --port, or none"
+            )
         if self.launch.warm:
             write_shims(self._folder / "bin")
             self._spawn(
@@ -158,13 +163,7 @@ class LocalFederation:
         self._write_app()
 
     def _start_superlink(self) -> str:
-        port = self.launch.port
-        if port is None:
-            port = _free_ports(1)[0]
-        elif not _is_free(port):
-            raise BractError(
-                f"port {port} on 127.0.0.1 is in use; choose another with --port, or none"
-            )
+        port = self.launch.port or _free_ports(1)[0]
         self._spawn(
             "superlink",
             [

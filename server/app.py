@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     try:
         Federation(config, run).train(PromptGrid(grid))
-    except BaseException as error:
+    except Exception as error:
         run.update_state(
             status="failed", finished=time.time(), error=f"{type(error).__name__}: {error}"
         )
