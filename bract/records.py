@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from torch import Tensor
 
 from bract.errors import BractError
-from bract.update import Tensors
+from bract.update import Tensors, difference
 
 ARRAYS = "arrays"
 CONFIG = "config"
@@ -28,6 +28,9 @@ DECLARED = "declared"
 ROUND_KEY = "server-round"
 VERSION_KEY = "bract-version"
 NUM_EXAMPLES_KEY = "num-examples"
+PROXIMAL_KEY = "proximal-mu"
+
+_BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
@@ -135,3 +138,63 @@ def read_reply(message: Message) -> Contribution:
         raise BractError(
             f"node {node_id} sent a reply that lacks {error}; is its client bract's own?"
         ) from error
+
+
+def read_weights(message: Message, sent: Mapping[str, Tensor]) -> Contribution:
+    """Read what a ClientApp usually replies to a train message: its local weights.
+
+    The reply holds one array record with the names and shapes of ``sent``, and the metric
+    ``num-examples``. The update is ``sent - returned``; the client is called ``node-<id>``.
+
+    Parameters
+    ----------
+    sent
+        Parameters and buffers that the train message carried.
+
+    Raises
+    ------
+    BractError
+        If the arrays are not those that were sent, or ``num-examples`` is missing.
+    """
+    node_id = message.metadata.src_node_id
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        raise BractError(f"node {node_id} replied with {len(records)} array records, expected one")
+    returned = from_arrays(records[0])
+    wrong = sorted(set(sent) ^ set(returned)) or [
+        name for name, value in sent.items() if value.shape != returned[name].shape
+    ]
+    if wrong:
+        raise BractError(
+            f"node {node_id} replied with other arrays than it was sent: {', '.join(wrong[:5])}"
+        )
+    metrics = {
+        name: float(value)
+        for record in message.content.metric_records.values()
+        for name, value in record.items()
+        if isinstance(value, int | float)
+    }
+    if not metrics.get(NUM_EXAMPLES_KEY, 0.0) > 0.0:
+        raise BractError(
+            f"node {node_id} replied with metric {NUM_EXAMPLES_KEY!r} = "
+            f"{metrics.get(NUM_EXAMPLES_KEY)}, expected the number of examples it trained on"
+        )
+    parameters, _ = split_state(sent)
+    return Contribution(
+        node_id=node_id,
+        client=f"node-{node_id}",
+        update=difference(parameters, returned),
+        buffers={name: value for name, value in returned.items() if name not in parameters},
+        num_examples=int(metrics.pop(NUM_EXAMPLES_KEY)),
+        metrics=metrics,
+    )
+
+
+def split_state(arrays: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+    """Split a state dict into parameters and buffers, by dtype and PyTorch's buffer names."""
+    buffers = {
+        name: value
+        for name, value in arrays.items()
+        if not value.is_floating_point() or name.endswith(_BUFFER_ENDINGS)
+    }
+    return {n: v for n, v in arrays.items() if n not in buffers}, buffers

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -18,18 +18,21 @@ from bract.config import FederationConfig, config_of_run
 from bract.data import DataSpec, client_data, data_spec
 from bract.errors import BractError
 from bract.evaluation import evaluate
+from bract.fused import TRAINING_SCORE_KEY, answer_fused
 from bract.models import create_model
 from bract.records import (
     ARRAYS,
     CONFIG,
     METRICS,
     NUM_EXAMPLES_KEY,
+    PROXIMAL_KEY,
     ROUND_KEY,
     VERSION_KEY,
     from_arrays,
     write_reply,
 )
 from bract.seeds import derive_seed
+from bract.update import Tensors
 
 app = ClientApp()
 
@@ -41,7 +44,18 @@ class _Session:
     spec: DataSpec
     model: nn.Module
     device: torch.device
+    instructions: ConfigRecord
     server_round: int
+
+    def receive(self, arrays: Tensors) -> None:
+        """Load what the server sent into the model."""
+        try:
+            self.model.load_state_dict(arrays)
+        except RuntimeError as error:
+            raise BractError(
+                f"{self.site.name}: the received parameters do not fit model "
+                f"{self.config.model.name!r}: {error}"
+            ) from error
 
 
 @app.train()
@@ -65,6 +79,7 @@ def train(message: Message, context: Context) -> Message:
             spec=session.spec,
             seed=derive_seed(config.seed, "train", site.partition, session.server_round),
             device=session.device,
+            proximal_mu=_number(session.instructions.get(PROXIMAL_KEY, 0.0)),
         )
     except torch.cuda.OutOfMemoryError as error:
         raise BractError(
@@ -79,11 +94,16 @@ def train(message: Message, context: Context) -> Message:
         )
     metrics = {
         "train_loss": result.loss,
+        "train_accuracy": result.accuracy,
         "local_steps": float(result.steps),
         "seconds": time.perf_counter() - started,
     }
     if len(data.validation_images):
         metrics |= {"validation_loss": loss_before, "validation_accuracy": accuracy_before}
+    if session.instructions.get(TRAINING_SCORE_KEY):
+        used = (data.images[result.used], data.labels[result.used])
+        loss, accuracy = evaluate(session.model, *used, spec=session.spec, device=session.device)
+        metrics |= {"trained_loss": loss, "trained_accuracy": accuracy}
     return write_reply(
         client=site.name,
         version=bract.__version__,
@@ -118,6 +138,30 @@ def evaluate_global(message: Message, context: Context) -> Message:
     return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
 
+@app.evaluate("fused")
+def evaluate_fused(message: Message, context: Context) -> Message:
+    """Score FedBoosting's fused models on the client's own validation share."""
+    session = _open_session(message, context)
+    data = client_data(session.config, session.site.partition)
+
+    def score(arrays: Tensors) -> tuple[float, float]:
+        session.receive(arrays)
+        return evaluate(
+            session.model,
+            data.validation_images,
+            data.validation_labels,
+            spec=session.spec,
+            device=session.device,
+        )
+
+    return answer_fused(message, score, num_examples=len(data.validation_images))
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
 def _open_session(message: Message, context: Context) -> _Session:
     site = Site.from_node_config(context.node_config)
     try:
@@ -137,15 +181,12 @@ def _open_session(message: Message, context: Context) -> _Session:
             image_size=spec.image_shape[1],
             activation=config.model.activation,
         )
-        try:
-            model.load_state_dict(from_arrays(message.content.array_records[ARRAYS]))
-        except RuntimeError as error:
-            raise BractError(
-                f"the received parameters do not fit model {config.model.name!r}: {error}"
-            ) from error
         device = pick_device(site.device or config.device)
     except BractError as error:
         raise BractError(f"{site.name}: {error}") from error
     server_round = instructions[ROUND_KEY]
     assert isinstance(server_round, int)
-    return _Session(site, config, spec, model, device, server_round)
+    session = _Session(site, config, spec, model, device, instructions, server_round)
+    if ARRAYS in message.content:
+        session.receive(from_arrays(message.content.array_records[ARRAYS]))
+    return session

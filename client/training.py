@@ -25,7 +25,9 @@ class LocalResult:
     buffers
         The model's buffers afterwards.
     loss
-        Mean training loss over the steps.
+        Mean training loss over the steps, without a proximal term.
+    accuracy
+        Mean training accuracy over the examples as they were used, in [0, 1].
     steps
         Optimizer steps taken (1 for a gradient).
     used
@@ -35,6 +37,7 @@ class LocalResult:
     update: Tensors
     buffers: Tensors
     loss: float
+    accuracy: float
     steps: int
     used: list[int]
 
@@ -48,6 +51,7 @@ def train_locally(
     spec: DataSpec,
     seed: int,
     device: torch.device,
+    proximal_mu: float = 0.0,
 ) -> LocalResult:
     """Train ``model`` in place and return the update.
 
@@ -57,6 +61,10 @@ def train_locally(
         float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, N >= 1.
     seed
         Decides the order of the examples.
+    proximal_mu
+        FedProx's mu: adds ``mu / 2 * ||w - w_received||^2`` over the parameters to the loss
+        (Li et al. 2020). It acts on local training only, not on the gradient of ``fedsgd``,
+        where ``w`` is what was received.
     """
     generator = torch.Generator().manual_seed(seed)
     model.to(device).train()
@@ -64,12 +72,16 @@ def train_locally(
     batches = _batches(len(images), config, generator)
     used: dict[int, None] = {}
     losses: list[float] = []
+    correct, seen = 0, 0
 
     def loss_of(batch: list[int]) -> Tensor:
         used.update(dict.fromkeys(batch))
-        inputs = spec.normalise(images[batch].to(device))
-        loss = F.cross_entropy(model(inputs), labels[batch].to(device))
+        nonlocal correct, seen
+        logits, target = model(spec.normalise(images[batch].to(device))), labels[batch].to(device)
+        loss = F.cross_entropy(logits, target)
         losses.append(float(loss.detach()))
+        correct += int((logits.argmax(1) == target).sum())
+        seen += len(batch)
         return loss
 
     if config.algorithm == "fedsgd":
@@ -78,18 +90,28 @@ def train_locally(
         update = {n: g.detach().cpu() for n, g in zip(names, gradients, strict=True)}
     else:
         optimizer = _optimizer(model, config)
+        received = [p.detach().clone() for p in model.parameters()] if proximal_mu > 0.0 else []
         for batch in batches:
             optimizer.zero_grad()
-            loss_of(batch).backward()  # type: ignore[no-untyped-call]
+            loss = loss_of(batch)
+            if received:
+                loss = loss + proximal_mu / 2 * _squared_distance(model, received)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         update = difference(before, parameters_of(model))
     return LocalResult(
         update=update,
         buffers=buffers_of(model),
         loss=sum(losses) / len(losses),
+        accuracy=correct / seen,
         steps=len(losses),
         used=list(used),
     )
+
+
+def _squared_distance(model: nn.Module, received: list[Tensor]) -> Tensor:
+    parts = [(p - r).square().sum() for p, r in zip(model.parameters(), received, strict=True)]
+    return torch.stack(parts).sum()
 
 
 def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> Iterator[list[int]]:

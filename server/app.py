@@ -24,7 +24,7 @@ from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 from bract.server.grid import PromptGrid
 from bract.server.hook import HonestButCurious
-from bract.strategies import FedAvg
+from bract.strategies import create_strategy
 from bract.update import buffers_of, parameters_of
 
 app = ServerApp()
@@ -74,14 +74,7 @@ class Federation:
         self.best_accuracy = -math.inf
         self._round_started = time.time()
         self.done = self._resume()
-        self.strategy = FedAvg(
-            weighting=config.strategy.weighting,
-            server_lr=config.strategy.server_lr,
-            fraction=config.strategy.fraction,
-            min_nodes=config.clients,
-            tolerate_failures=config.strategy.tolerate_failures,
-            first_round=self.done + 1,
-        )
+        self.strategy = create_strategy(config, first_round=self.done + 1)
 
     def train(self, grid: Grid) -> None:
         """Run the rounds that are left."""
@@ -180,6 +173,7 @@ class Federation:
                     for c in outcome.contributions
                 },
                 "failures": [{"client": f.client, "reason": f.reason} for f in outcome.failures],
+                **({"boosting": outcome.boosting.to_dict()} if outcome.boosting else {}),
             }
         )
         self._round_started = time.time()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from bract.errors import BractError
 from bract.observation import Observation, ObservationStore, Protocol
-from bract.records import ROUND_KEY, from_arrays, is_bract_reply, read_reply
+from bract.records import ROUND_KEY, from_arrays, is_bract_reply, read_reply, split_state
 from bract.server.grid import ForwardingGrid
 from bract.update import Tensors, difference
 
 _log = logging.getLogger(__name__)
-
-_BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class HonestButCurious(Strategy):
@@ -184,8 +182,8 @@ class Recorder:
                 provenance=provenance | {"metrics": answer.metrics},
             )
         metrics = _all_metrics(reply)
-        parameters, buffers = _split(arrays)
-        returned, returned_buffers = _split(_all_arrays(reply))
+        parameters, buffers = split_state(arrays)
+        returned, returned_buffers = split_state(_all_arrays(reply))
         declared: dict[str, Any] = {}
         if self.protocol.num_examples is None and "num-examples" in metrics:
             declared["num_examples"] = int(metrics["num-examples"])
@@ -249,13 +247,3 @@ def _all_metrics(message: Message) -> dict[str, float]:
         for name, value in record.items()
         if isinstance(value, int | float)
     }
-
-
-def _split(arrays: Mapping[str, Any]) -> tuple[Tensors, Tensors]:
-    """Split a state dict into parameters and buffers, by dtype and PyTorch's buffer names."""
-    buffers = {
-        name: value
-        for name, value in arrays.items()
-        if not value.is_floating_point() or name.endswith(_BUFFER_ENDINGS)
-    }
-    return {n: v for n, v in arrays.items() if n not in buffers}, buffers
