@@ -179,7 +179,7 @@ class Audit:
         self, name: str, observation: Observation, result: Reconstruction, path: Path
     ) -> dict[str, Any]:
         """Save the pictures of one reconstruction; score it where the client kept the truth."""
-        truth = load_truth(self.run.truth, observation)
+        truth = load_truth(self.run.truth, observation) if self.run.is_configured else None
         images = result.images
         originals: Tensor | None = None
         true_labels: list[int] | None = None

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from bract.models import create_model, initialise
 from bract.observation import Observation, ObservationStore, Protocol
 from bract.rundir import RunDirectory
 from bract.server.audit import Audit, AuditChoice
+from bract.server.report import write_report
 from bract.update import parameters_of
 
 CHOICE = AuditChoice(attacks=("ig",), iterations=30, device="cpu")
@@ -146,3 +148,13 @@ def test_choosing_nothing_is_an_error(run):
         Audit(run, AuditChoice(("ig",), rounds=frozenset({9}))).plan()
     with pytest.raises(BractError, match="unknown attack 'igg'"):
         Audit(run, AuditChoice(("igg",)))
+
+
+def test_captures_of_somebodys_own_app_are_audited_unscored(run, tmp_path):
+    theirs = tmp_path / "theirs" / "captures"
+    shutil.copytree(run.captures, theirs)
+    results = execute(RunDirectory.open(theirs))
+    assert [r["scored"] for r in results] == [False, False]
+    assert (theirs.parent / "audit" / "ig" / "round-0001--client-0.json").is_file()
+    page = write_report(theirs.parent)
+    assert "client-1" in page.read_text()
