@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from bract.errors import BractError
 from bract.registry import unknown
@@ -93,15 +102,57 @@ class TrainingConfig(_Section):
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
 
 
-class StrategyConfig(_Section):
-    """How the server combines updates."""
-
-    name: str = "fedavg"
-    weighting: Literal["examples", "uniform"] = "examples"
+class _StrategySection(_Section):
     server_lr: Annotated[float, Field(gt=0.0)] = 1.0
     fraction: Fraction = 1.0
     tolerate_failures: bool = False
     timeout: Annotated[float, Field(gt=0.0)] = 600.0
+
+
+class FedAvgConfig(_StrategySection):
+    """Average the updates, by number of examples or uniformly."""
+
+    name: Literal["fedavg"] = "fedavg"
+    weighting: Literal["examples", "uniform"] = "examples"
+
+
+class FedProxConfig(_StrategySection):
+    """FedAvg whose clients add ``proximal_mu / 2 * ||w - w_global||^2`` to their loss."""
+
+    name: Literal["fedprox"]
+    weighting: Literal["examples", "uniform"] = "examples"
+    proximal_mu: Annotated[float, Field(ge=0.0)] = 0.1
+
+
+class FedBoostingConfig(_StrategySection):
+    """Weigh each client by how its fused model does on every client's validation split."""
+
+    name: Literal["fedboosting"]
+    weighting: Literal["softmax", "proportional"] = "softmax"
+    signal: Literal["accuracy", "loss"] = "accuracy"
+    fusing: Literal["fixed", "random"] = "fixed"
+    p_hat: Annotated[float, Field(gt=0.5, le=1.0)] = 0.9
+
+
+STRATEGY_SECTIONS: dict[str, type[_StrategySection]] = {
+    "fedavg": FedAvgConfig,
+    "fedboosting": FedBoostingConfig,
+    "fedprox": FedProxConfig,
+}
+
+
+def _strategy_name(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.get("name", "fedavg")
+    return getattr(value, "name", None)
+
+
+StrategyConfig = Annotated[
+    Annotated[FedAvgConfig, Tag("fedavg")]
+    | Annotated[FedBoostingConfig, Tag("fedboosting")]
+    | Annotated[FedProxConfig, Tag("fedprox")],
+    Discriminator(_strategy_name),
+]
 
 
 class CaptureConfig(_Section):
@@ -135,7 +186,7 @@ class FederationConfig(_Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
-    strategy: StrategyConfig = StrategyConfig()
+    strategy: StrategyConfig = FedAvgConfig()
     capture: CaptureConfig = CaptureConfig()
     audit: AuditConfig = AuditConfig()
 
@@ -151,6 +202,11 @@ class FederationConfig(_Section):
             raise ValueError(
                 f"training.local_steps is {self.training.local_steps}, but fedsgd uploads the "
                 "gradient of one batch; remove it or set training.algorithm: fedavg"
+            )
+        if self.strategy.name == "fedboosting" and self.data.validation == 0.0:
+            raise ValueError(
+                "data.validation is 0, but fedboosting judges every model on the clients' "
+                "validation splits; set data.validation: 0.1"
             )
         return self
 
@@ -195,6 +251,32 @@ def build_config(content: dict[str, Any], *, source: str = "config") -> Federati
         raise BractError(f"{source}: {_describe(error)}") from error
 
 
+def config_of_run(run_config: Mapping[str, Any]) -> FederationConfig:
+    """Read a federation from a Flower run config, the same way on server and clients.
+
+    The key ``federation`` holds YAML text; every other key (``rounds``, ``training.lr``) is laid
+    over it, so that ``flwr run . --run-config "rounds=3"`` works.
+    """
+    base = parse_config(str(run_config.get("federation") or ""), source="run config")
+    content = base.model_dump(mode="json")
+    # The key that chooses a section's kind goes first: the other kind's own keys leave with it.
+    overrides = sorted(run_config.items(), key=lambda item: item[0] != "strategy.name")
+    for key, value in overrides:
+        if key in ("federation", "run-dir"):
+            continue
+        if key == "strategy.name" and value != base.strategy.name:
+            shared = _StrategySection.model_fields
+            content["strategy"] = {k: v for k, v in content["strategy"].items() if k in shared}
+        *sections, last = key.split(".")
+        target = content
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise BractError(f"run config: {key}: {section} is no section")
+        target[last] = value
+    return build_config(content, source="run config")
+
+
 def dump_config(config: FederationConfig) -> str:
     """Write a configuration as YAML that `parse_config` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
@@ -205,9 +287,11 @@ def _describe(error: ValidationError) -> str:
     for problem in error.errors():
         location = [str(part) for part in problem["loc"]]
         known = _keys_at(location[:-1])
-        location = [p for i, p in enumerate(location) if not (i == 2 and p in _PARTITIONS)]
+        location = [part for i, part in enumerate(location) if not _is_kind(location[: i + 1])]
         where = ".".join(location)
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "union_tag_invalid" and where == "strategy":
+            lines.append(unknown("strategy", problem["ctx"]["tag"], STRATEGY_SECTIONS))
+        elif problem["type"] == "extra_forbidden":
             lines.append(unknown("key", where, [".".join([*location[:-1], k]) for k in known]))
         elif not where:
             lines.append(str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"])
@@ -216,19 +300,27 @@ def _describe(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-_PARTITIONS: dict[str, type[_Section]] = {
-    "iid": IidPartition,
-    "dirichlet": DirichletPartition,
-    "shards": ShardsPartition,
-    "sizes": SizesPartition,
+_KINDS: dict[tuple[str, ...], Mapping[str, type[_Section]]] = {
+    ("strategy",): STRATEGY_SECTIONS,
+    ("data", "partition"): {
+        "iid": IidPartition,
+        "dirichlet": DirichletPartition,
+        "shards": ShardsPartition,
+        "sizes": SizesPartition,
+    },
 }
+
+
+def _is_kind(location: list[str]) -> bool:
+    """Tell whether the last part is the name of a section's kind, which no file spells as a key."""
+    return location[-1] in _KINDS.get(tuple(location[:-1]), {})
 
 
 def _keys_at(location: list[str]) -> list[str]:
     section: type[BaseModel] = FederationConfig
-    for part in location:
-        if part in _PARTITIONS:
-            section = _PARTITIONS[part]
+    for i, part in enumerate(location):
+        if _is_kind(location[: i + 1]):
+            section = _KINDS[tuple(location[:i])][part]
             continue
         annotation = section.model_fields[part].annotation if part in section.model_fields else None
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -1,1 +1,88 @@
-"""Partially homomorphic encryption of model updates."""
+"""Partially homomorphic encryption of model updates.
+
+One round, in four calls: every client encrypts its update with :func:`encrypt`, the server, which
+holds the :class:`PublicKey` only, joins them with :func:`weighted_sum`, and every client reads the
+weighted mean with :func:`decrypt`. They share a :class:`Layout`, whose slots make an overflow
+impossible. With :func:`deal`, :func:`partial_decrypt` and :func:`combine` no client can decrypt
+alone. Attacks that the scheme cannot see are listed in :mod:`bract.paillier.cipher`.
+"""
+
+from bract.paillier.cipher import CipherVector, add, decrypt, encrypt, weighted_sum
+from bract.paillier.errors import (
+    CapacityError,
+    CiphertextError,
+    KeyMismatchError,
+    PaillierError,
+    SealError,
+    ThresholdError,
+)
+from bract.paillier.exchange import Context, Identity, make_identity, open_sealed, seal
+from bract.paillier.keyfile import (
+    dump_private,
+    dump_public,
+    load_private,
+    load_public,
+    read_private,
+    read_public,
+    save_private,
+    save_public,
+)
+from bract.paillier.keys import (
+    PrivateKey,
+    PublicKey,
+    Randomness,
+    generate_keypair,
+    public_from_phe,
+)
+from bract.paillier.packing import Layout
+from bract.paillier.quantize import FixedPoint
+from bract.paillier.sharefile import dump_share, load_share, read_share, save_share
+from bract.paillier.sharing import KeyShare, deal, split
+from bract.paillier.threshold import PartialDecryption, combine, partial_decrypt, strip_messages
+from bract.paillier.weights import integer_weights
+
+__all__ = [
+    "CapacityError",
+    "CipherVector",
+    "CiphertextError",
+    "Context",
+    "FixedPoint",
+    "Identity",
+    "KeyMismatchError",
+    "KeyShare",
+    "Layout",
+    "PaillierError",
+    "PartialDecryption",
+    "PrivateKey",
+    "PublicKey",
+    "Randomness",
+    "SealError",
+    "ThresholdError",
+    "add",
+    "combine",
+    "deal",
+    "decrypt",
+    "dump_private",
+    "dump_public",
+    "dump_share",
+    "encrypt",
+    "generate_keypair",
+    "integer_weights",
+    "load_private",
+    "load_public",
+    "load_share",
+    "make_identity",
+    "open_sealed",
+    "partial_decrypt",
+    "public_from_phe",
+    "read_private",
+    "read_public",
+    "read_share",
+    "save_private",
+    "save_public",
+    "save_share",
+    "seal",
+    "split",
+    "strip_messages",
+    "weighted_sum",
+]

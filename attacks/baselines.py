@@ -1,0 +1,47 @@
+"""What can be guessed without any gradient. Every table of scores shows these beside an attack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bract.attacks.matching import Attack
+from bract.attacks.objectives import NoObjective
+from bract.errors import BractError
+
+
+def class_mean(images: Tensor, labels: Tensor, wanted: Tensor) -> Tensor:
+    """The mean image of each wanted label, float32 ``(N, C, H, W)``.
+
+    ``images`` ``(M, C, H, W)`` and ``labels`` ``(M,)`` are reference data of the same kind, not
+    the attacked images. A label without reference images gets the mean of all.
+    """
+    overall = images.mean(dim=0)
+    rows = []
+    for label in wanted.tolist():
+        of_class = images[labels == label]
+        rows.append(of_class.mean(dim=0) if len(of_class) else overall)
+    return torch.stack(rows)
+
+
+def random_image(images: Tensor, count: int, *, seed: int) -> Tensor:
+    """Images drawn from reference data ``(M, C, H, W)``, with replacement, ``(count, C, H, W)``."""
+    generator = torch.Generator().manual_seed(seed)
+    return images[torch.randint(0, len(images), (count,), generator=generator)]
+
+
+def prior_only(attack: Attack) -> Attack:
+    """The same attack with nothing to match: its start and its prior make the image.
+
+    Raises
+    ------
+    BractError
+        If the attack has no objective to leave out.
+    """
+    if "objective" not in attack.__dataclass_fields__:
+        raise BractError(f"attack {attack.name!r} matches no gradient; it has no prior to show")
+    changes: dict[str, Any] = {"objective": NoObjective()}
+    return replace(attack, **changes)

@@ -1,0 +1,82 @@
+"""From an observation to what an attack tries to match.
+
+An attacker who ignores the defense takes the captured tensors as they are. One who knows it
+undoes, simulates or discounts it first; each such method registers in `ADAPTIVE` under the
+defense's name and hands back the same `Evidence`, so every attack runs on it unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from bract.attacks.simulation import ForwardModel
+from bract.errors import BractError
+from bract.observation import Observation
+from bract.registry import Registry
+from bract.update import Tensors
+
+Tier = Literal["oblivious", "adaptive", "colluding"]
+TIERS: tuple[Tier, ...] = ("oblivious", "adaptive", "colluding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What an attack matches, and how far it trusts it.
+
+    Attributes
+    ----------
+    target
+        Scaled like `Observation.gradient`; may cover some of the parameters only.
+    weights
+        Trust in each coordinate, same names and shapes; names left out count fully.
+    forward
+        How to simulate the client; None leaves the choice to the protocol.
+    labels
+        Labels known with certainty, int64 ``(B,)``, or None.
+    notes
+        What was decided and why, JSON-ready; becomes part of the reconstruction's settings.
+    """
+
+    target: Tensors
+    weights: Tensors | None = None
+    forward: ForwardModel | None = None
+    labels: Tensor | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+AdaptiveView = Callable[[Observation, Sequence[Observation]], Evidence]
+
+ADAPTIVE: Registry[AdaptiveView] = Registry("adaptive attacker for the defense")
+
+
+def evidence_for(
+    observation: Observation, tier: Tier = "oblivious", history: Sequence[Observation] = ()
+) -> Evidence:
+    """Return what an adversary of this tier makes of an observation.
+
+    Parameters
+    ----------
+    history
+        Earlier observations of the same client, by round; adaptive attackers may need them.
+
+    Raises
+    ------
+    BractError
+        If the tier is unknown, or no adaptive attacker is known for a declared defense.
+    """
+    if tier not in TIERS:
+        raise BractError(f"unknown tier {tier!r}; expected one of {', '.join(TIERS)}")
+    defenses = [str(d.get("name", "?")) for d in observation.protocol.defenses]
+    if tier == "oblivious" or not defenses:
+        wanted = observation.gradient()
+        return Evidence(target={name: wanted[name] for name in observation.parameters})
+    if len(defenses) > 1:
+        raise BractError(
+            f"{observation.key}: adaptive attackers know one defense at a time, declared are "
+            f"{', '.join(defenses)}"
+        )
+    return ADAPTIVE[defenses[0]](observation, history)

@@ -1,0 +1,43 @@
+"""Labels alone, without any optimisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from bract.attacks.descent import Outcome, Run
+from bract.attacks.matching import Attack, hard_labels
+from bract.attacks.problem import Problem
+from bract.attacks.registry import ATTACKS
+
+
+@ATTACKS.register("labels")
+@dataclass(frozen=True, kw_only=True)
+class LabelInference(Attack):
+    """Read the labels from the last layer's gradient; images stay grey.
+
+    Exact for one example, counts for batches (see `bract.attacks.labels.infer_labels`). It costs
+    one forward pass, so an audit runs it before anything else. The loss is zero: there is nothing
+    to choose between.
+    """
+
+    name: ClassVar[str] = "labels"
+    iterations: ClassVar[int] = 1
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Infer; nothing is optimised."""
+        labels = hard_labels(problem)
+        images = torch.full(
+            (problem.lanes, *problem.image_shape), 0.5, device=problem.device, dtype=problem.dtype
+        )
+        run.tell(1.0, 0.0)
+        return Outcome(
+            images=images,
+            labels=labels,
+            losses=torch.zeros(problem.lanes, device=problem.device),
+            unknowns=problem.unknowns(),
+            curves=[[] for _ in range(problem.lanes)],
+            iterations=0,
+        )

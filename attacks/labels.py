@@ -1,0 +1,192 @@
+"""Labels from the last layer's gradient: exact for one example, counts for batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bract.attacks.problem import Case
+from bract.attacks.victim import Victim
+from bract.errors import BractError
+from bract.update import Tensors
+
+_PROBES = 64
+_REFINEMENTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelGuess:
+    """What the last layer says about the labels of an update.
+
+    Attributes
+    ----------
+    labels
+        int64 ``(B,)``, sorted: a gradient does not say which image is which.
+    counts
+        float64 ``(classes,)``, estimated examples of each class before rounding; they sum to B.
+    exact
+        Whether a single example's label was read from the one negative coordinate.
+    source
+        ``bias`` or ``weight``: the tensor that was read.
+    """
+
+    labels: Tensor
+    counts: Tensor
+    exact: bool
+    source: Literal["bias", "weight", "evidence"]
+
+
+def infer_labels(case: Case) -> LabelGuess:
+    """Infer the labels of an update.
+
+    One example under cross entropy: the bias gradient of the last layer is ``p - y``, negative
+    at the true class alone (iDLG, Zhao et al. 2020, eq. 3). Several: with ``P[k]`` the mean
+    prediction for examples of class k, the bias gradient is ``(P^T - I) n / N``, linear in the
+    counts n; the predictions are estimated from probe inputs and, for classes that are present,
+    from the features ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). After several local steps the
+    midpoint of the trajectory stands in for the parameters.
+
+    Raises
+    ------
+    BractError
+        If the model does not end in a linear layer of the declared classes, or the evidence
+        lacks its gradient.
+    """
+    if case.evidence.labels is not None:
+        known = case.evidence.labels.to(torch.int64).sort().values
+        counts = torch.bincount(known, minlength=_classes(case)).to(torch.float64)
+        return LabelGuess(labels=known, counts=counts, exact=True, source="evidence")
+    weight_name, bias_name = last_layer(case.victim)
+    target = case.evidence.target
+    weight = target.get(weight_name)
+    bias = target.get(bias_name) if bias_name else None
+    if bias is None and weight is None:
+        raise BractError(
+            f"{case.observation.key}: labels need the gradient of {weight_name}, the last layer"
+        )
+    if bias is not None:
+        slope = bias.to(torch.float64)
+    elif weight is not None:
+        slope = weight.to(torch.float64).sum(dim=1)
+    source: Literal["bias", "weight"] = "bias" if bias is not None else "weight"
+    if case.images == 1:
+        label = slope.argmin()
+        return LabelGuess(
+            labels=label[None].cpu(),
+            counts=nn.functional.one_hot(label, len(slope)).to(torch.float64).cpu(),
+            exact=int((slope < 0).sum()) == 1,
+            source=source,
+        )
+    if bias is None:
+        negative = (-slope).clamp_min(0.0)
+        counts = case.images * negative / negative.sum().clamp_min(1e-30)
+    else:
+        counts = _counts(case, slope.cpu(), weight, weight_name, bias_name)
+    return LabelGuess(
+        labels=_round_counts(counts.cpu(), case.images),
+        counts=counts.cpu(),
+        exact=False,
+        source=source,
+    )
+
+
+def last_layer(victim: Victim) -> tuple[str, str | None]:
+    """Names of the weight and bias of the linear layer that makes the logits.
+
+    Raises
+    ------
+    BractError
+        If there is none with the declared number of classes.
+    """
+    found = [
+        (name, module)
+        for name, module in victim.model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == victim.protocol.classes
+    ]
+    if not found:
+        raise BractError(
+            f"model {victim.protocol.model!r} has no linear layer with "
+            f"{victim.protocol.classes} outputs; its labels cannot be read from the gradient"
+        )
+    name, module = found[-1]
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", None if module.bias is None else f"{prefix}bias"
+
+
+def _classes(case: Case) -> int:
+    classes = case.observation.protocol.classes
+    if classes is None:
+        raise AssertionError("open_case refuses protocols without classes")
+    return classes
+
+
+def _counts(
+    case: Case, slope: Tensor, weight: Tensor | None, weight_name: str, bias_name: str | None
+) -> Tensor:
+    parameters = _midpoint(case)
+    probe = _probe_predictions(case, parameters).to(torch.float64)
+    predictions = probe.expand(len(slope), -1).clone()
+    counts = _solve_counts(predictions, slope, case.images)
+    if weight is None or bias_name is None:
+        return counts
+    last_weight = parameters[weight_name].to(torch.float64)
+    last_bias = parameters[bias_name].to(torch.float64)
+    for _ in range(_REFINEMENTS):
+        present = (counts > 0.5) & (slope < 0)
+        for k in present.nonzero().flatten().tolist():
+            features = weight[k].to(torch.float64).cpu() / slope[k]
+            predictions[k] = (last_weight @ features + last_bias).softmax(dim=0)
+        counts = _solve_counts(predictions, slope, case.images)
+    return counts
+
+
+def _midpoint(case: Case) -> Tensors:
+    observation = case.observation
+    half = 0.5 if observation.protocol.algorithm == "fedavg" else 0.0
+    return {
+        name: (value - half * observation.update[name]).cpu()
+        for name, value in observation.parameters.items()
+    }
+
+
+def _probe_predictions(case: Case, parameters: Tensors) -> Tensor:
+    shape = case.observation.protocol.image_shape
+    if shape is None:
+        raise AssertionError("open_case refuses protocols without an image shape")
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1, _PROBES, *shape, generator=generator)
+    case.victim.model.cpu()
+    with torch.no_grad():
+        logits = case.victim(
+            {name: value[None] for name, value in parameters.items()},
+            {n: case.observation.buffers[n].cpu()[None] for n in case.victim.buffer_names},
+            inputs,
+        )
+    return logits[0].softmax(dim=-1).mean(dim=0)
+
+
+def _solve_counts(predictions: Tensor, slope: Tensor, examples: int) -> Tensor:
+    """Non-negative n with ``(P^T - I) n = N slope`` and ``sum n = N``, by least squares."""
+    from scipy.optimize import nnls
+
+    classes = len(slope)
+    matrix = torch.cat(
+        [predictions.T - torch.eye(classes, dtype=torch.float64), torch.ones(1, classes)]
+    )
+    right = torch.cat([examples * slope, torch.tensor([float(examples)], dtype=torch.float64)])
+    solution, _ = nnls(matrix.numpy(), right.numpy())
+    return torch.from_numpy(np.asarray(solution))
+
+
+def _round_counts(counts: Tensor, examples: int) -> Tensor:
+    """Whole numbers by largest remainder, as sorted labels ``(examples,)``."""
+    scaled = counts * examples / counts.sum().clamp_min(1e-30)
+    whole = scaled.floor()
+    rest = examples - int(whole.sum())
+    order = (scaled - whole).argsort(descending=True)
+    whole[order[:rest]] += 1
+    return torch.repeat_interleave(torch.arange(len(counts)), whole.to(torch.int64))

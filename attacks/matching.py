@@ -1,0 +1,224 @@
+"""What all attacks share: checking, grouping, running, and choosing blindly among restarts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.descent import Outcome, Run, descend
+from bract.attacks.engine import Engine, Progress, Solved
+from bract.attacks.evidence import Tier
+from bract.attacks.labels import infer_labels
+from bract.attacks.objectives import LayerWeighting, Objective, layer_weights
+from bract.attacks.optimizers import LaneOptimizer
+from bract.attacks.priors import Prior
+from bract.attacks.problem import Case, Problem, open_case
+from bract.attacks.reconstruction import Budget, Reconstruction, Refusal, Restart
+from bract.errors import BractError
+from bract.observation import Observation
+from bract.update import Tensors
+
+History = Callable[[Observation], Sequence[Observation]]
+"""Earlier observations of the same client, for adaptive attackers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(ABC):
+    """A gradient inversion attack: hyper-parameters, and a call that runs it.
+
+    Attributes
+    ----------
+    unroll
+        Most local steps that are simulated one by one; longer training is matched by its mean
+        gradient.
+    """
+
+    name: ClassVar[str] = "attack"
+    iterations: ClassVar[int] = 1
+
+    unroll: int = 16
+
+    def __call__(
+        self,
+        observation: Observation,
+        *,
+        budget: Budget | None = None,
+        seed: int = 0,
+        tier: Tier = "oblivious",
+        device: str = "cpu",
+        progress: Callable[[Progress], None] | None = None,
+        history: Sequence[Observation] = (),
+    ) -> Reconstruction:
+        """Attack one observation.
+
+        Raises
+        ------
+        BractError
+            If the observation cannot be attacked; the message says why.
+        """
+        (result,) = self.run(
+            [observation],
+            budget=budget or Budget(),
+            seed=seed,
+            tier=tier,
+            engine=Engine(device=device, progress=progress),
+            history=lambda _: history,
+        )
+        if isinstance(result, Refusal):
+            raise BractError(result.reason)
+        return result
+
+    def run(
+        self,
+        observations: Sequence[Observation],
+        *,
+        budget: Budget,
+        seed: int,
+        tier: Tier,
+        engine: Engine,
+        history: History | None = None,
+    ) -> list[Reconstruction | Refusal]:
+        """Attack many observations; those of one shape run as one batch on the device.
+
+        Returns
+        -------
+        list
+            One entry an observation, in order; one that cannot be attacked is a `Refusal` with
+            its reason, and does not stop the others.
+        """
+        outcomes: dict[int, Reconstruction | Refusal] = {}
+        groups: dict[Any, list[tuple[int, Case]]] = {}
+        for index, observation in enumerate(observations):
+            try:
+                case = self.open(observation, budget, tier, history)
+            except BractError as error:
+                outcomes[index] = Refusal(
+                    attack=self.name, observation=observation.key, reason=str(error)
+                )
+                continue
+            groups.setdefault(case.shape, []).append((index, case))
+        for group in groups.values():
+            cases = [case for _, case in group]
+            solved = engine.run(
+                self.solve,
+                cases,
+                budget=budget,
+                default_iterations=self.iterations,
+                seed=seed,
+                identity=f"{self.name} {self!r}",
+            )
+            for (index, case), restarts in zip(group, solved, strict=True):
+                outcomes[index] = self._choose(case, restarts, seed, tier)
+        return [outcomes[i] for i in range(len(observations))]
+
+    def open(
+        self, observation: Observation, budget: Budget, tier: Tier, history: History | None
+    ) -> Case:
+        """Check an observation; an attack that needs more than the tensors asks for it here."""
+        return open_case(
+            observation,
+            tier=tier,
+            history=history(observation) if history else (),
+            max_images=budget.max_images,
+            unroll=self.unroll,
+        )
+
+    @abstractmethod
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Attack every lane within the limits of ``run``."""
+
+    def settings(self) -> dict[str, Any]:
+        """Hyper-parameters, JSON-ready."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    def _choose(self, case: Case, restarts: list[Solved], seed: int, tier: Tier) -> Reconstruction:
+        best = min(range(len(restarts)), key=lambda i: restarts[i].loss)
+        chosen = restarts[best]
+        return Reconstruction(
+            attack=self.name,
+            observation=case.observation.key,
+            tier=tier,
+            seed=seed,
+            images=chosen.images,
+            label_probabilities=chosen.labels,
+            final_loss=chosen.loss,
+            loss_curve=chosen.curve,
+            seconds=sum(r.seconds for r in restarts),
+            iterations=chosen.iterations,
+            all_restarts=[
+                Restart(images=r.images, label_probabilities=r.labels, loss=r.loss)
+                for r in restarts
+            ],
+            gradient_cosine=chosen.cosine,
+            gradient_residual=chosen.residual,
+            settings=self.settings()
+            | {
+                "restart": best,
+                "restarts": len(restarts),
+                "images": case.images,
+                "forward": _plain(case.forward),
+                "evidence": case.evidence.notes,
+            },
+        )
+
+
+def minimise(
+    problem: Problem,
+    search: Any,
+    optimizer: LaneOptimizer,
+    run: Run,
+    *,
+    objective: Objective,
+    priors: Sequence[Prior] = (),
+    weighting: LayerWeighting = "equal",
+    unknowns: Tensors | None = None,
+) -> Outcome:
+    """Descend on ``objective`` plus ``priors``."""
+    weighted = problem.weighted(layer_weights(problem.target, weighting))
+
+    def loss(images: Tensor, labels: Tensor, found: Tensors) -> Tensor:
+        value = weighted.distance(objective, weighted.simulate(images, labels, found))
+        for prior in priors:
+            value = value + prior(weighted, images)
+        return value
+
+    return descend(problem, search, optimizer, loss, run, unknowns or {})
+
+
+def hard_labels(problem: Problem) -> Tensor:
+    """Inferred labels as one-hot rows, ``(L, B, classes)``.
+
+    The first restart takes them sorted; later ones shuffle, since several local steps tell
+    images apart by their position.
+    """
+    rows = []
+    for case, restart, generator in zip(
+        problem.cases, problem.restarts, problem.generators(), strict=True
+    ):
+        labels = infer_labels(case).labels
+        if restart > 0:
+            labels = labels[torch.randperm(len(labels), generator=generator)]
+        rows.append(torch.nn.functional.one_hot(labels, problem.classes))
+    return torch.stack(rows).to(problem.device, problem.dtype)
+
+
+def noise(problem: Problem, *shape: int) -> Tensor:
+    """Standard normal ``(L, *shape)``, each lane from its own seed."""
+    drawn = [torch.randn(*shape, generator=g) for g in problem.generators()]
+    return torch.stack(drawn).to(problem.device, problem.dtype)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__, **inner}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return type(value).__name__

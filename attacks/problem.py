@@ -1,0 +1,211 @@
+"""Gradient matching problems of one shape, side by side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bract.attacks.evidence import Evidence, Tier, evidence_for
+from bract.attacks.objectives import Objective
+from bract.attacks.simulation import ForwardModel, forward_model, images_in
+from bract.attacks.victim import Victim, victim_of
+from bract.errors import BractError
+from bract.observation import Observation
+from bract.update import Tensors
+
+
+@dataclass(frozen=True)
+class Case:
+    """One observation, checked and ready to attack."""
+
+    observation: Observation
+    victim: Victim
+    evidence: Evidence
+    forward: ForwardModel
+    images: int
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Cases with equal shapes can run as one batch."""
+        p = self.observation.protocol
+        return (
+            (p.model, p.activation, p.image_shape, p.classes, p.mean, p.std, p.norm_mode),
+            self.images,
+            self.forward,
+            tuple(self.evidence.target),
+            tuple(self.evidence.weights or ()),
+            tuple(tuple(v.shape) for v in self.evidence.target.values()),
+        )
+
+
+def open_case(
+    observation: Observation,
+    *,
+    tier: Tier,
+    history: Sequence[Observation] = (),
+    max_images: int,
+    unroll: int,
+) -> Case:
+    """Check an observation and decide what to match and how many images to look for.
+
+    Raises
+    ------
+    BractError
+        Naming the observation and the reason why no attack can use it.
+    """
+    victim = victim_of(observation)
+    try:
+        images = images_in(observation.protocol, max_images)
+    except BractError as error:
+        raise BractError(f"{observation.key}: {error}") from error
+    evidence = evidence_for(observation, tier, history)
+    strange = sorted(set(evidence.target) - set(victim.parameter_names))
+    if strange or not evidence.target:
+        raise BractError(f"{observation.key}: nothing to match among {', '.join(strange[:5])}")
+    if not any(bool(value.any()) for value in evidence.target.values()):
+        raise BractError(f"{observation.key}: the update is zero in every coordinate")
+    forward = evidence.forward or forward_model(observation.protocol, images=images, unroll=unroll)
+    return Case(observation, victim, evidence, forward, images)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """L lanes of gradient matching: each one restart of one case.
+
+    Attributes
+    ----------
+    parameters, buffers, target, weights
+        ``(L, ...)`` by name.
+    seeds
+        One seed a lane; everything random in a lane comes from it, so a result does not depend
+        on which lanes ran together.
+    restarts
+        Number of the restart, a lane.
+    """
+
+    cases: tuple[Case, ...]
+    restarts: tuple[int, ...]
+    seeds: tuple[int, ...]
+    parameters: Tensors
+    buffers: Tensors
+    target: Tensors
+    weights: Tensors | None
+
+    @classmethod
+    def stack(
+        cls,
+        lanes: Sequence[tuple[Case, int]],
+        *,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> Problem:
+        """Put cases of one shape and their restarts side by side on a device."""
+        cases = tuple(case for case, _ in lanes)
+        first = cases[0]
+
+        def pile(groups: Sequence[Tensors], names: Sequence[str]) -> Tensors:
+            piled = {}
+            for name in names:
+                value = torch.stack([g[name].detach() for g in groups]).to(device)
+                piled[name] = value.to(dtype) if value.is_floating_point() else value
+            return piled
+
+        weights = [c.evidence.weights for c in cases if c.evidence.weights is not None]
+        victim = first.victim
+        victim.model.to(device)
+        return cls(
+            cases=cases,
+            restarts=tuple(restart for _, restart in lanes),
+            seeds=tuple(lane_seed(seed, c.observation.key, r) for c, r in lanes),
+            parameters=pile(
+                [c.observation.parameters for c in cases], first.victim.parameter_names
+            ),
+            buffers=pile([c.observation.buffers for c in cases], first.victim.buffer_names),
+            target=pile([c.evidence.target for c in cases], tuple(first.evidence.target)),
+            weights=pile(weights, tuple(weights[0])) if weights else None,
+        )
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes L."""
+        return len(self.cases)
+
+    @property
+    def victim(self) -> Victim:
+        """The model under attack, the same for every lane."""
+        return self.cases[0].victim
+
+    @property
+    def forward(self) -> ForwardModel:
+        """How a client is simulated, the same for every lane."""
+        return self.cases[0].forward
+
+    @property
+    def image_shape(self) -> tuple[int, int, int, int]:
+        """``(B, C, H, W)`` of one lane."""
+        shape = self.cases[0].observation.protocol.image_shape
+        if shape is None:
+            raise AssertionError("open_case refuses protocols without an image shape")
+        return (self.cases[0].images, *shape)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        classes = self.cases[0].observation.protocol.classes
+        if classes is None:
+            raise AssertionError("open_case refuses protocols without classes")
+        return classes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return next(iter(self.parameters.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of every tensor."""
+        return next(iter(self.parameters.values())).dtype
+
+    def generators(self) -> list[torch.Generator]:
+        """One CPU generator a lane, freshly seeded."""
+        return [torch.Generator().manual_seed(seed) for seed in self.seeds]
+
+    def unknowns(self) -> Tensors:
+        """Starting values of what the forward model must find beside images and labels."""
+        found = self.forward.unknowns(self.victim, self.lanes, self.generators())
+        return {name: v.to(self.device, self.dtype) for name, v in found.items()}
+
+    def simulate(self, images: Tensor, labels: Tensor, unknowns: Tensors) -> Tensors:
+        """What clients would have sent for images ``(L, B, C, H, W)`` in [0, 1]."""
+        return self.forward(
+            self.victim,
+            self.parameters,
+            self.buffers,
+            self.victim.normalise(images),
+            labels,
+            unknowns,
+        )
+
+    def distance(self, objective: Objective, simulated: Tensors) -> Tensor:
+        """The matching loss ``(L,)``."""
+        return objective(simulated, self.target, self.weights)
+
+    def weighted(self, weights: Tensors | None) -> Problem:
+        """Return a copy whose coordinate weights are multiplied by ``weights``."""
+        if weights is None:
+            return self
+        own = self.weights or {}
+        product = {n: w * own[n] if n in own else w for n, w in weights.items()}
+        return replace(self, weights=own | product)
+
+
+def lane_seed(seed: int, key: str, restart: int) -> int:
+    """A seed for one restart on one observation, independent of everything else."""
+    digest = hashlib.sha256(f"{seed}/{key}/{restart}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")

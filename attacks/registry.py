@@ -1,0 +1,74 @@
+"""Attacks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bract.attacks.engine import Engine
+from bract.attacks.evidence import Tier
+from bract.attacks.matching import Attack, History
+from bract.attacks.reconstruction import Budget, Reconstruction, Refusal
+from bract.errors import BractError
+from bract.observation import Observation
+from bract.registry import Registry, unknown
+
+ATTACKS: Registry[type[Attack]] = Registry("attack")
+
+
+def attack(name: str, **settings: Any) -> Attack:
+    """Build an attack by its registered name, with some hyper-parameters changed.
+
+    Raises
+    ------
+    BractError
+        If the name or a hyper-parameter is unknown.
+    """
+    kind = ATTACKS[name]
+    known = kind.__dataclass_fields__
+    for key in settings:
+        if key not in known:
+            raise BractError(unknown(f"setting of attack {name!r}", key, known))
+    return kind(**settings)
+
+
+def reconstruct(
+    observations: Observation | Sequence[Observation],
+    using: str | Attack = "ig",
+    *,
+    budget: Budget | None = None,
+    seed: int = 0,
+    tier: Tier = "oblivious",
+    device: str = "auto",
+    engine: Engine | None = None,
+    history: History | None = None,
+) -> list[Reconstruction | Refusal]:
+    """Attack observations, for notebooks and scripts.
+
+    Parameters
+    ----------
+    using
+        An attack or its registered name.
+    device
+        Ignored where ``engine`` is given.
+
+    Returns
+    -------
+    list
+        One entry an observation: a `Reconstruction`, or a `Refusal` with its reason.
+
+    Examples
+    --------
+    >>> store = ObservationStore("runs/demo/captures")  # doctest: +SKIP
+    >>> results = reconstruct(list(store), "ig", budget=Budget(restarts=2))  # doctest: +SKIP
+    """
+    given = [observations] if isinstance(observations, Observation) else list(observations)
+    chosen = attack(using) if isinstance(using, str) else using
+    return chosen.run(
+        given,
+        budget=budget or Budget(),
+        seed=seed,
+        tier=tier,
+        engine=engine or Engine(device=device),
+        history=history,
+    )

@@ -1,0 +1,181 @@
+"""What a client would have sent for given images: the forward models of gradient matching."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bract.attacks.victim import Victim
+from bract.errors import BractError
+from bract.observation import Protocol
+from bract.update import Tensors
+
+
+class ForwardModel(typing.Protocol):
+    """Simulate a client.
+
+    An adaptive attacker supplies another one, for example with the defense applied to the
+    simulated tensors. ``unknowns`` are further variables to find beside the images, for example
+    the outputs of a key-lock; they start where `unknowns` says.
+    """
+
+    def unknowns(self, victim: Victim, lanes: int, generators: list[torch.Generator]) -> Tensors:
+        """Return starting values ``(L, ...)`` of what must be found beside images and labels."""
+
+    def __call__(
+        self,
+        victim: Victim,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        labels: Tensor,
+        unknowns: Tensors,
+    ) -> Tensors:
+        """Return what came back, scaled like `Observation.gradient`, ``(L, ...)`` by name.
+
+        Parameters
+        ----------
+        inputs
+            ``(L, B, C, H, W)``, normalised.
+        labels
+            ``(L, B, classes)`` probabilities.
+        """
+
+
+@dataclass(frozen=True)
+class BatchGradient:
+    """The gradient of one batch: FedSGD, or one local step of plain SGD."""
+
+    def unknowns(self, victim: Victim, lanes: int, generators: list[torch.Generator]) -> Tensors:
+        """Nothing beside the images is unknown."""
+        del victim, lanes, generators
+        return {}
+
+    def __call__(
+        self,
+        victim: Victim,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        labels: Tensor,
+        unknowns: Tensors,
+    ) -> Tensors:
+        """Return the gradient of the mean soft-label cross entropy."""
+        return loss_gradient(victim, parameters, buffers | unknowns, inputs, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """Several local steps of SGD, unrolled: matches ``(w_0 - w_K) / (lr * steps)``.
+
+    Step k takes images ``k * batch_size`` to ``(k + 1) * batch_size``, wrapping around at the
+    end; which image stands where is for the search to find, since shuffling is not declared.
+
+    Attributes
+    ----------
+    steps, batch_size, lr, momentum
+        As the protocol declares them.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+
+    def unknowns(self, victim: Victim, lanes: int, generators: list[torch.Generator]) -> Tensors:
+        """Nothing beside the images is unknown."""
+        del victim, lanes, generators
+        return {}
+
+    def __call__(
+        self,
+        victim: Victim,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        labels: Tensor,
+        unknowns: Tensors,
+    ) -> Tensors:
+        """Train from ``parameters`` and return the scaled difference, differentiably."""
+        current = dict(parameters)
+        velocity: Tensors = {}
+        count = inputs.shape[1]
+        for step in range(self.steps):
+            taken = [
+                (step * self.batch_size + i) % count for i in range(min(self.batch_size, count))
+            ]
+            gradient = loss_gradient(
+                victim, current, buffers | unknowns, inputs[:, taken], labels[:, taken]
+            )
+            if self.momentum:
+                velocity = {
+                    name: self.momentum * velocity[name] + g if velocity else g
+                    for name, g in gradient.items()
+                }
+                gradient = velocity
+            current = {name: current[name] - self.lr * g for name, g in gradient.items()}
+        scale = 1.0 / (self.lr * self.steps)
+        return {name: (parameters[name] - value) * scale for name, value in current.items()}
+
+
+def loss_gradient(
+    victim: Victim, parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor
+) -> Tensors:
+    """Gradient of the mean soft-label cross entropy, each lane by its own parameters.
+
+    Lanes do not mix, so the gradient of the sum over lanes holds each lane's own gradient.
+    """
+    with torch.enable_grad():
+        wanted = {
+            name: value if value.requires_grad else value.requires_grad_()
+            for name, value in parameters.items()
+        }
+        logits = victim(wanted, buffers, inputs)
+        loss = -(labels * logits.log_softmax(dim=-1)).sum(dim=-1).mean(dim=-1)
+        gradients = torch.autograd.grad(loss.sum(), list(wanted.values()), create_graph=True)
+    return dict(zip(wanted, gradients, strict=True))
+
+
+def images_in(protocol: Protocol, limit: int) -> int:
+    """How many images an update was computed from, at most ``limit``.
+
+    Raises
+    ------
+    BractError
+        If the protocol declares neither a batch size nor a number of examples.
+    """
+    batch, examples = protocol.batch_size, protocol.num_examples
+    if batch is None and examples is None:
+        raise BractError(
+            "the protocol declares neither batch_size nor num_examples; "
+            "an attack must know how many images to look for"
+        )
+    if protocol.algorithm == "fedsgd":
+        count = min(n for n in (batch, examples) if n is not None)
+    elif examples is not None and batch is not None and protocol.local_steps is not None:
+        count = min(examples, batch * protocol.local_steps)
+    else:
+        count = examples if examples is not None else (batch or 1)
+    return max(1, min(count, limit))
+
+
+def forward_model(protocol: Protocol, *, images: int, unroll: int) -> ForwardModel:
+    """Choose how to simulate a client of this protocol.
+
+    Up to ``unroll`` declared steps of SGD are unrolled; longer training, an undeclared learning
+    rate or another optimizer is matched as if the mean direction were one gradient.
+    """
+    steps, lr = protocol.local_steps, protocol.lr
+    if protocol.algorithm == "fedsgd" or steps is None or lr is None or steps == 1:
+        return BatchGradient()
+    if protocol.optimizer != "sgd" or steps > unroll:
+        return BatchGradient()
+    return LocalTraining(
+        steps=steps,
+        batch_size=min(protocol.batch_size or images, images),
+        lr=lr,
+        momentum=protocol.momentum,
+    )

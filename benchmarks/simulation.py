@@ -1,0 +1,103 @@
+"""Federations in one process: bract's own strategies over clients that are plain objects."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from bract.errors import RunFailedError
+from bract.fused import answer_fused
+from bract.records import from_arrays, to_arrays
+from bract.server.loopback import LoopbackGrid
+from bract.strategies import FedAvg, FedBoosting, FedProx
+from bract.update import Tensors
+
+
+class Client(Protocol):
+    """One client: its data and how it learns from them."""
+
+    def train(
+        self, arrays: Tensors, server_round: int, proximal_mu: float
+    ) -> tuple[Tensors, int, dict[str, float]]:
+        """Train on ``arrays``; return the local weights, the number of examples, and metrics."""
+
+    def score(self, arrays: Tensors) -> tuple[float, float]:
+        """Return loss and accuracy on the client's own validation split."""
+
+
+STRATEGIES: dict[str, Callable[[int], FedAvg]] = {
+    "fedavg": lambda clients: FedAvg(min_nodes=clients),
+    "fedavg-uniform": lambda clients: FedAvg(min_nodes=clients, weighting="uniform"),
+    "fedprox": lambda clients: FedProx(min_nodes=clients, proximal_mu=0.1),
+    "fedboosting": lambda clients: FedBoosting(min_nodes=clients),
+    "fedboosting-proportional": lambda clients: FedBoosting(
+        min_nodes=clients, weighting="proportional"
+    ),
+    "fedboosting-loss": lambda clients: FedBoosting(
+        min_nodes=clients, weighting="proportional", signal="loss"
+    ),
+}
+
+
+def simulate(
+    strategy: FedAvg,
+    clients: Sequence[Client],
+    initial: Tensors,
+    rounds: int,
+    judge: Callable[[Tensors], float],
+) -> list[dict[str, Any]]:
+    """Train and return one row a round: ``accuracy`` by ``judge``, ``weights``, ``arrays``.
+
+    Where a client's training diverges the run ends there; the last row then holds ``diverged``.
+    """
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("bract").setLevel(logging.CRITICAL)
+    rows: list[dict[str, Any]] = []
+
+    def after_round(number: int, arrays: Any) -> None:
+        if number:
+            tensors = from_arrays(arrays)
+            row = {"round": number, "accuracy": judge(tensors), "arrays": tensors}
+            row["weights"] = list(strategy.outcome.weights)
+            if strategy.outcome.boosting is not None:
+                row["boosting"] = strategy.outcome.boosting.to_dict()
+            rows.append(row)
+
+    grid = LoopbackGrid(lambda i: _app(clients[i]), [{} for _ in clients])
+    try:
+        strategy.start(grid, to_arrays(initial), num_rounds=rounds, evaluate_fn=after_round)
+    except RunFailedError as error:
+        rows.append(
+            {"round": len(rows) + 1, "accuracy": 0.0, "weights": [], "diverged": str(error)}
+        )
+    return rows
+
+
+def _app(client: Client) -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        del context
+        config = message.content.config_records["config"]
+        local, examples, metrics = client.train(
+            from_arrays(message.content.array_records["arrays"]),
+            int(config["server-round"]),
+            float(config.get("proximal-mu", 0.0)),
+        )
+        content = RecordDict(
+            {
+                "arrays": to_arrays(local),
+                "metrics": MetricRecord({"num-examples": examples, **metrics}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    @app.evaluate("fused")
+    def fused(message: Message, context: Context) -> Message:
+        del context
+        return answer_fused(message, client.score, num_examples=0)
+
+    return app

@@ -1,0 +1,39 @@
+"""Loss and accuracy of a model on images with labels, the same on both sides."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.data import DataSpec
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    spec: DataSpec,
+    device: torch.device | str = "cpu",
+) -> tuple[float, float]:
+    """Return the mean loss and the accuracy in [0, 1]; NaN for both where there are no images.
+
+    Parameters
+    ----------
+    images, labels
+        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``.
+    """
+    if len(images) == 0:
+        return math.nan, math.nan
+    model.to(device).eval()
+    loss, correct = 0.0, 0
+    for part, part_labels in zip(torch.split(images, 256), torch.split(labels, 256), strict=True):
+        logits = model(spec.normalise(part.to(device)))
+        truth = part_labels.to(device)
+        loss += float(F.cross_entropy(logits, truth, reduction="sum"))
+        correct += int((logits.argmax(1) == truth).sum())
+    return loss / len(images), correct / len(images)

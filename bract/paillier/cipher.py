@@ -1,0 +1,269 @@
+"""Encrypted vectors: encrypt, add, weigh, decrypt.
+
+The server computes with public keys only: it sees ciphertexts, their number, the layout and the
+weights. Two limits belong to the scheme itself. Paillier is *malleable*: whoever holds the public
+key can turn a ciphertext into one of another value, and nobody can tell, so integrity has to come
+from the transport (TLS) and from trust in the server. And whoever holds the private key can read
+every single ciphertext, not only the sum (see :mod:`bract.paillier.threshold`).
+
+Damage is another matter: wrong shapes, numbers out of range and foreign key ids are always
+refused. A corrupted ciphertext decrypts to a random number, which leaves the hidden subgroup
+(``djn`` keys: refused, but for a chance below 2^-500) or the slots' range (``standard`` keys:
+refused, but for a chance that depends on the layout, see :meth:`Layout.unpack`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import gmpy2
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bract.paillier.errors import CiphertextError, KeyMismatchError, PaillierError
+from bract.paillier.keys import PrivateKey, PublicKey, Randomness
+from bract.paillier.packing import Layout
+from bract.paillier.parallel import Progress, available_cores, map_chunks
+from bract.paillier.powers import Schedule
+from bract.paillier.scheme import PrivateScheme, Scheme, scheme_for
+
+
+@dataclass(frozen=True, eq=False)
+class CipherVector:
+    """A vector of ciphertexts, and what is public about it.
+
+    Attributes:
+        key_id: Identity of the key, :attr:`PublicKey.key_id`.
+        layout: Where the values lie.
+        data: ``uint8``, shape ``(layout.rows, layout.cipher_bytes)``; big-endian numbers.
+        weight: Sum of the integer weights inside; 1 for a fresh vector.
+        randomness: ``djn`` only if every part was made with it.
+    """
+
+    key_id: str
+    layout: Layout
+    data: NDArray[np.uint8]
+    weight: int = 1
+    randomness: Randomness = "djn"
+
+    def __post_init__(self) -> None:
+        expected = (self.layout.rows, self.layout.cipher_bytes)
+        if self.data.dtype != np.uint8 or self.data.shape != expected:
+            raise CiphertextError(
+                f"expected uint8 ciphertexts of shape {expected}, found {self.data.dtype} of "
+                f"shape {self.data.shape}: truncated, or made with another layout"
+            )
+        if not 1 <= self.weight <= self.layout.max_weight:
+            raise CiphertextError(
+                f"the weight {self.weight} is outside 1 to {self.layout.max_weight}"
+            )
+        if self.randomness not in ("djn", "standard"):
+            raise CiphertextError(f"unknown randomness {self.randomness!r}: djn or standard")
+
+    def header(self) -> dict[str, Any]:
+        """Return everything but ``data``, ready for JSON."""
+        return {
+            "key_id": self.key_id,
+            "layout": self.layout.to_fields(),
+            "weight": self.weight,
+            "randomness": self.randomness,
+        }
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any], data: NDArray[np.uint8]) -> "CipherVector":
+        """Join a header and its data, checking the one against the other.
+
+        Raises:
+            PaillierError: A field is missing, unknown or out of range, or the shape is wrong.
+        """
+        try:
+            fields = dict(header)
+            layout = Layout(**fields.pop("layout"))
+            return cls(layout=layout, data=data, **fields)
+        except (KeyError, TypeError) as error:
+            raise CiphertextError(f"the header of a vector is damaged: {error}") from error
+
+
+def encrypt(
+    key: PublicKey | PrivateKey,
+    values: ArrayLike,
+    layout: Layout,
+    *,
+    randomness: Randomness | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[CipherVector, int]:
+    """Quantise, pack and encrypt a vector.
+
+    Args:
+        key: A private key gives the same ciphertexts several times faster.
+        values: Real numbers, ``layout.length`` of them, any shape.
+        layout: The plan shared by all clients.
+        randomness: None takes ``djn`` where the key has its base, else ``standard``.
+        threads: None takes up to four cores, for key holders two: the products of an encryption
+            are so short that more threads only wait for each other.
+        progress: Told (ciphertexts done, ciphertexts in total).
+
+    Returns:
+        The encrypted vector of weight 1, and the number of values that were clipped.
+
+    Raises:
+        PaillierError: NaN or infinity, another number of values, or a key of another size.
+    """
+    randomness = randomness or _public(key).randomness
+    scheme = _scheme(key, layout)
+    codes, clipped = layout.fixed_point.encode(values)
+    plaintexts = layout.pack(codes)
+    scheme.randomizer(randomness)  # builds the tables before threads share them
+    ciphertexts = map_chunks(
+        lambda part: [scheme.encrypt(m, randomness) for m in part],
+        plaintexts,
+        threads=threads or min(available_cores(), 2 if isinstance(key, PrivateKey) else 4),
+        progress=progress,
+    )
+    data = to_matrix(ciphertexts, scheme.cipher_bytes)
+    return CipherVector(_public(key).key_id, layout, data, 1, randomness), clipped
+
+
+def add(key: PublicKey | PrivateKey, left: CipherVector, right: CipherVector) -> CipherVector:
+    """Return the encrypted sum of two vectors; their weights add up."""
+    return weighted_sum(key, [left, right], [1, 1])
+
+
+def weighted_sum(
+    key: PublicKey | PrivateKey,
+    vectors: Sequence[CipherVector],
+    weights: Sequence[int],
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> CipherVector:
+    """Return the encryption of ``sum_i weights[i] * vectors[i]``.
+
+    Args:
+        key: The public key, which is all a server has.
+        vectors: Vectors under this key and of one layout.
+        weights: One non-negative integer each, public (see :func:`integer_weights`).
+        threads: None takes all cores.
+        progress: Told (ciphertexts done, ciphertexts in total).
+
+    Raises:
+        CapacityError: The weights, times those already inside, could overflow a slot.
+        KeyMismatchError: A vector of another key.
+        CiphertextError: Layouts differ, or a number that is no ciphertext.
+    """
+    if len(vectors) != len(weights) or not vectors:
+        raise PaillierError(f"{len(vectors)} vectors and {len(weights)} weights do not pair up")
+    layout = vectors[0].layout
+    for position, vector in enumerate(vectors):
+        require_key(key, vector)
+        if vector.layout != layout:
+            raise CiphertextError(
+                f"vector {position} has the layout {vector.layout}, the first has {layout}"
+            )
+    weights = [int(weight) for weight in weights]
+    total = layout.require([w * v.weight for w, v in zip(weights, vectors, strict=True)])
+    scheme = _scheme(key, layout)
+    used = [(v, w) for v, w in zip(vectors, weights, strict=True) if w]
+    schedule = Schedule([w for _, w in used])
+
+    def combine(rows: Sequence[int]) -> list[Any]:
+        parts = [checked_rows(scheme, vector, rows) for vector, _ in used]
+        return [scheme.weighted_product(column, schedule) for column in zip(*parts, strict=True)]
+
+    products = map_chunks(combine, range(layout.rows), threads=threads, progress=progress)
+    data = to_matrix(products, scheme.cipher_bytes)
+    confined = all(vector.randomness == "djn" for vector, _ in used)
+    return CipherVector(_public(key).key_id, layout, data, total, "djn" if confined else "standard")
+
+
+def decrypt(
+    key: PrivateKey,
+    vector: CipherVector,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> NDArray[np.float64]:
+    """Decrypt a vector and return the weighted mean that it holds.
+
+    Args:
+        key: The private key.
+        vector: Fresh, or a weighted sum; the sum of its weights divides.
+        threads: None takes all cores.
+        progress: Told (ciphertexts done, ciphertexts in total).
+
+    Returns:
+        ``float64`` of shape ``(layout.length,)``, within ``layout.fixed_point.bound`` of the
+        weighted mean of the clipped values.
+
+    Raises:
+        KeyMismatchError: The vector belongs to another key.
+        CiphertextError: A number that is no ciphertext, or damage as in the module's docstring.
+    """
+    require_key(key, vector)
+    scheme = _scheme(key, vector.layout)
+    if not isinstance(scheme, PrivateScheme):
+        raise PaillierError("decryption needs the private key")
+
+    def open_rows(rows: Sequence[int]) -> list[Any]:
+        numbers = checked_rows(scheme, vector, rows)
+        plaintexts: list[Any] = scheme.decrypt(numbers, vector.randomness, rows[0])
+        return plaintexts
+
+    plaintexts = map_chunks(
+        open_rows, range(vector.layout.rows), threads=threads, progress=progress
+    )
+    return decode(vector, plaintexts)
+
+
+def decode(vector: CipherVector, plaintexts: Sequence[Any]) -> NDArray[np.float64]:
+    """Return the weighted mean from the decrypted plaintexts of ``vector``."""
+    sums = vector.layout.unpack(plaintexts, vector.weight)
+    return vector.layout.fixed_point.decode(sums, vector.weight)
+
+
+def require_key(key: PublicKey | PrivateKey, vector: CipherVector) -> None:
+    """Raise :class:`KeyMismatchError` where ``vector`` was not encrypted under ``key``."""
+    public = _public(key)
+    if vector.key_id != public.key_id or vector.layout.key_bits != public.bits:
+        raise KeyMismatchError(
+            f"the vector was encrypted under key {vector.key_id} ({vector.layout.key_bits} bits), "
+            f"this is key {public.key_id} ({public.bits} bits): load the key of this run"
+        )
+
+
+def to_matrix(numbers: Sequence[Any], size: int) -> NDArray[np.uint8]:
+    """Return numbers as ``uint8`` rows of ``size`` bytes, big-endian."""
+    joined = b"".join(gmpy2.mpz(c).to_bytes(size, "big") for c in numbers)
+    return np.frombuffer(joined, dtype=np.uint8).reshape(len(numbers), size).copy()
+
+
+def from_matrix(data: NDArray[np.uint8]) -> list[Any]:
+    """Return the numbers (``mpz``) of :func:`to_matrix`'s rows."""
+    return [gmpy2.mpz.from_bytes(row.tobytes(), "big") for row in data]
+
+
+def checked_rows(scheme: Scheme, holder: "_HasData", rows: Sequence[int]) -> list[Any]:
+    """Return some rows as numbers that can be ciphertexts under the key of ``scheme``."""
+    numbers = from_matrix(holder.data[rows[0] : rows[-1] + 1])
+    scheme.check(numbers, rows[0])
+    return numbers
+
+
+class _HasData(Protocol):
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+
+
+def _public(key: PublicKey | PrivateKey) -> PublicKey:
+    return key.public if isinstance(key, PrivateKey) else key
+
+
+def _scheme(key: PublicKey | PrivateKey, layout: Layout) -> Scheme:
+    public = _public(key)
+    if layout.key_bits != public.bits:
+        raise KeyMismatchError(
+            f"the layout is for keys of {layout.key_bits} bits, key {public.key_id} has "
+            f"{public.bits}: plan the layout with key_bits={public.bits}"
+        )
+    return scheme_for(key, layout.degree)

@@ -1,0 +1,25 @@
+"""What can go wrong with keys and ciphertexts, one exception a cause."""
+
+
+class PaillierError(ValueError):
+    """Base of every error that this package raises about its input."""
+
+
+class KeyMismatchError(PaillierError):
+    """A ciphertext, share or sealed box belongs to another key."""
+
+
+class CiphertextError(PaillierError):
+    """A ciphertext is truncated, out of range or, where that can be seen, altered."""
+
+
+class CapacityError(PaillierError):
+    """A sum could overflow its slots: the message gives bits, clients and weights."""
+
+
+class ThresholdError(PaillierError):
+    """Too few, repeated or contradicting partial decryptions."""
+
+
+class SealError(PaillierError):
+    """A sealed box does not open: wrong key, wrong context, or altered on its way."""

@@ -1,0 +1,98 @@
+"""Powers and logarithms that know something: a fixed base, small exponents, ``u = 1 mod n``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gmpy2
+from gmpy2 import mpz
+
+
+class FixedBase:
+    """Powers of one base modulo one modulus, by a table of its byte-digit powers.
+
+    One multiplication for each byte of the exponent (fixed-base windowing).
+
+    Args:
+        base: The base.
+        modulus: The modulus.
+        bits: Size of the largest exponent.
+    """
+
+    def __init__(self, base: int, modulus: int, bits: int) -> None:
+        self.modulus = mpz(modulus)
+        self.size = (bits + 7) // 8
+        self.table: list[list[Any]] = []
+        step = mpz(base) % self.modulus
+        for _ in range(self.size):
+            row = [mpz(1), step]
+            for _ in range(254):
+                row.append(row[-1] * step % self.modulus)
+            self.table.append(row)
+            step = row[-1] * step % self.modulus
+
+    def power(self, exponent: int) -> Any:
+        """Return ``base ** exponent mod modulus`` for ``0 <= exponent < 2^bits``."""
+        modulus = self.modulus
+        result = mpz(1)
+        for row, digit in zip(self.table, int(exponent).to_bytes(self.size, "little"), strict=True):
+            if digit:
+                result = result * row[digit] % modulus
+        return result
+
+
+class Schedule:
+    """The order of multiplications of a simultaneous power with small public exponents.
+
+    Factors of one weight are multiplied first. The distinct weights are cut into windows of
+    ``width`` bits; in each, factors with the same digit share a bucket, and a running product over
+    the buckets from the largest digit down gives the sum of digit times factor (Pippenger's bucket
+    method; width 1 is Straus's interleaving). The width with the fewest multiplications is taken.
+
+    Args:
+        weights: Exponents, not negative.
+
+    Attributes:
+        groups: Indices of the factors of each distinct weight.
+        windows: For each window the number of squarings before it, and its buckets of groups.
+        multiplications: What one product costs at most.
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        distinct = sorted(set(weights) - {0})
+        self.groups = [[i for i, w in enumerate(weights) if w == value] for value in distinct]
+        bits = max([1, *(w.bit_length() for w in distinct)])
+        plans = [self._plan(distinct, bits, width) for width in range(1, min(bits, 8) + 1)]
+        count, self.windows = min(plans, key=lambda plan: plan[0])
+        self.multiplications = count + sum(len(group) - 1 for group in self.groups)
+
+    @staticmethod
+    def _plan(
+        weights: Sequence[int], bits: int, width: int
+    ) -> tuple[int, list[tuple[int, list[list[int]]]]]:
+        windows = []
+        count = 0
+        for shift in reversed(range(0, bits, width)):
+            digits = [(w >> shift) & ((1 << width) - 1) for w in weights]
+            buckets = [
+                [i for i, digit in enumerate(digits) if digit == value]
+                for value in range(max(digits, default=0), 0, -1)
+            ]
+            count += width + sum(len(bucket) for bucket in buckets) + len(buckets)
+            windows.append((width, buckets))
+        return count, windows
+
+
+def series_logarithm(u: Any, base: Any, degree: int) -> Any:
+    """Return ``log(u) / base mod base^degree`` for ``u = 1 mod base``.
+
+    The logarithm is the series ``(u-1) - (u-1)^2/2 + ...``, whose ``k``-th term is a multiple of
+    ``base^k``, so that ``degree`` terms are exact. It turns ``(1+n)^m`` into ``m log(1+n)``.
+    """
+    modulus = base**degree
+    t = (u - 1) // base
+    result = t % modulus
+    power = t
+    for k in range(2, degree + 1):
+        power = power * t * base % modulus
+        result += (-1) ** (k + 1) * power * gmpy2.invert(k, modulus)
+    return result % modulus

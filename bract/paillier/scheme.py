@@ -1,0 +1,252 @@
+"""Encryption of whole integers: what one ciphertext is, and how it is computed fast.
+
+Every power of a fixed base goes through a table (:class:`bract.paillier.powers.FixedBase`). Who
+holds the factors works modulo ``p^(s+1)`` and ``q^(s+1)`` and joins the two by the Chinese
+remainder theorem, which makes even the ``standard`` randomness cheap: the ``n^s``-th powers modulo
+``p^(s+1)`` are a cyclic group of order ``p - 1``, so a uniform power of its generator is
+distributed exactly as ``r^(n^s)`` with ``r`` uniform.
+
+None of this runs in constant time. It is meant for training clients, not for hosts that an
+attacker can time.
+"""
+
+import secrets
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import gmpy2
+from gmpy2 import mpz, powmod
+
+from bract.paillier.errors import CiphertextError, PaillierError
+from bract.paillier.keys import PrivateKey, PublicKey, Randomness
+from bract.paillier.powers import FixedBase, Schedule, series_logarithm
+from bract.paillier.primes import primitive_root
+
+
+class Scheme:
+    """One key and degree: the numbers that every encryption and addition needs.
+
+    Attributes:
+        public: The key.
+        degree: ``s``; 1 is Paillier's own scheme, and what ``phe`` understands.
+        plain_modulus: ``n^s``.
+        cipher_modulus: ``n^(s+1)``.
+        cipher_bytes: Bytes of one ciphertext.
+    """
+
+    def __init__(self, public: PublicKey, degree: int = 1) -> None:
+        if degree < 1:
+            raise PaillierError(f"the degree must be at least 1, found {degree}")
+        self.public = public
+        self.degree = degree
+        self.n = mpz(public.n)
+        self.plain_modulus = self.n**degree
+        self.cipher_modulus = self.plain_modulus * self.n
+        self.cipher_bytes = ((degree + 1) * public.bits + 7) // 8
+
+    @cached_property
+    def _short_powers(self) -> FixedBase:
+        if self.public.h is None:
+            raise PaillierError(
+                f"key {self.public.key_id} has no base h for djn randomness: "
+                "use standard randomness, or generate the key for djn"
+            )
+        base = powmod(self.public.h, self.plain_modulus, self.cipher_modulus)
+        return FixedBase(base, self.cipher_modulus, self.public.exponent_bits)
+
+    def randomizer(self, randomness: Randomness) -> Any:
+        """Return one fresh encryption of zero."""
+        if randomness == "djn":
+            powers = self._short_powers
+            return powers.power(secrets.randbits(self.public.exponent_bits))
+        r = 1 + secrets.randbelow(self.public.n - 1)
+        return powmod(r, self.plain_modulus, self.cipher_modulus)
+
+    def encrypt(self, plaintext: int, randomness: Randomness) -> Any:
+        """Encrypt one integer, ``0 <= plaintext < n^s``, with fresh randomness."""
+        return self.embed(plaintext) * self.randomizer(randomness) % self.cipher_modulus
+
+    def embed(self, plaintext: int) -> Any:
+        """Return ``(1 + n)^plaintext mod n^(s+1)`` by its binomial series of ``s + 1`` terms."""
+        m = mpz(plaintext)
+        if not 0 <= m < self.plain_modulus:
+            raise PaillierError("a plaintext must lie between 0 and n^s")
+        result = mpz(1)
+        term = mpz(1)
+        for k in range(1, self.degree + 1):
+            term = term * (m - k + 1) * self.n % self.cipher_modulus
+            result += term * gmpy2.invert(gmpy2.fac(k), self.cipher_modulus)
+        return result % self.cipher_modulus
+
+    def weighted_product(self, ciphertexts: Sequence[Any], schedule: Schedule) -> Any:
+        """Return the product of ``ciphertexts[i] ** weights[i]`` modulo ``n^(s+1)``."""
+        modulus = self.cipher_modulus
+        factors = []
+        for group in schedule.groups:
+            factor = ciphertexts[group[0]]
+            for index in group[1:]:
+                factor = factor * ciphertexts[index] % modulus
+            factors.append(factor)
+        result = None
+        for doublings, buckets in schedule.windows:
+            if result is not None:
+                for _ in range(doublings):
+                    result = result * result % modulus
+            running = None
+            for bucket in buckets:
+                for index in bucket:
+                    factor = factors[index]
+                    running = factor if running is None else running * factor % modulus
+                if running is not None:
+                    result = running if result is None else result * running % modulus
+        return mpz(1) if result is None else result
+
+    def check(self, ciphertexts: Sequence[Any], first: int = 0) -> None:
+        """Refuse what no encryption can be.
+
+        Args:
+            ciphertexts: Numbers to check.
+            first: Number of the first, for the message.
+
+        Raises:
+            CiphertextError: A number out of ``0 < c < n^(s+1)``, or not coprime to ``n``.
+        """
+        product = mpz(1)
+        for index, c in enumerate(ciphertexts):
+            if not 0 < c < self.cipher_modulus:
+                raise CiphertextError(
+                    f"ciphertext {first + index} is out of range for key {self.public.key_id}: "
+                    "altered, or encrypted under another key"
+                )
+            product = product * c % self.n
+        if gmpy2.gcd(product, self.n) != 1:
+            shared = next(k for k, c in enumerate(ciphertexts) if gmpy2.gcd(c, self.n) != 1)
+            raise CiphertextError(
+                f"ciphertext {first + shared} shares a factor with n: no encryption does, "
+                "so it was altered"
+            )
+
+
+class PrivateScheme(Scheme):
+    """The same with the factors of ``n``: faster encryption, and decryption."""
+
+    def __init__(self, private: PrivateKey, degree: int = 1) -> None:
+        super().__init__(private.public, degree)
+        self.private = private
+        self.sides = tuple(
+            _Side(self, prime, order)
+            for prime, order in ((private.p, private.order_p), (private.q, private.order_q))
+        )
+        p, q = self.sides
+        self._lift = p.modulus * gmpy2.invert(p.modulus, q.modulus)
+        self._plain_lift = p.plain_modulus * gmpy2.invert(p.plain_modulus, q.plain_modulus)
+
+    def randomizer(self, randomness: Randomness) -> Any:
+        """Return one fresh encryption of zero, distributed as :meth:`Scheme.randomizer`'s."""
+        p, q = self.sides
+        if randomness == "djn":
+            exponent = mpz(secrets.randbits(self.public.exponent_bits))
+            a, b = p.short_power(exponent), q.short_power(exponent)
+        else:
+            a, b = p.uniform_power(), q.uniform_power()
+        return (a + (b - a) * self._lift) % self.cipher_modulus
+
+    def decrypt(self, ciphertexts: Sequence[Any], randomness: Randomness, first: int = 0) -> Any:
+        """Decrypt integers.
+
+        Args:
+            ciphertexts: Numbers that passed :meth:`Scheme.check`.
+            randomness: ``djn`` takes the short exponents, and finds out where they do not fit;
+                ``standard`` decrypts every Paillier ciphertext.
+            first: Number of the first, for the message.
+
+        Returns:
+            A list of plaintexts, ``0 <= m < n^s``.
+
+        Raises:
+            CiphertextError: ``djn`` only: the randomness of a ciphertext lies outside the hidden
+                subgroup, so it was altered on its way or made with ``standard`` randomness.
+        """
+        p, q = self.sides
+        left, right = p.logarithms(ciphertexts, randomness), q.logarithms(ciphertexts, randomness)
+        for index, (a, b) in enumerate(zip(left, right, strict=True)):
+            if a is None or b is None:
+                raise CiphertextError(
+                    f"ciphertext {first + index} was not made with djn randomness under key "
+                    f"{self.public.key_id}: it was altered on its way, or its sender used "
+                    "standard randomness and did not say so"
+                )
+        return [
+            (a + (b - a) * self._plain_lift) % self.plain_modulus
+            for a, b in zip(left, right, strict=True)
+        ]
+
+
+class _Side:
+    """Arithmetic modulo ``p^(s+1)`` for one prime factor ``p``."""
+
+    def __init__(self, scheme: Scheme, prime: int, order: int) -> None:
+        self.scheme = scheme
+        self.prime = mpz(prime)
+        self.order = mpz(order)
+        self.plain_modulus = self.prime**scheme.degree
+        self.modulus = self.plain_modulus * self.prime
+        self._scales = {
+            exponent: gmpy2.invert(self._log(1 + scheme.n) * exponent, self.plain_modulus)
+            for exponent in (self.order, self.prime - 1)
+        }
+
+    @cached_property
+    def _short_powers(self) -> FixedBase:
+        h = self.scheme.public.h
+        if h is None:
+            raise PaillierError(
+                f"key {self.scheme.public.key_id} has no base h for djn randomness: "
+                "use standard randomness, or generate the key for djn"
+            )
+        base = powmod(h, self.scheme.plain_modulus, self.modulus)
+        return FixedBase(base, self.modulus, self.order.bit_length())
+
+    @cached_property
+    def _uniform_powers(self) -> FixedBase | None:
+        """Powers of a generator, where the factors of ``p - 1`` can be told from the order."""
+        small = self.order // 2 if self.order != self.prime - 1 else mpz(1)
+        large = (self.prime - 1) // 2 // small
+        factors = [f for f in {mpz(2), small, large} if f > 1]
+        if not all(gmpy2.is_prime(f) for f in factors):
+            return None
+        generator = primitive_root(self.prime, tuple(factors))
+        base = powmod(generator, self.plain_modulus, self.modulus)
+        return FixedBase(base, self.modulus, self.prime.bit_length())
+
+    def short_power(self, exponent: Any) -> Any:
+        return self._short_powers.power(exponent % self.order)
+
+    def uniform_power(self) -> Any:
+        powers = self._uniform_powers
+        exponent = secrets.randbelow(int(self.prime) - 1)
+        if powers is not None:
+            return powers.power(exponent)
+        return powmod(1 + exponent, self.plain_modulus, self.modulus)
+
+    def logarithms(self, ciphertexts: Sequence[Any], randomness: Randomness) -> list[Any]:
+        """Return the plaintexts modulo ``p^s``, None where the exponent leaves randomness."""
+        exponent = self.order if randomness == "djn" else self.prime - 1
+        scale = self._scales[exponent]
+        reduced = [c % self.modulus for c in ciphertexts]
+        return [
+            self._log(u) * scale % self.plain_modulus if u % self.prime == 1 else None
+            for u in gmpy2.powmod_base_list(reduced, exponent, self.modulus)
+        ]
+
+    def _log(self, u: Any) -> Any:
+        return series_logarithm(u, self.prime, self.scheme.degree)
+
+
+@lru_cache(maxsize=8)
+def scheme_for(key: PublicKey | PrivateKey, degree: int) -> Scheme:
+    """Return the scheme of a key, its tables kept for the next call."""
+    if isinstance(key, PrivateKey):
+        return PrivateScheme(key, degree)
+    return Scheme(key, degree)

@@ -1,0 +1,49 @@
+"""Key shares of a threshold key as files."""
+
+from pathlib import Path
+
+from bract.paillier.errors import PaillierError
+from bract.paillier.keyfile import (
+    decode_block,
+    encode_block,
+    integer_field,
+    public_fields,
+    public_from_fields,
+    warn_if_exposed,
+    write_file,
+)
+from bract.paillier.sharing import KeyShare
+
+
+def save_share(share: KeyShare, path: Path | str) -> None:
+    """Write a key share file with mode 0600; an existing file is not overwritten."""
+    write_file(path, dump_share(share), mode=0o600)
+
+
+def read_share(path: Path | str, *, insecure: bool = False) -> KeyShare:
+    """Read a key share file; errors name the file, a file that others may read is warned about."""
+    warn_if_exposed(path)
+    try:
+        return load_share(Path(path).read_bytes(), insecure=insecure)
+    except PaillierError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def dump_share(share: KeyShare) -> bytes:
+    """Return the text of a key share, unencrypted."""
+    numbers = {name: getattr(share, name) for name in ("index", "threshold", "total", "degree")}
+    return encode_block(
+        "KEY SHARE", public_fields(share.public) | numbers | {"value": hex(share.value)}
+    )
+
+
+def load_share(text: bytes, *, insecure: bool = False) -> KeyShare:
+    """Read what :func:`dump_share` wrote.
+
+    Raises:
+        PaillierError: Not a key share, damaged, or of a size that is not offered.
+    """
+    fields = decode_block("KEY SHARE", text)
+    names = ("index", "threshold", "total", "degree", "value")
+    numbers = [integer_field(fields, name) for name in names]
+    return KeyShare(public_from_fields(fields, insecure=insecure), *numbers)

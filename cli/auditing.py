@@ -1,0 +1,100 @@
+"""``bract audit``: choose what to attack, attack it, say what came back."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from bract.cli.console import WorkProgress, print_json, say
+from bract.errors import BractError
+from bract.rundir import RunDirectory
+from bract.server.audit import Audit, AuditChoice
+
+
+def choose_audit(
+    root: Path,
+    attacks: list[str] | None = None,
+    clients: str | None = None,
+    rounds: str | None = None,
+    restarts: int | None = None,
+    iterations: int | None = None,
+    device: str | None = None,
+) -> AuditChoice:
+    """Lay the command line over the ``audit`` section of the run's configuration."""
+    config = RunDirectory.open(root).config()
+    section = config.audit
+    chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
+    chosen_clients = clients.split(",") if clients else section.clients
+    return AuditChoice(
+        attacks=tuple(attacks or section.attacks),
+        rounds=None if chosen_rounds is None else frozenset(chosen_rounds),
+        clients=None if chosen_clients is None else frozenset(chosen_clients),
+        iterations=iterations or section.iterations,
+        restarts=restarts or section.restarts,
+        max_images=section.max_images,
+        device=device or section.device,
+        seed=config.seed,
+    )
+
+
+def parse_rounds(text: str) -> list[int]:
+    """Read ``1,3`` or ``1-5`` or a mixture.
+
+    Raises
+    ------
+    BractError
+        If a part is neither a round nor a range of rounds.
+    """
+    rounds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if found is None:
+            raise BractError(f"--rounds {text!r}: expected rounds such as 1,3 or 1-5")
+        first = int(found[1])
+        rounds += range(first, int(found[2] or first) + 1)
+    return rounds
+
+
+def audit_run(
+    root: Path, choice: AuditChoice, *, resume: bool = False, as_json: bool = False
+) -> list[dict[str, Any]]:
+    """Run the audit with progress; return what was written for each observation."""
+    run = RunDirectory.open(root)
+    audit = Audit(run, choice, resume=resume)
+    batches = audit.plan()
+    total = sum(len(observations) for _, observations in batches)
+    if not total:
+        say(f"{run.root}: nothing left to attack")
+    results = []
+    with WorkProgress(total, "attack") as bar:
+
+        def show(progress: Any) -> None:
+            bar.within(progress.fraction * size, f"loss {progress.loss:.4f}")
+
+        for batch in batches:
+            size = len(batch[1])
+            for facts in audit.execute([batch], show):
+                results.append(facts)
+                bar.finish_item(describe(facts))
+    if as_json:
+        print_json(results)
+    return results
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """Put one attacked observation in words."""
+    who = f"{facts['attack']} on round {facts['round']}, {facts['client']}"
+    if facts["refused"]:
+        return f"{who}: not attacked: {facts['refused']}"
+    scores = [image["scores"] for image in facts["images"] if image["scores"]]
+    if not scores:
+        return f"{who}: {len(facts['images'])} reconstructions, unscored (no truth kept)"
+    best = max(scores, key=lambda row: row["ssim"])
+    top = sum(row["identified_top1"] for row in scores)
+    psnr = best["psnr"] if math.isfinite(best["psnr"]) else float("nan")
+    return (
+        f"{who}: {top} of {len(scores)} images identified, "
+        f"best SSIM {best['ssim']:.2f}, PSNR {psnr:.1f} dB, {facts['seconds']:.0f} s"
+    )

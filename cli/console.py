@@ -1,0 +1,139 @@
+"""What the command prints: progress and words to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+stderr = Console(stderr=True, highlight=False)
+
+
+def set_up_logging(verbose: bool = False) -> None:
+    """Send log records of bract to stderr."""
+    handler = RichHandler(console=stderr, show_path=False, show_time=False, markup=False)
+    logger = logging.getLogger("bract")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logger.propagate = False
+
+
+def say(text: str) -> None:
+    """Print a line for the person, to stderr."""
+    stderr.print(text, markup=False)
+
+
+def print_json(content: Any) -> None:
+    """Print one JSON document to stdout."""
+    sys.stdout.write(json.dumps(content, indent=1) + "\n")
+
+
+class RoundProgress:
+    """Live progress of a federation: a bar on a terminal, one line a round elsewhere."""
+
+    def __init__(self, rounds: int, done: int = 0) -> None:
+        self.rounds = rounds
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=stderr,
+            disable=not stderr.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=rounds, completed=done, state="starting")
+
+    def __enter__(self) -> RoundProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, row: dict[str, Any]) -> None:
+        """Show one row of ``metrics.jsonl``."""
+        state = describe_round(row)
+        self._bar.update(self._task, completed=row["round"], state=state)
+        if not stderr.is_terminal:
+            say(f"round {row['round']}/{self.rounds}: {state}")
+        for failure in row.get("failures", ()):
+            say(f"round {row['round']}: {failure['client']} failed: {failure['reason']}")
+
+
+class WorkProgress:
+    """Progress over counted work: a bar on a terminal, one line an item elsewhere."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self.total = total
+        self.done = 0
+        self._bar = Progress(
+            TextColumn(what),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=stderr,
+            disable=not stderr.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total, state="")
+
+    def __enter__(self) -> WorkProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def within(self, share: float, state: str) -> None:
+        """Show how far the current item is, as a share in [0, 1]."""
+        self._bar.update(self._task, completed=self.done + share, state=state)
+
+    def finish_item(self, state: str) -> None:
+        """Count one item as done."""
+        self.done += 1
+        self._bar.update(self._task, completed=self.done, state=state)
+        if not stderr.is_terminal:
+            say(f"{self.done}/{self.total} {state}")
+
+
+def describe_round(row: dict[str, Any]) -> str:
+    """Put one row of ``metrics.jsonl`` in words."""
+    parts = []
+    if row.get("clients"):
+        parts.append(f"{len(row['clients'])} clients")
+    if row.get("global"):
+        parts.append(f"test loss {row['global']['loss']:.3f}")
+        parts.append(f"test accuracy {row['global']['accuracy']:.1%}")
+    if row.get("round"):
+        parts.append(f"{row['seconds']:.1f} s")
+    return ", ".join(parts)

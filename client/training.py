@@ -1,0 +1,134 @@
+"""One client's work in one round: local training or one batch's gradient, as an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.config import TrainingConfig
+from bract.data import DataSpec
+from bract.update import Tensors, buffers_of, difference, parameters_of
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training produced.
+
+    Attributes
+    ----------
+    update
+        See `bract.update`; CPU tensors by parameter name.
+    buffers
+        The model's buffers afterwards.
+    loss
+        Mean training loss over the steps, without a proximal term.
+    accuracy
+        Mean training accuracy over the examples as they were used, in [0, 1].
+    steps
+        Optimizer steps taken (1 for a gradient).
+    used
+        Indices of the distinct examples used, in order of first use.
+    """
+
+    update: Tensors
+    buffers: Tensors
+    loss: float
+    accuracy: float
+    steps: int
+    used: list[int]
+
+
+def train_locally(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    config: TrainingConfig,
+    spec: DataSpec,
+    seed: int,
+    device: torch.device,
+    proximal_mu: float = 0.0,
+) -> LocalResult:
+    """Train ``model`` in place and return the update.
+
+    Parameters
+    ----------
+    images, labels
+        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, N >= 1.
+    seed
+        Decides the order of the examples.
+    proximal_mu
+        FedProx's mu: adds ``mu / 2 * ||w - w_received||^2`` over the parameters to the loss
+        (Li et al. 2020). It acts on local training only, not on the gradient of ``fedsgd``,
+        where ``w`` is what was received.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model.to(device).train()
+    before = parameters_of(model)
+    batches = _batches(len(images), config, generator)
+    used: dict[int, None] = {}
+    losses: list[float] = []
+    correct, seen = 0, 0
+
+    def loss_of(batch: list[int]) -> Tensor:
+        used.update(dict.fromkeys(batch))
+        nonlocal correct, seen
+        logits, target = model(spec.normalise(images[batch].to(device))), labels[batch].to(device)
+        loss = F.cross_entropy(logits, target)
+        losses.append(float(loss.detach()))
+        correct += int((logits.argmax(1) == target).sum())
+        seen += len(batch)
+        return loss
+
+    if config.algorithm == "fedsgd":
+        names = [name for name, _ in model.named_parameters()]
+        gradients = torch.autograd.grad(loss_of(next(batches)), list(model.parameters()))
+        update = {n: g.detach().cpu() for n, g in zip(names, gradients, strict=True)}
+    else:
+        optimizer = _optimizer(model, config)
+        received = [p.detach().clone() for p in model.parameters()] if proximal_mu > 0.0 else []
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = loss_of(batch)
+            if received:
+                loss = loss + proximal_mu / 2 * _squared_distance(model, received)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        update = difference(before, parameters_of(model))
+    return LocalResult(
+        update=update,
+        buffers=buffers_of(model),
+        loss=sum(losses) / len(losses),
+        accuracy=correct / seen,
+        steps=len(losses),
+        used=list(used),
+    )
+
+
+def _squared_distance(model: nn.Module, received: list[Tensor]) -> Tensor:
+    parts = [(p - r).square().sum() for p, r in zip(model.parameters(), received, strict=True)]
+    return torch.stack(parts).sum()
+
+
+def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> Iterator[list[int]]:
+    """Yield batches epoch by epoch, until the configured number of steps or epochs is reached."""
+    limit = config.local_steps if config.algorithm == "fedavg" else 1
+    epochs = config.local_epochs if limit is None else limit
+    done = 0
+    for _ in range(epochs):
+        order = torch.randperm(count, generator=generator).tolist()
+        for start in range(0, count, config.batch_size):
+            if limit is not None and done == limit:
+                return
+            yield order[start : start + config.batch_size]
+            done += 1
+
+
+def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=config.lr)
+    return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)

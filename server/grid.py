@@ -1,0 +1,78 @@
+"""Grids around Flower's: one that forwards, one that looks for replies often."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+
+class ForwardingGrid(Grid):
+    """Pass every call on to another grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def set_run(self, run: Run) -> None:
+        """Forward."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run that the grid belongs to."""
+        return self.grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Forward."""
+        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Forward."""
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Forward."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Forward."""
+        return self.grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Forward."""
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+class PromptGrid(ForwardingGrid):
+    """Look for replies every ``poll_interval`` seconds; Flower's own grid waits three."""
+
+    def __init__(self, grid: Grid, poll_interval: float = 0.2) -> None:
+        super().__init__(grid)
+        self.poll_interval = poll_interval
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push ``messages`` and return the replies that arrive within ``timeout`` seconds."""
+        waiting = set(self.grid.push_messages(messages))
+        end = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and (end is None or time.monotonic() < end):
+            arrived = list(self.grid.pull_messages(waiting))
+            replies += arrived
+            waiting -= {m.metadata.reply_to_message_id for m in arrived}
+            if waiting:
+                time.sleep(self.poll_interval)
+        return replies

@@ -1,0 +1,128 @@
+"""A grid without processes: ClientApps run in this one, as soon as they are sent a message.
+
+For tests, experiments and a first look at one's own ServerApp::
+
+    grid = LoopbackGrid(client_app, [{"partition-id": i} for i in range(3)], run_config)
+    strategy.start(grid, initial_arrays, num_rounds=3)
+
+Flower's deployment engine does the same over the network; what differs is that nothing is
+serialised and no time passes between a message and its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+CLIENT_APP_RAISED = 2
+NODE_UNAVAILABLE = 5
+
+Config = Mapping[str, bool | float | int | str]
+
+
+class LoopbackGrid(Grid):
+    """Nodes 1..N, each with a node config and a state of its own, that run one ClientApp.
+
+    An exception in the ClientApp becomes an error reply of code 2, as in Flower's own engine.
+
+    Parameters
+    ----------
+    client_app
+        The app, or a function that turns a node's number from 0 into its app.
+    node_configs
+        One node config a node; node i (from 0) has the id i + 1.
+    run_config
+        The run config of every node.
+    faults
+        ``faults(message)`` is asked before each delivery. It returns None to deliver, ``drop`` to
+        lose the message without an answer, and any other text to answer with an error of code 5
+        (node unavailable) of that reason.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp | Callable[[int], ClientApp],
+        node_configs: Sequence[Config],
+        run_config: Config | None = None,
+        *,
+        faults: Callable[[Message], str | None] | None = None,
+    ) -> None:
+        self._app = client_app
+        self._run = Run.create_empty(1)
+        self._faults = faults or (lambda _: None)
+        self._replies: dict[str, Message] = {}
+        self._count = 0
+        self.contexts = {
+            i + 1: Context(1, i + 1, dict(config), RecordDict(), dict(run_config or {}))
+            for i, config in enumerate(node_configs)
+        }
+        self.log: list[Message] = []
+        # Flower refuses to create messages in a process that it has not told who it is.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that `run` returns."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that the grid belongs to."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return 1..N."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Run the ClientApp on every message; `log` keeps the messages."""
+        ids = []
+        for message in messages:
+            self._count += 1
+            message.metadata.__dict__["_message_id"] = str(self._count)
+            ids.append(message.metadata.message_id)
+            self.log.append(message)
+            fault = self._faults(message)
+            if fault == "drop":
+                continue
+            if fault is not None:
+                reply = Message(Error(NODE_UNAVAILABLE, fault), reply_to=message)
+            else:
+                reply = self._answer(message)
+            self._replies[message.metadata.message_id] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the answers that are there, once each."""
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push ``messages`` and return the answers; what was dropped is not waited for."""
+        del timeout
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        context = self.contexts[message.metadata.dst_node_id]
+        app = self._app if isinstance(self._app, ClientApp) else self._app(context.node_id - 1)
+        try:
+            return app(message, context)
+        except Exception as error:  # noqa: BLE001 - a node outlives whatever its app raises
+            reason = f"{type(error)}:<'{error}'>"
+            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)

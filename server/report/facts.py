@@ -1,0 +1,143 @@
+"""The facts of a leakage report: what ``report.json`` holds and ``report.html`` shows."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bract import __version__
+from bract.server.report.observations import observation_facts
+from bract.server.report.reading import RunFiles, read_run
+from bract.server.report.summary import attack_rows, client_rows, leakage_rows, natural, total
+from bract.server.report.threats import protected, threat_model
+from bract.server.report.verdict import verdict, worst_observation
+
+REPORT_SCHEMA = 1
+
+Facts = dict[str, Any]
+
+
+def gather(run_dir: Path) -> Facts:
+    """Return the facts of a run directory, ready for JSON.
+
+    Whatever a run directory lacks is missing from the facts too: an interrupted run, a run that
+    nobody attacked and one without originals all have a report. Picture paths are relative to
+    ``run_dir``. Scores are those of the blind selection; ``oracle`` stands beside them.
+
+    Raises
+    ------
+    BractError
+        If ``run_dir`` is no run directory.
+    SchemaError
+        If a file in it has another schema version than this one reads.
+    """
+    files = read_run(run_dir)
+    observations = [observation_facts(run_dir, folder, audit) for folder, audit in files.audits]
+    observations.sort(key=lambda o: (o["attack"], o["tier"], o["round"], natural(o["client"])))
+    attacks = attack_rows(observations)
+    judgement = verdict(
+        observations,
+        attacks,
+        captures=len(files.captures),
+        protected=protected(files, observations),
+    )
+    return {
+        "schema": REPORT_SCHEMA,
+        "bract": __version__,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "redacted": False,
+        "run": _run_facts(files, observations),
+        "config": files.config.model_dump(mode="json") if files.config else None,
+        "config_sha256": files.config_sha256,
+        "verdict": judgement,
+        "worst": worst_observation(observations, judgement["headline"]),
+        "rounds": _round_facts(files),
+        "leakage": leakage_rows(observations),
+        "clients": client_rows(files, observations, attacks),
+        "attacks": attacks,
+        "observations": observations,
+        "captures": len(files.captures),
+        "refused": [
+            {key: o[key] for key in ("attack_name", "tier", "round", "client", "refused")}
+            for o in observations
+            if o["refused"]
+        ],
+        "failures": [
+            {"round": row.round, "client": failure.client, "reason": failure.reason}
+            for row in files.metrics
+            for failure in row.failures
+        ],
+        "skipped": [{"file": name, "reason": reason} for name, reason in files.skipped],
+        "notes": _notes(observations, attacks),
+        "threat_model": threat_model(files, observations),
+    }
+
+
+def _run_facts(files: RunFiles, observations: list[Facts]) -> Facts:
+    run, config = files.run, files.config
+    trained = [row.round for row in files.metrics if row.round > 0]
+    seeds = sorted({o["seed"] for o in observations if o["seed"] is not None})
+    return {
+        "name": (run and run.name) or (config and config.name) or files.root.resolve().name,
+        "status": run.status if run else "unknown",
+        "rounds_done": max(trained, default=0),
+        "rounds_planned": config.rounds if config else None,
+        "started": _when(run.started) if run else None,
+        "finished": _when(run.finished) if run else None,
+        "training_seconds": total(row.seconds for row in files.metrics),
+        "audit_seconds": total(o["seconds"] for o in observations),
+        "device": run.device if run else None,
+        "audit_devices": sorted({o["device"] for o in observations if o["device"]}),
+        "command": _command(run.command) if run else None,
+        "flower_run_id": str(run.flower_run_id) if run and run.flower_run_id else None,
+        "versions": {
+            name: getattr(run, name)
+            for name in ("bract", "flwr", "torch", "python")
+            if run and getattr(run, name)
+        },
+        "seed": config.seed if config else None,
+        "audit_seeds": seeds,
+    }
+
+
+def _command(command: str | list[str] | None) -> str | None:
+    return shlex.join(command) if isinstance(command, list) else command
+
+
+def _when(moment: float | str | None) -> str | None:
+    if isinstance(moment, float | int):
+        return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+    return moment
+
+
+def _round_facts(files: RunFiles) -> list[Facts]:
+    return [
+        {
+            "round": row.round,
+            "seconds": row.seconds,
+            "loss": row.evaluation.loss if row.evaluation else None,
+            "accuracy": row.evaluation.accuracy if row.evaluation else None,
+            "clients": {name: client.model_dump() for name, client in row.clients.items()},
+            "failures": len(row.failures),
+        }
+        for row in files.metrics
+    ]
+
+
+def _notes(observations: list[Facts], attacks: list[Facts]) -> list[str]:
+    notes = list(dict.fromkeys(note for o in observations for note in o["notes"]))
+    for row in attacks:
+        where = f"{row['attack_name']} ({row['tier']})"
+        if row["client"] is None and row["ssim"]["missing"]:
+            notes.append(
+                f"{where}: {row['ssim']['missing']} scored images have no finite SSIM; they count "
+                "as attacked, and are left out of the mean"
+            )
+        if row["client"] is None and row["scored"] and not row["baselines"]:
+            notes.append(
+                f"{where}: no baselines without the gradient were recorded; the SSIM threshold "
+                "alone decides what leaked"
+            )
+    return notes

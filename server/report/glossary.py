@@ -1,0 +1,79 @@
+"""The words of the report, for readers who do not work with them."""
+
+GLOSSARY: tuple[tuple[str, str, str], ...] = (
+    (
+        "reconstruction",
+        "Reconstruction",
+        "A picture computed from what a client uploaded, without ever seeing the client's data. "
+        "The attacker searches for an image that would have caused the same upload.",
+    ),
+    (
+        "ssim",
+        "SSIM",
+        "Structural similarity: do shapes and edges sit in the same places? 1 is the same picture, "
+        "about 0 is unrelated. Above roughly 0.5 people usually see the likeness.",
+    ),
+    (
+        "psnr",
+        "PSNR",
+        "Pixel accuracy in decibels; higher is closer. Around 10 dB is a blur or noise, from about "
+        "20 dB most details are there. It can disagree with what the eye sees, so look at the "
+        "pictures too.",
+    ),
+    (
+        "mse",
+        "MSE",
+        "The mean squared difference between pixel values in 0 to 1. PSNR is the same number on a "
+        "logarithmic scale.",
+    ),
+    (
+        "lpips",
+        "LPIPS",
+        "A distance between two pictures as a trained image network (AlexNet or VGG) perceives "
+        "them. Here lower is closer.",
+    ),
+    (
+        "labels",
+        "Label accuracy",
+        "The share of images whose class the attacker named correctly. A class alone can be "
+        "sensitive, for example a diagnosis.",
+    ),
+    (
+        "identified",
+        "Identified (top 1, top 5)",
+        "Put among many candidate images, the reconstruction is nearest to its own original "
+        "(top 1), or has it among the five nearest (top 5).",
+    ),
+    (
+        "baseline",
+        "Guess without the gradient",
+        "What anybody scores who never saw the upload: the average image of the class, a random "
+        "image of the data set, or what the attack's assumptions about images give by themselves. "
+        "A reconstruction that is no better shows no leak.",
+    ),
+    (
+        "interval",
+        "Interval",
+        "Where the mean would plausibly lie for other images of the same kind (95 %, by "
+        "resampling the images). With few images it is wide, and below three there is none.",
+    ),
+    (
+        "blind",
+        "Blind and oracle",
+        "Blind: the attacker chose the result by their own loss, as a real one must. Oracle: "
+        "chosen by peeking at the original; shown beside it as the most that was within reach.",
+    ),
+    (
+        "tier",
+        "Tier",
+        "What the attacker knows. Oblivious: nothing about a defense. Adaptive: the defense and "
+        "its settings, not the client's secrets. Colluding: one client's keys as well.",
+    ),
+    (
+        "cosine",
+        "Gradient match",
+        "The cosine between the upload and what the reconstruction would have caused; 1 is a "
+        "perfect match. A good match with a wrong picture means the upload was ambiguous; a poor "
+        "match means the search did not arrive.",
+    ),
+)

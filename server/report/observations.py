@@ -1,0 +1,86 @@
+"""Facts about one attack on one observation: its images, their scores, and which of them leaked."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bract.server.report.leak import best, leak_reason
+from bract.server.report.schema import AuditFile, ImageResult
+
+Facts = dict[str, Any]
+
+ATTACK_NAMES = {
+    "analytic": "Analytic",
+    "dlg": "DLG",
+    "idlg": "iDLG",
+    "ig": "IG",
+    "grnn": "GRNN",
+    "gradinversion": "GradInversion",
+    "ggl": "GGL",
+}
+
+
+def observation_facts(root: Path, folder: str, audit: AuditFile) -> Facts:
+    """Return the facts of one audit file; picture paths become relative to ``root``.
+
+    A picture outside the attack's own folder, or one that is not there, becomes None.
+    """
+    images = [_image_facts(root, folder, audit, image) for image in audit.images]
+    scored = [image for image in images if image["scores"]]
+    return {
+        "attack": audit.attack,
+        "attack_name": ATTACK_NAMES.get(audit.attack, audit.attack),
+        "tier": audit.tier,
+        "round": audit.round,
+        "client": audit.client,
+        "defenses": [d if isinstance(d, str) else str(d.get("name", d)) for d in audit.defenses],
+        "encryption": audit.encryption,
+        "settings": audit.settings,
+        "budget": audit.budget.model_dump(),
+        "seed": audit.seed,
+        "device": audit.device,
+        "seconds": audit.seconds,
+        "selection": audit.selection,
+        "gradient_cosine": audit.gradient_cosine,
+        "loss_curve": [[step, loss] for step, loss in audit.loss_curve],
+        "refused": audit.refused,
+        "notes": audit.notes,
+        "images": images,
+        "scored": len(scored),
+        "leaked": sum(bool(image["leaked"]) for image in images),
+        "label_accuracy": audit.label_accuracy,
+        "intervals": {name: list(pair) for name, pair in audit.intervals.items()},
+        "baselines": {name: b.model_dump() for name, b in audit.baselines.items()},
+        "best_baseline": {
+            "ssim": best(audit.baselines, "ssim"),
+            "psnr": best(audit.baselines, "psnr"),
+        },
+    }
+
+
+def _image_facts(root: Path, folder: str, audit: AuditFile, image: ImageResult) -> Facts:
+    scores = image.scores if audit.scored else None
+    reason = leak_reason(scores, audit.baselines) if scores else None
+    return {
+        "index": image.index,
+        "label": image.label,
+        "label_confidence": image.label_confidence,
+        "true_label": image.true_label,
+        "reconstruction": _picture(root, folder, image.reconstruction),
+        "original": _picture(root, folder, image.original),
+        "scores": scores.model_dump() if scores else None,
+        "oracle": image.oracle.model_dump() if image.oracle and audit.scored else None,
+        "leaked": bool(reason) if scores else None,
+        "leaked_by": reason,
+    }
+
+
+def _picture(root: Path, folder: str, name: str | None) -> str | None:
+    if not name:
+        return None
+    home = (root / "audit" / folder).resolve()
+    path = (home / name).resolve()
+    if not path.is_relative_to(home) or not path.is_file():
+        return None
+    return str(PurePosixPath("audit", folder, path.relative_to(home).as_posix()))

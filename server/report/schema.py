@@ -1,0 +1,164 @@
+"""The files of a run directory that the report reads, as records; unknown keys are let through."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+
+RUN_SCHEMA = 1
+AUDIT_SCHEMA = 1
+EXACT_DB = 100.0
+
+Tier = Literal["oblivious", "adaptive", "colluding"]
+TIERS: tuple[Tier, ...] = ("oblivious", "adaptive", "colluding")
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _decibels(value: object) -> object:
+    if isinstance(value, float) and value > EXACT_DB:
+        return EXACT_DB
+    return _finite(value)
+
+
+Number = Annotated[float | None, BeforeValidator(_finite)]
+Decibels = Annotated[float | None, BeforeValidator(_decibels)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class RunFile(_Record):
+    """``run.json``: what ran, when, with which versions, and how it ended.
+
+    ``started`` and ``finished`` are seconds since the epoch or ISO 8601 text.
+    """
+
+    name: str | None = None
+    status: str = "unknown"
+    started: float | str | None = None
+    finished: float | str | None = None
+    device: str | None = None
+    command: str | list[str] | None = None
+    flower_run_id: int | str | None = None
+    bract: str | None = None
+    flwr: str | None = None
+    torch: str | None = None
+    python: str | None = None
+
+
+class GlobalRow(_Record):
+    """Loss and accuracy (in [0, 1]) of the global model on the test data."""
+
+    loss: Number = None
+    accuracy: Number = None
+
+
+class ClientRow(_Record):
+    """What one client reported in one round."""
+
+    train_loss: Number = None
+    num_examples: int | None = None
+    local_steps: int | None = None
+    seconds: Number = None
+    validation_accuracy: Number = None
+
+
+class Failure(_Record):
+    """A client that did not answer, and why."""
+
+    client: str = "unknown client"
+    reason: str = "no reason recorded"
+
+
+class MetricsRow(_Record):
+    """One line of ``metrics.jsonl``; round 0 is the model before training."""
+
+    round: int
+    seconds: Number = None
+    time: Number = None
+    evaluation: GlobalRow | None = Field(default=None, validation_alias="global")
+    clients: dict[str, ClientRow] = {}
+    failures: list[Failure] = []
+
+
+class Scores(_Record):
+    """How near a reconstruction is to its original; PSNR is capped at `EXACT_DB` decibels."""
+
+    mse: Number = None
+    psnr: Decibels = None
+    ssim: Number = None
+    lpips_alex: Number = None
+    lpips_vgg: Number = None
+    identified_top1: bool | None = None
+    identified_top5: bool | None = None
+
+
+class Baseline(_Record):
+    """Mean scores of a guess made without the gradient."""
+
+    mse: Number = None
+    psnr: Decibels = None
+    ssim: Number = None
+
+
+class ImageResult(_Record):
+    """One reconstructed image; file names are relative to the attack's folder."""
+
+    index: int
+    label: int | None = None
+    label_confidence: Number = None
+    true_label: int | None = None
+    reconstruction: str | None = None
+    original: str | None = None
+    scores: Scores | None = None
+    oracle: Scores | None = None
+
+
+class Budget(_Record):
+    """What the attacker was allowed to spend on one observation."""
+
+    iterations: int | None = None
+    restarts: int | None = None
+
+
+class AuditFile(_Record):
+    """``audit/<attack>/round-R--CLIENT.json``: one attack on one observation."""
+
+    round: int
+    client: str
+    attack: str
+    tier: Tier = "oblivious"
+    defenses: list[dict[str, Any] | str] = []
+    encryption: str = "none"
+    settings: dict[str, Any] = {}
+    budget: Budget = Budget()
+    seed: int | None = None
+    device: str | None = None
+    seconds: Number = None
+    loss_curve: list[tuple[float, Number]] = []
+    gradient_cosine: Number = None
+    refused: str | None = None
+    scored: bool = False
+    selection: str = "blind"
+    images: list[ImageResult] = []
+    intervals: dict[str, tuple[float, float]] = {}
+    label_accuracy: Number = None
+    baselines: dict[str, Baseline] = {}
+    notes: list[str] = []
+
+
+class CaptureFile(_Record):
+    """``observation.json``: what the protocol declared, and which tensors the server holds."""
+
+    round: int
+    client: str
+    protocol: dict[str, Any] = {}
+    tensors: dict[str, list[str]] = Field(
+        default={}, validation_alias=AliasChoices("order", "tensors")
+    )

@@ -1,0 +1,184 @@
+"""The threat-model card: what the server saw, what the attacker was given, what was not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bract.server.report.reading import RunFiles
+from bract.server.report.schema import TIERS, CaptureFile
+
+Facts = dict[str, Any]
+
+FAMILIES = (
+    ("closed-form reconstruction from fully connected layers", {"analytic"}),
+    ("gradient matching over pixels (DLG, iDLG, IG)", {"dlg", "idlg", "ig"}),
+    ("gradient matching through a generator (GRNN)", {"grnn"}),
+    ("matching with batch-normalisation statistics as a prior (GradInversion)", {"gradinversion"}),
+    ("search in a generator trained on similar images (GGL)", {"ggl"}),
+)
+OUT_OF_SCOPE = (
+    "a server that alters the model or the protocol to extract more (an active attacker)",
+    "membership and property inference: whether a record was used, rather than how it looks",
+    "an attacker who sees only the final model",
+)
+
+
+def threat_model(files: RunFiles, observations: Sequence[Facts]) -> Facts:
+    """Return what the server saw, what the attacker knew, and what was not tried.
+
+    Each entry of ``saw`` has a ``question``, an ``answer`` (yes, no, partly or unknown) and a
+    ``detail``; it rests on the captures alone, and on the audit where those are gone.
+    """
+    return {
+        "saw": [*_saw(files.captures), *_given(observations)],
+        "not_tried": _not_tried(files, observations),
+        "out_of_scope": list(OUT_OF_SCOPE),
+    }
+
+
+def protected(files: RunFiles, observations: Sequence[Facts]) -> bool:
+    """Say whether any upload of the run was defended or encrypted; True where nothing is known."""
+    protocols = [capture.protocol for capture in files.captures]
+    return not (protocols or observations) or any(
+        p.get("defenses") or p.get("encryption", "none") != "none"
+        for p in [*protocols, *observations]
+    )
+
+
+def _saw(captures: Sequence[CaptureFile]) -> list[Facts]:
+    if not captures:
+        detail = "This run directory holds no captures."
+        return [_row("Model parameters sent to each client", "unknown", detail)]
+    protocols = [c.protocol for c in captures]
+    encrypted = sum(p.get("encryption", "none") != "none" for p in protocols)
+    schemes = ", ".join(_values(protocols, "encryption"))
+    plain = _row("Each client's update in the clear", "yes", "Every captured upload was readable.")
+    if encrypted == len(captures):
+        plain = _row("Each client's update in the clear", "no", f"Encrypted: {schemes}.")
+    elif encrypted:
+        detail = f"{encrypted} of {len(captures)} uploads were encrypted."
+        plain = _row("Each client's update in the clear", "partly", detail)
+    return [
+        _row("Model parameters before training", "yes", "The server itself sent them."),
+        plain,
+        _statistics(captures),
+        _hyper_parameters(protocols),
+        _normalisation(protocols),
+        _defenses(protocols),
+    ]
+
+
+def _statistics(captures: Sequence[CaptureFile]) -> Facts:
+    question = "Batch-normalisation statistics"
+    returned = sum(bool(_running(c, "returned_buffers")) for c in captures)
+    if returned:
+        detail = f"{returned} of {len(captures)} uploads carried the clients' running statistics."
+        return _row(question, "yes" if returned == len(captures) else "partly", detail)
+    if any(_running(c, "buffers") for c in captures):
+        return _row(question, "no", "The model has them; no client sent its own back.")
+    return _row(question, "no", "The model has no batch normalisation.")
+
+
+def _running(capture: CaptureFile, group: str) -> list[str]:
+    return [name for name in capture.tensors.get(group, []) if "running_" in name]
+
+
+def _hyper_parameters(protocols: Sequence[Facts]) -> Facts:
+    names = ("algorithm", "optimizer", "lr", "local_steps", "batch_size", "num_examples")
+    known = {name: _values(protocols, name) for name in names}
+    absent = [name for name, values in known.items() if not values]
+    detail = "; ".join(
+        f"{name.replace('_', ' ')} {', '.join(values[:4])}{' and others' if values[4:] else ''}"
+        for name, values in known.items()
+        if values
+    )
+    if absent:
+        detail += f"; not declared: {', '.join(name.replace('_', ' ') for name in absent)}"
+    answer = "yes" if not absent else "partly" if len(absent) < len(names) else "no"
+    return _row("Training hyper-parameters", answer, _sentence(detail))
+
+
+def _normalisation(protocols: Sequence[Facts]) -> Facts:
+    shapes = ", ".join(_values(protocols, "image_shape"))
+    if _values(protocols, "mean"):
+        detail = f"Declared; image shape {shapes or 'not declared'}."
+        return _row("Input normalisation and image shape", "yes", detail)
+    detail = f"Image shape {shapes} declared, normalisation not." if shapes else "Not declared."
+    return _row("Input normalisation and image shape", "partly" if shapes else "no", detail)
+
+
+def _defenses(protocols: Sequence[Facts]) -> Facts:
+    declared = list(dict.fromkeys(_defense(d) for p in protocols for d in p.get("defenses") or []))
+    question = "The defense and its public settings"
+    if declared:
+        return _row(question, "yes", _sentence("; ".join(declared)))
+    return _row(question, "no", "No defense was declared: uploads went out undefended.")
+
+
+def _defense(defense: Facts | str) -> str:
+    if isinstance(defense, str):
+        return defense
+    settings = ", ".join(f"{key} {value}" for key, value in defense.items() if key != "name")
+    name = str(defense.get("name", "unnamed"))
+    return f"{name} ({settings})" if settings else name
+
+
+def _given(observations: Sequence[Facts]) -> list[Facts]:
+    done = [o for o in observations if not o["refused"]]
+    if not done:
+        return []
+    known = [o for o in done if str(o["settings"].get("labels", "")) in ("known", "true", "given")]
+    labels = _row(
+        "Labels of the training images",
+        "yes" if len(known) == len(done) else "partly" if known else "no",
+        "Given to the attacker in some attacks: read those scores as an upper bound."
+        if known
+        else "Never sent; the attacker inferred them from the update.",
+    )
+    surrogate = [str(o["settings"]["surrogate"]) for o in done if o["settings"].get("surrogate")]
+    return [
+        labels,
+        _row(
+            "Similar (surrogate) images",
+            "yes" if surrogate else "no",
+            _sentence(", ".join(dict.fromkeys(surrogate)))
+            if surrogate
+            else "The attacker used the update alone.",
+        ),
+    ]
+
+
+def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
+    done = [o for o in observations if not o["refused"]]
+    tried = {o["tier"] for o in done}
+    missing = [
+        f"the {tier} tier"
+        for tier in TIERS
+        if tier not in tried and (tier == "oblivious" or protected(files, observations))
+    ]
+    used = {o["attack"] for o in done}
+    missing += [name for name, members in FAMILIES if not members & used]
+    attacked = {(o["round"], o["client"]) for o in done}
+    left = [c for c in files.captures if (c.round, c.client) not in attacked]
+    if left:
+        missing.append(f"{len(left)} of the {len(files.captures)} captured uploads")
+    missing.append("combining several rounds or clients in one attack, and the aggregate itself")
+    return missing
+
+
+def _values(protocols: Iterable[Facts], key: str) -> list[str]:
+    found = [p[key] for p in protocols if p.get(key) is not None]
+    return list(dict.fromkeys(_text(value) for value in found))
+
+
+def _text(value: object) -> str:
+    return "×".join(str(part) for part in value) if isinstance(value, list) else str(value)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _row(question: str, answer: str, detail: str) -> Facts:
+    return {"question": question, "answer": answer, "detail": detail}

@@ -1,0 +1,131 @@
+"""Scores of one reconstruction against what the client really used."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bract.attacks.metrics import (
+    bootstrap_interval,
+    identifiability,
+    label_accuracy,
+    match,
+    mse,
+    psnr,
+    ssim,
+)
+from bract.attacks.perceptual import lpips_distance, lpips_unavailable
+from bract.observation import Observation
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a consenting client kept: float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class ScoredImages:
+    """Reconstructions beside the originals that they were matched to.
+
+    Attributes
+    ----------
+    rows
+        Scores of each pair, by name.
+    order
+        ``images[order]`` are the reconstructions of the pairs.
+    originals, labels
+        The originals of the pairs and their true labels.
+    label_accuracy
+        Share of these labels that was guessed, as multisets.
+    candidates
+        Images among which an original had to be retrieved, itself included.
+    intervals
+        Bootstrap interval of each mean over the pairs.
+    """
+
+    rows: list[dict[str, Any]]
+    order: Tensor
+    originals: Tensor
+    labels: list[int]
+    label_accuracy: float
+    candidates: int
+    intervals: dict[str, list[float]]
+
+
+def load_truth(folder: Path, observation: Observation) -> Truth | None:
+    """Read what the client kept of this round; None, with a warning, where it is not readable."""
+    path = folder / observation.client / f"round-{observation.round:04d}.safetensors"
+    if not path.is_file():
+        return None
+    try:
+        content = load_file(path)
+        return Truth(content["images"], content["labels"])
+    except (OSError, KeyError, SafetensorError) as error:
+        _log.warning("%s: not readable (%s); %s is unscored", path, error, observation.key)
+        return None
+
+
+def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tensor) -> ScoredImages:
+    """Match reconstructions to originals, one to one, and score the pairs.
+
+    Where fewer images were reconstructed than the client used, each one is scored against the
+    original that it explains best, and only those originals count.
+
+    Parameters
+    ----------
+    images
+        float32 ``(B, C, H, W)`` in [0, 1].
+    guessed
+        int64 ``(B,)``, the labels that the attacker found.
+    candidates
+        Reference images for retrieval, without the originals.
+    """
+    if len(images) >= len(truth.images):
+        order, kept = match(images, truth.images), torch.arange(len(truth.images))
+    else:
+        order, kept = torch.arange(len(images)), match(truth.images, images)
+    paired, originals, labels = images[order], truth.images[kept], truth.labels[kept]
+    columns: dict[str, Tensor | None] = {
+        "mse": mse(paired, originals),
+        "psnr": psnr(paired, originals),
+        "ssim": ssim(paired, originals),
+        "lpips_alex": lpips_distance(paired, originals, "alex"),
+        "lpips_vgg": lpips_distance(paired, originals, "vgg"),
+    }
+    ranks = identifiability(paired, originals, candidates).tolist()
+    rows = [
+        {name: None if values is None else float(values[i]) for name, values in columns.items()}
+        | {"rank": rank, "identified_top1": rank == 1, "identified_top5": rank <= 5}
+        for i, rank in enumerate(ranks)
+    ]
+    return ScoredImages(
+        rows=rows,
+        order=order,
+        originals=originals,
+        labels=labels.tolist(),
+        label_accuracy=label_accuracy(guessed, labels),
+        candidates=len(candidates) + 1,
+        intervals={
+            name: list(bootstrap_interval(values.tolist()))
+            for name, values in columns.items()
+            if values is not None
+        },
+    )
+
+
+def lpips_notes() -> list[str]:
+    """Say which LPIPS columns are not available here, and how to get them."""
+    reasons = (lpips_unavailable("alex"), lpips_unavailable("vgg"))
+    return [f"not available: {reason}" for reason in reasons if reason]

@@ -1,0 +1,204 @@
+"""FedAvg over updates (McMahan et al. 2017): w <- w - server_lr * sum_i p_i update_i."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from bract.errors import BractError, RunFailedError
+from bract.records import (
+    NUM_EXAMPLES_KEY,
+    Contribution,
+    Failure,
+    from_arrays,
+    is_bract_reply,
+    read_reply,
+    read_weights,
+    to_arrays,
+)
+from bract.strategies.aggregation import aggregate, check_contribution, fedavg_weights
+from bract.strategies.scores import Boosting
+from bract.update import Tensors
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What came back in one round: the answers, their weights, and who failed.
+
+    ``boosting`` holds the scores behind the weights where the strategy is FedBoosting.
+    """
+
+    server_round: int
+    contributions: tuple[Contribution, ...] = ()
+    weights: tuple[float, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    boosting: Boosting | None = None
+
+
+class FedAvg(FlowerFedAvg):
+    """Average the clients' updates.
+
+    Node sampling is Flower's. Clients of bract reply with an update rather than with weights,
+    because a float32 difference of weights would round away what a defense did to small
+    coordinates; the usual reply of other ClientApps, local weights and ``num-examples``, is taken
+    too. An answer with missing, misshapen or non-finite tensors counts as a failure of its client.
+
+    Parameters
+    ----------
+    weighting
+        ``examples``: p_i by number of examples. ``uniform``: p_i = 1/N. Over those who answered.
+    server_lr
+        The factor eta of w <- w - eta sum_i p_i g_i.
+    fraction
+        Share of the connected nodes that trains in a round.
+    min_nodes
+        Nodes that must be connected before a round starts.
+    tolerate_failures
+        False: a client that fails ends the run with an error that names it. True: its
+        contribution is left out and the weights are renormalised over who answered.
+    first_round
+        Number of the first round, above 1 where an interrupted run is resumed.
+    """
+
+    def __init__(
+        self,
+        *,
+        weighting: Literal["examples", "uniform"] = "examples",
+        server_lr: float = 1.0,
+        fraction: float = 1.0,
+        min_nodes: int = 2,
+        tolerate_failures: bool = False,
+        first_round: int = 1,
+    ) -> None:
+        super().__init__(
+            fraction_train=fraction,
+            fraction_evaluate=0.0,
+            min_train_nodes=max(1, int(min_nodes * fraction)),
+            min_available_nodes=min_nodes,
+            weighted_by_key=NUM_EXAMPLES_KEY,
+        )
+        self.weighting: str = weighting
+        self.server_lr = server_lr
+        self.tolerate_failures = tolerate_failures
+        self.first_round = first_round
+        self.outcome = RoundOutcome(first_round - 1)
+        self._sent: Tensors = {}
+        self._asked: list[Message] = []
+        self._names: dict[int, str] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask a sample of the nodes to train on ``arrays``."""
+        self._sent = from_arrays(arrays)
+        number = server_round + self.first_round - 1
+        self._asked = list(super().configure_train(number, arrays, config, grid))
+        return self._asked
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Combine the updates that came back.
+
+        Raises
+        ------
+        RunFailedError
+            If every client failed, or one did and failures are not tolerated.
+        """
+        number = server_round + self.first_round - 1
+        contributions, failures = self._read(replies)
+        for failure in failures:
+            _log.error("round %d: %s failed: %s", number, failure.client, failure.reason)
+        self.outcome = RoundOutcome(number, failures=failures)
+        if failures and (not self.tolerate_failures or not contributions):
+            who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+            raise RunFailedError(f"round {number}: {who}")
+        if not contributions:
+            raise RunFailedError(
+                f"round {number}: no client answered in time; "
+                "see the clients' logs, or raise strategy.timeout"
+            )
+        weights = self.weigh(contributions)
+        arrays = self.combine(contributions, weights)
+        self.outcome = RoundOutcome(number, contributions, tuple(weights), failures)
+        return arrays, self._mean_metrics(contributions, weights)
+
+    def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
+        """Return the public weights p_i of the answers; they sum to 1."""
+        return fedavg_weights(contributions, self.weighting)
+
+    def combine(
+        self, contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> ArrayRecord:
+        """Return the model ``w - server_lr * sum_i weights[i] update_i`` as it goes to clients.
+
+        The only place where updates are touched: a strategy over ciphertexts overrides it.
+        """
+        return to_arrays(aggregate(self._sent, contributions, weights, self.server_lr))
+
+    def pair(
+        self, asked: Iterable[Message], replies: Iterable[Message]
+    ) -> tuple[list[tuple[int, Message]], list[Failure]]:
+        """Match replies to the nodes that were asked: answers with content, and failures."""
+        # An error that the SuperLink itself reports carries the SuperLink's node id, so who was
+        # asked is looked up by the message that the reply answers.
+        waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in asked}
+        answers, failures = [], []
+        for message in replies:
+            node_id = waiting.pop(
+                message.metadata.reply_to_message_id, message.metadata.src_node_id
+            )
+            if message.has_error():
+                reason = message.error.reason or f"error code {message.error.code}"
+                failures.append(self.failure(node_id, reason))
+            else:
+                answers.append((node_id, message))
+        failures += [self.failure(node_id, "no answer in time") for node_id in waiting.values()]
+        return answers, failures
+
+    def failure(self, node_id: int, reason: str) -> Failure:
+        """Name a node's failure by what the client has called itself."""
+        return Failure(node_id, self._names.get(node_id, f"node-{node_id}"), reason)
+
+    def _read(
+        self, replies: Iterable[Message]
+    ) -> tuple[tuple[Contribution, ...], tuple[Failure, ...]]:
+        answers, failures = self.pair(self._asked, replies)
+        contributions = []
+        for node_id, message in answers:
+            try:
+                if is_bract_reply(message):
+                    contribution = read_reply(message)
+                else:
+                    contribution = read_weights(message, self._sent)
+                self._names[node_id] = contribution.client
+                check_contribution(self._sent, contribution)
+            except BractError as error:
+                failures.append(self.failure(node_id, str(error)))
+                continue
+            contributions.append(contribution)
+        # Replies arrive in any order; a fixed one keeps the floating point sum reproducible.
+        return (
+            tuple(sorted(contributions, key=lambda c: (c.client, c.node_id))),
+            tuple(sorted(failures, key=lambda f: (f.client, f.node_id))),
+        )
+
+    @staticmethod
+    def _mean_metrics(
+        contributions: tuple[Contribution, ...], weights: list[float]
+    ) -> MetricRecord:
+        shared = set.intersection(*(set(c.metrics) for c in contributions))
+        return MetricRecord(
+            {
+                name: sum(w * c.metrics[name] for c, w in zip(contributions, weights, strict=True))
+                for name in sorted(shared)
+            }
+        )

@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from bract.attacks import Budget, LabelInference
+from bract.attacks.labels import infer_labels
+from bract.attacks.problem import open_case
+
+
+def case(seen, images=8):
+    return open_case(seen, tier="oblivious", max_images=images, unroll=16)
+
+
+@pytest.mark.parametrize("model", ["lenet", "lenet-strided"])
+@pytest.mark.parametrize("init", ["default", "uniform"])
+def test_a_single_label_is_read_exactly(observe, digits, model, init):
+    for i in range(10):
+        seen = observe(digits[0][i : i + 1], digits[1][i : i + 1], model=model, init=init)
+        guess = infer_labels(case(seen))
+        assert guess.exact
+        assert guess.labels.tolist() == digits[1][i : i + 1].tolist()
+
+
+def test_a_sign_preserving_defense_keeps_the_label(observe, digits):
+    seen = observe(digits[0][:1], digits[1][:1])
+    signs = {name: value.sign() * 1e-3 for name, value in seen.update.items()}
+    masked = type(seen)(1, "c", seen.parameters, signs, seen.protocol)
+    assert infer_labels(case(masked)).labels.tolist() == digits[1][:1].tolist()
+
+
+@pytest.mark.parametrize("model", ["lenet", "lenet-strided"])
+def test_counts_of_a_batch_with_repeats_are_recovered(observe, digits, model):
+    seen = observe(digits[0][:8], torch.tensor([3, 3, 3, 1, 1, 9, 0, 0]), model=model)
+    guess = infer_labels(case(seen))
+    assert guess.labels.tolist() == [0, 0, 1, 1, 3, 3, 3, 9]
+    assert float(guess.counts.sum()) == pytest.approx(8, rel=1e-2)
+
+
+def test_counts_survive_several_local_steps(observe, digits):
+    labels = torch.tensor([3, 3, 3, 1, 1, 9, 0, 0])
+    seen = observe(digits[0][:8], labels, steps=4, batch_size=2, lr=0.01)
+    assert infer_labels(case(seen)).labels.tolist() == sorted(labels.tolist())
+
+
+def test_the_attack_returns_labels_and_no_image(observe, digits):
+    found = LabelInference()(observe(digits[0][:1], digits[1][:1]), budget=Budget())
+    assert found.labels.tolist() == digits[1][:1].tolist()
+    assert found.images.unique().tolist() == [0.5]

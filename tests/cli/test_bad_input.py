@@ -1,0 +1,71 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def bract(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bract.cli.main", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("clients: 0", "clients: found 0"),
+        ("clients: 5000", "5000 clients for 1437 training examples"),
+        ("data: {name: mnist, path: nowhere}", "data.name 'mnist': not found below nowhere"),
+        ("data: {name: minst}", "Did you mean 'mnist'?"),
+        ("data: {name: folder, path: nowhere}", "holds no images in class folders"),
+        ("model: {name: lenett}", "Did you mean 'lenet'?"),
+        ("wrong: 1", "unknown key 'wrong'"),
+    ],
+)
+def test_bad_config_is_one_line_and_exit_2_with_nothing_written(tmp_path, config, message):
+    (tmp_path / "f.yaml").write_text(config)
+    done = bract(tmp_path, "run", "f.yaml")
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_init_writes_a_file_once(tmp_path):
+    assert bract(tmp_path, "init").returncode == 0
+    again = bract(tmp_path, "init")
+    assert again.returncode == 2
+    assert "exists already; pass --force" in again.stderr
+
+
+def test_a_taken_run_directory_names_the_ways_out(tmp_path):
+    (tmp_path / "f.yaml").write_text("name: mine")
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "something").write_text("")
+    done = bract(tmp_path, "run", "f.yaml")
+    assert done.returncode == 2
+    assert "--resume" in done.stderr
+    assert "--overwrite" in done.stderr
+
+
+def test_a_run_of_an_older_schema_is_refused_with_found_and_wanted(tmp_path):
+    run = tmp_path / "runs" / "old"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("name: old")
+    (run / "run.json").write_text(json.dumps({"schema": 0}))
+    done = bract(tmp_path, "audit", "runs/old")
+    assert done.returncode == 2
+    assert "run schema 0, this version reads 1" in " ".join(done.stderr.split())
+
+
+def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path):
+    done = bract(tmp_path, "report", "nowhere")
+    assert done.returncode == 2
+    assert "nowhere: no such folder" in done.stderr

@@ -1,0 +1,109 @@
+"""The real ClientApp under the real strategies, without processes."""
+
+import logging
+
+import pytest
+import torch
+
+import bract.client.app as client_app
+from bract.config import build_config, dump_config
+from bract.data import client_data, data_spec
+from bract.evaluation import evaluate
+from bract.models import create_model
+from bract.records import from_arrays
+from bract.rundir import RunDirectory
+from bract.server.app import Federation
+from bract.server.loopback import LoopbackGrid
+
+ROUNDS = 3
+
+
+def federation(tmp_path, **changes):
+    config = build_config(
+        {
+            "clients": 3,
+            "rounds": ROUNDS,
+            "seed": 3,
+            "data": {"image_size": 16, "validation": 0.2},
+            "model": {"name": "lenet-strided", "activation": "relu"},
+            "capture": {"enabled": False},
+            "strategy": {"name": "fedboosting"},
+            **changes,
+        }
+    )
+    run = RunDirectory(tmp_path / "run")
+    run.create(config)
+    grid = LoopbackGrid(
+        client_app.app,
+        [{"partition-id": i} for i in range(config.clients)],
+        {"federation": dump_config(config)},
+    )
+    Federation(config, run).train(grid)
+    return config, run, grid
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def test_the_clients_score_the_fused_models_on_their_own_validation_split(tmp_path):
+    config, run, grid = federation(tmp_path, rounds=1)
+    row = run.metrics()[-1]["boosting"]
+    sent = next(m for m in grid.log if m.metadata.message_type == "evaluate.fused")
+    spec = data_spec(config.data)
+    model = create_model("lenet-strided", classes=10, channels=1, image_size=16, activation="relu")
+    for i in range(3):
+        model.load_state_dict(from_arrays(sent.content.array_records[f"fused-{i}"]))
+        for j in range(3):
+            data = client_data(config, j)
+            _, accuracy = evaluate(model, data.validation_images, data.validation_labels, spec=spec)
+            assert row["V"][i][j] == pytest.approx(accuracy)
+
+
+def test_a_poisoned_client_gets_less_than_the_uniform_weight_from_the_second_round_on(
+    tmp_path, monkeypatch
+):
+    def poisoned(config, client):
+        data = client_data(config, client)
+        if client != 1:
+            return data
+        order = torch.roll(torch.arange(10), 1)
+        return type(data)(
+            data.images,
+            order[data.labels],
+            data.validation_images,
+            order[data.validation_labels],
+        )
+
+    monkeypatch.setattr(client_app, "client_data", poisoned)
+    _, run, _ = federation(tmp_path)
+    rows = [row for row in run.metrics() if row["round"] >= 2]
+    assert len(rows) == ROUNDS - 1
+    for row in rows:
+        assert row["clients"]["client-1"]["weight"] < 1 / 3
+        assert row["clients"]["client-1"]["weight"] == row["boosting"]["weights"][1]
+        assert min(row["boosting"]["weights"]) == row["boosting"]["weights"][1]
+
+
+def test_every_strategy_of_the_configuration_trains_the_real_client(tmp_path):
+    for name in ("fedavg", "fedprox", "fedboosting"):
+        _, run, _ = federation(tmp_path / name, rounds=1, strategy={"name": name})
+        row = run.metrics()[-1]
+        assert row["round"] == 1
+        assert sum(c["weight"] for c in row["clients"].values()) == pytest.approx(1.0)
+        assert ("boosting" in row) == (name == "fedboosting")
+        assert ("trained_accuracy" in row["clients"]["client-0"]) == (name == "fedboosting")
+
+
+def test_a_client_with_an_empty_validation_split_costs_its_column(tmp_path, caplog):
+    # A tenth of six examples rounds down to none.
+    _, run, _ = federation(
+        tmp_path,
+        rounds=1,
+        data={"image_size": 16, "partition": {"kind": "sizes", "sizes": [200, 6, 200]}},
+    )
+    row = run.metrics()[-1]
+    assert [values[1] for values in row["boosting"]["V"]] == [None, None, None]
+    assert row["failures"][0]["client"] == "client-1"
+    assert "empty validation split" in caplog.text

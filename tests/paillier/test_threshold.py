@@ -1,0 +1,232 @@
+import dataclasses
+import itertools
+import stat
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bract.paillier import (
+    CiphertextError,
+    CipherVector,
+    KeyMismatchError,
+    KeyShare,
+    Layout,
+    PaillierError,
+    PrivateKey,
+    ThresholdError,
+    combine,
+    deal,
+    decrypt,
+    encrypt,
+    load_share,
+    partial_decrypt,
+    read_share,
+    save_share,
+    split,
+    strip_messages,
+    weighted_sum,
+)
+from bract.paillier.cipher import to_matrix
+from bract.paillier.scheme import Scheme
+from bract.paillier.sharing import lagrange
+
+LAYOUT = Layout(70, 1.0, 16, 31, key_bits=512)
+
+
+def aggregate(shares: list[KeyShare], layout: Layout = LAYOUT) -> tuple[CipherVector, np.ndarray]:
+    rng = np.random.default_rng(3)
+    public = shares[0].public
+    values = rng.uniform(-1, 1, (3, layout.length))
+    vectors = [encrypt(public, row, layout)[0] for row in values]
+    total = weighted_sum(public, vectors, [3, 8, 20])
+    return total, np.average(values, axis=0, weights=[3, 8, 20])
+
+
+def test_lagrange_coefficients_worked_by_hand() -> None:
+    """Points 1, 2, 4 of 4, D = 24: 24*8/3 = 64, 24*4/-2 = -48, 24*2/6 = 8, which sum to 24."""
+    assert lagrange([1, 2, 4], 24) == [64, -48, 8]
+
+
+def test_toy_sharing_of_the_decryption_exponent() -> None:
+    """p = 23, q = 59: alpha = 11 * 29 = 319; any two shares give 24 e with n e = -1 mod 319."""
+    shares = split(PrivateKey.from_primes(23, 59, insecure=True), 2, 4)
+    for pair in itertools.combinations(shares, 2):
+        coefficients = lagrange([share.index for share in pair], 24)
+        secret = sum(c * share.value for c, share in zip(coefficients, pair, strict=True))
+        assert 23 * 59 * secret % 319 == -24 % 319
+
+
+def test_a_single_share_is_uniform() -> None:
+    """Every residue modulo 319 turns up as the first share of the toy key, about 20 times."""
+    key = PrivateKey.from_primes(23, 59, insecure=True)
+    counts = Counter(split(key, 2, 2)[0].value for _ in range(319 * 20))
+    assert len(counts) > 315
+    assert max(counts.values()) < 50
+
+
+@pytest.mark.parametrize("randomness", ["djn", "standard"])
+def test_an_existing_key_decrypts_what_its_shares_decrypt(
+    djn_key: PrivateKey, standard_key: PrivateKey, randomness: str
+) -> None:
+    key = djn_key if randomness == "djn" else standard_key
+    shares = split(key, 2, 3)
+    total, mean = aggregate(shares)
+    assert total.randomness == randomness
+    stripped = strip_messages(key.public, total)
+    partials = [partial_decrypt(share, total, stripped) for share in shares[:2]]
+    result = combine(key.public, total, partials)
+    np.testing.assert_array_equal(result, decrypt(key, total))
+    assert np.abs(result - mean).max() <= LAYOUT.fixed_point.bound
+
+
+def test_stripping_leaves_nothing_of_the_message(djn_key: PrivateKey) -> None:
+    scheme = Scheme(djn_key.public)
+    factor = scheme.randomizer("djn")
+    vectors = [
+        CipherVector(
+            djn_key.public.key_id,
+            Layout(1, 1.0, 16, 1, 512),
+            to_matrix([scheme.embed(m) * factor % scheme.cipher_modulus], 128),
+        )
+        for m in (0, 12345)
+    ]
+    np.testing.assert_array_equal(*(strip_messages(djn_key.public, vector) for vector in vectors))
+
+
+def test_a_stripped_vector_of_another_shape_is_refused(shares: list[KeyShare]) -> None:
+    total, _ = aggregate(shares)
+    stripped = strip_messages(shares[0].public, total)
+    with pytest.raises(CiphertextError, match="truncated"):
+        partial_decrypt(shares[0], total, stripped[:-1])
+
+
+def test_shares_of_a_djn_key_refuse_standard_randomness(shares: list[KeyShare]) -> None:
+    vector, _ = encrypt(shares[0].public, np.zeros(70), LAYOUT, randomness="standard")
+    with pytest.raises(CiphertextError, match="do not decrypt standard randomness"):
+        partial_decrypt(shares[0], vector)
+
+
+def test_every_large_enough_group_decrypts(shares: list[KeyShare]) -> None:
+    total, mean = aggregate(shares)
+    partials = [partial_decrypt(share, total) for share in shares]
+    for group in itertools.combinations(partials, 3):
+        result = combine(shares[0].public, total, group)
+        assert np.abs(result - mean).max() <= LAYOUT.fixed_point.bound
+    result = combine(shares[0].public, total, partials[::-1])
+    assert np.abs(result - mean).max() <= LAYOUT.fixed_point.bound
+
+
+@pytest.mark.parametrize(("degree", "randomness"), [(1, "standard"), (2, "djn"), (3, "djn")])
+def test_other_degrees_and_randomness_decrypt(degree: int, randomness: str) -> None:
+    shares = deal(2, 3, 256, degree=degree, randomness=randomness, insecure=True)
+    layout = Layout(40, 1.0, 16, 31, key_bits=256, degree=degree)
+    total, mean = aggregate(shares, layout)
+    partials = [partial_decrypt(share, total) for share in shares[1:]]
+    result = combine(shares[0].public, total, partials)
+    assert np.abs(result - mean).max() <= layout.fixed_point.bound
+
+
+def test_too_few_answers_are_a_clear_error(shares: list[KeyShare]) -> None:
+    total, _ = aggregate(shares)
+    partials = [partial_decrypt(share, total) for share in (shares[0], shares[4])]
+    with pytest.raises(ThresholdError, match=r"2 of 5 clients answered \(shares \[1, 5\]\), 3 are"):
+        combine(shares[0].public, total, partials)
+    with pytest.raises(ThresholdError, match="no partial decryptions"):
+        combine(shares[0].public, total, [])
+
+
+def test_too_few_shares_pretending_to_be_enough_read_nothing(shares: list[KeyShare]) -> None:
+    total, _ = aggregate(shares)
+    partials = [
+        dataclasses.replace(partial_decrypt(share, total), threshold=2) for share in shares[:2]
+    ]
+    with pytest.raises(ThresholdError, match="do not fit together"):
+        combine(shares[0].public, total, partials)
+
+
+def test_one_share_answering_twice_is_refused(shares: list[KeyShare]) -> None:
+    total, _ = aggregate(shares)
+    partial = partial_decrypt(shares[0], total)
+    with pytest.raises(ThresholdError, match="more than once"):
+        combine(shares[0].public, total, [partial] * 3)
+
+
+def test_answers_to_another_vector_are_refused(shares: list[KeyShare]) -> None:
+    total, _ = aggregate(shares)
+    other, _ = aggregate(shares)
+    partials = [partial_decrypt(share, total) for share in shares[:2]]
+    partials.append(partial_decrypt(shares[2], other))
+    with pytest.raises(ThresholdError, match="share 3 decrypted another vector"):
+        combine(shares[0].public, total, partials)
+
+
+def test_an_altered_answer_is_refused(shares: list[KeyShare]) -> None:
+    total, _ = aggregate(shares)
+    partials = [partial_decrypt(share, total) for share in shares[:3]]
+    partials[1].data[1, 5] ^= 1
+    with pytest.raises(ThresholdError, match="ciphertext 1 by shares"):
+        combine(shares[0].public, total, partials)
+
+
+def test_answers_of_another_dealing_are_refused(shares: list[KeyShare]) -> None:
+    total, _ = aggregate(shares)
+    partials = [partial_decrypt(share, total) for share in shares[:3]]
+    partials[1] = dataclasses.replace(partials[1], threshold=2)
+    with pytest.raises(ThresholdError, match="share 2 belongs to another dealing"):
+        combine(shares[0].public, total, partials)
+
+
+def test_vectors_of_another_key_are_refused(shares: list[KeyShare], djn_key: PrivateKey) -> None:
+    vector, _ = encrypt(djn_key, np.zeros(70), LAYOUT)
+    with pytest.raises(KeyMismatchError):
+        partial_decrypt(shares[0], vector)
+    total, _ = aggregate(shares)
+    partial = dataclasses.replace(partial_decrypt(shares[0], total), key_id="another")
+    with pytest.raises(KeyMismatchError, match="share 1 belongs to key another"):
+        combine(shares[0].public, total, [partial])
+
+
+def test_vectors_of_another_degree_are_refused(shares: list[KeyShare]) -> None:
+    vector, _ = encrypt(shares[0].public, np.zeros(70), dataclasses.replace(LAYOUT, degree=2))
+    with pytest.raises(CiphertextError, match="dealt for 1: plan the layout with degree=1"):
+        partial_decrypt(shares[0], vector)
+
+
+@pytest.mark.parametrize(("threshold", "total"), [(1, 3), (4, 3), (0, 0), (2, 1001)])
+def test_impossible_thresholds_are_refused(threshold: int, total: int) -> None:
+    with pytest.raises(ThresholdError, match="not possible"):
+        deal(threshold, total, 128, insecure=True)
+
+
+def test_only_the_offered_sizes_are_dealt() -> None:
+    with pytest.raises(PaillierError, match="not offered"):
+        deal(2, 3, 512)
+
+
+@pytest.mark.parametrize(("p", "q"), [(13, 23), (7, 47)])
+def test_keys_of_ordinary_primes_are_not_split(p: int, q: int) -> None:
+    """12 is not twice a prime; 6 is, but 3 is not above three shares."""
+    with pytest.raises(PaillierError, match="cannot be split"):
+        split(PrivateKey.from_primes(p, q, insecure=True), 2, 3)
+
+
+def test_shares_survive_their_files(shares: list[KeyShare], tmp_path: Path) -> None:
+    path = tmp_path / "share-2.pem"
+    save_share(shares[1], path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_share(path, insecure=True) == shares[1]
+    assert str(shares[1].value) not in repr(shares[1])
+
+
+def test_damaged_share_files_are_refused(shares: list[KeyShare], tmp_path: Path) -> None:
+    path = tmp_path / "share.pem"
+    path.write_text("nothing")
+    path.chmod(0o600)
+    with pytest.raises(PaillierError, match=r"share\.pem: expected a BRACT PAILLIER KEY SHARE"):
+        read_share(path, insecure=True)
+    with pytest.raises(ThresholdError, match="share 9 of 5"):
+        dataclasses.replace(shares[0], index=9)
+    with pytest.raises(PaillierError):
+        load_share(b"-----BEGIN BRACT PAILLIER KEY SHARE-----\n", insecure=True)

@@ -1,0 +1,78 @@
+"""Tables over observations: means, intervals and order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bract.server.report import gather
+from bract.server.report.summary import interval, severity, strength
+
+
+def test_an_interval_needs_three_values() -> None:
+    assert interval([0.1, 0.9]) == (None, None)
+    assert interval([0.4, 0.4, 0.4]) == (pytest.approx(0.4), pytest.approx(0.4))
+
+
+def test_an_interval_repeats_and_holds_the_mean() -> None:
+    values = [0.1, 0.2, 0.6, 0.7, 0.9]
+    low, high = interval(values)
+    assert (low, high) == interval(values)
+    assert low is not None and high is not None
+    assert low < np.mean(values) < high
+
+
+def test_an_interval_is_near_the_normal_one_for_many_values() -> None:
+    values = np.random.default_rng(3).normal(0.5, 0.1, size=400)
+    low, high = interval(list(values))
+    half = 1.96 * values.std() / np.sqrt(400)
+    assert low == pytest.approx(values.mean() - half, abs=0.002)
+    assert high == pytest.approx(values.mean() + half, abs=0.002)
+
+
+def test_means_run_over_images_not_over_uploads(make_run, writers) -> None:
+    root = make_run(clients=["a"], rounds=1, images=1)
+    writers.audit(root, 2, "a", images=3, noise=0.6, first=40)
+    facts = gather(root)
+    images = [i["scores"]["ssim"] for o in facts["observations"] for i in o["images"]]
+    row = next(r for r in facts["attacks"] if r["client"] == "a")
+    assert row["ssim"]["mean"] == pytest.approx(np.mean(images))
+    guesses = [o["baselines"]["class_mean"]["ssim"] for o in facts["observations"]]
+    expected = (guesses[0] + 3 * guesses[1]) / 4
+    assert row["baselines"]["class_mean"]["ssim"] == pytest.approx(expected)
+    assert [o["label_accuracy"] for o in facts["observations"]] == [1.0, pytest.approx(2 / 3)]
+    assert row["label_accuracy"] == pytest.approx(0.75)
+
+
+def test_a_single_upload_keeps_the_interval_that_its_audit_gave(make_run, writers) -> None:
+    root = make_run(clients=["a"], rounds=1, audit=False)
+    writers.audit(root, 1, "a", intervals={"ssim": [0.123, 0.456]})
+    row = gather(root)["attacks"][0]
+    assert (row["ssim"]["low"], row["ssim"]["high"]) == (0.123, 0.456)
+    assert row["psnr"]["low"] is not None
+
+
+def test_leaks_outrank_scores_and_scores_outrank_nothing() -> None:
+    def row(leaked: int, scored: int, ssim: float | None) -> dict[str, object]:
+        score = {"mean": ssim}
+        return {"leaked": leaked, "scored": scored, "ssim": score, "psnr": {"mean": None}}
+
+    rows = [row(0, 0, None), row(0, 4, 0.4), row(0, 4, 0.45), row(1, 4, 0.1), row(1, 2, 0.1)]
+    mixed = [rows[i] for i in (3, 0, 4, 2, 1)]
+    assert sorted(mixed, key=strength) == rows
+
+
+def test_severity_reads_the_images(make_run) -> None:
+    facts = gather(make_run())
+    order = sorted(facts["observations"], key=severity)
+    assert (order[-1]["client"], order[-1]["round"]) == ("client-2", 1)
+    assert (order[0]["client"], order[0]["round"]) == ("client-0", 3)
+
+
+def test_clients_come_in_the_order_of_their_numbers(make_run) -> None:
+    names = ["client-10", "client-2", "client-1"]
+    facts = gather(make_run(clients=names, rounds=1, images=1))
+    order = ["client-1", "client-2", "client-10"]
+    assert [c["client"] for c in facts["clients"]] == order
+    assert [a["client"] for a in facts["attacks"]] == [None, *order]
+    assert [o["client"] for o in facts["observations"]] == order

@@ -1,0 +1,107 @@
+import pytest
+import torch
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from toy_clients import toy_app, toy_arrays, toy_grid, value_of
+
+from bract.errors import BractError, RunFailedError
+from bract.records import from_arrays, to_arrays
+from bract.strategies import FedAvg, FedProx
+
+
+def play(app, clients, *, strategy=None, faults=None, start=0.0, **options):
+    strategy = strategy or FedAvg(min_nodes=clients, **options)
+    grid = toy_grid(app, clients, faults=faults)
+    result = strategy.start(grid, toy_arrays(start), num_rounds=1, timeout=10)
+    return strategy, grid, value_of(result.arrays)
+
+
+def test_replies_with_local_weights_average_as_under_flowers_own_fedavg():
+    app = toy_app((1.0, 5.0), examples=[30, 10])
+    flower = FlowerFedAvg(fraction_evaluate=0.0, min_train_nodes=2)
+    grid = toy_grid(app, 2)
+    expected = value_of(flower.start(grid, toy_arrays(10.0), num_rounds=1).arrays)
+    _, _, w = play(app, 2, start=10.0)
+    assert w == pytest.approx(8.0)
+    assert w == pytest.approx(expected)
+
+
+def test_uniform_weights_and_a_server_learning_rate():
+    _, _, w = play(
+        toy_app((1.0, 5.0), examples=[30, 10]), 2, weighting="uniform", server_lr=0.5, start=10.0
+    )
+    assert w == pytest.approx(8.5)
+
+
+def test_a_client_that_drops_out_costs_its_own_contribution_only():
+    strategy, _, w = play(
+        toy_app((1.0, 5.0, 100.0), examples=[30, 10, 60]),
+        3,
+        faults=lambda m: "gone" if m.metadata.dst_node_id == 3 else None,
+        tolerate_failures=True,
+    )
+    assert w == pytest.approx(-2.0)
+    assert strategy.outcome.weights == pytest.approx((0.75, 0.25))
+    assert [f.reason for f in strategy.outcome.failures] == ["gone"]
+
+
+def test_a_fraction_of_the_nodes_trains():
+    _, grid, _ = play(toy_app([1.0] * 4), 4, fraction=0.5)
+    assert len(grid.log) == 2
+
+
+def stranger(arrays, metrics=None):
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        record = RecordDict({"arrays": to_arrays(arrays)})
+        record["metrics"] = MetricRecord(metrics or {"num-examples": 1})
+        return Message(record, reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        (stranger({"v": torch.zeros(1)}), "other arrays than it was sent: v, w"),
+        (stranger({"w": torch.zeros(2)}), "other arrays than it was sent: w"),
+        (stranger({"w": torch.zeros(1)}, {"count": 3}), "num-examples"),
+        (stranger({"w": torch.tensor([float("nan")])}), "sent NaN"),
+    ],
+)
+def test_an_unusable_reply_is_a_failure_of_its_client(app, words):
+    good = toy_app([1.0, 1.0])
+
+    def make(node):
+        return app if node == 1 else good(node)
+
+    with pytest.raises(RunFailedError, match=words):
+        play(make, 2)
+    strategy, _, w = play(make, 2, tolerate_failures=True)
+    assert w == pytest.approx(-1.0)
+    assert [f.node_id for f in strategy.outcome.failures] == [2]
+
+
+def test_buffers_of_a_strangers_model_are_averaged_not_treated_as_updates():
+    sent = {"w": torch.zeros(1), "bn.running_mean": torch.zeros(1)}
+    returned = {"w": torch.tensor([-2.0]), "bn.running_mean": torch.tensor([8.0])}
+    strategy = FedAvg(min_nodes=1, server_lr=0.5)
+    result = strategy.start(toy_grid(stranger(returned), 1), to_arrays(sent), num_rounds=1)
+    arrays = from_arrays(result.arrays)
+    assert arrays["w"].item() == pytest.approx(-1.0)
+    assert arrays["bn.running_mean"].item() == pytest.approx(8.0)
+
+
+def test_fedprox_announces_mu_under_flowers_key_and_averages_like_fedavg():
+    strategy = FedProx(proximal_mu=0.25, min_nodes=2)
+    _, grid, w = play(toy_app((1.0, 3.0)), 2, strategy=strategy)
+    assert grid.log[0].content.config_records["config"]["proximal-mu"] == 0.25
+    assert w == pytest.approx(-2.0)
+
+
+def test_fedprox_refuses_a_negative_mu():
+    with pytest.raises(BractError, match="proximal_mu"):
+        FedProx(proximal_mu=-1.0)

@@ -1,0 +1,76 @@
+import pytest
+
+from bract.config import build_config, config_of_run, dump_config, parse_config
+from bract.errors import BractError
+from bract.strategies import FedAvg, FedBoosting, FedProx, create_strategy
+
+
+def configured(**strategy):
+    return build_config({"strategy": strategy})
+
+
+def test_the_name_chooses_the_strategy_and_fedavg_is_the_default():
+    assert type(create_strategy(build_config({}))) is FedAvg
+    assert type(create_strategy(configured(weighting="uniform"))) is FedAvg
+    assert type(create_strategy(configured(name="fedprox"))) is FedProx
+    assert type(create_strategy(configured(name="fedboosting"))) is FedBoosting
+
+
+def test_every_key_reaches_the_strategy():
+    strategy = create_strategy(
+        configured(
+            name="fedboosting",
+            weighting="proportional",
+            signal="loss",
+            fusing="random",
+            p_hat=0.7,
+            server_lr=0.3,
+            tolerate_failures=True,
+            timeout=42,
+        ),
+        first_round=4,
+    )
+    assert (strategy.weighting, strategy.signal, strategy.fusing) == (
+        "proportional",
+        "loss",
+        "random",
+    )
+    assert (strategy.p_hat, strategy.server_lr, strategy.validation_timeout) == (0.7, 0.3, 42)
+    assert (strategy.tolerate_failures, strategy.first_round) == (True, 4)
+    assert create_strategy(configured(name="fedprox", proximal_mu=2)).proximal_mu == 2
+
+
+def test_a_config_survives_writing_and_reading():
+    config = configured(name="fedboosting", p_hat=0.8)
+    assert parse_config(dump_config(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({"name": "fedbosting"}, "Did you mean 'fedboosting'"),
+        ({"name": "fedboosting", "phat": 0.9}, "Did you mean 'strategy.p_hat'"),
+        ({"name": "fedboosting", "p_hat": 0.3}, "strategy.p_hat: found 0.3"),
+        ({"name": "fedboosting", "weighting": "examples"}, "'softmax' or 'proportional'"),
+        ({"p_hat": 0.9}, "unknown key 'strategy.p_hat'"),
+        ({"name": "fedprox", "proximal_mu": -1}, "strategy.proximal_mu: found -1"),
+    ],
+)
+def test_a_wrong_strategy_section_is_named_with_its_mend(strategy, words):
+    with pytest.raises(BractError) as caught:
+        build_config({"strategy": strategy})
+    assert words in str(caught.value)
+
+
+def test_fedboosting_without_validation_data_is_refused_before_anything_starts():
+    with pytest.raises(BractError, match=r"data\.validation is 0"):
+        build_config({"strategy": {"name": "fedboosting"}, "data": {"validation": 0.0}})
+
+
+def test_a_run_config_can_switch_the_strategy_of_a_whole_file():
+    text = dump_config(configured(weighting="uniform", server_lr=0.5))
+    found = config_of_run(
+        {"federation": text, "strategy.p_hat": 0.8, "strategy.name": "fedboosting"}
+    ).strategy
+    assert (found.name, found.p_hat, found.server_lr) == ("fedboosting", 0.8, 0.5)
+    assert found.weighting == "softmax"
