@@ -26,6 +26,7 @@ from bract.cli.warm import real_command, write_shims
 from bract.config import FederationConfig, dump_config
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
+from bract.seeds import derive_seed
 
 READY_TIMEOUT = 90.0
 CONNECTION = "bract"
@@ -184,6 +185,7 @@ class LocalFederation:
                 "partition-id": client,
                 "num-partitions": self.config.clients,
                 "state-dir": str((self.run.root / "state" / name).absolute()),
+                "private-seed": derive_seed(self.config.seed, "private", client),
             }
             if client < len(self.launch.devices):
                 node["device"] = self.launch.devices[client]

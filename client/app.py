@@ -8,18 +8,19 @@ from dataclasses import dataclass
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import nn
+from torch import Tensor, nn
 
 import bract
+from bract.client.defending import Defending
 from bract.client.site import Site, pick_device
 from bract.client.training import train_locally
-from bract.client.truth import save_truth
+from bract.client.truth import save_report, save_truth
 from bract.config import FederationConfig, config_of_run
 from bract.data import DataSpec, client_data, data_spec
 from bract.errors import BractError
 from bract.evaluation import evaluate
 from bract.fused import TRAINING_SCORE_KEY, answer_fused
-from bract.models import create_model
+from bract.models import create_model, key_locks, with_random_key
 from bract.records import (
     ARRAYS,
     CONFIG,
@@ -46,6 +47,7 @@ class _Session:
     device: torch.device
     instructions: ConfigRecord
     server_round: int
+    defending: Defending
 
     def receive(self, arrays: Tensors) -> None:
         """Load what the server sent into the model."""
@@ -71,6 +73,7 @@ def train(message: Message, context: Context) -> Message:
         loss_before, accuracy_before = evaluate(
             session.model, *held_out, spec=session.spec, device=session.device
         )
+        stranger = _accuracy_without_key(session, held_out)
         result = train_locally(
             session.model,
             data.images,
@@ -81,6 +84,15 @@ def train(message: Message, context: Context) -> Message:
             device=session.device,
             proximal_mu=_number(session.instructions.get(PROXIMAL_KEY, 0.0)),
         )
+        first = result.used[: config.training.batch_size]
+        trained = time.perf_counter()
+        update = session.defending.protect(
+            result.update,
+            model=session.model,
+            images=session.spec.normalise(data.images[first]).to(session.device),
+            labels=data.labels[first].to(session.device),
+        )
+        defended = time.perf_counter()
     except torch.cuda.OutOfMemoryError as error:
         raise BractError(
             f"{site.name}: out of memory on {session.device} ({error}); lower "
@@ -92,12 +104,18 @@ def train(message: Message, context: Context) -> Message:
         save_truth(
             site.truth_dir, session.server_round, data.images[result.used], data.labels[result.used]
         )
+        if session.defending.report:
+            save_report(site.truth_dir, session.server_round, session.defending.report)
     metrics = {
         "train_loss": result.loss,
         "train_accuracy": result.accuracy,
         "local_steps": float(result.steps),
         "seconds": time.perf_counter() - started,
     }
+    if session.defending.declaration():
+        metrics["defense_seconds"] = defended - trained
+    if stranger is not None:
+        metrics["random_key_accuracy"] = stranger
     if len(data.validation_images):
         metrics |= {"validation_loss": loss_before, "validation_accuracy": accuracy_before}
     if session.instructions.get(TRAINING_SCORE_KEY):
@@ -107,7 +125,7 @@ def train(message: Message, context: Context) -> Message:
     return write_reply(
         client=site.name,
         version=bract.__version__,
-        update=result.update,
+        update=update,
         buffers=result.buffers,
         num_examples=len(result.used),
         metrics=metrics,
@@ -115,6 +133,7 @@ def train(message: Message, context: Context) -> Message:
             "local_steps": result.steps,
             "num_examples": len(result.used),
             "batch_size": min(config.training.batch_size, len(result.used)),
+            **session.defending.declaration(),
         },
         reply_to=message,
     )
@@ -157,6 +176,15 @@ def evaluate_fused(message: Message, context: Context) -> Message:
     return answer_fused(message, score, num_examples=len(data.validation_images))
 
 
+def _accuracy_without_key(session: _Session, held_out: tuple[Tensor, Tensor]) -> float | None:
+    """Evaluate a locked model under a key and lock layers that are nobody's."""
+    if not key_locks(session.model) or not len(held_out[0]):
+        return None
+    generator = session.defending.context.generator("random-key")
+    stranger = with_random_key(session.model, generator)
+    return evaluate(stranger, *held_out, spec=session.spec, device=session.device)[1]
+
+
 def _number(value: object) -> float:
     assert isinstance(value, int | float)
     return float(value)
@@ -182,11 +210,17 @@ def _open_session(message: Message, context: Context) -> _Session:
             activation=config.model.activation,
         )
         device = pick_device(site.device or config.device)
+        server_round = instructions[ROUND_KEY]
+        assert isinstance(server_round, int)
+        defending = Defending.open(config, site, context, server_round)
+        model = defending.chain.prepare_model(model)
     except BractError as error:
         raise BractError(f"{site.name}: {error}") from error
-    server_round = instructions[ROUND_KEY]
-    assert isinstance(server_round, int)
-    session = _Session(site, config, spec, model, device, instructions, server_round)
+    session = _Session(site, config, spec, model, device, instructions, server_round, defending)
     if ARRAYS in message.content:
         session.receive(from_arrays(message.content.array_records[ARRAYS]))
+    try:
+        defending.attach(model)
+    except BractError as error:
+        raise BractError(f"{site.name}: {error}") from error
     return session

@@ -10,7 +10,16 @@ import torch
 
 from bract.errors import BractError
 
-NODE_KEYS = ("name", "partition-id", "num-partitions", "device", "truth-dir", "state-dir", "policy")
+NODE_KEYS = (
+    "name",
+    "partition-id",
+    "num-partitions",
+    "device",
+    "truth-dir",
+    "state-dir",
+    "policy",
+    "private-seed",
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,9 @@ class Site:
         Where the state of defenses survives a restart of the SuperNode.
     policy
         YAML file that names the defenses that must be on.
+    private_seed
+        Seed of this client's keys and noise, for experiments that must repeat. None, as it should
+        be in earnest, draws them from the operating system: who knows the seed undoes the defense.
     """
 
     name: str
@@ -39,6 +51,7 @@ class Site:
     truth_dir: Path | None = None
     state_dir: Path | None = None
     policy: Path | None = None
+    private_seed: int | None = None
 
     @classmethod
     def from_node_config(cls, node_config: Mapping[str, object]) -> Site:
@@ -47,13 +60,21 @@ class Site:
         Raises
         ------
         BractError
-            If ``partition-id`` is missing or no whole number from 0.
+            If ``partition-id`` is missing or no whole number from 0, or ``private-seed`` is no
+            whole number.
         """
         found = node_config.get("partition-id")
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
             raise BractError(
                 f"node config: partition-id is {found!r}, expected a whole number from 0; "
                 "start the SuperNode with --node-config 'partition-id=0'"
+            )
+
+        seed = node_config.get("private-seed")
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+            raise BractError(
+                f"node config: private-seed is {seed!r}, expected a whole number; "
+                "leave it out to draw keys and noise from the operating system"
             )
 
         def path(key: str) -> Path | None:
@@ -66,6 +87,7 @@ class Site:
             truth_dir=path("truth-dir"),
             state_dir=path("state-dir"),
             policy=path("policy"),
+            private_seed=seed,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from bract.config import TrainingConfig
 from bract.data import DataSpec
+from bract.models import auxiliary_loss, trainable_parameters
 from bract.update import Tensors, buffers_of, difference, parameters_of
 
 
@@ -25,7 +26,7 @@ class LocalResult:
     buffers
         The model's buffers afterwards.
     loss
-        Mean training loss over the steps, without a proximal term.
+        Mean training loss over the steps, without a proximal or auxiliary term.
     accuracy
         Mean training accuracy over the examples as they were used, in [0, 1].
     steps
@@ -82,12 +83,14 @@ def train_locally(
         losses.append(float(loss.detach()))
         correct += int((logits.argmax(1) == target).sum())
         seen += len(batch)
-        return loss
+        return loss + auxiliary_loss(model)
 
     if config.algorithm == "fedsgd":
         names = [name for name, _ in model.named_parameters()]
-        gradients = torch.autograd.grad(loss_of(next(batches)), list(model.parameters()))
-        update = {n: g.detach().cpu() for n, g in zip(names, gradients, strict=True)}
+        trained = trainable_parameters(model)
+        gradients = torch.autograd.grad(loss_of(next(batches)), trained)
+        update = {n: g.detach().cpu() for n, g in zip(names, gradients[: len(names)], strict=True)}
+        _step_private(trained[len(names) :], gradients[len(names) :], config.lr)
     else:
         optimizer = _optimizer(model, config)
         received = [p.detach().clone() for p in model.parameters()] if proximal_mu > 0.0 else []
@@ -107,6 +110,13 @@ def train_locally(
         steps=len(losses),
         used=list(used),
     )
+
+
+@torch.no_grad()
+def _step_private(parameters: list[nn.Parameter], gradients: Sequence[Tensor], lr: float) -> None:
+    """Train what the server never sees, which it therefore cannot step."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.sub_(gradient, alpha=lr)
 
 
 def _squared_distance(model: nn.Module, received: list[Tensor]) -> Tensor:
@@ -130,5 +140,5 @@ def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> 
 
 def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=config.lr)
-    return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+        return torch.optim.Adam(trainable_parameters(model), lr=config.lr)
+    return torch.optim.SGD(trainable_parameters(model), lr=config.lr, momentum=config.momentum)

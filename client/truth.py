@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -20,5 +22,14 @@ def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) 
     final = folder / f"round-{server_round:04d}.safetensors"
     temporary = folder / f".{final.name}.tmp"
     save_file({"images": images.contiguous(), "labels": labels.contiguous()}, temporary)
+    temporary.chmod(0o600)
+    return temporary.replace(final)
+
+
+def save_report(folder: Path, server_round: int, report: Mapping[str, float]) -> Path:
+    """Write what the defenses measured on one round's private update, mode 0600."""
+    final = folder / f"round-{server_round:04d}.defense.json"
+    temporary = folder / f".{final.name}.tmp"
+    temporary.write_text(json.dumps(dict(report), indent=1))
     temporary.chmod(0o600)
     return temporary.replace(final)

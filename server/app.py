@@ -17,7 +17,7 @@ from bract.config import FederationConfig, config_of_run
 from bract.data import data_spec, test_data
 from bract.errors import BractError
 from bract.evaluation import evaluate
-from bract.models import create_model, initialise
+from bract.models import create_model, initialise, prepare_model
 from bract.observation import Protocol
 from bract.records import VERSION_KEY, from_arrays, to_arrays
 from bract.rundir import RunDirectory
@@ -111,6 +111,7 @@ class Federation:
             lr=training.lr,
             momentum=training.momentum,
             batch_size=training.batch_size,
+            defenses=tuple(self.config.defenses),
         )
 
     def _new_model(self) -> nn.Module:
@@ -121,6 +122,7 @@ class Federation:
             image_size=self.spec.image_shape[1],
             activation=self.config.model.activation,
         )
+        model = prepare_model(model, self.config.defenses)
         return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
 
     def _resume(self) -> int:
