@@ -175,7 +175,11 @@ class AuditConfig(_Section):
 
 
 class FederationConfig(_Section):
-    """One federation, from data to audit. Every seed derives from ``seed``."""
+    """One federation, from data to audit. Every seed derives from ``seed``.
+
+    ``defenses`` is the ordered list that every client applies to its update: each entry has a
+    ``name`` and that defense's own hyper-parameters (see `bract.client.defenses`).
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "federation"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -187,6 +191,7 @@ class FederationConfig(_Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     strategy: StrategyConfig = FedAvgConfig()
+    defenses: list[dict[str, Any]] = []
     capture: CaptureConfig = CaptureConfig()
     audit: AuditConfig = AuditConfig()
 

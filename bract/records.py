@@ -27,6 +27,9 @@ DECLARED = "declared"
 
 ROUND_KEY = "server-round"
 VERSION_KEY = "bract-version"
+SESSION_KEY = "bract-session"
+"""Name of one training run, which a resumed run keeps; private state belongs to it."""
+
 NUM_EXAMPLES_KEY = "num-examples"
 PROXIMAL_KEY = "proximal-mu"
 

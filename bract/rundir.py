@@ -33,19 +33,25 @@ class RunDirectory:
 
     @classmethod
     def open(cls, root: Path | str) -> RunDirectory:
-        """Open an existing run.
+        """Open an existing run, or the captures of somebody's own app.
+
+        A folder that holds ``captures/`` (or is that folder) is enough: without ``config.yaml``
+        the captures are audited unscored.
 
         Raises
         ------
         BractError
-            If the folder is no run, or of another schema version.
+            If the folder is neither, or a run of another schema version.
         """
         run = cls(root)
         if not run.root.is_dir():
             raise BractError(f"{run.root}: no such folder; expected a run made by `bract run`")
-        if not run.config_path.is_file():
+        if run.root.name == "captures" and any(run.root.glob("round-*")):
+            run = cls(run.root.parent)
+        if not run.config_path.is_file() and not run.captures.is_dir():
             raise BractError(
-                f"{run.root}: holds no config.yaml; expected a run made by `bract run`"
+                f"{run.root}: holds neither config.yaml nor captures/; expected a run made by "
+                "`bract run`, or the folder where HonestButCurious keeps its captures"
             )
         run.state()
         return run
@@ -59,9 +65,14 @@ class RunDirectory:
         except OSError as error:
             raise BractError(f"{self.root}: cannot be written: {error}") from error
 
+    @property
+    def is_configured(self) -> bool:
+        """Whether the run was made from a configuration, rather than by somebody's own app."""
+        return self.config_path.is_file()
+
     def config(self) -> FederationConfig:
-        """Read the configuration that the run was made with."""
-        return load_config(self.config_path)
+        """Read the configuration that the run was made with; the default where there is none."""
+        return load_config(self.config_path) if self.is_configured else FederationConfig()
 
     def state(self) -> dict[str, Any]:
         """Read ``run.json``; an empty dictionary where the run has not begun."""

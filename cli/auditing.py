@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def audit_run(
 ) -> list[dict[str, Any]]:
     """Run the audit with progress; return what was written for each observation."""
     run = RunDirectory.open(root)
+    # A model that is declared as package.module:callable lies in the folder of somebody's app.
+    sys.path.insert(0, str(Path.cwd()))
     audit = Audit(run, choice, resume=resume)
     batches = audit.plan()
     total = sum(len(observations) for _, observations in batches)

@@ -26,6 +26,7 @@ from bract.cli.warm import real_command, write_shims
 from bract.config import FederationConfig, dump_config
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
+from bract.seeds import derive_seed
 
 READY_TIMEOUT = 90.0
 CONNECTION = "bract"
@@ -183,12 +184,15 @@ class LocalFederation:
             node: dict[str, str | int] = {
                 "partition-id": client,
                 "num-partitions": self.config.clients,
-                "state-dir": str((self.run.root / "state" / name).absolute()),
+                "bract-state-dir": str((self.run.root / "state" / name).absolute()),
+                # Clients on the machine of the server have nothing to hide from it; a seed makes
+                # their noise and keys repeatable.
+                "bract-seed": derive_seed(self.config.seed, "private", client),
             }
             if client < len(self.launch.devices):
                 node["device"] = self.launch.devices[client]
             if self.config.truth:
-                node["truth-dir"] = str((self.run.truth / name).absolute())
+                node["bract-truth-dir"] = str((self.run.truth / name).absolute())
             self._spawn(
                 name,
                 [

@@ -11,10 +11,11 @@ from pathlib import Path
 import bract
 from bract.cli.console import RoundProgress, say
 from bract.cli.launcher import Launch, LocalFederation
+from bract.client.defenses import build_defenses
 from bract.config import FederationConfig
-from bract.data import open_source, partition_indices
+from bract.data import data_spec, open_source, partition_indices
 from bract.errors import BractError, RunFailedError
-from bract.models import MODELS
+from bract.models import create_model
 from bract.rundir import RunDirectory
 
 
@@ -88,8 +89,22 @@ def check_feasible(config: FederationConfig) -> None:
                 f"data.partition gives client {client} no training examples; "
                 "raise alpha or min_examples, or lower clients"
             )
-    if ":" not in config.model.name:
-        MODELS[config.model.name]
+    spec = data_spec(config.data)
+    defenses = build_defenses(config.defenses)
+    defenses.prepare_model(
+        create_model(
+            config.model.name,
+            classes=spec.classes,
+            channels=spec.image_shape[0],
+            image_size=spec.image_shape[1],
+            activation=config.model.activation,
+        )
+    )
+    if defenses.server_lr not in (1.0, config.strategy.server_lr):
+        raise BractError(
+            f"strategy.server_lr is {config.strategy.server_lr}, but the defenses ask for "
+            f"{defenses.server_lr}; set strategy.server_lr: {defenses.server_lr}"
+        )
 
 
 def _prepare(

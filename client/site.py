@@ -8,9 +8,12 @@ from pathlib import Path
 
 import torch
 
+from bract.client.mod import CLIENT_KEY, STATE_DIR_KEY
+from bract.client.policy import POLICY_KEY
 from bract.errors import BractError
 
-NODE_KEYS = ("name", "partition-id", "num-partitions", "device", "truth-dir", "state-dir", "policy")
+TRUTH_DIR_KEY = "bract-truth-dir"
+SEED_KEY = "bract-seed"
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Site:
         Where the state of defenses survives a restart of the SuperNode.
     policy
         YAML file that names the defenses that must be on.
+    seed
+        Private seed of the defenses' noise and keys, for repeatable experiments. Without one they
+        are drawn from the operating system, as a deployment must: whoever knows the seed can
+        recompute them.
     """
 
     name: str
@@ -39,6 +46,7 @@ class Site:
     truth_dir: Path | None = None
     state_dir: Path | None = None
     policy: Path | None = None
+    seed: int | None = None
 
     @classmethod
     def from_node_config(cls, node_config: Mapping[str, object]) -> Site:
@@ -56,16 +64,19 @@ class Site:
                 "start the SuperNode with --node-config 'partition-id=0'"
             )
 
+        seed = node_config.get(SEED_KEY)
+
         def path(key: str) -> Path | None:
             return Path(str(node_config[key])) if node_config.get(key) else None
 
         return cls(
-            name=str(node_config.get("name") or f"client-{found}"),
+            name=str(node_config.get(CLIENT_KEY) or f"client-{found}"),
             partition=found,
             device=str(node_config["device"]) if node_config.get("device") else None,
-            truth_dir=path("truth-dir"),
-            state_dir=path("state-dir"),
-            policy=path("policy"),
+            truth_dir=path(TRUTH_DIR_KEY),
+            state_dir=path(STATE_DIR_KEY),
+            policy=path(POLICY_KEY),
+            seed=seed if isinstance(seed, int) else None,
         )
 
 

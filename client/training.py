@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from bract.config import TrainingConfig
 from bract.data import DataSpec
+from bract.models import auxiliary_loss, trainable_parameters
 from bract.update import Tensors, buffers_of, difference, parameters_of
 
 
@@ -55,6 +56,9 @@ def train_locally(
 ) -> LocalResult:
     """Train ``model`` in place and return the update.
 
+    What a defense adds to the model (a private lock, a bottleneck's loss) is trained along; only
+    named parameters are in the update.
+
     Parameters
     ----------
     images, labels
@@ -82,12 +86,16 @@ def train_locally(
         losses.append(float(loss.detach()))
         correct += int((logits.argmax(1) == target).sum())
         seen += len(batch)
-        return loss
+        return loss + auxiliary_loss(model).to(device)
 
     if config.algorithm == "fedsgd":
         names = [name for name, _ in model.named_parameters()]
-        gradients = torch.autograd.grad(loss_of(next(batches)), list(model.parameters()))
-        update = {n: g.detach().cpu() for n, g in zip(names, gradients, strict=True)}
+        trained = trainable_parameters(model)
+        gradients = torch.autograd.grad(loss_of(next(batches)), trained)
+        update = {n: g.detach().cpu() for n, g in zip(names, gradients, strict=False)}
+        with torch.no_grad():  # what the server does for the shared parameters
+            for private, gradient in list(zip(trained, gradients, strict=True))[len(names) :]:
+                private.sub_(gradient, alpha=config.lr)
     else:
         optimizer = _optimizer(model, config)
         received = [p.detach().clone() for p in model.parameters()] if proximal_mu > 0.0 else []
@@ -130,5 +138,5 @@ def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> 
 
 def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=config.lr)
-    return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+        return torch.optim.Adam(trainable_parameters(model), lr=config.lr)
+    return torch.optim.SGD(trainable_parameters(model), lr=config.lr, momentum=config.momentum)

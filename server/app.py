@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -17,9 +18,9 @@ from bract.config import FederationConfig, config_of_run
 from bract.data import data_spec, test_data
 from bract.errors import BractError
 from bract.evaluation import evaluate
-from bract.models import create_model, initialise
+from bract.models import create_model, initialise, prepare_model
 from bract.observation import Protocol
-from bract.records import VERSION_KEY, from_arrays, to_arrays
+from bract.records import SESSION_KEY, VERSION_KEY, from_arrays, to_arrays
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 from bract.server.grid import PromptGrid
@@ -92,7 +93,9 @@ class Federation:
                 to_arrays(parameters_of(self.model) | buffers_of(self.model)),
                 num_rounds=self.config.rounds - self.done,
                 timeout=self.config.strategy.timeout,
-                train_config=ConfigRecord({VERSION_KEY: bract.__version__}),
+                train_config=ConfigRecord(
+                    {VERSION_KEY: bract.__version__, SESSION_KEY: self._session()}
+                ),
                 evaluate_fn=self._after_round,
             )
 
@@ -113,6 +116,12 @@ class Federation:
             batch_size=training.batch_size,
         )
 
+    def _session(self) -> str:
+        state = self.run.state()
+        if "session" not in state:
+            self.run.update_state(session=uuid.uuid4().hex)
+        return str(self.run.state()["session"])
+
     def _new_model(self) -> nn.Module:
         model = create_model(
             self.config.model.name,
@@ -121,6 +130,7 @@ class Federation:
             image_size=self.spec.image_shape[1],
             activation=self.config.model.activation,
         )
+        prepare_model(model, self.config.defenses)
         return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
 
     def _resume(self) -> int:

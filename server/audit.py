@@ -34,6 +34,9 @@ from bract.server.scoring import Truth, load_truth, lpips_notes, score_images
 _log = logging.getLogger(__name__)
 
 AUDIT_SCHEMA = 1
+PRIOR_ITERATIONS = 200
+"""Steps of the prior-only baseline: with no gradient to match, it settles early."""
+
 CANDIDATES = 99
 """Reference images among which an original must be retrieved, beside itself."""
 
@@ -158,7 +161,9 @@ class Audit:
                 "max_images": self.choice.max_images,
             },
             "seed": self.choice.seed,
-            "device": engine.device,
+            "device": str(engine.torch_device)
+            if hasattr(engine, "torch_device")
+            else engine.device,
             "selection": "blind",
         }
         if isinstance(result, Refusal):
@@ -174,7 +179,7 @@ class Audit:
         self, name: str, observation: Observation, result: Reconstruction, path: Path
     ) -> dict[str, Any]:
         """Save the pictures of one reconstruction; score it where the client kept the truth."""
-        truth = load_truth(self.run.truth, observation)
+        truth = load_truth(self.run.truth, observation) if self.run.is_configured else None
         images = result.images
         originals: Tensor | None = None
         true_labels: list[int] | None = None
@@ -245,9 +250,7 @@ class Audit:
                 without: Attack = prior_only(self.attacks[name])
                 result = without(
                     observation,
-                    budget=Budget(
-                        iterations=self.choice.iterations, max_images=self.choice.max_images
-                    ),
+                    budget=Budget(iterations=PRIOR_ITERATIONS, max_images=self.choice.max_images),
                     seed=derive_seed(self.choice.seed, "prior", name),
                     device=self.choice.device,
                 )

@@ -1,15 +1,35 @@
 """Models under attack, by name."""
 
 from bract.models.initialise import INITIALISERS, initialise
+from bract.models.keylock import key_locks, trainable_parameters, with_random_key
 from bract.models.lenet import LeNet, StridedLeNet
+from bract.models.lenet_bn import LeNetBN, StridedLeNetBN
+from bract.models.precode import auxiliary_loss
+from bract.models.prepare import prepare_model
 from bract.models.registry import MODELS, activation_layer, create_model
+from bract.models.resnet import CifarResNet, resnet18, resnet20, resnet32, resnet34
+from bract.models.vgg import vgg16, vgg16_bn
 
 __all__ = [
     "INITIALISERS",
     "MODELS",
+    "CifarResNet",
     "LeNet",
+    "LeNetBN",
     "StridedLeNet",
+    "StridedLeNetBN",
     "activation_layer",
+    "auxiliary_loss",
     "create_model",
     "initialise",
+    "key_locks",
+    "prepare_model",
+    "resnet18",
+    "resnet20",
+    "resnet32",
+    "resnet34",
+    "trainable_parameters",
+    "vgg16",
+    "vgg16_bn",
+    "with_random_key",
 ]

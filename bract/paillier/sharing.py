@@ -7,9 +7,9 @@ The exponent that decrypts is 0 modulo the order ``alpha`` of the squared random
 long power ``b = c^(n^s)``, which no longer depends on the message, may be taken by anybody, once
 (:func:`bract.paillier.threshold.strip_messages`, a task for the server).
 
-Share ``i`` is ``f(i)`` for a random polynomial ``f`` of degree ``t-1`` modulo ``alpha`` with ``f(0) = e``. A partial decryption is
-``b^(2 D f(i))`` with ``D = l!``; Lagrange interpolation in the exponent gives ``b^(4 D^2 e)``, and
-``c^(4 D^2) b^(4 D^2 e) = (1+n)^(4 D^2 M)``.
+Share ``i`` is ``f(i)`` for a random polynomial ``f`` of degree ``t-1`` modulo ``alpha`` with
+``f(0) = e``. A partial decryption is ``b^(2 D f(i))`` with ``D = l!``; Lagrange interpolation in
+the exponent gives ``b^(4 D^2 e)``, and ``c^(4 D^2) b^(4 D^2 e) = (1+n)^(4 D^2 M)``.
 
 ``alpha`` is a product of two secret primes: of 256 bits each for a ``djn`` key, and ``p'q'`` with
 ``p = 2p'+1`` and ``q = 2q'+1`` for a ``standard`` key, as in the original. So a client's work is a

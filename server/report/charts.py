@@ -15,6 +15,7 @@ from markupsafe import Markup
 HEIGHT = 190
 COLOURS = 6
 _LABEL_GAP = 15
+_MOST_POINTS = 12
 
 Facts = dict[str, Any]
 
@@ -118,7 +119,8 @@ def _series(line: Series, x: Any, y: Any) -> Markup:
         _line(x(a[0]), y(a[1]), x(b[0]), y(b[1]), "joined")
         for a, b in zip(line.points, line.points[1:], strict=False)
     ]
-    joined += [_dot(x(at), y(value), 3, "point") for at, value in line.points]
+    if len(line.points) <= _MOST_POINTS:
+        joined += [_dot(x(at), y(value), 3, "point") for at, value in line.points]
     marks = [
         _dot(x(at), y(value), 2.5, "mark filled" if filled else "mark")
         for at, value, filled in line.marks

@@ -10,7 +10,7 @@ from typing import Any
 from bract import __version__
 from bract.server.report.observations import observation_facts
 from bract.server.report.reading import RunFiles, read_run
-from bract.server.report.summary import attack_rows, client_rows, leakage_rows, total
+from bract.server.report.summary import attack_rows, client_rows, leakage_rows, natural, total
 from bract.server.report.threats import protected, threat_model
 from bract.server.report.verdict import verdict, worst_observation
 
@@ -35,6 +35,7 @@ def gather(run_dir: Path) -> Facts:
     """
     files = read_run(run_dir)
     observations = [observation_facts(run_dir, folder, audit) for folder, audit in files.audits]
+    observations.sort(key=lambda o: (o["attack"], o["tier"], o["round"], natural(o["client"])))
     attacks = attack_rows(observations)
     judgement = verdict(
         observations,

@@ -35,7 +35,7 @@ def leakage_charts(facts: Facts, css: dict[str, str]) -> list[Facts]:
         rows = [r for r in facts["leakage"] if (r["attack_name"], r["tier"]) == (attack, tier)]
         clients = [name for name in css if any(r["client"] == name for r in rows)]
         series = [
-            _client_series(facts, name, css[name], _shift(i, len(clients)), rows)
+            _client_series(facts, name, css[name], _shift(i, min(len(clients), COLOURS)), rows)
             for i, name in enumerate(clients)
         ]
         svg = line_chart(
@@ -57,8 +57,10 @@ def _client_series(
 ) -> Series:
     line = Series(client, css, shift=shift, label=css != "rest")
     mine = [r for r in rows if r["client"] == client]
-    line.ticks = [(r["round"], r["baseline_ssim"]) for r in mine if r["baseline_ssim"] is not None]
     line.points = [(r["round"], r["ssim_mean"]) for r in mine if r["ssim_mean"] is not None]
+    if css == "rest":
+        return line
+    line.ticks = [(r["round"], r["baseline_ssim"]) for r in mine if r["baseline_ssim"] is not None]
     for o in facts["observations"]:
         if (o["client"], o["attack"], o["tier"]) == (client, mine[0]["attack"], mine[0]["tier"]):
             line.marks += [

@@ -95,7 +95,6 @@ def read_run(root: Path) -> RunFiles:
         audit = _load(files, path, AuditFile, AUDIT_SCHEMA, "audit")
         if audit:
             files.audits.append((path.parent.name, audit))
-    files.audits.sort(key=lambda item: (item[1].attack, item[1].tier, item[1].round))
     return files
 
 

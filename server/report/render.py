@@ -79,6 +79,7 @@ def render(run_dir: Path, facts: Facts) -> str:
         duration=words.duration,
         moment=words.moment,
         span=words.span,
+        tight=words.tight,
     )
     css = figures.client_colours(facts)
 

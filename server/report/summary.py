@@ -25,7 +25,7 @@ def attack_rows(observations: Sequence[Facts]) -> list[Facts]:
     done = [o for o in observations if not o["refused"]]
     for attack, tier in _unique((o["attack"], o["tier"]) for o in done):
         group = [o for o in done if (o["attack"], o["tier"]) == (attack, tier)]
-        clients = _unique(o["client"] for o in group)
+        clients = sorted({o["client"] for o in group}, key=natural)
         for client in [None, *clients]:
             rows.append(_attack_row(client, [o for o in group if client in (None, o["client"])]))
     return rows
@@ -132,7 +132,7 @@ def client_rows(
     names |= {c.client for c in files.captures} | {o["client"] for o in observations}
     names |= {f.client for row in files.metrics for f in row.failures}
     rows = []
-    for name in sorted(names, key=_natural):
+    for name in sorted(names, key=natural):
         trained = [row.clients[name] for row in files.metrics if name in row.clients]
         mine = [o for o in observations if o["client"] == name and not o["refused"]]
         strongest = max((a for a in attacks if a["client"] == name), key=strength, default=None)
@@ -199,7 +199,8 @@ def _scores(observation: Facts, name: str) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key by which ``client-2`` comes before ``client-10``."""
     return [
         (0, int(part), "") if part.isdecimal() else (1, 0, part)
         for part in re.split(r"(\d+)", name)

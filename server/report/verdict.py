@@ -46,25 +46,25 @@ def verdict(
 
 
 def worst_observation(observations: Sequence[Facts], headline: Facts | None) -> int | None:
-    """Return the position of the observation that leaked most.
+    """Return the position of the observation that leaked most, over all attacks.
 
-    It is taken over all attacks; where nothing was scored, it is the first with a picture of the
-    headline attack.
+    Where nothing was scored, it is the one of the headline attack whose gradient match, the
+    attacker's own measure, is best. None without any reconstruction.
     """
     scored = [i for i, o in enumerate(observations) if o["scored"]]
     if scored:
         return max(scored, key=lambda i: (*severity(observations[i]), -i))
-    if headline is None:
-        return None
-    mine = (headline["attack"], headline["tier"])
-    return next(
-        (
-            i
-            for i, o in enumerate(observations)
-            if (o["attack"], o["tier"]) == mine and not o["refused"] and o["images"]
-        ),
-        None,
-    )
+    mine = [
+        i
+        for i, o in enumerate(observations)
+        if headline and _same(o, headline) and o["images"] and not o["refused"]
+    ]
+    return max(mine, key=lambda i: (_match(observations[i]), -i), default=None)
+
+
+def _match(observation: Facts) -> float:
+    cosine = observation["gradient_cosine"]
+    return -2.0 if cosine is None else float(cosine)
 
 
 def budget_text(row: Facts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 NOTHING = "–"
@@ -50,3 +51,8 @@ def span(score: dict[str, Any], digits: int = 2) -> str:
 def plural(count: int, noun: str) -> str:
     """Return ``1 image``, ``2 images``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def tight(text: str) -> str:
+    """Keep counts such as ``3 of 9`` on one line, by spaces that do not break."""
+    return re.sub(r"(\d) of (\d)", "\\1\u00a0of\u00a0\\2", text)

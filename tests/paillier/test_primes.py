@@ -1,7 +1,7 @@
 import gmpy2
 import pytest
 
-from bract.paillier.primes import linked_prime, primitive_root, random_prime, safe_prime
+from bract.paillier.primes import _survivors, linked_prime, primitive_root, random_prime, safe_prime
 
 
 @pytest.mark.parametrize("bits", [24, 64, 256, 512])
@@ -29,3 +29,12 @@ def test_a_factor_that_leaves_no_room_is_refused() -> None:
 def test_primitive_root_of_23_is_5() -> None:
     assert primitive_root(23, (2, 11)) == 5
     assert len({pow(5, k, 23) for k in range(22)}) == 22
+
+
+def test_the_sieve_keeps_exactly_the_candidates_without_a_small_divisor() -> None:
+    start, multiplier = 2**40 + 15, 2 * 1009
+    primes = [r for r in range(3, 1 << 18, 2) if gmpy2.is_prime(r)]
+    for k, alive in enumerate(_survivors(start, multiplier, 300)):
+        b = start + 2 * k
+        divided = any(b % r == 0 or (multiplier * b + 1) % r == 0 for r in primes)
+        assert alive == (not divided)

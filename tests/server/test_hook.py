@@ -7,10 +7,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as FixedClipping
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
-from loopback import LoopbackGrid
 
 from bract.observation import ObservationStore, Protocol
 from bract.server.hook import HonestButCurious
+from bract.server.loopback import LoopbackGrid
 
 STRANGERS_APP = ClientApp()
 
@@ -74,7 +74,7 @@ def test_a_strangers_update_is_what_was_sent_minus_what_came_back(tmp_path):
     )
     observations = list(ObservationStore(tmp_path))
     assert [(o.round, o.client) for o in observations] == [
-        (r, f"node-{n}") for r in (1, 2) for n in (101, 102, 103)
+        (r, f"node-{n}") for r in (1, 2) for n in (1, 2, 3)
     ]
     first = observations[0]
     sent = initial()

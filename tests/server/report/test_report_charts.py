@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+import pytest
+
 from bract.server.report.charts import HEIGHT, Series, colours, line_chart, loss_curve, score_bar
 
 
@@ -20,8 +22,9 @@ def test_values_outside_the_axis_are_drawn_at_its_end() -> None:
     assert f'x1="0.00%" y1="{HEIGHT:.1f}" x2="100.00%" y2="0.0"' in svg
 
 
-def test_end_labels_keep_their_distance() -> None:
-    series = [Series(f"client-{i}", f"c{i}", points=[(0, 0.01 * i)]) for i in range(6)]
+@pytest.mark.parametrize("base", [0.0, 0.5, 0.95])
+def test_end_labels_keep_their_distance(base: float) -> None:
+    series = [Series(f"client-{i}", f"c{i}", points=[(0, base + 0.01 * i)]) for i in range(6)]
     svg = line_chart(series, title="t", last_round=1)
     heights = sorted(float(y) for y in re.findall(r'end" x="100%" y="([\d.]+)"', svg))
     assert len(heights) == 6

@@ -85,7 +85,9 @@ def test_a_run_nobody_attacked_has_facts_but_no_scores(make_run) -> None:
 def test_without_the_truth_nothing_is_scored(make_run) -> None:
     facts = gather(make_run(truth=False))
     assert facts["verdict"]["level"] == "unscored"
-    assert facts["worst"] == 0
+    shown = facts["observations"][facts["worst"]]
+    assert (shown["client"], shown["round"]) == ("client-2", 1)
+    assert shown["gradient_cosine"] == max(o["gradient_cosine"] for o in facts["observations"])
     assert all(i["scores"] is None for o in facts["observations"] for i in o["images"])
     assert all(i["leaked"] is None for o in facts["observations"] for i in o["images"])
     assert facts["attacks"][0]["ssim"]["mean"] is None

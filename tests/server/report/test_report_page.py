@@ -191,11 +191,19 @@ def test_an_interrupted_run_says_so(make_run, writers, parse) -> None:
 
 def test_an_unscored_audit_shows_its_reconstructions(make_run, parse) -> None:
     page = parse(write_report(make_run(truth=False, rounds=1)).read_text())
-    reconstructions = [i for i in page.images if i["alt"].startswith("Reconstruction")]
-    originals = [i for i in page.images if i["alt"].startswith("Original")]
-    assert all(i["src"].startswith("data:image/png") for i in reconstructions)
-    assert originals and all("(not kept)" in i["alt"] for i in originals)
+    assert len(page.images) == 3 * 3 + 3
+    assert all(i["alt"].startswith("Reconstruction") for i in page.images)
+    assert all(i["src"].startswith("data:image/png") for i in page.images)
+    assert "counts as leaked" not in page.text
     assert "nobody has measured how close they are" in page.text
+
+
+def test_a_scored_image_whose_original_is_gone_shows_a_tile(make_run, parse) -> None:
+    root = make_run(clients=["a"], rounds=1, images=1)
+    (root / "audit" / "ig" / "round-0001--a--00-original.png").unlink()
+    page = parse(write_report(root).read_text())
+    gone = [i for i in page.images if i["alt"].startswith("Original")]
+    assert len(gone) == 2 and all("(not kept)" in i["alt"] for i in gone)
 
 
 def test_a_broken_picture_becomes_a_tile(make_run, parse) -> None:

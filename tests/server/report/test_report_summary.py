@@ -40,6 +40,8 @@ def test_means_run_over_images_not_over_uploads(make_run, writers) -> None:
     guesses = [o["baselines"]["class_mean"]["ssim"] for o in facts["observations"]]
     expected = (guesses[0] + 3 * guesses[1]) / 4
     assert row["baselines"]["class_mean"]["ssim"] == pytest.approx(expected)
+    assert [o["label_accuracy"] for o in facts["observations"]] == [1.0, pytest.approx(2 / 3)]
+    assert row["label_accuracy"] == pytest.approx(0.75)
 
 
 def test_a_single_upload_keeps_the_interval_that_its_audit_gave(make_run, writers) -> None:
@@ -70,4 +72,7 @@ def test_severity_reads_the_images(make_run) -> None:
 def test_clients_come_in_the_order_of_their_numbers(make_run) -> None:
     names = ["client-10", "client-2", "client-1"]
     facts = gather(make_run(clients=names, rounds=1, images=1))
-    assert [c["client"] for c in facts["clients"]] == ["client-1", "client-2", "client-10"]
+    order = ["client-1", "client-2", "client-10"]
+    assert [c["client"] for c in facts["clients"]] == order
+    assert [a["client"] for a in facts["attacks"]] == [None, *order]
+    assert [o["client"] for o in facts["observations"]] == order

@@ -1,0 +1,256 @@
+"""Normalisation layers whose scale and shift come from a private key (FedKL).
+
+The secrets are held beside the module tree on purpose: `torch.nn.Module.state_dict` and
+``named_parameters`` never list them, so no code that exchanges those can send them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.errors import BractError
+from bract.models.layers import replace_layer
+
+
+@dataclass
+class LayerLock:
+    """The secrets of one locked layer: the key ``(K,)`` and two ``Linear(K, channels)``."""
+
+    key: Tensor
+    scale: nn.Linear
+    shift: nn.Linear
+    relu: bool
+
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        """Return gamma and beta, each ``(channels,)``."""
+        gamma, beta = self.scale(self.key), self.shift(self.key)
+        return (F.relu(gamma), F.relu(beta)) if self.relu else (gamma, beta)
+
+
+class LockedBatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation without parameters of its own, then ``gamma * x + beta``.
+
+    Attributes
+    ----------
+    lock
+        Where gamma and beta come from. None at the server: then they are 1 and 0.
+    coefficients
+        Gamma and beta, each ``(channels,)``, instead of the lock's; an attacker who regresses
+        them sets this.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__(
+            norm.num_features,
+            eps=norm.eps,
+            momentum=norm.momentum,
+            affine=False,
+            track_running_stats=norm.track_running_stats,
+        )
+        self.lock: LayerLock | None = None
+        self.coefficients: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalise ``(B, channels, H, W)``, scale and shift."""
+        normal = super().forward(images)
+        if self.coefficients is not None:
+            gamma, beta = self.coefficients
+        elif self.lock is not None:
+            gamma, beta = self.lock.coefficients()
+        else:
+            return normal
+        return normal * gamma.view(-1, 1, 1) + beta.view(-1, 1, 1)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.lock is not None:
+            self.lock.key = fn(self.lock.key)
+            for layer in (self.lock.scale, self.lock.shift):
+                layer._apply(fn)  # type: ignore[no-untyped-call]
+        return self
+
+
+@dataclass
+class Lock:
+    """The secrets of one client: its key and the lock layers of every locked normalisation.
+
+    Attributes
+    ----------
+    key
+        float32 ``(K,)`` in [0, 1).
+    layers
+        Name of the locked layer to its scale and shift, ``Linear(K, channels)`` each.
+    relu
+        Whether gamma and beta go through a ReLU.
+    """
+
+    key: Tensor
+    layers: dict[str, tuple[nn.Linear, nn.Linear]]
+    relu: bool = True
+
+    @classmethod
+    def draw(
+        cls,
+        channels: Mapping[str, int],
+        key_length: int,
+        *,
+        relu: bool = True,
+        generator: torch.Generator,
+    ) -> Lock:
+        """Draw a key from U[0, 1) and lock layers with PyTorch's bounds for linear layers.
+
+        With ``relu`` every gamma starts positive: a channel whose gamma starts at zero never
+        learns, and half of them would, other ones at each client.
+        """
+        key = torch.rand(key_length, generator=generator)
+        layers = {
+            name: (_linear(key_length, size, generator), _linear(key_length, size, generator))
+            for name, size in channels.items()
+        }
+        if relu:
+            with torch.no_grad():
+                for scale, _ in layers.values():
+                    sign = torch.where(scale(key) < 0, -1.0, 1.0)
+                    scale.weight.mul_(sign[:, None])
+                    scale.bias.mul_(sign)
+        return cls(key, layers, relu)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Lock:
+        """Return the lock that is attached to ``model``; its layers are shared, not copied."""
+        attached = {n: m.lock for n, m in key_locks(model).items() if m.lock is not None}
+        if not attached:
+            raise BractError("the model has no key-lock with a key attached")
+        first = next(iter(attached.values()))
+        return cls(
+            first.key, {name: (k.scale, k.shift) for name, k in attached.items()}, first.relu
+        )
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor], *, relu: bool = True) -> Lock:
+        """Rebuild from what `tensors` returned."""
+        layers = {}
+        for entry in tensors:
+            if entry.endswith("/scale.weight"):
+                name = entry.removesuffix("/scale.weight")
+                layers[name] = (
+                    _load_linear(tensors, f"{name}/scale"),
+                    _load_linear(tensors, f"{name}/shift"),
+                )
+        return cls(tensors["key"].clone(), layers, relu)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return CPU copies: ``key``, then weight and bias of ``<layer>/scale`` and ``/shift``."""
+        held = {"key": self.key.detach().cpu().clone()}
+        for name, pair in self.layers.items():
+            for part, layer in zip(("scale", "shift"), pair, strict=True):
+                held[f"{name}/{part}.weight"] = layer.weight.detach().cpu().clone()
+                held[f"{name}/{part}.bias"] = layer.bias.detach().cpu().clone()
+        return held
+
+    def to(self, device: torch.device | str) -> Lock:
+        """Move the key and the layers, in place."""
+        self.key = self.key.to(device)
+        for pair in self.layers.values():
+            for layer in pair:
+                layer.to(device)
+        return self
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Unlock ``model`` with these secrets, in place; they are shared, not copied."""
+        for name, module in key_locks(model).items():
+            module.lock = LayerLock(self.key, *self.layers[name], self.relu)
+        return model
+
+
+def insert_key_locks(model: nn.Module, *, blocks: Literal["first", "every"] = "first") -> nn.Module:
+    """Replace batch normalisation layers by locked ones, in place.
+
+    The layers keep their names, so buffers are exchanged as before; their weight and bias are
+    gone. Server and clients call this alike.
+
+    Raises
+    ------
+    BractError
+        If the model has no `torch.nn.BatchNorm2d`.
+    """
+    norms = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
+    if not norms:
+        raise BractError(
+            f"FedKL needs a model with batch normalisation, {type(model).__name__} has none; use "
+            "one of the zoo that has (lenet-bn, resnet20, vgg16-bn)"
+        )
+    for name, norm in norms[:1] if blocks == "first" else norms:
+        replace_layer(model, name, LockedBatchNorm2d(norm))
+    return model
+
+
+def key_locks(model: nn.Module) -> dict[str, LockedBatchNorm2d]:
+    """Return the locked normalisation layers of ``model`` by name."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, LockedBatchNorm2d)}
+
+
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return what a client's optimizer trains: the shared parameters and its own lock layers."""
+    private = [
+        parameter
+        for module in key_locks(model).values()
+        if module.lock is not None
+        for layer in (module.lock.scale, module.lock.shift)
+        for parameter in layer.parameters()
+    ]
+    return [*model.parameters(), *private]
+
+
+def with_random_key(
+    model: nn.Module, generator: torch.Generator, *, keep_layers: bool = False
+) -> nn.Module:
+    """Return a copy of ``model`` under a key that is nobody's: what a server could evaluate.
+
+    Parameters
+    ----------
+    keep_layers
+        False: the lock layers are drawn anew too, as by somebody who has neither (FedKL, table
+        III). True: only the key is another one, as by somebody who stole the lock layers.
+    """
+    stranger = copy.deepcopy(model)
+    locks = key_locks(stranger)
+    held = [module.lock for module in locks.values() if module.lock is not None]
+    if not held:
+        raise BractError("the model has no key-lock with a key attached")
+    channels = {name: module.num_features for name, module in locks.items()}
+    drawn = Lock.draw(channels, len(held[0].key), relu=held[0].relu, generator=generator)
+    if keep_layers:
+        drawn.layers = Lock.of(stranger).layers
+    drawn.to(held[0].key.device).attach(stranger)
+    return stranger
+
+
+def _empty_linear(inputs: int, outputs: int) -> nn.Linear:
+    # Without a draw from the global generator, on which the rest of the run depends.
+    return nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    layer = _empty_linear(inputs, outputs)
+    bound = inputs**-0.5
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+    return layer
+
+
+def _load_linear(tensors: Mapping[str, Tensor], name: str) -> nn.Linear:
+    weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
+    layer = _empty_linear(weight.shape[1], weight.shape[0])
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    return layer

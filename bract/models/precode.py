@@ -1,0 +1,87 @@
+"""The variational bottleneck of PRECODE, before the output layer of any model."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.models.layers import last_linear, replace_layer
+
+
+class VariationalBottleneck(nn.Module):
+    """Encode features to N(mu, sigma^2), sample ``latent`` values, decode to as many features.
+
+    sigma = softplus(. - 5), so that training starts with little noise. In evaluation mode the mean
+    is decoded.
+
+    Attributes
+    ----------
+    generator
+        CPU generator of the sample; None seeds a fresh one from the operating system each time,
+        because a server that can replay the noise undoes the defense.
+    noise
+        A standard normal sample ``(B, latent)`` to use instead, for an attacker who guesses it.
+    divergence
+        Mean Kullback-Leibler divergence to N(0, 1) over the last batch.
+    """
+
+    def __init__(self, features: int, *, latent: int, weight: float) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(features, 2 * latent)
+        self.decoder = nn.Linear(latent, features)
+        self.weight = weight
+        self.generator: torch.Generator | None = None
+        self.noise: Tensor | None = None
+        self.divergence: Tensor | None = None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features ``(B, F)`` to features ``(B, F)``."""
+        mean, width = self.encoder(features).chunk(2, dim=1)
+        deviation = F.softplus(width - 5.0)
+        variance = deviation.square()
+        self.divergence = 0.5 * (mean.square() + variance - variance.log() - 1.0).sum(1).mean()
+        if not self.training and self.noise is None:
+            sample: Tensor = mean
+        else:
+            sample = mean + deviation * self._noise(mean)
+        decoded: Tensor = self.decoder(sample)
+        return decoded
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The last batch's graph cannot be copied, and a copy of the model has seen no batch.
+        return {**self.__dict__, "divergence": None}
+
+    def _noise(self, like: Tensor) -> Tensor:
+        if self.noise is not None:
+            return self.noise
+        generator = self.generator or torch.Generator().manual_seed(secrets.randbits(63))
+        return torch.randn(like.shape, generator=generator).to(like)
+
+
+def insert_bottleneck(model: nn.Module, *, latent: int = 256, weight: float = 1e-3) -> nn.Module:
+    """Put a bottleneck before the last linear layer, in place; server and clients call it alike."""
+    name, layer = last_linear(model)
+    bottleneck = VariationalBottleneck(layer.in_features, latent=latent, weight=weight)
+    bottleneck.to(layer.weight.device, layer.weight.dtype)
+    parts: OrderedDict[str, nn.Module] = OrderedDict(bottleneck=bottleneck, output=layer)
+    replace_layer(model, name, nn.Sequential(parts))
+    return model
+
+
+def bottlenecks(model: nn.Module) -> list[VariationalBottleneck]:
+    """Return the bottlenecks of ``model``."""
+    return [m for m in model.modules() if isinstance(m, VariationalBottleneck)]
+
+
+def auxiliary_loss(model: nn.Module) -> Tensor:
+    """Return what the model adds to the loss of the batch it saw last; 0 for most models."""
+    total = torch.zeros(())
+    for block in bottlenecks(model):
+        if block.divergence is not None:
+            total = total.to(block.divergence.device) + block.weight * block.divergence
+    return total

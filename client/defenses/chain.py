@@ -1,0 +1,245 @@
+"""Several defenses in order: which orders make sense, and the checks after each one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from bract.client.defenses.base import (
+    DEFENSES,
+    Defense,
+    DefenseError,
+    ProtectContext,
+    Stage,
+    cosine_and_ratio,
+)
+from bract.errors import BractError
+from bract.registry import unknown
+from bract.update import Tensors, flatten
+
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+_WHY_LAST = {
+    Stage.MODEL: "it changes the model that everything after it trains or reads",
+    Stage.REPRESENTATION: (
+        "it prunes the last layer's update by the features of this round's batch, which only "
+        "fits the update as trained"
+    ),
+    Stage.TRANSFORM: (
+        "it rescales every coordinate, which undoes what came before: dropped coordinates come "
+        "back, and noise is scaled up with the signal"
+    ),
+    Stage.SPARSIFY: "after noise it keeps the coordinates where the noise is largest",
+}
+
+
+class DefenseChain:
+    """Defenses applied one after the other, with the fail-closed checks between them.
+
+    Raises
+    ------
+    BractError
+        If a defense occurs twice, two of them transform the whole update, or the order is one
+        that undoes a defense.
+    """
+
+    def __init__(self, defenses: Iterable[Defense] = ()) -> None:
+        self.defenses = tuple(defenses)
+        self._report: dict[str, float] = {}
+        _check_order(self.defenses)
+
+    def __len__(self) -> int:
+        return len(self.defenses)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Return the fields of `ProtectContext` that some defense cannot do without."""
+        return frozenset(need for defense in self.defenses for need in defense.needs)
+
+    @property
+    def server_lr(self) -> float:
+        """Return the ``strategy.server_lr`` that goes with the chain."""
+        product = 1.0
+        for defense in self.defenses:
+            product *= defense.server_lr
+        return product
+
+    def public(self) -> list[dict[str, Any]]:
+        """Return what the protocol declares: each defense's name and hyper-parameters."""
+        return [defense.public() for defense in self.defenses]
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        """Apply every change of structure; the same at the server and at the clients."""
+        for defense in self.defenses:
+            model = defense.prepare_model(model)
+        return model
+
+    def attach(
+        self, model: nn.Module, state: Tensors, context: ProtectContext | None = None
+    ) -> None:
+        """Give a prepared model the client's secrets, drawing them where ``state`` has none."""
+        context = context or ProtectContext()
+        for defense in self.defenses:
+            own = _own(defense, state)
+            defense.attach(model, own, context)
+            _put_back(defense, state, own)
+
+    def protect(
+        self,
+        update: Mapping[str, Tensor],
+        state: Tensors,
+        context: ProtectContext | None = None,
+    ) -> Tensors:
+        """Return what may leave the client, or raise.
+
+        ``state`` changes only if every defense succeeded.
+
+        Raises
+        ------
+        DefenseError
+            If a defense raised, needs something the client did not give, or changed names,
+            shapes or dtypes, or produced a value that is not finite.
+        """
+        context = context or ProtectContext()
+        _check_finite("the update before any defense", update)
+        staged = dict(state)
+        protected: Tensors = dict(update)
+        report: dict[str, float] = {}
+        for defense in self.defenses:
+            missing = [need for need in defense.needs if getattr(context, need) is None]
+            if missing:
+                raise DefenseError(
+                    f"defense {defense.name!r} needs the client's {', '.join(missing)}, "
+                    "which this client does not give"
+                )
+            own = _own(defense, staged)
+            try:
+                result = defense.protect(protected, own, context)
+            except DefenseError:
+                raise
+            except _FAILURES as error:
+                raise DefenseError(
+                    f"defense {defense.name!r} failed ({type(error).__name__}: {error}); "
+                    "nothing was sent"
+                ) from error
+            _check_same(defense.name, protected, result)
+            _put_back(defense, staged, own)
+            protected = dict(result)
+            report |= {f"{defense.name}.{key}": value for key, value in defense.report.items()}
+        if self.defenses:
+            cosine, ratio = cosine_and_ratio(flatten(update), flatten(protected))
+            report |= {"cosine": cosine, "norm_ratio": ratio}
+        self._report = report
+        state.clear()
+        state.update(staged)
+        return protected
+
+    @property
+    def report(self) -> dict[str, float]:
+        """Return figures about the last `protect`, for the client's own log."""
+        return dict(self._report)
+
+
+def build_defenses(entries: Iterable[Mapping[str, Any]]) -> DefenseChain:
+    """Build a chain from ``[{"name": ..., <hyper-parameter>: ...}, ...]``.
+
+    Raises
+    ------
+    BractError
+        If a name or hyper-parameter is unknown (naming the nearest), a value is out of range, or
+        the order makes no sense.
+    """
+    return DefenseChain(build_defense(entry) for entry in entries)
+
+
+def build_defense(entry: Mapping[str, Any]) -> Defense:
+    """Build one defense from its name and hyper-parameters."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise BractError(f"defenses: expected entries with a name, found {entry!r}")
+    name = str(entry["name"])
+    kind = DEFENSES[name]
+    try:
+        return kind(**{key: value for key, value in entry.items() if key != "name"})
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                lines.append(unknown("hyper-parameter", where, kind.model_fields))
+            elif where:
+                lines.append(f"{where}: found {problem['input']!r}; {problem['msg']}")
+            else:
+                lines.append(problem["msg"])
+        raise BractError(f"defense {name!r}: {'; '.join(lines)}") from error
+
+
+def _check_order(defenses: tuple[Defense, ...]) -> None:
+    names = [defense.name for defense in defenses]
+    for name in names:
+        if names.count(name) > 1:
+            raise BractError(f"defenses: {name!r} occurs {names.count(name)} times; give it once")
+    transforms = [d.name for d in defenses if d.stage is Stage.TRANSFORM]
+    if len(transforms) > 1:
+        raise BractError(
+            f"defenses: {' and '.join(map(repr, transforms))} each replace the whole update, the "
+            "second would work on the first one's stand-in; choose one"
+        )
+    for earlier, later in pairwise(defenses):
+        if earlier.stage > later.stage:
+            raise BractError(
+                f"defenses: {later.name!r} cannot come after {earlier.name!r}: "
+                f"{_WHY_LAST[later.stage]}; put {later.name!r} first"
+            )
+
+
+def _own(defense: Defense, state: Tensors) -> Tensors:
+    prefix = f"{defense.name}."
+    return {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}
+
+
+def _put_back(defense: Defense, state: Tensors, own: Tensors) -> None:
+    prefix = f"{defense.name}."
+    for key in [key for key in state if key.startswith(prefix)]:
+        del state[key]
+    state.update({prefix + key: value for key, value in own.items()})
+
+
+def _check_same(name: str, before: Mapping[str, Tensor], after: Any) -> None:
+    def refuse(what: str) -> None:
+        raise DefenseError(f"defense {name!r} {what}; nothing was sent")
+
+    if not isinstance(after, Mapping):
+        refuse(f"returned a {type(after).__name__}, expected tensors by name")
+    if list(before) != list(after):
+        strange = sorted(set(before) ^ set(after))
+        refuse(f"changed the names or their order ({', '.join(strange[:5]) or 'order'})")
+    for key, value in before.items():
+        other = after[key]
+        if not isinstance(other, Tensor):
+            refuse(f"returned a {type(other).__name__} for {key}")
+        if other.shape != value.shape:
+            refuse(f"changed the shape of {key} from {tuple(value.shape)} to {tuple(other.shape)}")
+        if other.dtype != value.dtype:
+            refuse(f"changed the dtype of {key} from {value.dtype} to {other.dtype}")
+    _check_finite(f"the result of defense {name!r}", after)
+
+
+def _check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
+    # One sum a tensor is much cheaper than testing every value. It is non-finite wherever a value
+    # is; a finite tensor whose sum overflows is looked at value by value.
+    for key, value in tensors.items():
+        if not bool(torch.isfinite(value.sum())) and not bool(torch.isfinite(value).all()):
+            raise DefenseError(f"{what} holds NaN or infinite values in {key}; nothing was sent")

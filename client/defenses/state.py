@@ -1,0 +1,100 @@
+"""Where a client keeps its defenses' private state between messages and restarts."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from flwr.app import ArrayRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from bract.client.defenses.base import DefenseError
+from bract.update import Tensors
+
+RECORD = "bract.defense-state"
+"""Name of the record in Flower's client-side ``context.state``."""
+
+
+class DefenseState:
+    """One client's private tensors of one federation.
+
+    With a directory they live in one safetensors file there, written whole under a temporary name
+    with mode 0600 and then renamed; they survive a restart of the SuperNode and stay out of
+    Flower's context, which travels as one message between the client's own processes. Without a
+    directory they live in the context, which the SuperNode holds in memory.
+
+    Parameters
+    ----------
+    record
+        ``context.state`` of the running message.
+    directory
+        The client's own folder, or None.
+    key
+        Name of the client and the federation, which names the file.
+    """
+
+    def __init__(self, record: RecordDict, *, directory: Path | None, key: str) -> None:
+        self._record = record
+        self._directory = directory
+        self.path = directory / f"{_safe(key)}.safetensors" if directory else None
+
+    def load(self) -> Tensors:
+        """Return the tensors by name; empty at first.
+
+        Raises
+        ------
+        DefenseError
+            If the file cannot be read, or others may read it.
+        """
+        if self.path is None:
+            stored = self._record.get(RECORD)
+            return dict(stored.to_torch_state_dict()) if isinstance(stored, ArrayRecord) else {}
+        try:
+            mode = self.path.stat().st_mode & 0o777
+            if mode & 0o077:
+                raise DefenseError(
+                    f"{self.path}: other users may read this client's secrets (mode {mode:o}); "
+                    f"run `chmod 600 {self.path}`"
+                )
+            return dict(load(self.path.read_bytes()))
+        except FileNotFoundError:
+            return {}
+        except (OSError, SafetensorError) as error:
+            raise DefenseError(
+                f"{self.path}: the defenses' state cannot be read ({error}); without it the client "
+                "would start with fresh moments and keys. Restore the file or remove it"
+            ) from error
+
+    def save(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep the tensors for the next message."""
+        held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        if self.path is None or self._directory is None:
+            if held:
+                self._record[RECORD] = ArrayRecord(held)
+            elif RECORD in self._record:
+                del self._record[RECORD]
+            return
+        temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(save(held))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise DefenseError(
+                f"{self.path}: the defenses' state cannot be written ({error}); set state-dir in "
+                "the node config to a folder this client may write"
+            ) from error
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)

@@ -1,0 +1,95 @@
+import pytest
+import torch
+from PIL import Image
+
+from bract.config import DataConfig, build_config
+from bract.data import client_data, data_spec, open_source, partition_indices
+from bract.data import test_data as held_out
+from bract.errors import BractError
+
+
+def federation(**data):
+    return build_config({"data": {"validation": 0.0, **data}})
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"kind": "iid"},
+        {"kind": "dirichlet", "alpha": 0.5},
+        {"kind": "shards", "shards_per_client": 2},
+        {"kind": "sizes", "sizes": [500, 30, 4]},
+    ],
+)
+def test_parts_are_disjoint_seeded_and_inside_the_training_split(partition):
+    config = federation(partition=partition)
+    labels = open_source(config.data, "train").labels
+
+    def part(client, seed=0):
+        return partition_indices(labels, config.data.partition, clients=3, client=client, seed=seed)
+
+    parts = [part(c) for c in range(3)]
+    together = [i for p in parts for i in p]
+    assert len(together) == len(set(together))
+    assert set(together) <= set(range(len(labels)))
+    assert part(1) == parts[1]
+    assert part(1, seed=1) != parts[1]
+    if partition["kind"] == "sizes":
+        assert [len(p) for p in parts] == [500, 30, 4]
+    else:  # shards of one size leave a remainder out
+        assert len(labels) - 6 < len(together) <= len(labels)
+
+
+def test_shards_leave_each_client_few_classes():
+    config = federation(partition={"kind": "shards", "shards_per_client": 2})
+    counts = [len(set(client_data(config, c).labels.tolist())) for c in range(3)]
+    assert all(count < 10 for count in counts)
+
+
+def test_digits_come_in_the_unit_interval_at_the_asked_size_and_no_test_image_trains():
+    config = federation(image_size=16)
+    images = torch.cat([client_data(config, c).images for c in range(3)])
+    assert images.shape[1:] == (1, 16, 16)
+    assert 0.0 <= float(images.min()) < float(images.max()) <= 1.0
+    test_images, labels = held_out(config.data)
+    assert len(test_images) == len(labels) == 360
+    assert len(images) + len(test_images) == 1797
+
+
+def test_the_declared_normalisation_is_that_of_the_training_images():
+    spec = data_spec(DataConfig(image_size=8))
+    images = client_data(federation(image_size=8, partition={"kind": "iid"}), 0).images
+    inputs = spec.normalise(images)
+    assert abs(float(inputs.mean())) < 0.05
+    assert abs(float(inputs.std()) - 1.0) < 0.05
+    torch.testing.assert_close(spec.denormalise(inputs), images)
+
+
+def test_the_validation_share_is_set_apart():
+    whole = client_data(federation(), 0)
+    split = client_data(federation(validation=0.25), 0)
+    assert len(split.validation_images) == int(len(whole.images) * 0.25)
+    assert len(split.validation_images) + len(split.images) == len(whole.images)
+
+
+def test_an_image_folder_is_read_and_its_classes_counted(tmp_path):
+    for split in ("train", "test"):
+        for name, colour in (("cats", (255, 0, 0)), ("dogs", (0, 0, 255))):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (40, 30), colour).save(folder / f"{i}.png")
+    config = federation(name="folder", path=str(tmp_path), image_size=16)
+    spec = data_spec(config.data)
+    assert (spec.image_shape, spec.classes) == ((3, 16, 16), 2)
+    part = client_data(config, 0)
+    assert part.images.shape == (2, 3, 16, 16)
+    cat = part.images[part.labels == 0]
+    if len(cat):
+        torch.testing.assert_close(cat[0].mean((1, 2)), torch.tensor([1.0, 0.0, 0.0]))
+
+
+def test_a_client_without_examples_or_outside_the_partition_is_refused():
+    config = federation()
+    with pytest.raises(BractError, match=r"partition-id 3 is outside 0\.\.2"):
+        client_data(config, 3)

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from bract.errors import BractError
+from bract.models import MODELS, create_model, initialise
+
+
+def make(name, size=32, channels=1, activation="sigmoid"):
+    return create_model(name, classes=10, channels=channels, image_size=size, activation=activation)
+
+
+def test_lenets_have_the_published_sizes():
+    assert sum(p.numel() for p in make("lenet").parameters()) == 61_706
+    strided = make("lenet-strided")
+    assert strided.classifier[1].in_features == 768
+    assert [tuple(m.stride) for m in strided.features if hasattr(m, "stride")] == [
+        (2, 2),
+        (2, 2),
+        (1, 1),
+    ]
+
+
+@pytest.mark.parametrize("name", ["lenet", "lenet-strided"])
+@pytest.mark.parametrize("size", [28, 32, 64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_model_takes_other_sizes_and_colours(name, size, channels):
+    assert make(name, size, channels)(torch.zeros(2, channels, size, size)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["lenet", "lenet-strided"])
+def test_gradients_can_be_differentiated_again(name):
+    model = make(name)
+    image = torch.rand(1, 1, 32, 32, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(model(image), torch.tensor([3]))
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    sum(g.square().sum() for g in gradients).backward()
+    assert float(image.grad.abs().sum()) > 0
+
+
+def test_the_seed_alone_decides_the_initial_model():
+    first = initialise(make("lenet"), "uniform", 3)
+    again = initialise(make("lenet"), "uniform", 3)
+    other = initialise(make("lenet"), "uniform", 4)
+    weights = [m.classifier[1].weight for m in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert float(weights[0].detach().abs().max()) <= 0.5
+    model = make("lenet")
+    before = torch.get_rng_state()
+    initialise(model, "default", 3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    with pytest.raises(BractError, match=r"unknown model 'lennet'.*Did you mean 'lenet'"):
+        make("lennet")
+    with pytest.raises(BractError, match="unknown activation 'tanh'"):
+        make("lenet", activation="tanh")
+    with pytest.raises(BractError, match="cannot be imported"):
+        make("no.such.module:Net")
+    assert "lenet" in MODELS
+
+
+def test_a_strangers_model_is_built_from_its_own_code(tmp_path, monkeypatch):
+    (tmp_path / "theirs.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Linear(2, 3)\ndef no():\n    return 5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make("theirs:net").out_features == 3
+    with pytest.raises(BractError, match=r"made a int, expected a torch\.nn\.Module"):
+        make("theirs:no")
