@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bract.errors import BractError
-from bract.models import create_model
+from bract.models import create_model, prepare_model
 from bract.observation import Observation, Protocol
 from bract.update import Tensors
 
@@ -146,6 +146,6 @@ def victim_of(observation: Observation) -> Victim:
         image_size=height,
         activation=p.activation,
     )
-    victim = Victim(model, p)
+    victim = Victim(prepare_model(model, p.defenses), p)
     victim.check(observation)
     return victim

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -174,11 +175,25 @@ class AuditConfig(_Section):
     device: str = "auto"
 
 
+def _defense_list(value: Any) -> Any:
+    if isinstance(value, str):  # a run config holds no lists, so it carries YAML text
+        value = yaml.safe_load(value)
+    if not isinstance(value, list):
+        return [] if value is None else value
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in value]
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            raise ValueError(
+                f"expected a defense's name, or name: and its hyper-parameters, found {entry!r}"
+            )
+    return entries
+
+
 class FederationConfig(_Section):
     """One federation, from data to audit. Every seed derives from ``seed``.
 
-    ``defenses`` is the ordered list that every client applies to its update: each entry has a
-    ``name`` and that defense's own hyper-parameters (see `bract.client.defenses`).
+    ``defenses`` is the ordered list that every client applies to its update: each entry is a
+    name, or has a ``name`` and that defense's own hyper-parameters (see `bract.client.defenses`).
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "federation"
@@ -191,7 +206,7 @@ class FederationConfig(_Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     strategy: StrategyConfig = FedAvgConfig()
-    defenses: list[dict[str, Any]] = []
+    defenses: Annotated[list[dict[str, Any]], BeforeValidator(_defense_list)] = []
     capture: CaptureConfig = CaptureConfig()
     audit: AuditConfig = AuditConfig()
 

@@ -24,16 +24,14 @@ UPDATE = "update"
 BUFFERS = "buffers"
 METRICS = "metrics"
 DECLARED = "declared"
+DEFENSES = "bract.defenses"
 
 ROUND_KEY = "server-round"
 VERSION_KEY = "bract-version"
-SESSION_KEY = "bract-session"
-"""Name of one training run, which a resumed run keeps; private state belongs to it."""
-
 NUM_EXAMPLES_KEY = "num-examples"
 PROXIMAL_KEY = "proximal-mu"
 
-_BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")
+BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
@@ -198,6 +196,6 @@ def split_state(arrays: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
     buffers = {
         name: value
         for name, value in arrays.items()
-        if not value.is_floating_point() or name.endswith(_BUFFER_ENDINGS)
+        if not value.is_floating_point() or name.endswith(BUFFER_ENDINGS)
     }
     return {n: v for n, v in arrays.items() if n not in buffers}, buffers

@@ -184,15 +184,13 @@ class LocalFederation:
             node: dict[str, str | int] = {
                 "partition-id": client,
                 "num-partitions": self.config.clients,
-                "bract-state-dir": str((self.run.root / "state" / name).absolute()),
-                # Clients on the machine of the server have nothing to hide from it; a seed makes
-                # their noise and keys repeatable.
-                "bract-seed": derive_seed(self.config.seed, "private", client),
+                "state-dir": str((self.run.root / "state" / name).absolute()),
+                "private-seed": derive_seed(self.config.seed, "private", client),
             }
             if client < len(self.launch.devices):
                 node["device"] = self.launch.devices[client]
             if self.config.truth:
-                node["bract-truth-dir"] = str((self.run.truth / name).absolute())
+                node["truth-dir"] = str((self.run.truth / name).absolute())
             self._spawn(
                 name,
                 [

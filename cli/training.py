@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 import bract
 from bract.cli.console import RoundProgress, say
 from bract.cli.launcher import Launch, LocalFederation
-from bract.client.defenses import build_defenses
+from bract.client.defending import defenses_of
 from bract.config import FederationConfig
 from bract.data import data_spec, open_source, partition_indices
 from bract.errors import BractError, RunFailedError
@@ -73,7 +75,8 @@ def check_feasible(config: FederationConfig) -> None:
     Raises
     ------
     BractError
-        If the data or the model is not there, or a client would hold no examples.
+        If the data or the model is not there, the defenses do not fit it or each other, or a
+        client would hold no examples.
     """
     source = open_source(config.data, "train")
     for client in range(config.clients):
@@ -89,22 +92,19 @@ def check_feasible(config: FederationConfig) -> None:
                 f"data.partition gives client {client} no training examples; "
                 "raise alpha or min_examples, or lower clients"
             )
-    spec = data_spec(config.data)
-    defenses = build_defenses(config.defenses)
-    defenses.prepare_model(
-        create_model(
-            config.model.name,
-            classes=spec.classes,
-            channels=spec.image_shape[0],
-            image_size=spec.image_shape[1],
-            activation=config.model.activation,
-        )
-    )
-    if defenses.server_lr not in (1.0, config.strategy.server_lr):
-        raise BractError(
-            f"strategy.server_lr is {config.strategy.server_lr}, but the defenses ask for "
-            f"{defenses.server_lr}; set strategy.server_lr: {defenses.server_lr}"
-        )
+    chain = defenses_of(config)
+    if ":" not in config.model.name:
+        spec = data_spec(config.data)
+        with torch.device("meta"):
+            chain.prepare_model(
+                create_model(
+                    config.model.name,
+                    classes=spec.classes,
+                    channels=spec.image_shape[0],
+                    image_size=spec.image_shape[1],
+                    activation=config.model.activation,
+                )
+            )
 
 
 def _prepare(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,10 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 import bract
-from bract.client.defenses import DefenseChain, DefenseState, ProtectContext, build_defenses
-from bract.client.policy import check, load_policy
+from bract.client.defending import Defending
 from bract.client.site import Site, pick_device
 from bract.client.training import LocalResult, train_locally
-from bract.client.truth import save_truth
+from bract.client.truth import save_report, save_truth
 from bract.config import FederationConfig, config_of_run
 from bract.data import ClientData, DataSpec, client_data, data_spec
 from bract.errors import BractError
@@ -32,7 +30,6 @@ from bract.records import (
     NUM_EXAMPLES_KEY,
     PROXIMAL_KEY,
     ROUND_KEY,
-    SESSION_KEY,
     VERSION_KEY,
     from_arrays,
     write_reply,
@@ -41,11 +38,6 @@ from bract.seeds import derive_seed
 from bract.update import Tensors
 
 app = ClientApp()
-
-_log = logging.getLogger(__name__)
-
-ALIKE = 0.95
-"""Cosine between an update and its stand-in above which a defense hides little."""
 
 
 @app.train()
@@ -90,7 +82,7 @@ def train(message: Message, context: Context) -> Message:
                 "local_steps": result.steps,
                 "num_examples": len(result.used),
                 "batch_size": min(config.training.batch_size, len(result.used)),
-                "defenses": session.defenses.public(),
+                **session.defending.declaration(),
             },
             reply_to=message,
         )
@@ -130,9 +122,7 @@ class _Session:
     spec: DataSpec
     model: nn.Module
     device: torch.device
-    defenses: DefenseChain
-    store: DefenseState
-    private: Tensors
+    defending: Defending
     instructions: ConfigRecord
     server_round: int
 
@@ -161,7 +151,7 @@ class _Session:
         loss, accuracy = self.score(*held_out)
         metrics = {"validation_loss": loss, "validation_accuracy": accuracy}
         if key_locks(self.model):
-            generator = torch.Generator().manual_seed(derive_seed(self.server_round, "nobody"))
+            generator = self.defending.context.generator("random-key")
             stranger = with_random_key(self.model, generator)
             _, accuracy = evaluate(stranger, *held_out, spec=self.spec, device=self.device)
             metrics["random_key_accuracy"] = accuracy
@@ -176,43 +166,21 @@ class _Session:
             If a defense fails: then nothing is sent.
         """
         first = result.used[: self.config.training.batch_size]
-        protected = self.defenses.protect(
+        return self.defending.protect(
             result.update,
-            self.private,
-            ProtectContext(
-                round=self.server_round,
-                seed=self.site.seed,
-                model=self.model,
-                images=self.spec.normalise(data.images[first].to(self.device)),
-                labels=data.labels[first].to(self.device),
-            ),
+            model=self.model,
+            images=self.spec.normalise(data.images[first].to(self.device)),
+            labels=data.labels[first].to(self.device),
         )
-        self.store.save(self.private)
-        report = self.defenses.report
-        if report:
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in report.items())
-            _log.info("round %d: %s", self.server_round, figures)
-        if len(self.defenses) and report.get("cosine", 0.0) > ALIKE and self._changes_update():
-            _log.warning(
-                "round %d: the defended update points where the bare one does (cosine %.3f)",
-                self.server_round,
-                report["cosine"],
-            )
-        return protected
 
     def keep_truth(self, result: LocalResult, data: ClientData) -> None:
         """Write what was trained on to this client's disk, where its operator switched it on."""
-        if self.site.truth_dir is not None:
-            save_truth(
-                self.site.truth_dir,
-                self.server_round,
-                data.images[result.used],
-                data.labels[result.used],
-                report=self.defenses.report,
-            )
-
-    def _changes_update(self) -> bool:
-        return any(not key_locks(self.model) or d.name != "fedkl" for d in self.defenses.defenses)
+        folder = self.site.truth_dir
+        if folder is None:
+            return
+        save_truth(folder, self.server_round, data.images[result.used], data.labels[result.used])
+        if self.defending.report:
+            save_report(folder, self.server_round, self.defending.report)
 
 
 @contextmanager
@@ -241,11 +209,11 @@ def _open(site: Site, message: Message, context: Context) -> _Session:
             "install the same version on both"
         )
     config = config_of_run(context.run_config)
-    defenses = build_defenses(config.defenses)
-    if site.policy is not None:
-        check(load_policy(site.policy), defenses)
+    server_round = instructions[ROUND_KEY]
+    assert isinstance(server_round, int)
+    defending = Defending.open(config, site, context, server_round)
     spec = data_spec(config.data)
-    model = defenses.prepare_model(
+    model = defending.chain.prepare_model(
         create_model(
             config.model.name,
             classes=spec.classes,
@@ -255,29 +223,19 @@ def _open(site: Site, message: Message, context: Context) -> _Session:
         )
     )
     device = pick_device(site.device or config.device)
-    store = DefenseState(
-        context.state,
-        directory=site.state_dir,
-        key=f"{config.name}-{instructions.get(SESSION_KEY, context.run_id)!s}-{site.name}",
-    )
-    private = store.load()
-    server_round = instructions[ROUND_KEY]
-    assert isinstance(server_round, int)
     session = _Session(
         site=site,
         config=config,
         spec=spec,
         model=model,
         device=device,
-        defenses=defenses,
-        store=store,
-        private=private,
+        defending=defending,
         instructions=instructions,
         server_round=server_round,
     )
     if ARRAYS in message.content:
         session.receive(from_arrays(message.content.array_records[ARRAYS]))
-    defenses.attach(model, private, ProtectContext(round=server_round, seed=site.seed))
+    defending.attach(model)
     return session
 
 

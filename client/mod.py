@@ -21,23 +21,14 @@ from bract.client.defenses import (
     Stage,
     build_defenses,
 )
-from bract.client.policy import POLICY_KEY, check, load_policy
+from bract.client.policy import check, load_policy
 from bract.errors import BractError
+from bract.records import BUFFER_ENDINGS, DEFENSES
 from bract.update import Tensors
 
 SWITCH_KEY = "bract-defense"
 """Run or node config key that turns the mod ``on`` or ``off``; the node config decides."""
 
-STATE_DIR_KEY = "bract-state-dir"
-"""Node config key with the folder where private state outlives a SuperNode."""
-
-CLIENT_KEY = "bract-client"
-"""Node config key with the client's name."""
-
-DECLARATION = "bract.defenses"
-"""Name of the reply's record that declares the defenses, as JSON under ``defenses``."""
-
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +64,7 @@ class DefenseMod:
         self,
         defense: str | Sequence[Mapping[str, Any]],
         *,
-        buffers: Sequence[str] = BUFFERS,
+        buffers: Sequence[str] = BUFFER_ENDINGS,
         **parameters: Any,
     ) -> None:
         if not isinstance(defense, str) and parameters:
@@ -114,7 +105,7 @@ class DefenseMod:
         if setting not in ("on", "off", True, False):
             raise BractError(f"{SWITCH_KEY} is {setting!r}, expected 'on' or 'off'")
         active = setting in ("on", True)
-        policy_path = context.node_config.get(POLICY_KEY)
+        policy_path = context.node_config.get("policy")
         if policy_path is not None:
             chain = self.defenses if active else build_defenses([])
             check(load_policy(Path(str(policy_path))), chain)
@@ -167,12 +158,12 @@ class DefenseMod:
             for key, array in returned.items()
         }
         reply.content[name] = ArrayRecord(arrays)
-        reply.content[DECLARATION] = ConfigRecord({"defenses": json.dumps(self.defenses.public())})
+        reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(self.defenses.public())})
 
     def _store(self, context: Context) -> DefenseState:
-        directory = context.node_config.get(STATE_DIR_KEY)
+        directory = context.node_config.get("state-dir")
         config = context.node_config
-        client = config.get(CLIENT_KEY, config.get("partition-id", f"node-{context.node_id}"))
+        client = config.get("name", config.get("partition-id", f"node-{context.node_id}"))
         return DefenseState(
             context.state,
             directory=Path(str(directory)) if directory is not None else None,

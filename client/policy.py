@@ -13,9 +13,6 @@ from bract.client.defenses import DEFENSES, DefenseChain
 from bract.errors import BractError
 from bract.registry import unknown
 
-POLICY_KEY = "bract-policy"
-"""Node config key with the path of the site's policy."""
-
 Number = int | float
 
 

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import torch
 
-from bract.client.mod import CLIENT_KEY, STATE_DIR_KEY
-from bract.client.policy import POLICY_KEY
 from bract.errors import BractError
 
-TRUTH_DIR_KEY = "bract-truth-dir"
-SEED_KEY = "bract-seed"
+NODE_KEYS = (
+    "name",
+    "partition-id",
+    "num-partitions",
+    "device",
+    "truth-dir",
+    "state-dir",
+    "policy",
+    "private-seed",
+)
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,9 @@ class Site:
         Where the state of defenses survives a restart of the SuperNode.
     policy
         YAML file that names the defenses that must be on.
-    seed
-        Private seed of the defenses' noise and keys, for repeatable experiments. Without one they
-        are drawn from the operating system, as a deployment must: whoever knows the seed can
-        recompute them.
+    private_seed
+        Seed of this client's keys and noise, for experiments that must repeat. None, as it should
+        be in earnest, draws them from the operating system: who knows the seed undoes the defense.
     """
 
     name: str
@@ -46,7 +51,7 @@ class Site:
     truth_dir: Path | None = None
     state_dir: Path | None = None
     policy: Path | None = None
-    seed: int | None = None
+    private_seed: int | None = None
 
     @classmethod
     def from_node_config(cls, node_config: Mapping[str, object]) -> Site:
@@ -55,7 +60,8 @@ class Site:
         Raises
         ------
         BractError
-            If ``partition-id`` is missing or no whole number from 0.
+            If ``partition-id`` is missing or no whole number from 0, or ``private-seed`` is no
+            whole number.
         """
         found = node_config.get("partition-id")
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
@@ -64,19 +70,24 @@ class Site:
                 "start the SuperNode with --node-config 'partition-id=0'"
             )
 
-        seed = node_config.get(SEED_KEY)
+        seed = node_config.get("private-seed")
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+            raise BractError(
+                f"node config: private-seed is {seed!r}, expected a whole number; "
+                "leave it out to draw keys and noise from the operating system"
+            )
 
         def path(key: str) -> Path | None:
             return Path(str(node_config[key])) if node_config.get(key) else None
 
         return cls(
-            name=str(node_config.get(CLIENT_KEY) or f"client-{found}"),
+            name=str(node_config.get("name") or f"client-{found}"),
             partition=found,
             device=str(node_config["device"]) if node_config.get("device") else None,
-            truth_dir=path(TRUTH_DIR_KEY),
-            state_dir=path(STATE_DIR_KEY),
-            policy=path(POLICY_KEY),
-            seed=seed if isinstance(seed, int) else None,
+            truth_dir=path("truth-dir"),
+            state_dir=path("state-dir"),
+            policy=path("policy"),
+            private_seed=seed,
         )
 
 

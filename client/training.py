@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ class LocalResult:
     buffers
         The model's buffers afterwards.
     loss
-        Mean training loss over the steps, without a proximal term.
+        Mean training loss over the steps, without a proximal or auxiliary term.
     accuracy
         Mean training accuracy over the examples as they were used, in [0, 1].
     steps
@@ -56,9 +56,6 @@ def train_locally(
 ) -> LocalResult:
     """Train ``model`` in place and return the update.
 
-    What a defense adds to the model (a private lock, a bottleneck's loss) is trained along; only
-    named parameters are in the update.
-
     Parameters
     ----------
     images, labels
@@ -86,16 +83,14 @@ def train_locally(
         losses.append(float(loss.detach()))
         correct += int((logits.argmax(1) == target).sum())
         seen += len(batch)
-        return loss + auxiliary_loss(model).to(device)
+        return loss + auxiliary_loss(model)
 
     if config.algorithm == "fedsgd":
         names = [name for name, _ in model.named_parameters()]
         trained = trainable_parameters(model)
         gradients = torch.autograd.grad(loss_of(next(batches)), trained)
-        update = {n: g.detach().cpu() for n, g in zip(names, gradients, strict=False)}
-        with torch.no_grad():  # what the server does for the shared parameters
-            for private, gradient in list(zip(trained, gradients, strict=True))[len(names) :]:
-                private.sub_(gradient, alpha=config.lr)
+        update = {n: g.detach().cpu() for n, g in zip(names, gradients[: len(names)], strict=True)}
+        _step_private(trained[len(names) :], gradients[len(names) :], config.lr)
     else:
         optimizer = _optimizer(model, config)
         received = [p.detach().clone() for p in model.parameters()] if proximal_mu > 0.0 else []
@@ -115,6 +110,13 @@ def train_locally(
         steps=len(losses),
         used=list(used),
     )
+
+
+@torch.no_grad()
+def _step_private(parameters: list[nn.Parameter], gradients: Sequence[Tensor], lr: float) -> None:
+    """Train what the server never sees, which it therefore cannot step."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.sub_(gradient, alpha=lr)
 
 
 def _squared_distance(model: nn.Module, received: list[Tensor]) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -20,7 +19,7 @@ from bract.errors import BractError
 from bract.evaluation import evaluate
 from bract.models import create_model, initialise, prepare_model
 from bract.observation import Protocol
-from bract.records import SESSION_KEY, VERSION_KEY, from_arrays, to_arrays
+from bract.records import VERSION_KEY, from_arrays, to_arrays
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 from bract.server.grid import PromptGrid
@@ -93,9 +92,7 @@ class Federation:
                 to_arrays(parameters_of(self.model) | buffers_of(self.model)),
                 num_rounds=self.config.rounds - self.done,
                 timeout=self.config.strategy.timeout,
-                train_config=ConfigRecord(
-                    {VERSION_KEY: bract.__version__, SESSION_KEY: self._session()}
-                ),
+                train_config=ConfigRecord({VERSION_KEY: bract.__version__}),
                 evaluate_fn=self._after_round,
             )
 
@@ -114,13 +111,8 @@ class Federation:
             lr=training.lr,
             momentum=training.momentum,
             batch_size=training.batch_size,
+            defenses=tuple(self.config.defenses),
         )
-
-    def _session(self) -> str:
-        state = self.run.state()
-        if "session" not in state:
-            self.run.update_state(session=uuid.uuid4().hex)
-        return str(self.run.state()["session"])
 
     def _new_model(self) -> nn.Module:
         model = create_model(
@@ -130,7 +122,7 @@ class Federation:
             image_size=self.spec.image_shape[1],
             activation=self.config.model.activation,
         )
-        prepare_model(model, self.config.defenses)
+        model = prepare_model(model, self.config.defenses)
         return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
 
     def _resume(self) -> int:

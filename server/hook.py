@@ -11,6 +11,7 @@ capture that cannot be written is logged, never raised.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -23,7 +24,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from bract.errors import BractError
 from bract.observation import Observation, ObservationStore, Protocol
-from bract.records import ROUND_KEY, from_arrays, is_bract_reply, read_reply, split_state
+from bract.records import DEFENSES, ROUND_KEY, from_arrays, is_bract_reply, read_reply, split_state
 from bract.server.grid import ForwardingGrid
 from bract.update import Tensors, difference
 
@@ -187,6 +188,8 @@ class Recorder:
         declared: dict[str, Any] = {}
         if self.protocol.num_examples is None and "num-examples" in metrics:
             declared["num_examples"] = int(metrics["num-examples"])
+        if DEFENSES in reply.content:
+            declared["defenses"] = json.loads(str(reply.content.config_records[DEFENSES]["chain"]))
         return Observation(
             round=server_round,
             client=f"node-{reply.metadata.src_node_id}",
