@@ -26,6 +26,7 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
+from bract import __version__
 from bract.paillier import (
     Layout,
     PrivateKey,
@@ -93,8 +94,9 @@ def main() -> None:
         Clock.source = staticmethod(time.perf_counter)
     rows = [row for bits in options.bits for row in measure(bits, options)]
     if options.json:
-        packages = ("bract", "gmpy2", "phe", "numpy", "tenseal", "sf-heu")
-        versions = {"python": platform.python_version(), "gmp": gmpy2.mp_version()}
+        packages = ("gmpy2", "phe", "numpy", "tenseal", "sf-heu")
+        versions = {"bract": __version__, "python": platform.python_version()}
+        versions["gmp"] = gmpy2.mp_version()
         versions |= {name: found for name in packages if (found := installed(name))}
         print(json.dumps({"device": device(), "versions": versions, "rows": rows}, indent=1))
     else:

@@ -18,7 +18,7 @@ def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) 
     images, labels
         float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, in order of first use.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     final = folder / f"round-{server_round:04d}.safetensors"
     temporary = folder / f".{final.name}.tmp"
     save_file({"images": images.contiguous(), "labels": labels.contiguous()}, temporary)
