@@ -127,7 +127,8 @@ def loss_gradient(
 ) -> Tensors:
     """Gradient of the mean soft-label cross entropy, each lane by its own parameters.
 
-    It composes with autograd and with every transform of `torch.func`. Lanes do not mix, so the gradient of the sum over lanes holds each lane's own gradient.
+    It composes with autograd and with every transform of `torch.func`. Lanes do not mix, so the
+    gradient of the sum over lanes holds each lane's own gradient.
     """
 
     def total_loss(at: Tensors) -> Tensor:
