@@ -153,6 +153,36 @@ def report(
 
 
 @app.command()
+def keygen(
+    folder: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the key files.")],
+    bits: Annotated[int, typer.Option("--bits", help="2048 or 3072.")] = 2048,
+    randomness: Annotated[str, typer.Option("--randomness", help="djn or standard.")] = "djn",
+    clients: Annotated[int, typer.Option("--clients", min=1, help="Number of key shares.")] = 3,
+    threshold: Annotated[
+        int | None,
+        typer.Option("--threshold", help="Deal shares of which this many decrypt together."),
+    ] = None,
+    degree: Annotated[
+        int, typer.Option("--degree", help="Degree of the ciphertexts that shares decrypt: 1, 2.")
+    ] = 1,
+) -> None:
+    """Write Paillier keys to OUT_DIR, for clients of encrypted runs."""
+    from bract.cli.keygen import keygen as write
+    from bract.config import build_config
+
+    section = {
+        "scheme": "paillier",
+        "key_bits": bits,
+        "randomness": randomness,
+        "threshold": threshold,
+        "degree": degree,
+        "max_weight_sum": max(31, clients),
+    }
+    config = build_config({"clients": clients, "encryption": section}, source="keygen")
+    write(folder, config.encryption, clients)
+
+
+@app.command()
 def doctor() -> None:
     """Check that this machine can run a federation and an audit."""
     from bract.cli.doctor import examine
