@@ -120,6 +120,18 @@ def test_a_validator_that_drops_out_costs_its_column_only(reason, caplog):
     assert "node-2 left out as a validator" in caplog.text
 
 
+def test_a_lost_validator_is_left_out_of_the_mean_loss():
+    losses = [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [4.0, 4.0, 4.0]]
+    app = toy_app(UPDATES, lambda j, _: {"loss": [row[j] for row in losses]})
+    strategy, _, _ = play(
+        app,
+        faults=fault(2, "evaluate.fused"),
+        signal="loss",
+        weighting="proportional",
+    )
+    assert strategy.outcome.weights == pytest.approx((4 / 7, 2 / 7, 1 / 7))
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
