@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from bract.cli.console import WorkProgress, print_json, say
 from bract.errors import BractError
@@ -70,6 +73,10 @@ def audit_run(
     total = sum(len(observations) for _, observations in batches)
     if not total:
         say(f"{run.root}: nothing left to attack")
+    if "OMP_NUM_THREADS" not in os.environ:
+        # The attacked models are small: threads that wait for each other cost more than they
+        # give, and on a busy machine many times more.
+        torch.set_num_threads(1)
     results = []
     with WorkProgress(total, "attack") as bar:
 

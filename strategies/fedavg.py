@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -27,6 +28,9 @@ from bract.strategies.scores import Boosting
 from bract.update import Tensors
 
 _log = logging.getLogger(__name__)
+
+_TOLD = re.compile(r"<class 'bract\.[\w.]+'>:<'(?P<client>[^:]+): (?P<text>.*)'>", re.DOTALL)
+"""How Flower hands on an error that bract's own client raised: its name, then what happened."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +169,11 @@ class FedAvg(FlowerFedAvg):
         return answers, failures
 
     def failure(self, node_id: int, reason: str) -> Failure:
-        """Name a node's failure by what the client has called itself."""
-        return Failure(node_id, self._names.get(node_id, f"node-{node_id}"), reason)
+        """Name a node's failure by what the client calls itself."""
+        name = self._names.get(node_id, f"node-{node_id}")
+        if told := _TOLD.fullmatch(reason):
+            name, reason = told["client"], told["text"]
+        return Failure(node_id, name, reason)
 
     def _read(
         self, replies: Iterable[Message]

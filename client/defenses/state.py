@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import uuid
@@ -89,7 +90,8 @@ class DefenseState:
                 os.fsync(file.fileno())
             temporary.replace(self.path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise DefenseError(
                 f"{self.path}: the defenses' state cannot be written ({error}); set state-dir in "
                 "the node config to a folder this client may write"

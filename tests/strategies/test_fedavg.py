@@ -105,3 +105,10 @@ def test_fedprox_announces_mu_under_flowers_key_and_averages_like_fedavg():
 def test_fedprox_refuses_a_negative_mu():
     with pytest.raises(BractError, match="proximal_mu"):
         FedProx(proximal_mu=-1.0)
+
+
+def test_a_clients_error_is_told_in_its_own_words_and_name():
+    reason = "<class 'bract.errors.BractError'>:<'client-1: no such device'>"
+    failure = FedAvg().failure(77, reason)
+    assert (failure.client, failure.reason) == ("client-1", "no such device")
+    assert FedAvg().failure(77, "<class 'KeyError'>:<'x'>").client == "node-77"
