@@ -57,9 +57,10 @@ def line_chart(
     last_round: int,
     percent: bool = False,
     low: float = 0.0,
+    high: float = 1.0,
     reference: float | None = None,
 ) -> Markup:
-    """Draw values by round, the vertical axis from ``low`` to 1.
+    """Draw values by round, the vertical axis from ``low`` to ``high``.
 
     Parameters
     ----------
@@ -74,9 +75,9 @@ def line_chart(
         return f"{100 * value / last_round:.2f}%"
 
     def y(value: float) -> float:
-        return HEIGHT * (1 - (min(max(value, low), 1.0) - low) / (1 - low))
+        return HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low))
 
-    parts = [_grid(low, percent, y), _rounds(last_round, x)]
+    parts = [_grid(low, high, percent, y), _rounds(last_round, x)]
     if reference is not None:
         parts.append(_line("0%", y(reference), "100%", y(reference), "reference"))
     for line in series:
@@ -87,10 +88,10 @@ def line_chart(
     ).format(HEIGHT, title, Markup("").join(parts))
 
 
-def _grid(low: float, percent: bool, y: Any) -> Markup:
+def _grid(low: float, high: float, percent: bool, y: Any) -> Markup:
     lines = []
     for step in range(5):
-        value = low + (1 - low) * step / 4
+        value = low + (high - low) * step / 4
         text = f"{100 * value:.0f}%" if percent else f"{value:.2f}".rstrip("0").rstrip(".")
         lines.append(_line("0%", y(value), "100%", y(value), "base" if step == 0 else "grid"))
         lines.append(

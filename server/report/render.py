@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from bract.config import build_config, dump_config
 from bract.errors import BractError
-from bract.server.report import figures, words
+from bract.server.report import boosting, figures, words
 from bract.server.report.charts import loss_curve
 from bract.server.report.facts import gather
 from bract.server.report.glossary import GLOSSARY
@@ -96,6 +96,7 @@ def render(run_dir: Path, facts: Facts) -> str:
         gallery=_gallery(facts["observations"]),
         leakage_charts=figures.leakage_charts(facts, css),
         accuracy_chart=figures.accuracy_chart(facts, css),
+        boosting=boosting.boosting_view(facts, css),
         bar=lambda row: figures.bar(row, facts),
         loss_curve=loss_curve,
         show=show,
