@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bract import __version__
+from bract.server.report.boosting import boosting_rows
 from bract.server.report.observations import observation_facts
 from bract.server.report.reading import RunFiles, read_run
 from bract.server.report.summary import attack_rows, client_rows, leakage_rows, natural, total
@@ -54,6 +55,7 @@ def gather(run_dir: Path) -> Facts:
         "verdict": judgement,
         "worst": worst_observation(observations, judgement["headline"]),
         "rounds": _round_facts(files),
+        "boosting": boosting_rows(files.metrics),
         "leakage": leakage_rows(observations),
         "clients": client_rows(files, observations, attacks),
         "attacks": attacks,
