@@ -34,7 +34,7 @@ def set_up_logging(verbose: bool = False) -> None:
 
 def say(text: str) -> None:
     """Print a line for the person, to stderr."""
-    stderr.print(text, markup=False)
+    stderr.print(text, markup=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:

@@ -126,6 +126,14 @@ def audit(
         int | None, typer.Option("--iterations", "--budget", min=1, help="Iterations a restart.")
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda:N.")] = None,
+    tier: Annotated[
+        str,
+        typer.Option("--tier", help="What the attacker knows: oblivious, adaptive or colluding."),
+    ] = "oblivious",
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="Key file of one client, for the colluding tier."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
@@ -134,7 +142,9 @@ def audit(
     """Attack what the server captured in RUN, and score what came back."""
     from bract.cli.auditing import audit_run, choose_audit
 
-    choice = choose_audit(run, attack, clients, rounds, restarts, iterations, device)
+    choice = choose_audit(
+        run, attack, clients, rounds, restarts, iterations, device, tier=tier, key=key
+    )
     audit_run(run, choice, resume=resume, as_json=_is_json(output))
 
 
@@ -180,6 +190,50 @@ def keygen(
     }
     config = build_config({"clients": clients, "encryption": section}, source="keygen")
     write(folder, config.encryption, clients)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="YAML configuration; `bract init` writes one.")],
+    defense: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--defense",
+            help="NAME, NAME:key=value,... or a chain NAME+NAME; repeat the option. Without it: "
+            "AdaDefense, Guardian, FedKL, Gaussian noise, pruning, and those of CONFIG.",
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on; what is done stays as it is.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace earlier runs of these variants.")
+    ] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Leave every image out of the reports.")
+    ] = False,
+    output: Annotated[str, typer.Option("--format", help="default or json.")] = "default",
+) -> None:
+    """Run CONFIG undefended and under each defense, attack each, and compare them on one page.
+
+    The runs and the page are kept in RUNS/NAME-compare. Where a defense (FedKL) needs a model with
+    normalisation and CONFIG's has none, every variant, the undefended one too, runs the model's
+    -bn counterpart.
+    """
+    from bract.cli.comparing import command_steps, compare_defenses
+    from bract.config import load_config
+
+    compare_defenses(
+        load_config(config),
+        runs,
+        command_steps(resume=resume, redact=redact),
+        defenses=defense,
+        resume=resume,
+        overwrite=overwrite,
+        redact=redact,
+        as_json=_is_json(output),
+    )
 
 
 @app.command()

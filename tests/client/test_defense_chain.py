@@ -111,6 +111,24 @@ def test_defenses_run_in_order_on_each_others_result_and_keep_their_states_apart
     )
 
 
+@pytest.mark.parametrize("name", ["adadefense", "guardian", "pruning", "noise"])
+def test_every_floating_dtype_comes_back_as_it_went_in_even_mixed(name):
+    update = {
+        "half": torch.tensor([1e-4, -2e-4], dtype=torch.float16),
+        "brain": torch.tensor([0.5], dtype=torch.bfloat16),
+        "double": torch.tensor([[1.0, -2.0]], dtype=torch.float64),
+        "single": torch.tensor([0.25]),
+    }
+    chain = build_defenses([{"name": name, **({"std": 0.1} if name == "noise" else {})}])
+    sent = chain.protect(update, {})
+    assert {k: v.dtype for k, v in sent.items()} == {k: v.dtype for k, v in update.items()}
+    if name == "adadefense":
+        # The square of 1e-4 is below float16; computed there, the stand-in would not be finite.
+        torch.testing.assert_close(
+            sent["half"].float(), torch.tensor([0.01, -0.01]) * 0.5**0.5, rtol=0.3, atol=0
+        )
+
+
 def test_the_update_that_went_in_is_not_changed():
     for entry in ({"name": "adadefense"}, {"name": "guardian"}, {"name": "pruning"}):
         update = {k: v.clone() for k, v in UPDATE.items()}

@@ -1,13 +1,14 @@
 """DefenseMod around a ClientApp that knows nothing of bract, in this process."""
 
 import json
+import re
 from collections import OrderedDict
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from safetensors.torch import load_file
 from torch import nn
 
 from bract.client.defenses import AdaDefense, DefenseChain, ProtectContext
@@ -143,8 +144,6 @@ def test_moments_survive_a_restart_of_the_supernode_where_a_folder_is_configured
         _, _, grid = exchange([DefenseMod("adadefense")], node_config=node)
         assert not grid.contexts[1].state
         (file,) = tmp_path.iterdir()
-        from safetensors.torch import load_file
-
         assert int(load_file(file)["adadefense.round"]) == turn
         assert file.stat().st_mode & 0o777 == 0o600
 
@@ -205,9 +204,7 @@ def change(name, value):
 def test_a_reply_that_cannot_be_protected_becomes_an_error(tamper, said):
     reply, _, _ = exchange([DefenseMod("adadefense")], tamper=tamper)
     assert not reply.has_content()
-    assert np.char.count(reply.error.reason, "nothing was sent") == 1
-    import re
-
+    assert "nothing was sent" in reply.error.reason
     assert re.search(said, reply.error.reason)
 
 
