@@ -41,7 +41,9 @@ class Variant:
     name
         Folder of its run directory; `UNDEFENDED` is what the others are compared with.
     defenses
-        Name and settings of each defense that its clients applied.
+        Name and every public setting of each defense that its clients applied.
+    given
+        The settings among them that somebody chose, which the first table shows; None for all.
     error
         Why it did not finish; None if it did.
     """
@@ -49,6 +51,7 @@ class Variant:
     name: str
     defenses: tuple[dict[str, Any], ...] = ()
     error: str | None = None
+    given: tuple[dict[str, Any], ...] | None = None
 
 
 def variant_row(variant: Variant, folder: Path, facts: Facts | None) -> Facts:
@@ -65,7 +68,8 @@ def variant_row(variant: Variant, folder: Path, facts: Facts | None) -> Facts:
         "variant": variant.name,
         "title": title(variant.defenses),
         "defenses": [dict(d) for d in variant.defenses],
-        "settings": "; ".join(filter(None, map(settings, variant.defenses))),
+        "settings": settings(variant.defenses if variant.given is None else variant.given),
+        "all_settings": settings(variant.defenses),
         "error": variant.error,
         "report": None,
         "status": facts["run"]["status"] if facts else None,
@@ -97,10 +101,18 @@ def _title(defense: Facts) -> str:
     return TITLES.get(name, name)
 
 
-def settings(defense: Facts) -> str:
-    """Return a defense's settings in words, without its name and what the title says already."""
+def settings(defenses: Sequence[Facts]) -> str:
+    """Return a chain's settings in words, without the names and what the title says already."""
+    return "; ".join(filter(None, map(_settings, defenses)))
+
+
+def _settings(defense: Facts) -> str:
     said = {"name", "kind"} if defense.get("name") == "noise" else {"name"}
-    return ", ".join(f"{key} {value}" for key, value in defense.items() if key not in said)
+    return ", ".join(
+        f"{key.replace('_', ' ')} {value}"
+        for key, value in defense.items()
+        if key not in said and value is not None
+    )
 
 
 def _accuracy(rounds: Sequence[Facts], locked: bool) -> Facts:
