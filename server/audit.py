@@ -161,9 +161,7 @@ class Audit:
                 "max_images": self.choice.max_images,
             },
             "seed": self.choice.seed,
-            "device": str(engine.torch_device)
-            if hasattr(engine, "torch_device")
-            else engine.device,
+            "device": str(engine.torch_device()),
             "selection": "blind",
         }
         if isinstance(result, Refusal):

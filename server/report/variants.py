@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -126,18 +126,27 @@ def _accuracy(rounds: Sequence[Facts], locked: bool) -> Facts:
         {
             "round": row["round"],
             "accuracy": None if locked else row["accuracy"],
-            "client_accuracy": mean(c["validation_accuracy"] for c in row["clients"].values()),
+            "client_accuracy": _pooled(row["clients"], "validation_accuracy"),
         }
         for row in rounds
     ]
-    last = rounds[-1]["clients"].values() if rounds else ()
     return {
         "accuracy": history[-1]["accuracy"] if history else None,
         "client_accuracy": history[-1]["client_accuracy"] if history else None,
-        "random_key_accuracy": mean(c["random_key_accuracy"] for c in last),
+        "random_key_accuracy": _pooled(rounds[-1]["clients"] if rounds else {}, _STRANGER),
         "locked": locked,
         "rounds": history,
     }
+
+
+_STRANGER = "random_key_accuracy"
+
+
+def _pooled(clients: Mapping[str, Facts], key: str) -> float | None:
+    """Return a mean over clients by number of examples, with which validation shares grow."""
+    known = [(c[key], c["num_examples"] or 1) for c in clients.values() if c[key] is not None]
+    total = sum(count for _, count in known)
+    return sum(value * count for value, count in known) / total if known else None
 
 
 _ATTACK = (

@@ -89,6 +89,7 @@ def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run)
         assert facts["label_accuracy"] == 1.0
         assert facts["candidates"] == 100
         assert facts["selection"] == "blind"
+        assert facts["device"] == "cpu"
 
 
 def test_a_gradient_says_more_than_no_gradient(run):

@@ -153,6 +153,18 @@ def test_a_lock_at_the_clients_makes_theirs_the_accuracy_of_every_variant(make: 
     assert any("one round behind" in note for note in facts["notes"])
 
 
+def test_a_client_counts_by_its_examples(make: Make) -> None:
+    root = make("undefended", rounds=1)
+    path = root / "undefended" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    clients = rows[1]["clients"]
+    clients["client-0"] |= {"num_examples": 90, "validation_accuracy": 0.4}
+    clients["client-1"] |= {"num_examples": 10, "validation_accuracy": 1.0}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    facts = gather_comparison(root, [UNDEFENDED], name="digits")
+    assert row(facts, "undefended")["client_accuracy"] == pytest.approx(0.46)
+
+
 def test_a_lock_without_validation_data_has_no_accuracy_rather_than_a_wrong_one(
     make: Make,
 ) -> None:
