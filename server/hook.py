@@ -24,7 +24,15 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from bract.errors import BractError
 from bract.observation import Observation, ObservationStore, Protocol
-from bract.records import ARRAYS, DEFENSES, ROUND_KEY, from_arrays, is_bract_reply, read_reply, split_state
+from bract.records import (
+    ARRAYS,
+    DEFENSES,
+    ROUND_KEY,
+    from_arrays,
+    is_bract_reply,
+    read_reply,
+    split_state,
+)
 from bract.server.grid import ForwardingGrid
 from bract.update import Tensors, difference
 
