@@ -2,6 +2,7 @@
 
 from bract.attacks.engine import Engine, Progress
 from bract.attacks.evidence import ADAPTIVE, Evidence, Tier, evidence_for
+from bract.attacks.grnn import GRNN
 from bract.attacks.ig import IG
 from bract.attacks.label_inference import LabelInference
 from bract.attacks.matching import Attack
@@ -11,6 +12,7 @@ from bract.attacks.registry import ATTACKS, attack, reconstruct
 __all__ = [
     "ADAPTIVE",
     "ATTACKS",
+    "GRNN",
     "IG",
     "Attack",
     "Budget",

@@ -5,54 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from bract.attacks.descent import Outcome, Run
 from bract.attacks.matching import Attack, hard_labels, minimise, noise
 from bract.attacks.objectives import Cosine, LayerWeighting, Objective
 from bract.attacks.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.pixels import PixelSearch
 from bract.attacks.priors import TotalVariation
 from bract.attacks.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.update import Tensors
-
-
-class PixelSearch:
-    """Free pixels, in the model's normalised space, with known or free labels.
-
-    Parameters
-    ----------
-    inputs
-        Start, ``(L, B, C, H, W)``, normalised.
-    labels
-        One-hot rows ``(L, B, classes)``, or None to find them jointly, from ``logits``.
-    """
-
-    def __init__(
-        self, problem: Problem, inputs: Tensor, labels: Tensor | None, logits: Tensor | None = None
-    ) -> None:
-        self._victim = problem.victim
-        self._labels = labels
-        self.variables: Tensors = {"inputs": inputs.detach().clone().requires_grad_()}
-        if labels is None:
-            if logits is None:
-                raise ValueError("joint labels need starting logits")
-            self.variables["logits"] = logits.detach().clone().requires_grad_()
-
-    def decode(self) -> tuple[Tensor, Tensor]:
-        """Return pixels and label probabilities."""
-        images = self._victim.denormalise(self.variables["inputs"])
-        if self._labels is not None:
-            return images, self._labels
-        return images, self.variables["logits"].softmax(dim=-1)
-
-    @torch.no_grad()
-    def box(self) -> None:
-        """Clip to the pixels that exist."""
-        inputs = self.variables["inputs"]
-        pixels = self._victim.denormalise(inputs).clamp(0.0, 1.0)
-        inputs.copy_(self._victim.normalise(pixels))
 
 
 @ATTACKS.register("ig")

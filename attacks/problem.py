@@ -196,6 +196,38 @@ class Problem:
         """The matching loss ``(L,)``."""
         return objective(simulated, self.target, self.weights)
 
+    def to(self, dtype: torch.dtype) -> Problem:
+        """Return a copy in another floating-point type."""
+
+        def cast(tensors: Tensors) -> Tensors:
+            return {
+                n: v.detach().to(dtype) if v.is_floating_point() else v for n, v in tensors.items()
+            }
+
+        return replace(
+            self,
+            parameters=cast(self.parameters),
+            buffers=cast(self.buffers),
+            target=cast(self.target),
+            weights=None if self.weights is None else cast(self.weights),
+        )
+
+    def lane(self, index: int) -> Problem:
+        """Return one lane as a problem of its own."""
+
+        def cut(tensors: Tensors) -> Tensors:
+            return {n: v[index : index + 1] for n, v in tensors.items()}
+
+        return Problem(
+            cases=self.cases[index : index + 1],
+            restarts=self.restarts[index : index + 1],
+            seeds=self.seeds[index : index + 1],
+            parameters=cut(self.parameters),
+            buffers=cut(self.buffers),
+            target=cut(self.target),
+            weights=None if self.weights is None else cut(self.weights),
+        )
+
     def weighted(self, weights: Tensors | None) -> Problem:
         """Return a copy whose coordinate weights are multiplied by ``weights``."""
         if weights is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from bract.attacks.victim import Victim
 from bract.errors import BractError
@@ -126,17 +127,17 @@ def loss_gradient(
 ) -> Tensors:
     """Gradient of the mean soft-label cross entropy, each lane by its own parameters.
 
-    Lanes do not mix, so the gradient of the sum over lanes holds each lane's own gradient.
+    It composes with autograd and with every transform of `torch.func`. Lanes do not mix, so the
+    gradient of the sum over lanes holds each lane's own gradient.
     """
-    with torch.enable_grad():
-        wanted = {
-            name: value if value.requires_grad else value.requires_grad_()
-            for name, value in parameters.items()
-        }
-        logits = victim(wanted, buffers, inputs)
+
+    def total_loss(at: Tensors) -> Tensor:
+        logits = victim(at, buffers, inputs)
         loss = -(labels * logits.log_softmax(dim=-1)).sum(dim=-1).mean(dim=-1)
-        gradients = torch.autograd.grad(loss.sum(), list(wanted.values()), create_graph=True)
-    return dict(zip(wanted, gradients, strict=True))
+        return loss.sum()
+
+    gradient: Tensors = grad(total_loss)(parameters)
+    return gradient
 
 
 def images_in(protocol: Protocol, limit: int) -> int:

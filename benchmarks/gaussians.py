@@ -205,7 +205,9 @@ def draw(drawn: dict[tuple[str, str], Any], path: Path) -> None:
             axis.contour(side, side, share, levels=[0.5], colors="black", linewidths=1.5)
             for client, marker in zip(clients, "ox", strict=True):
                 x, y = client.held_out[0][:150], client.held_out[1][:150]
-                axis.scatter(x[:, 0], x[:, 1], c=y, cmap="coolwarm", s=8, marker=marker)
+                axis.scatter(
+                    x[:, 0], x[:, 1], c=y, cmap="coolwarm", vmin=0, vmax=1, s=8, marker=marker
+                )
             axis.set(title=f"{name}: {accuracy:.4f}", xticks=[], yticks=[], xlim=(-6, 6))
             axis.set_ylim(-6, 6)
         axes[i, 0].set_ylabel(setting)

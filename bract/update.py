@@ -66,10 +66,10 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
-    """Cut a vector ``(D,)`` into tensors with the names and shapes of ``like``."""
+    """Cut a vector ``(D,)`` into tensors with the names, shapes and dtypes of ``like``."""
     sizes = [value.numel() for value in like.values()]
     parts = torch.split(vector, sizes)
     return {
-        name: part.reshape(value.shape)
+        name: part.reshape(value.shape).to(value.dtype)
         for (name, value), part in zip(like.items(), parts, strict=True)
     }

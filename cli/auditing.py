@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from bract.cli.console import WorkProgress, print_json, say
 from bract.errors import BractError
@@ -70,6 +72,10 @@ def audit_run(
     total = sum(len(observations) for _, observations in batches)
     if not total:
         say(f"{run.root}: nothing left to attack")
+    if "OMP_NUM_THREADS" not in os.environ:
+        # The attacked models are small: threads that wait for each other cost more than they
+        # give, and on a busy machine many times more.
+        torch.set_num_threads(1)
     results = []
     with WorkProgress(total, "attack") as bar:
 
@@ -95,9 +101,10 @@ def describe(facts: dict[str, Any]) -> str:
     if not scores:
         return f"{who}: {len(facts['images'])} reconstructions, unscored (no truth kept)"
     best = max(scores, key=lambda row: row["ssim"])
-    top = sum(row["identified_top1"] for row in scores)
-    psnr = best["psnr"] if math.isfinite(best["psnr"]) else float("nan")
+    found = f"{len(scores)} images"
+    if best["identified_top1"] is not None:
+        found = f"{sum(row['identified_top1'] for row in scores)} of {found} identified"
     return (
-        f"{who}: {top} of {len(scores)} images identified, "
-        f"best SSIM {best['ssim']:.2f}, PSNR {psnr:.1f} dB, {facts['seconds']:.0f} s"
+        f"{who}: {found}, best SSIM {best['ssim']:.2f}, PSNR {best['psnr']:.1f} dB, "
+        f"{facts['seconds']:.0f} s"
     )

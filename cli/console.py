@@ -34,7 +34,7 @@ def set_up_logging(verbose: bool = False) -> None:
 
 def say(text: str) -> None:
     """Print a line for the person, to stderr."""
-    stderr.print(text, markup=False)
+    stderr.print(text, markup=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:
@@ -132,8 +132,9 @@ def describe_round(row: dict[str, Any]) -> str:
     if row.get("clients"):
         parts.append(f"{len(row['clients'])} clients")
     if row.get("global"):
-        parts.append(f"test loss {row['global']['loss']:.3f}")
-        parts.append(f"test accuracy {row['global']['accuracy']:.1%}")
+        split = row["global"].get("split", "test")
+        parts.append(f"{split} loss {row['global']['loss']:.3f}")
+        parts.append(f"{split} accuracy {row['global']['accuracy']:.1%}")
     if row.get("round"):
         parts.append(f"{row['seconds']:.1f} s")
     return ", ".join(parts)

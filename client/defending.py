@@ -67,15 +67,22 @@ class Defending:
         model
             The model after training.
         images, labels
-            The round's first batch: model inputs and labels.
+            The round's first batch: model inputs and labels. The defenses compute where they are.
+
+        Returns
+        -------
+        dict of str to Tensor
+            CPU tensors.
         """
         if not len(self.chain):
             return update
         context = replace(self.context, model=model, images=images, labels=labels)
-        protected = self.chain.protect(update, self.state, context)
+        protected = self.chain.protect(
+            {name: value.to(images.device) for name, value in update.items()}, self.state, context
+        )
         self.store.save(self.state)
         _log.info("round %d: %s", context.round, self.report)
-        return protected
+        return {name: value.cpu() for name, value in protected.items()}
 
     @property
     def report(self) -> dict[str, float]:

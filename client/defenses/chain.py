@@ -114,9 +114,13 @@ class DefenseChain:
             shapes or dtypes, or produced a value that is not finite.
         """
         context = context or ProtectContext()
-        _check_finite("the update before any defense", update)
+        before = after = _finite("the update before any defense", update)
         staged = dict(state)
-        protected: Tensors = dict(update)
+        # Half precision has no room for squares and small constants; what is sent has its dtype.
+        protected: Tensors = {
+            n: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v
+            for n, v in update.items()
+        }
         report: dict[str, float] = {}
         for defense in self.defenses:
             missing = [need for need in defense.needs if getattr(context, need) is None]
@@ -136,11 +140,15 @@ class DefenseChain:
                     "nothing was sent"
                 ) from error
             _check_same(defense.name, protected, result)
+            after = _finite(f"the result of defense {defense.name!r}", result)
             _put_back(defense, staged, own)
             protected = dict(result)
             report |= {f"{defense.name}.{key}": value for key, value in defense.report.items()}
+        protected = {n: v.to(update[n].dtype) for n, v in protected.items()}
+        if any(v.dtype != torch.float32 for v in protected.values()):
+            after = _finite("the defended update in the dtype it is sent in", protected)
         if self.defenses:
-            cosine, ratio = cosine_and_ratio(flatten(update), flatten(protected))
+            cosine, ratio = cosine_and_ratio(before, after)
             report |= {"cosine": cosine, "norm_ratio": ratio}
         self._report = report
         state.clear()
@@ -234,12 +242,16 @@ def _check_same(name: str, before: Mapping[str, Tensor], after: Any) -> None:
             refuse(f"changed the shape of {key} from {tuple(value.shape)} to {tuple(other.shape)}")
         if other.dtype != value.dtype:
             refuse(f"changed the dtype of {key} from {value.dtype} to {other.dtype}")
-    _check_finite(f"the result of defense {name!r}", after)
 
 
-def _check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
-    # One sum a tensor is much cheaper than testing every value. It is non-finite wherever a value
-    # is; a finite tensor whose sum overflows is looked at value by value.
-    for key, value in tensors.items():
-        if not bool(torch.isfinite(value.sum())) and not bool(torch.isfinite(value).all()):
-            raise DefenseError(f"{what} holds NaN or infinite values in {key}; nothing was sent")
+def _finite(what: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return all tensors as one vector, or refuse them."""
+    vector = flatten(tensors) if tensors else torch.zeros(0)
+    # One sum is much cheaper than testing every value. It is non-finite wherever a value is; where
+    # finite values add up to infinity, they are looked at one by one.
+    if not bool(torch.isfinite(vector.sum())) and not bool(torch.isfinite(vector).all()):
+        names = [n for n, value in tensors.items() if not bool(torch.isfinite(value).all())]
+        raise DefenseError(
+            f"{what} holds NaN or infinite values in {', '.join(names[:5])}; nothing was sent"
+        )
+    return vector

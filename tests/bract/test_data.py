@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -93,3 +94,30 @@ def test_a_client_without_examples_or_outside_the_partition_is_refused():
     config = federation()
     with pytest.raises(BractError, match=r"partition-id 3 is outside 0\.\.2"):
         client_data(config, 3)
+
+
+def write_mnist(root, name, images, labels):
+    """Write one split in the format of the original files."""
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    header = np.array([0x0803, *images.shape], dtype=">i4").tobytes()
+    (folder / f"{name}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+    header = np.array([0x0801, len(labels)], dtype=">i4").tobytes()
+    (folder / f"{name}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+
+
+def test_torchvisions_mnist_is_read_from_a_local_path(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
+    labels = (np.arange(30) % 10).astype(np.uint8)
+    write_mnist(tmp_path, "train", pixels, labels)
+    write_mnist(tmp_path, "t10k", pixels[:10], labels[:10])
+    config = federation(name="mnist", path=str(tmp_path), image_size=28)
+    part = client_data(config, 2)
+    assert part.images.shape == (10, 1, 28, 28)
+    as_bytes = {p.tobytes() for p in pixels}
+    for image in part.images:
+        assert (image[0] * 255).round().byte().numpy().tobytes() in as_bytes
+    test_images, test_labels = held_out(config.data)
+    torch.testing.assert_close(test_images[3, 0], torch.from_numpy(pixels[3]) / 255.0)
+    assert test_labels.tolist() == list(range(10))
+    assert data_spec(config.data).mean == (0.1307,)

@@ -107,3 +107,13 @@ def test_no_client_name_leaves_the_store(tmp_path_factory, name, number):
     folder = store.save(observation(client=name, round=number))
     assert root / "captures" in folder.resolve().parents
     assert store.load(folder).client == name
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bract.observation.save_file", no_space)
+    with pytest.raises(BractError, match=r"client-1: cannot be written: .*No space left"):
+        ObservationStore(tmp_path).save(observation())
+    assert list(tmp_path.rglob("*.*")) == []

@@ -107,3 +107,24 @@ def test_a_client_with_an_empty_validation_split_costs_its_column(tmp_path, capl
     assert [values[1] for values in row["boosting"]["V"]] == [None, None, None]
     assert row["failures"][0]["client"] == "client-1"
     assert "empty validation split" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("defense", "model", "server_lr"),
+    [("adadefense", "lenet", 0.001), ("guardian", "lenet", 1.0), ("fedkl", "lenet-bn", 1.0)],
+)
+def test_defended_updates_are_fused_and_weighed_like_bare_ones(tmp_path, defense, model, server_lr):
+    _, run, _ = federation(
+        tmp_path,
+        rounds=4 if defense == "fedkl" else 1,
+        model={"name": model, "activation": "relu"},
+        strategy={"name": "fedboosting", "server_lr": server_lr},
+        defenses=[{"name": defense}],
+    )
+    found = run.metrics()[-1]["boosting"]
+    assert all(0.0 <= value <= 1.0 for row in found["V"] for value in row)
+    assert sum(found["weights"]) == pytest.approx(1.0)
+    if defense == "fedkl":
+        # Each validator judges with its own lock; under a wrong one the model guesses.
+        scores = [value for row in found["V"] for value in row]
+        assert sum(scores) / len(scores) > 0.5

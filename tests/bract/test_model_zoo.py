@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from bract.errors import BractError
+from bract.models import create_model
+
+SMALL = ["lenet-bn", "lenet-strided-bn", "resnet20", "resnet32", "resnet18", "resnet34"]
+LARGE = ["vgg16", "vgg16-bn"]
+
+
+def make(name, size=32, channels=3, classes=10, activation="sigmoid"):
+    return create_model(
+        name, classes=classes, channels=channels, image_size=size, activation=activation
+    )
+
+
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_parameter_counts_are_the_published_ones():
+    # He et al. give 0.27 M and 0.46 M; torchvision 11,689,512 and 21,797,672 with 1,000 classes
+    # and 138,357,544 for VGG-16.
+    assert count(make("resnet20")) == 269_722
+    assert count(make("resnet32")) == 464_154
+    with torch.device("meta"):
+        assert count(make("resnet18", classes=1000)) == 11_689_512
+        assert count(make("resnet34", classes=1000)) == 21_797_672
+        assert count(make("vgg16", classes=1000)) == 138_357_544
+        # A normalisation layer has two parameters a channel; VGG-16 has 4,224 channels in all.
+        assert count(make("vgg16-bn", classes=1000)) == 138_357_544 + 2 * 4224
+    assert count(make("lenet-bn", channels=1)) == 61_706 + 2 * (6 + 16)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("size", "channels", "classes"), [(32, 3, 10), (32, 1, 7), (48, 3, 4)])
+def test_a_model_takes_other_sizes_colours_and_classes(name, size, channels, classes):
+    model = make(name, size, channels, classes)
+    assert model(torch.rand(2, channels, size, size)).shape == (2, classes)
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize(("size", "channels"), [(32, 3), (64, 1)])
+def test_vgg_takes_other_sizes_and_colours(name, size, channels):
+    with torch.device("meta"):
+        model = make(name, size, channels, 5)
+        assert model(torch.rand(1, channels, size, size)).shape == (1, 5)
+
+
+@pytest.mark.parametrize("name", [*SMALL[:4], "resnet18"])
+@pytest.mark.parametrize("activation", ["sigmoid", "relu"])
+def test_gradients_can_be_differentiated_again(name, activation):
+    torch.manual_seed(0)
+    model = make(name, activation=activation)
+    image = torch.rand(1, 3, 32, 32, requires_grad=True)
+    if name == "resnet18":
+        model.eval()  # one image leaves a single value a channel, which has no batch statistics
+    loss = torch.nn.functional.cross_entropy(model(image), torch.tensor([3]))
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    sum(g.square().sum() for g in gradients).backward()
+    assert float(image.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("name", [*SMALL, *LARGE])
+@pytest.mark.parametrize("activation", ["sigmoid", "relu"])
+def test_the_activation_is_the_one_asked_for_and_never_in_place(name, activation):
+    with torch.device("meta"):
+        model = make(name, activation=activation)
+    found = [m for m in model.modules() if isinstance(m, torch.nn.Sigmoid | torch.nn.ReLU)]
+    assert found
+    wanted = torch.nn.Sigmoid if activation == "sigmoid" else torch.nn.ReLU
+    assert all(isinstance(m, wanted) for m in found)
+    assert not any(getattr(m, "inplace", False) for m in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("resnet20", 7), ("resnet18", 15), ("vgg16", 31), ("lenet-bn", 12)]
+)
+def test_images_that_are_too_small_are_refused(name, size):
+    with pytest.raises(BractError, match="at least"):
+        make(name, size)

@@ -1,0 +1,148 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from flwr.supercore.differential_privacy import clip_inputs_inplace
+from torch import nn
+
+from bract.client.defenses import DefenseError, Noise, ProtectContext, Pruning, Soteria
+from bract.client.defenses.soteria import sensitivities
+
+HERE = ProtectContext(seed=1)
+
+
+def update(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(20, 10, generator=generator),
+        "b": torch.randn(30, generator=generator),
+    }
+
+
+def test_pruning_drops_the_smallest_share_of_the_whole():
+    values = {"w": torch.tensor([[5.0, -1.0], [0.5, 3.0]]), "b": torch.tensor([-2.0, 0.1])}
+    sent = Pruning(ratio=0.5).protect(values, {}, HERE)
+    assert sent["w"].tolist() == [[5.0, 0.0], [0.0, 3.0]]
+    assert sent["b"].tolist() == [-2.0, 0.0]
+
+
+def test_pruning_by_tensor_keeps_the_share_in_each():
+    values = {"w": torch.tensor([5.0, 4.0, 3.0, 6.0]), "b": torch.tensor([0.2, 0.1])}
+    sent = Pruning(ratio=0.5, scope="tensor").protect(values, {}, HERE)
+    assert sent["w"].tolist() == [5.0, 0.0, 0.0, 6.0]
+    assert sent["b"] == pytest.approx(torch.tensor([0.2, 0.0]))
+
+
+def test_clipping_is_flowers_own():
+    arrays = [v.numpy().copy() for v in update().values()]
+    clip_inputs_inplace(arrays, 0.7)
+    sent = Noise(clip=0.7, std=1e-12).protect(update(), {}, HERE)
+    for ours, theirs in zip(sent.values(), arrays, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-8)
+
+
+def test_an_update_within_the_bound_is_not_stretched():
+    sent = Noise(clip=1e6, std=1e-12).protect(update(), {}, HERE)
+    torch.testing.assert_close(sent["w"], update()["w"])
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_noise_has_the_configured_spread_and_shape(kind):
+    zeros = {"w": torch.zeros(200_000)}
+    noise = Noise(kind=kind, clip=None, std=0.25).protect(zeros, {}, HERE)["w"]
+    assert float(noise.mean()) == pytest.approx(0.0, abs=0.005)
+    assert float(noise.std()) == pytest.approx(0.25, rel=0.02)
+    # Kurtosis: 3 for the normal, 6 for the Laplace distribution.
+    kurtosis = float((noise / noise.std()).pow(4).mean())
+    assert kurtosis == pytest.approx(3.0 if kind == "gaussian" else 6.0, rel=0.1)
+
+
+def test_noise_is_fresh_every_round_and_unpredictable_without_the_seed():
+    defense = Noise(clip=None, std=1.0)
+    zeros = {"w": torch.zeros(5)}
+
+    def draw(context):
+        return tuple(defense.protect(zeros, {}, context)["w"].tolist())
+
+    contexts = [
+        ProtectContext(round=1, seed=3),
+        ProtectContext(round=2, seed=3),
+        ProtectContext(round=1),
+        ProtectContext(round=1),
+    ]
+    assert len({draw(c) for c in contexts}) == 4
+    assert draw(contexts[0]) == draw(contexts[0])
+
+
+def test_gaussian_noise_gives_the_epsilon_it_was_calibrated_for_and_rounds_add_up():
+    defense = Noise(clip=2.0, epsilon=1.5, delta=1e-6)
+    assert defense.spent(1) == pytest.approx(1.5)
+    # By hand: rho = (2 C)^2 / (2 sigma^2); T rounds cost T rho + 2 sqrt(T rho ln(1/delta)).
+    rho = 16.0 / (2 * defense.deviation**2)
+    assert defense.spent(9) == pytest.approx(9 * rho + 2 * math.sqrt(9 * rho * math.log(1e6)))
+    assert 1.5 * 3 < defense.spent(9) < 1.5 * 9
+    state = {}
+    for _ in range(9):
+        defense.protect(update(), state, HERE)
+    assert defense.report["epsilon_spent"] == pytest.approx(defense.spent(9))
+
+
+def test_known_answer_of_the_gaussian_mechanism():
+    # rho = 1/2 at sigma = sensitivity: 1/2 + 2 sqrt(ln(1e5) / 2) = 5.2985.
+    assert Noise(clip=0.5, std=1.0, delta=1e-5).spent(1) == pytest.approx(5.29853, abs=1e-5)
+
+
+def test_laplace_noise_clips_in_the_norm_its_guarantee_is_for():
+    defense = Noise(kind="laplace", clip=3.0, epsilon=2.0)
+    assert defense.deviation == pytest.approx(math.sqrt(2) * 2 * 3.0 / 2.0)
+    assert defense.spent(4) == 8.0
+    quiet = Noise(kind="laplace", clip=3.0, epsilon=1e9).protect(update(), {}, HERE)
+    assert float(sum(v.abs().sum() for v in quiet.values())) == pytest.approx(3.0, rel=1e-4)
+    assert Noise(kind="laplace", std=0.1).spent(1) is None
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Sigmoid(), nn.Linear(6, 3)
+    )
+
+
+def test_soteria_zeroes_the_columns_of_the_features_that_tell_least_per_size():
+    model = small_model()
+    images = torch.rand(4, 1, 4, 4)
+    update = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    context = ProtectContext(model=model, images=images)
+    sent = Soteria(ratio=0.5).protect(update, {}, context)
+    # The slow way: the full Jacobian of the features, example by example.
+    model.eval()
+    head = model[:4]
+    scores = torch.zeros(6)
+    for image in images:
+        slope = torch.autograd.functional.jacobian(head, image[None])[0].flatten(1)
+        scores += slope.norm(dim=1) / head(image[None])[0].detach().abs()
+    torch.testing.assert_close(sensitivities(model, model[4], images), scores)
+    lowest = set(scores.argsort()[:3].tolist())
+    for f in range(6):
+        assert bool((sent["4.weight"][:, f] == 0).all()) == (f in lowest)
+    untouched = [n for n in update if n != "4.weight"]
+    assert all(torch.equal(sent[n], update[n]) for n in untouched)
+
+
+def test_soteria_leaves_mode_and_gradients_of_the_model_alone():
+    model = small_model().train()
+    model[1].eval()
+    model(torch.rand(4, 1, 4, 4)).sum().backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    statistics = model[2].running_mean.clone()
+    sensitivities(model, model[4], torch.rand(4, 1, 4, 4))
+    assert model.training and model[2].training and not model[1].training
+    assert torch.equal(model[2].running_mean, statistics)
+    assert all(torch.equal(a, p.grad) for a, p in zip(before, model.parameters(), strict=True))
+
+
+def test_soteria_refuses_an_update_without_the_last_layer():
+    context = ProtectContext(model=small_model(), images=torch.rand(1, 1, 4, 4))
+    with pytest.raises(DefenseError, match=r"no 4\.weight"):
+        Soteria().protect({"1.weight": torch.ones(6, 16)}, {}, context)

@@ -1,0 +1,213 @@
+import pytest
+import torch
+
+from bract.client.defenses import (
+    DEFENSES,
+    AdaDefense,
+    Defense,
+    DefenseChain,
+    DefenseError,
+    Guardian,
+    Noise,
+    ProtectContext,
+    Pruning,
+    Stage,
+    build_defenses,
+)
+from bract.errors import BractError
+
+UPDATE = {"w": torch.arange(6.0).reshape(2, 3) - 2.5, "b": torch.tensor([0.5, -0.5])}
+
+
+class Broken(Defense):
+    """A defense that breaks in a chosen way."""
+
+    name = "broken"
+    stage = Stage.SPARSIFY
+    how: str
+
+    def protect(self, update, state, context):
+        state["touched"] = torch.tensor(1)
+        changed = {k: v.clone() for k, v in update.items()}
+        match self.how:
+            case "raise":
+                raise ZeroDivisionError("division by zero")
+            case "nan":
+                changed["w"][1, 2] = float("nan")
+            case "inf":
+                changed["b"][0] = float("inf")
+            case "name":
+                changed["w2"] = changed.pop("w")
+            case "order":
+                changed = dict(reversed(changed.items()))
+            case "missing":
+                del changed["b"]
+            case "shape":
+                changed["w"] = changed["w"].T
+            case "dtype":
+                changed["b"] = changed["b"].double()
+            case "type":
+                changed["b"] = [0.5, -0.5]
+            case "none":
+                return None
+        return changed
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "ZeroDivisionError"),
+        ("nan", "NaN or infinite values in w"),
+        ("inf", "NaN or infinite values in b"),
+        ("name", "changed the names"),
+        ("order", "changed the names or their order"),
+        ("missing", r"changed the names or their order \(b\)"),
+        ("shape", r"changed the shape of w from \(2, 3\) to \(3, 2\)"),
+        ("dtype", "changed the dtype of b"),
+        ("type", "returned a list for b"),
+        ("none", "returned a NoneType"),
+    ],
+)
+def test_a_broken_defense_lets_nothing_out_and_leaves_the_state_as_it_was(how, said):
+    chain = DefenseChain([AdaDefense(), Broken(how=how)])
+    state = {}
+    DefenseChain([AdaDefense()]).protect(UPDATE, state)
+    before = {k: v.clone() for k, v in state.items()}
+    with pytest.raises(DefenseError, match=said):
+        chain.protect(UPDATE, state)
+    assert list(state) == list(before)
+    assert all(torch.equal(state[k], before[k]) for k in before)
+
+
+def test_an_update_that_is_not_finite_is_not_defended_but_refused():
+    with pytest.raises(DefenseError, match="before any defense holds NaN"):
+        DefenseChain([Pruning()]).protect({"w": torch.tensor([1.0, float("nan")])}, {})
+
+
+def test_large_finite_values_are_no_failure():
+    huge = {"w": torch.full((4,), 3e38)}
+    assert torch.equal(DefenseChain([]).protect(huge, {})["w"], huge["w"])
+
+
+def test_defenses_run_in_order_on_each_others_result_and_keep_their_states_apart():
+    chain = build_defenses(
+        [{"name": "adadefense", "alpha": 1.0}, {"name": "pruning", "ratio": 0.5}]
+    )
+    state = {}
+    sent = chain.protect(UPDATE, state)
+    stand_in = AdaDefense(alpha=1.0).protect(UPDATE, {}, ProtectContext())
+    assert int(sum((v == 0).sum() for v in sent.values())) == 4
+    for name, value in sent.items():
+        assert torch.equal(value[value != 0], stand_in[name][value != 0])
+    assert set(state) == {"adadefense.m", "adadefense.v", "adadefense.round", "adadefense.layout"}
+    assert chain.report["cosine"] == pytest.approx(
+        float(
+            torch.nn.functional.cosine_similarity(
+                torch.cat([v.flatten() for v in UPDATE.values()]),
+                torch.cat([v.flatten() for v in sent.values()]),
+                dim=0,
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["adadefense", "guardian", "pruning", "noise"])
+def test_every_floating_dtype_comes_back_as_it_went_in_even_mixed(name):
+    update = {
+        "half": torch.tensor([1e-4, -2e-4], dtype=torch.float16),
+        "brain": torch.tensor([0.5], dtype=torch.bfloat16),
+        "double": torch.tensor([[1.0, -2.0]], dtype=torch.float64),
+        "single": torch.tensor([0.25]),
+    }
+    chain = build_defenses([{"name": name, **({"std": 0.1} if name == "noise" else {})}])
+    sent = chain.protect(update, {})
+    assert {k: v.dtype for k, v in sent.items()} == {k: v.dtype for k, v in update.items()}
+    if name == "adadefense":
+        # The square of 1e-4 is below float16; computed there, the stand-in would not be finite.
+        torch.testing.assert_close(
+            sent["half"].float(), torch.tensor([0.01, -0.01]) * 0.5**0.5, rtol=0.3, atol=0
+        )
+
+
+def test_the_update_that_went_in_is_not_changed():
+    for entry in ({"name": "adadefense"}, {"name": "guardian"}, {"name": "pruning"}):
+        update = {k: v.clone() for k, v in UPDATE.items()}
+        build_defenses([entry]).protect(update, {})
+        assert all(torch.equal(update[k], UPDATE[k]) for k in UPDATE)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["noise", "pruning"], "'pruning' cannot come after 'noise': after noise it keeps"),
+        (["noise", "adadefense"], "'adadefense' cannot come after 'noise': it rescales"),
+        (["pruning", "guardian"], "'guardian' cannot come after 'pruning'.*put 'guardian' first"),
+        (["guardian", "soteria"], "'soteria' cannot come after 'guardian'"),
+        (["noise", "fedkl"], "'fedkl' cannot come after 'noise': it changes the model"),
+        (["adadefense", "guardian"], "choose one"),
+        (["pruning", "pruning"], "'pruning' occurs 2 times"),
+    ],
+)
+def test_orders_that_undo_a_defense_are_refused_with_the_reason(names, said):
+    entries = [{"name": n, **({"std": 0.1} if n == "noise" else {})} for n in names]
+    with pytest.raises(BractError, match=said):
+        build_defenses(entries)
+
+
+def test_a_sensible_order_of_all_stages_is_taken():
+    entries = [{"name": n} for n in ("fedkl", "precode", "soteria", "guardian", "pruning")]
+    assert len(build_defenses([*entries, {"name": "noise", "std": 0.1}])) == 6
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"name": "adadefence"}, "unknown defense 'adadefence'. Did you mean 'adadefense'"),
+        ({"name": "guardian", "betta": 1}, "unknown hyper-parameter 'betta'. Did you mean 'beta'"),
+        ({"name": "pruning", "ratio": 1.5}, "ratio: found 1.5"),
+        ({"name": "noise"}, "either std or epsilon"),
+        ({"name": "noise", "epsilon": 1.0, "clip": None}, "epsilon needs clip"),
+        ({"beta": 1}, "expected entries with a name"),
+    ],
+)
+def test_a_wrong_entry_is_named(entry, said):
+    with pytest.raises(BractError, match=said):
+        build_defenses([entry])
+
+
+def test_what_is_public_rebuilds_the_same_chain():
+    chain = DefenseChain([Guardian(beta=3.0), Pruning(ratio=0.25), Noise(std=0.5)])
+    again = build_defenses(chain.public())
+    assert again.defenses == chain.defenses
+    assert chain.public()[0]["beta"] == 3.0
+
+
+def test_a_defense_that_needs_the_batch_says_so():
+    with pytest.raises(DefenseError, match="'soteria' needs the client's model, images"):
+        build_defenses([{"name": "soteria"}]).protect(UPDATE, {})
+
+
+def test_every_defense_registers_under_its_own_name_and_has_defaults():
+    assert set(DEFENSES) == {
+        "adadefense",
+        "fedkl",
+        "guardian",
+        "noise",
+        "precode",
+        "pruning",
+        "soteria",
+    }
+    for name in DEFENSES:
+        built = DEFENSES[name](**({"std": 1.0} if name == "noise" else {}))
+        assert built.name == name
+        assert built.public()["name"] == name
+
+
+def test_private_seeds_give_repeatable_draws_and_none_gives_fresh_ones():
+    def draw(seed, server_round=1, purpose="noise"):
+        generator = ProtectContext(round=server_round, seed=seed).generator(purpose)
+        return torch.rand(4, generator=generator).tolist()
+
+    assert draw(5) == draw(5)
+    assert len({tuple(d) for d in (draw(5), draw(6), draw(5, 2), draw(5, 1, "key"))}) == 4
+    assert draw(None) != draw(None)

@@ -1,0 +1,174 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bract.client.defenses import DefenseError, FedKL, ProtectContext, build_defenses
+from bract.errors import BractError
+from bract.models import (
+    create_model,
+    key_locks,
+    prepare_model,
+    trainable_parameters,
+    with_random_key,
+)
+from bract.models.keylock import Lock
+from bract.update import difference, parameters_of
+
+CONTEXT = ProtectContext(seed=4)
+
+
+def make(name="lenet-bn", activation="relu"):
+    return create_model(name, classes=10, channels=1, image_size=32, activation=activation)
+
+
+def locked(name="lenet-bn", state=None, context=CONTEXT, **parameters):
+    torch.manual_seed(0)
+    chain = build_defenses([{"name": "fedkl", **parameters}])
+    model = chain.prepare_model(make(name))
+    state = {} if state is None else state
+    chain.attach(model, state, context)
+    return chain, model, state
+
+
+@pytest.mark.parametrize(
+    "name", ["lenet-bn", "lenet-strided-bn", "resnet20", "resnet18", "vgg16-bn"]
+)
+def test_the_first_normalisation_of_any_model_is_locked_and_keeps_its_name(name):
+    with torch.device("meta"):
+        plain, model = make(name), prepare_model(make(name), [{"name": "fedkl"}])
+    first = next(n for n, m in plain.named_modules() if isinstance(m, nn.BatchNorm2d))
+    assert list(key_locks(model)) == [first]
+    gone = {f"{first}.weight", f"{first}.bias"}
+    assert set(model.state_dict()) == set(plain.state_dict()) - gone
+
+
+def test_every_normalisation_can_be_locked():
+    model = prepare_model(make("resnet20"), [{"name": "fedkl", "blocks": "every"}])
+    assert len(key_locks(model)) == 19
+    assert not [n for n, _ in model.named_parameters() if "norm" in n]
+
+
+def test_a_model_without_normalisation_is_refused_with_ones_that_have():
+    with pytest.raises(BractError, match=r"LeNet has none; use one.*lenet-bn"):
+        prepare_model(make("lenet"), [{"name": "fedkl"}])
+
+
+def test_scale_and_shift_are_the_lock_of_the_key_worked_by_hand():
+    model = prepare_model(nn.Sequential(nn.BatchNorm2d(2)), [{"name": "fedkl"}])
+    scale, shift = nn.Linear(2, 2), nn.Linear(2, 2)
+    with torch.no_grad():
+        scale.weight.copy_(torch.tensor([[1.0, 2.0], [-4.0, 0.0]]))
+        scale.bias.copy_(torch.tensor([0.5, 0.0]))
+        shift.weight.copy_(torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
+        shift.bias.copy_(torch.tensor([-1.0, 0.0]))
+    key = torch.tensor([0.5, 0.25])
+    images = torch.randn(3, 2, 4, 4)
+    normal = F.batch_norm(images, None, None, training=True)
+    # gamma = (.5 + .5 + .5, -2), beta = (-1, 1.5); with the ReLU (1.5, 0) and (0, 1.5).
+    for relu, gamma, beta in ((False, [1.5, -2.0], [-1.0, 1.5]), (True, [1.5, 0.0], [0.0, 1.5])):
+        Lock(key, {"0": (scale, shift)}, relu).attach(model)
+        expected = normal * torch.tensor(gamma).view(2, 1, 1) + torch.tensor(beta).view(2, 1, 1)
+        torch.testing.assert_close(model(images), expected)
+
+
+def test_the_server_has_neither_scale_nor_shift():
+    model = prepare_model(nn.Sequential(nn.BatchNorm2d(2)), [{"name": "fedkl"}])
+    images = torch.randn(3, 2, 4, 4)
+    torch.testing.assert_close(model(images), F.batch_norm(images, None, None, training=True))
+
+
+def test_an_attacker_can_put_scale_and_shift_in_and_differentiate_by_them():
+    _, model, _ = locked()
+    (layer,) = key_locks(model).values()
+    gamma = torch.rand(6, requires_grad=True)
+    layer.coefficients = (gamma, torch.zeros(6))
+    model(torch.rand(2, 1, 32, 32)).sum().backward()
+    assert float(gamma.grad.abs().sum()) > 0
+
+
+def test_nothing_that_is_exchanged_holds_the_key_or_the_lock_layers():
+    chain, model, state = locked()
+    secrets = {id(p) for p in trainable_parameters(model)} - {id(p) for p in model.parameters()}
+    assert len(secrets) == 4
+    exchanged = [*model.parameters(), *model.state_dict(keep_vars=True).values()]
+    assert not secrets & {id(t) for t in exchanged}
+    update = chain.protect(parameters_of(model), state, ProtectContext(model=model))
+    sent = b"".join(v.numpy().tobytes() for v in update.values())
+    kept = [name for name in state if name.startswith("fedkl.")]
+    assert len(kept) == 5
+    for name in kept:
+        assert state[name].numpy().tobytes()[:24] not in sent
+    assert set(update) == set(dict(prepare_model(make(), chain.public()).named_parameters()))
+
+
+def test_the_lock_is_trained_under_the_same_key_and_carried_to_the_next_round():
+    chain, model, state = locked()
+    drawn = {k: v.clone() for k, v in state.items()}
+    optimizer = torch.optim.SGD(trainable_parameters(model), lr=0.1)
+    before = parameters_of(model)
+    F.cross_entropy(model(torch.rand(4, 1, 32, 32)), torch.tensor([1, 2, 3, 4])).backward()
+    optimizer.step()
+    chain.protect(difference(before, parameters_of(model)), state, ProtectContext(model=model))
+    assert torch.equal(state["fedkl.key"], drawn["fedkl.key"])
+    assert not torch.equal(
+        state["fedkl.features.1/scale.weight"], drawn["fedkl.features.1/scale.weight"]
+    )
+    _, again, _ = locked(state=state)
+    (layer,), (trained,) = key_locks(again).values(), key_locks(model).values()
+    for now, then in zip(layer.lock.coefficients(), trained.lock.coefficients(), strict=True):
+        torch.testing.assert_close(now, then)
+
+
+def test_clients_draw_keys_of_their_own_and_fresh_ones_without_a_seed():
+    contexts = [ProtectContext(seed=seed) for seed in (1, 2, None, None)]
+    keys = [locked(context=context)[2]["fedkl.key"] for context in contexts]
+    assert len({tuple(k.tolist()) for k in keys}) == 4
+    assert all(k.shape == (1024,) and float(k.min()) >= 0 and float(k.max()) < 1 for k in keys)
+    # The mean of 1,024 uniform draws is 1/2, give or take 3 standard deviations.
+    assert float(keys[0].mean()) == pytest.approx(0.5, abs=0.03)
+
+
+def test_no_channel_starts_dead():
+    _, model, _ = locked("lenet-strided-bn")
+    (layer,) = key_locks(model).values()
+    assert float(layer.lock.coefficients()[0].detach().min()) > 0
+
+
+def test_a_random_key_is_another_model_and_leaves_the_clients_own_alone():
+    _, model, _ = locked()
+    images = torch.rand(2, 1, 32, 32)
+    model.eval()
+    own = model(images)
+    stranger = with_random_key(model, torch.Generator().manual_seed(0))
+    stolen = with_random_key(model, torch.Generator().manual_seed(0), keep_layers=True)
+    assert not torch.allclose(stranger(images), own)
+    assert not torch.allclose(stolen(images), own)
+    assert torch.equal(model(images), own)
+    with pytest.raises(BractError, match="no key-lock with a key"):
+        with_random_key(make(), torch.Generator())
+
+
+def test_a_copy_and_a_move_take_the_lock_along():
+    _, model, _ = locked("resnet20", blocks="every", context=ProtectContext(seed=1))
+    double = copy.deepcopy(model).double().eval()
+    model.eval()
+    images = torch.rand(2, 1, 32, 32)
+    torch.testing.assert_close(double(images.double()).float(), model(images), rtol=1e-3, atol=1e-4)
+
+
+def test_training_without_the_lock_is_refused():
+    defense = FedKL()
+    bare = defense.prepare_model(make())
+    update = parameters_of(bare)
+    with pytest.raises(DefenseError, match="was not locked"):
+        defense.protect(update, {}, ProtectContext(model=bare))
+    with pytest.raises(DefenseError, match="prepare_model was not called"):
+        defense.attach(make(), {}, CONTEXT)
+    _, model, state = locked()
+    with pytest.raises(DefenseError, match="holds secret, which the shared model does not"):
+        defense.protect({**update, "secret": torch.ones(1)}, {}, ProtectContext(model=model))
+    with pytest.raises(DefenseError, match="belong to another model"):
+        locked("resnet20", state=state)

@@ -1,0 +1,68 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bract.client.defenses import DefenseError, ProtectContext, build_defenses
+from bract.errors import BractError
+from bract.models import auxiliary_loss, create_model, prepare_model
+from bract.update import parameters_of
+
+
+def make():
+    torch.manual_seed(0)
+    return create_model("lenet", classes=10, channels=1, image_size=32, activation="relu")
+
+
+def test_precode_trains_with_noise_of_its_own_and_evaluates_without():
+    chain = build_defenses([{"name": "precode", "latent": 8}])
+    model = chain.prepare_model(make())
+    block = model.classifier[5].bottleneck
+    assert block.encoder.weight.shape == (16, 84)
+    with torch.no_grad():
+        block.encoder.bias.fill_(3.0)  # a deviation of softplus(-2) = 0.13
+    images = torch.rand(3, 1, 32, 32)
+    assert not torch.equal(model(images), model(images))
+    chain.attach(model, {}, ProtectContext(seed=1))
+    first = model(images)
+    chain.attach(model, {}, ProtectContext(seed=1))
+    assert torch.equal(model(images), first)
+    model.eval()
+    assert torch.equal(model(images), model(images))
+
+
+def test_an_attacker_can_guess_the_noise():
+    model = prepare_model(make(), [{"name": "precode", "latent": 8}])
+    block = model.classifier[5].bottleneck
+    block.noise = torch.zeros(3, 8, requires_grad=True)
+    images = torch.rand(3, 1, 32, 32)
+    guessed = model(images)
+    guessed.sum().backward()
+    assert float(block.noise.grad.abs().sum()) > 0
+    block.noise = None
+    torch.testing.assert_close(model.eval()(images), guessed)
+
+
+def test_the_divergence_is_the_closed_form_and_joins_the_loss():
+    model = prepare_model(
+        nn.Sequential(nn.Linear(4, 2)), [{"name": "precode", "latent": 3, "weight": 0.5}]
+    )
+    features = torch.randn(5, 4)
+    model(features)
+    mean, width = model[0].bottleneck.encoder(features).chunk(2, dim=1)
+    normal = torch.distributions.Normal(mean, F.softplus(width - 5))
+    standard = torch.distributions.Normal(torch.zeros(3), torch.ones(3))
+    expected = torch.distributions.kl_divergence(normal, standard).sum(1).mean()
+    torch.testing.assert_close(auxiliary_loss(model), 0.5 * expected)
+    assert float(auxiliary_loss(make())) == 0.0
+    assert float(auxiliary_loss(copy.deepcopy(model))) == 0.0
+
+
+def test_models_that_do_not_fit_are_refused():
+    chain = build_defenses([{"name": "precode"}])
+    with pytest.raises(DefenseError, match="no bottleneck"):
+        chain.protect(parameters_of(make()), {}, ProtectContext(model=make()))
+    with pytest.raises(BractError, match="no linear output layer"):
+        chain.prepare_model(nn.Sequential(nn.Conv2d(1, 1, 3)))
