@@ -105,7 +105,9 @@ def test_resume_skips_what_is_done_and_a_fresh_audit_does_not(run):
     execute(run)
     assert Audit(run, CHOICE, resume=True).plan() == []
     (run.audit / "ig" / "round-0001--client-1.json").unlink()
-    ((name, left),) = Audit(run, CHOICE, resume=True).plan()
+    resumed = Audit(run, CHOICE, resume=True)
+    assert [r["client"] for r in resumed.results()] == ["client-0"]
+    ((name, left),) = resumed.plan()
     assert (name, [o.client for o in left]) == ("ig", ["client-1"])
     assert sum(len(o) for _, o in Audit(run, CHOICE).plan()) == 2
 
