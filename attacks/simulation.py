@@ -105,9 +105,7 @@ class LocalTraining:
         velocity: Tensors = {}
         count = inputs.shape[1]
         for step in range(self.steps):
-            taken = [
-                (step * self.batch_size + i) % count for i in range(min(self.batch_size, count))
-            ]
+            taken = self.positions(step, count)
             gradient = loss_gradient(
                 victim, current, buffers | unknowns, inputs[:, taken], labels[:, taken]
             )
@@ -121,13 +119,19 @@ class LocalTraining:
         scale = 1.0 / (self.lr * self.steps)
         return {name: (parameters[name] - value) * scale for name, value in current.items()}
 
+    def positions(self, step: int, count: int) -> list[int]:
+        """Which of ``count`` images step number ``step`` (from 0) takes."""
+        taken = min(self.batch_size, count)
+        return [(step * self.batch_size + i) % count for i in range(taken)]
+
 
 def loss_gradient(
     victim: Victim, parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor
 ) -> Tensors:
     """Gradient of the mean soft-label cross entropy, each lane by its own parameters.
 
-    It composes with autograd and with every transform of `torch.func`. Lanes do not mix, so the gradient of the sum over lanes holds each lane's own gradient.
+    It composes with autograd and with every transform of `torch.func`. Lanes do not mix, so the
+    gradient of the sum over lanes holds each lane's own gradient.
     """
 
     def total_loss(at: Tensors) -> Tensor:
