@@ -1,5 +1,6 @@
 """Gradient inversion attacks on captured observations."""
 
+from bract.attacks import adaptive
 from bract.attacks.engine import Engine, Progress
 from bract.attacks.evidence import ADAPTIVE, Evidence, Tier, evidence_for
 from bract.attacks.grnn import GRNN
@@ -24,6 +25,7 @@ __all__ = [
     "Refusal",
     "Restart",
     "Tier",
+    "adaptive",
     "attack",
     "evidence_for",
     "reconstruct",
