@@ -1,5 +1,6 @@
 """Gradient inversion attacks on captured observations."""
 
+from bract.attacks import adaptive
 from bract.attacks.analytic import Analytic
 from bract.attacks.best import Best
 from bract.attacks.descent import Plateau
@@ -37,6 +38,7 @@ __all__ = [
     "Refusal",
     "Restart",
     "Tier",
+    "adaptive",
     "attack",
     "evidence_for",
     "reconstruct",
