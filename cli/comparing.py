@@ -15,7 +15,7 @@ from bract.config import FederationConfig
 from bract.data import open_source, partition_indices
 from bract.errors import BractError, RunFailedError
 from bract.server.report.comparison import write_comparison
-from bract.server.report.variants import UNDEFENDED, Variant
+from bract.server.report.variants import UNDEFENDED, ExampleCounts, Variant
 
 Train = Callable[[FederationConfig, Path], Path]
 Step = Callable[[Path], object]
@@ -165,20 +165,17 @@ def _run_all(root: Path, planned: Plan, steps: Steps) -> _Outcome:
     return outcome
 
 
-def count_tested(config: FederationConfig) -> dict[str, int]:
-    """Count what accuracies are measured on: test examples, and all clients' validation shares."""
+def count_tested(config: FederationConfig) -> ExampleCounts:
+    """Count what accuracies are measured on: test examples, and each client's validation share."""
     labels = open_source(config.data, "train").labels
-    parts = [
-        partition_indices(
+    shares = {}
+    for client in range(config.clients):
+        part = partition_indices(
             labels,
             config.data.partition,
             clients=config.clients,
             client=client,
             seed=config.seed,
         )
-        for client in range(config.clients)
-    ]
-    return {
-        "global": len(open_source(config.data, "test").labels),
-        "clients": sum(int(len(part) * config.data.validation) for part in parts),
-    }
+        shares[f"client-{client}"] = int(len(part) * config.data.validation)
+    return ExampleCounts(test=len(open_source(config.data, "test").labels), validation=shares)

@@ -15,6 +15,7 @@ from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
+from bract.server.report.variants import ExampleCounts
 
 
 def config(**changes: Any) -> FederationConfig:
@@ -240,4 +241,4 @@ def test_json_goes_to_stdout_alone(tmp_path: Path, capsys) -> None:
 
 def test_accuracies_are_measured_on_counted_examples() -> None:
     # 1797 digits: 360 are test data; of 1437, 718 or 719 a client, a tenth is validation.
-    assert count_tested(config()) == {"global": 360, "clients": 142}
+    assert count_tested(config()) == ExampleCounts(360, {"client-0": 71, "client-1": 71})
