@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from bract.attacks.evidence import TIERS
 from bract.cli.console import WorkProgress, print_json, say
+from bract.cli.keygen import client_key
 from bract.errors import BractError
+from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.server.audit import Audit, AuditChoice
 
@@ -24,10 +27,32 @@ def choose_audit(
     restarts: int | None = None,
     iterations: int | None = None,
     device: str | None = None,
+    *,
+    tier: str = "oblivious",
+    key: Path | None = None,
 ) -> AuditChoice:
-    """Lay the command line over the ``audit`` section of the run's configuration."""
-    config = RunDirectory.open(root).config()
+    """Lay the command line over the ``audit`` section of the run's configuration.
+
+    Without ``key`` the colluding tier takes the first client's key of a run on this machine.
+
+    Raises
+    ------
+    BractError
+        If the tier is unknown, or has no key.
+    """
+    run = RunDirectory.open(root)
+    config = run.config()
     section = config.audit
+    if tier not in TIERS:
+        raise BractError(unknown("tier", tier, TIERS))
+    if tier == "colluding" and key is None:
+        key = client_key(run.keys, 0, config.encryption.threshold)
+        if not key.is_file():
+            raise BractError(
+                "--tier colluding: the attacker holds one client's key; name its file with --key"
+            )
+    if tier != "colluding" and key is not None:
+        raise BractError(f"--key goes with --tier colluding, not with {tier}")
     chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
     chosen_clients = clients.split(",") if clients else section.clients
     return AuditChoice(
@@ -39,6 +64,8 @@ def choose_audit(
         max_images=section.max_images,
         device=device or section.device,
         seed=config.seed,
+        tier=tier,
+        key=key,
     )
 
 

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from bract.cli.guardian import MARK
+from bract.cli.keygen import client_key, write_keys
 from bract.cli.warm import real_command, write_shims
 from bract.config import FederationConfig, dump_config
 from bract.errors import BractError, RunFailedError
@@ -179,6 +180,7 @@ class LocalFederation:
 
     def _start_supernodes(self, address: str) -> None:
         ports = _free_ports(self.config.clients)
+        keys = self._keys()
         for client, port in enumerate(ports):
             name = f"client-{client}"
             node: dict[str, str | int] = {
@@ -187,6 +189,11 @@ class LocalFederation:
                 "state-dir": str((self.run.root / "state" / name).absolute()),
                 "private-seed": derive_seed(self.config.seed, "private", client),
             }
+            if self.config.encryption.enabled:
+                # The test split lies on this machine anyway, and the server has no model to judge.
+                node["public-test"] = True
+            if keys:
+                node["paillier-key"] = str(keys[client].absolute())
             if client < len(self.launch.devices):
                 node["device"] = self.launch.devices[client]
             if self.config.truth:
@@ -202,6 +209,19 @@ class LocalFederation:
             )
         for client, port in enumerate(ports):
             self._wait_for(lambda port=port: _is_healthy(port), f"client-{client}")  # type: ignore[misc]
+
+    def _keys(self) -> list[Path]:
+        """Return each client's key file, after generating those of a run that has none yet."""
+        encryption = self.config.encryption
+        if not encryption.enabled or encryption.keys != "provisioned":
+            return []
+        files = [
+            client_key(self.run.keys, client, encryption.threshold)
+            for client in range(self.config.clients)
+        ]
+        if not all(file.is_file() for file in files):
+            write_keys(self.run.keys, encryption, self.config.clients)
+        return files
 
     def _submit(self) -> str:
         output = self._flwr("run", str(self._folder / "app"), CONNECTION, "--format", "json")

@@ -126,6 +126,14 @@ def audit(
         int | None, typer.Option("--iterations", "--budget", min=1, help="Iterations a restart.")
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda:N.")] = None,
+    tier: Annotated[
+        str,
+        typer.Option("--tier", help="What the attacker knows: oblivious, adaptive or colluding."),
+    ] = "oblivious",
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="Key file of one client, for the colluding tier."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
@@ -134,7 +142,9 @@ def audit(
     """Attack what the server captured in RUN, and score what came back."""
     from bract.cli.auditing import audit_run, choose_audit
 
-    choice = choose_audit(run, attack, clients, rounds, restarts, iterations, device)
+    choice = choose_audit(
+        run, attack, clients, rounds, restarts, iterations, device, tier=tier, key=key
+    )
     audit_run(run, choice, resume=resume, as_json=_is_json(output))
 
 
@@ -150,6 +160,36 @@ def report(
     from bract.cli.reporting import report_run
 
     report_run(run, redact=redact, as_json=_is_json(output))
+
+
+@app.command()
+def keygen(
+    folder: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the key files.")],
+    bits: Annotated[int, typer.Option("--bits", help="2048 or 3072.")] = 2048,
+    randomness: Annotated[str, typer.Option("--randomness", help="djn or standard.")] = "djn",
+    clients: Annotated[int, typer.Option("--clients", min=1, help="Number of key shares.")] = 3,
+    threshold: Annotated[
+        int | None,
+        typer.Option("--threshold", help="Deal shares of which this many decrypt together."),
+    ] = None,
+    degree: Annotated[
+        int, typer.Option("--degree", help="Degree of the ciphertexts that shares decrypt: 1, 2.")
+    ] = 1,
+) -> None:
+    """Write Paillier keys to OUT_DIR, for clients of encrypted runs."""
+    from bract.cli.keygen import keygen as write
+    from bract.config import build_config
+
+    section = {
+        "scheme": "paillier",
+        "key_bits": bits,
+        "randomness": randomness,
+        "threshold": threshold,
+        "degree": degree,
+        "max_weight_sum": max(31, clients),
+    }
+    config = build_config({"clients": clients, "encryption": section}, source="keygen")
+    write(folder, config.encryption, clients)
 
 
 @app.command()

@@ -30,7 +30,7 @@ from bract.ciphertexts import (
     split_floating,
 )
 from bract.client.defenses import DefenseState
-from bract.client.keys import Key, check_key, dump_key, parse_key, public_of, read_key
+from bract.client.keys import check_key, read_key
 from bract.client.site import Site
 from bract.config import FederationConfig
 from bract.errors import BractError
@@ -52,6 +52,7 @@ from bract.keyexchange import (
     vector_name,
     write_dealt,
 )
+from bract.keyfiles import Key, dump_key, parse_key
 from bract.paillier import (
     Identity,
     KeyShare,
@@ -147,7 +148,7 @@ class EncryptedClient:
             node_id=self.node_id,
             client=self.site.name,
             partition=self.site.partition,
-            key=b"" if self.key is None else dump_public(public_of(self.key)),
+            key=b"" if self.key is None else dump_public(self.key.public),
             identity=identity.public,
             model_round=self.model_round,
         )
@@ -189,7 +190,7 @@ class EncryptedClient:
             keys = {n: dump_key(s) for n, s in zip(recipients, others, strict=False)}
         assert self.key is not None
         boxes = box_keys(keys, recipients, session=self.session, sender=self.node_id)
-        return write_dealt(dump_public(public_of(self.key)), boxes)
+        return write_dealt(dump_public(self.key.public), boxes)
 
     def catch_up(self, content: RecordDict, server_round: int) -> bool:
         """Take what the message brings and move the model to the end of the round before.

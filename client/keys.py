@@ -1,25 +1,13 @@
-"""A client's Paillier key: the whole private key, or one share of it."""
+"""Whether a client's Paillier key is there, and fits the run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bract.ciphertexts import readable
 from bract.config import FederationConfig
 from bract.errors import BractError
-from bract.paillier import (
-    KeyShare,
-    PrivateKey,
-    PublicKey,
-    dump_private,
-    dump_share,
-    load_private,
-    load_share,
-    read_private,
-    read_share,
-)
-
-Key = PrivateKey | KeyShare
+from bract.keyfiles import Key, read_key_file
+from bract.paillier import KeyShare
 
 
 def read_key(path: Path | None) -> Key:
@@ -36,30 +24,7 @@ def read_key(path: Path | None) -> Key:
             "and start every SuperNode with --node-config 'paillier-key=\"FILE\"', or set "
             "encryption.keys: in-band"
         )
-    try:
-        text = path.read_bytes()
-        with readable():
-            return read_share(path) if _is_share(text) else read_private(path)
-    except OSError as error:
-        raise BractError(
-            f"{path}: the key that the node config names cannot be read ({error.strerror or error})"
-        ) from error
-
-
-def parse_key(text: bytes) -> Key:
-    """Read the text of a key."""
-    with readable():
-        return load_share(text) if _is_share(text) else load_private(text)
-
-
-def dump_key(key: Key) -> bytes:
-    """Return the text of a key, unencrypted."""
-    return dump_share(key) if isinstance(key, KeyShare) else dump_private(key)
-
-
-def public_of(key: Key) -> PublicKey:
-    """Return the public key."""
-    return key.public
+    return read_key_file(path)
 
 
 def check_key(key: Key, config: FederationConfig) -> None:
@@ -104,7 +69,3 @@ def check_key(key: Key, config: FederationConfig) -> None:
             "holds a share of a djn key, which does not decrypt standard randomness; set "
             "encryption.randomness: djn"
         )
-
-
-def _is_share(text: bytes) -> bool:
-    return b"BRACT PAILLIER KEY SHARE" in text
