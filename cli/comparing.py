@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bract.cli.console import print_json, say
+from bract.cli.training import check_resumable
 from bract.cli.variants import Plan, plan
 from bract.client.defenses import build_defenses
 from bract.config import FederationConfig
 from bract.data import open_source, partition_indices
 from bract.errors import BractError, RunFailedError
+from bract.registry import unknown
+from bract.rundir import RunDirectory
 from bract.server.report.comparison import write_comparison
-from bract.server.report.variants import UNDEFENDED, Variant
+from bract.server.report.variants import UNDEFENDED, ExampleCounts, Variant
 
 Train = Callable[[FederationConfig, Path], Path]
 Step = Callable[[Path], object]
@@ -72,8 +75,8 @@ def compare_defenses(
     Raises
     ------
     BractError
-        If a defense is unknown, a run directory is taken, or the undefended federation cannot
-        even start.
+        If a defense is unknown, a run directory is taken or was made with another configuration,
+        or the undefended federation cannot even start.
     RunFailedError
         At the end, if a variant failed; the message names them all.
     """
@@ -104,31 +107,49 @@ def compare_defenses(
 
 def _claim(root: Path, planned: Plan, *, resume: bool, overwrite: bool) -> None:
     """See that every run directory is free, or is to be resumed or replaced."""
-    held = [
-        root / config.name
+    held = {
+        root / config.name: config
         for config in planned.configs
         if (root / config.name).is_dir() and any((root / config.name).iterdir())
-    ]
-    if overwrite:
+    }
+    if resume:
+        for folder, config in held.items():
+            check_resumable(RunDirectory(folder), config)
+    elif overwrite:
         for folder in held:
             shutil.rmtree(folder)
-    elif held and not resume:
+    elif held:
         raise BractError(
             f"{root}: holds earlier runs ({', '.join(path.name for path in held)}); pass --resume "
             "to go on with them, --overwrite to replace them, or choose another name"
         )
 
 
-def command_steps(*, resume: bool, redact: bool) -> Steps:
-    """Return the steps of ``bract run``, ``bract audit`` and ``bract report``."""
+def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("oblivious",)) -> Steps:
+    """Return the steps of ``bract run``, ``bract audit`` (once for each tier) and ``bract report``.
+
+    Raises
+    ------
+    BractError
+        If a tier is unknown.
+    """
+    from bract.attacks.evidence import TIERS
     from bract.cli.auditing import audit_run, choose_audit
     from bract.cli.launcher import Launch
     from bract.cli.training import run_federation
     from bract.server.report import write_report
 
+    strange = next((tier for tier in tiers if tier not in TIERS), None)
+    if strange is not None:
+        raise BractError(unknown("tier", strange, TIERS))
+
+    def audit(root: Path) -> None:
+        for tier in dict.fromkeys(tiers):
+            audit_run(root, choose_audit(root, tier=tier), resume=resume)
+
     return Steps(
         train=lambda config, runs: run_federation(config, runs, Launch(), resume=resume).root,
-        audit=lambda root: audit_run(root, choose_audit(root), resume=resume),
+        audit=audit,
         report=lambda root: write_report(root, redact=redact),
     )
 
@@ -165,20 +186,17 @@ def _run_all(root: Path, planned: Plan, steps: Steps) -> _Outcome:
     return outcome
 
 
-def count_tested(config: FederationConfig) -> dict[str, int]:
-    """Count what accuracies are measured on: test examples, and all clients' validation shares."""
+def count_tested(config: FederationConfig) -> ExampleCounts:
+    """Count what accuracies are measured on: test examples, and each client's validation share."""
     labels = open_source(config.data, "train").labels
-    parts = [
-        partition_indices(
+    shares = {}
+    for client in range(config.clients):
+        part = partition_indices(
             labels,
             config.data.partition,
             clients=config.clients,
             client=client,
             seed=config.seed,
         )
-        for client in range(config.clients)
-    ]
-    return {
-        "global": len(open_source(config.data, "test").labels),
-        "clients": sum(int(len(part) * config.data.validation) for part in parts),
-    }
+        shares[f"client-{client}"] = int(len(part) * config.data.validation)
+    return ExampleCounts(test=len(open_source(config.data, "test").labels), validation=shares)

@@ -209,6 +209,10 @@ def compare(
             "AdaDefense, Guardian, FedKL, Gaussian noise, pruning, and those of CONFIG.",
         ),
     ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option("--tier", help="oblivious (default), adaptive or colluding; repeat it."),
+    ] = None,
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on; what is done stays as it is.")
@@ -233,7 +237,7 @@ def compare(
     compare_defenses(
         load_config(config),
         runs,
-        command_steps(resume=resume, redact=redact),
+        command_steps(resume=resume, redact=redact, tiers=tier or ["oblivious"]),
         defenses=defense,
         resume=resume,
         overwrite=overwrite,

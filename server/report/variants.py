@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,7 +54,29 @@ class Variant:
     given: tuple[dict[str, Any], ...] | None = None
 
 
-def variant_row(variant: Variant, folder: Path, facts: Facts | None) -> Facts:
+@dataclass(frozen=True)
+class ExampleCounts:
+    """How many examples an accuracy was counted over.
+
+    Attributes
+    ----------
+    test
+        Examples of the test data; None if not known.
+    validation
+        Size of each client's validation share, by its name; empty if not known.
+    """
+
+    test: int | None = None
+    validation: Mapping[str, int] = field(default_factory=dict)
+
+    def count(self, measure: str) -> int | None:
+        """Return the examples behind ``global`` accuracy, or that of all ``clients`` together."""
+        return self.test if measure == "global" else sum(self.validation.values()) or None
+
+
+def variant_row(
+    variant: Variant, folder: Path, facts: Facts | None, tested: ExampleCounts
+) -> Facts:
     """Return one row of a comparison.
 
     Parameters
@@ -63,6 +85,8 @@ def variant_row(variant: Variant, folder: Path, facts: Facts | None) -> Facts:
         The variant's run directory.
     facts
         What `gather` found there; None if nothing.
+    tested
+        Weighs the clients' accuracies.
     """
     row: Facts = {
         "variant": variant.name,
@@ -81,7 +105,7 @@ def variant_row(variant: Variant, folder: Path, facts: Facts | None) -> Facts:
     }
     rounds = [r for r in facts["rounds"] if r["round"] > 0] if facts else []
     locked = any(d.get("name") in KEPT_AT_CLIENT for d in variant.defenses)
-    row |= _accuracy(facts["rounds"] if facts else [], locked)
+    row |= _accuracy(facts["rounds"] if facts else [], locked, tested)
     row |= _leakage(facts)
     row |= _costs(rounds, folder)
     return row
@@ -115,7 +139,7 @@ def _settings(defense: Facts) -> str:
     )
 
 
-def _accuracy(rounds: Sequence[Facts], locked: bool) -> Facts:
+def _accuracy(rounds: Sequence[Facts], locked: bool, tested: ExampleCounts) -> Facts:
     """Return accuracy after the last round, of the global model and at the clients.
 
     Clients judge the model that they receive, so theirs is one round behind. Where a defense
@@ -126,27 +150,27 @@ def _accuracy(rounds: Sequence[Facts], locked: bool) -> Facts:
         {
             "round": row["round"],
             "accuracy": None if locked else row["accuracy"],
-            "client_accuracy": _pooled(row["clients"], "validation_accuracy"),
+            "client_accuracy": _pooled(row["clients"], "validation_accuracy", tested),
         }
         for row in rounds
     ]
+    last = rounds[-1]["clients"] if rounds else {}
     return {
         "accuracy": history[-1]["accuracy"] if history else None,
         "client_accuracy": history[-1]["client_accuracy"] if history else None,
-        "random_key_accuracy": _pooled(rounds[-1]["clients"] if rounds else {}, _STRANGER),
+        "random_key_accuracy": _pooled(last, "random_key_accuracy", tested),
         "locked": locked,
         "rounds": history,
     }
 
 
-_STRANGER = "random_key_accuracy"
-
-
-def _pooled(clients: Mapping[str, Facts], key: str) -> float | None:
-    """Return a mean over clients by number of examples, with which validation shares grow."""
-    known = [(c[key], c["num_examples"] or 1) for c in clients.values() if c[key] is not None]
-    total = sum(count for _, count in known)
-    return sum(value * count for value, count in known) / total if known else None
+def _pooled(clients: Mapping[str, Facts], key: str, tested: ExampleCounts) -> float | None:
+    """Return a mean over clients, by the sizes of their validation shares where all are known."""
+    known = {name: c[key] for name, c in clients.items() if c[key] is not None}
+    sizes = [tested.validation.get(name, 0) for name in known]
+    weights = sizes if all(sizes) else [1] * len(known)
+    products = (value * weight for value, weight in zip(known.values(), weights, strict=True))
+    return sum(products) / sum(weights) if known else None
 
 
 _ATTACK = (

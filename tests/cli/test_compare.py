@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from bract.cli import variants
-from bract.cli.comparing import Steps, compare_defenses, count_tested
+from bract.cli import auditing, variants
+from bract.cli.comparing import Steps, command_steps, compare_defenses, count_tested
 from bract.cli.variants import parse_defense, plan
 from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
+from bract.server.audit import AuditChoice
+from bract.server.report.variants import ExampleCounts
 
 
 def config(**changes: Any) -> FederationConfig:
@@ -229,6 +231,15 @@ def test_earlier_runs_are_kept_unless_told_otherwise(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_runs_of_another_federation_are_not_resumed(tmp_path: Path) -> None:
+    page = compare_defenses(config(), tmp_path, Recorder().steps(), defenses=["pruning"])
+    before = page.read_bytes()
+    again = Recorder()
+    with pytest.raises(BractError, match=r"undefended: was made with another configuration"):
+        compare_defenses(config(seed=9), tmp_path, again.steps(), defenses=["pruning"], resume=True)
+    assert not again.trained and page.read_bytes() == before
+
+
 def test_json_goes_to_stdout_alone(tmp_path: Path, capsys) -> None:
     recorder = Recorder({"pruning": RunFailedError("client-0 failed")})
     with pytest.raises(RunFailedError):
@@ -240,4 +251,28 @@ def test_json_goes_to_stdout_alone(tmp_path: Path, capsys) -> None:
 
 def test_accuracies_are_measured_on_counted_examples() -> None:
     # 1797 digits: 360 are test data; of 1437, 718 or 719 a client, a tenth is validation.
-    assert count_tested(config()) == {"global": 360, "clients": 142}
+    assert count_tested(config()) == ExampleCounts(360, {"client-0": 71, "client-1": 71})
+
+
+def test_each_variant_is_attacked_once_for_each_tier(tmp_path: Path, monkeypatch) -> None:
+    asked: list[tuple[str, str, bool]] = []
+
+    def audit_run(root: Path, choice: AuditChoice, *, resume: bool) -> None:
+        asked.append((root.name, choice.tier, resume))
+
+    monkeypatch.setattr(auditing, "audit_run", audit_run)
+    steps = command_steps(resume=True, redact=False, tiers=["oblivious", "adaptive"])
+    recorder = Recorder()
+    mixed = Steps(recorder.train, steps.audit, recorder.report)
+    compare_defenses(config(), tmp_path, mixed, defenses=["pruning"])
+    assert asked == [
+        ("undefended", "oblivious", True),
+        ("undefended", "adaptive", True),
+        ("pruning", "oblivious", True),
+        ("pruning", "adaptive", True),
+    ]
+
+
+def test_an_unknown_tier_is_refused_with_the_nearest() -> None:
+    with pytest.raises(BractError, match="Did you mean 'adaptive'"):
+        command_steps(resume=False, redact=False, tiers=["adaptve"])

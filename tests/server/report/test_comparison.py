@@ -19,7 +19,7 @@ from bract.server.report import comparison, write_report
 from bract.server.report.comparison import gather_comparison, write_comparison
 from bract.server.report.comparison_charts import variant_colours
 from bract.server.report.scatter import HEIGHT, Point, accuracy_axis, scatter
-from bract.server.report.variants import Variant, upload_bytes, wilson
+from bract.server.report.variants import ExampleCounts, Variant, upload_bytes, wilson
 
 GUARDIAN = Variant("guardian", ({"name": "guardian", "beta": 10.0},))
 PRUNING = Variant("pruning", ({"name": "pruning", "ratio": 0.9},))
@@ -142,7 +142,10 @@ def test_a_lock_at_the_clients_makes_theirs_the_accuracy_of_every_variant(make: 
     root = make("fedkl", accuracy=-0.1, extra={"random_key_accuracy": 0.11})
     locked = Variant("fedkl", ({"name": "fedkl"},))
     facts = gather_comparison(
-        root, [UNDEFENDED, locked], name="digits", tested={"global": 360, "clients": 100}
+        root,
+        [UNDEFENDED, locked],
+        name="digits",
+        tested=ExampleCounts(360, {"client-0": 50, "client-1": 50}),
     )
     assert facts["measure"] == "clients"
     fedkl, plain = row(facts, "fedkl"), row(facts, "undefended")
@@ -153,16 +156,18 @@ def test_a_lock_at_the_clients_makes_theirs_the_accuracy_of_every_variant(make: 
     assert any("one round behind" in note for note in facts["notes"])
 
 
-def test_a_client_counts_by_its_examples(make: Make) -> None:
+def test_a_client_counts_by_its_validation_share_where_that_is_known(make: Make) -> None:
     root = make("undefended", rounds=1)
     path = root / "undefended" / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     clients = rows[1]["clients"]
-    clients["client-0"] |= {"num_examples": 90, "validation_accuracy": 0.4}
-    clients["client-1"] |= {"num_examples": 10, "validation_accuracy": 1.0}
+    clients["client-0"] |= {"validation_accuracy": 0.4}
+    clients["client-1"] |= {"validation_accuracy": 1.0}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    facts = gather_comparison(root, [UNDEFENDED], name="digits")
-    assert row(facts, "undefended")["client_accuracy"] == pytest.approx(0.46)
+    shares = ExampleCounts(validation={"client-0": 90, "client-1": 10})
+    for tested, expected in ((shares, 0.46), (None, 0.7)):
+        facts = gather_comparison(root, [UNDEFENDED], name="digits", tested=tested)
+        assert row(facts, "undefended")["client_accuracy"] == pytest.approx(expected)
 
 
 def test_a_lock_without_validation_data_has_no_accuracy_rather_than_a_wrong_one(

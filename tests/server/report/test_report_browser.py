@@ -15,7 +15,7 @@ import pytest
 
 from bract.server.report import write_report
 from bract.server.report.comparison import write_comparison
-from bract.server.report.variants import Variant
+from bract.server.report.variants import ExampleCounts, Variant
 
 CHROMIUM = next(
     (
@@ -143,7 +143,7 @@ def test_the_comparison_renders_with_every_image_and_fits_a_phone(
         writers.metrics(root / name, ["client-0"], 1)
         writers.audit(root / name, 1, "client-0", noise=noise)
     variants = [Variant("undefended"), Variant("guardian", ({"name": "guardian"},))]
-    page = write_comparison(root, variants, name="digits", tested={"global": 360})
+    page = write_comparison(root, variants, name="digits", tested=ExampleCounts(360))
     assert console(chromium(page, "--dump-dom").stderr) == []
     wide = measured(chromium, page, tmp_path, "--window-size=1280,900")
     assert wide["images"] == wide["shown"] == 3 * 3
