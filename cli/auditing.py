@@ -90,7 +90,7 @@ def parse_rounds(text: str) -> list[int]:
 def audit_run(
     root: Path, choice: AuditChoice, *, resume: bool = False, as_json: bool = False
 ) -> list[dict[str, Any]]:
-    """Run the audit with progress; return what was written for each observation."""
+    """Run the audit with progress; return what is on disk for each chosen observation."""
     run = RunDirectory.open(root)
     # A model that is declared as package.module:callable lies in the folder of somebody's app.
     sys.path.insert(0, str(Path.cwd()))
@@ -103,7 +103,6 @@ def audit_run(
         # The attacked models are small: threads that wait for each other cost more than they
         # give, and on a busy machine many times more.
         torch.set_num_threads(1)
-    results = []
     with WorkProgress(total, "attack") as bar:
 
         def show(progress: Any) -> None:
@@ -112,8 +111,8 @@ def audit_run(
         for batch in batches:
             size = len(batch[1])
             for facts in audit.execute([batch], show):
-                results.append(facts)
                 bar.finish_item(describe(facts))
+    results = audit.results()
     if as_json:
         print_json(results)
     return results

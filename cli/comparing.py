@@ -3,53 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-import yaml
 
 from bract.cli.console import print_json, say
-from bract.client.defenses import DEFENSES, DefenseChain, build_defenses
-from bract.config import FederationConfig, build_config
-from bract.data import data_spec, open_source, partition_indices
+from bract.cli.training import check_resumable
+from bract.cli.variants import Plan, plan
+from bract.client.defenses import build_defenses
+from bract.config import FederationConfig
+from bract.data import open_source, partition_indices
 from bract.errors import BractError, RunFailedError
-from bract.models import MODELS, create_model
 from bract.registry import unknown
+from bract.rundir import RunDirectory
 from bract.server.report.comparison import write_comparison
-from bract.server.report.variants import UNDEFENDED, Variant, title
-
-DEFAULT_DEFENSES: tuple[dict[str, Any], ...] = (
-    {"name": "adadefense"},
-    {"name": "guardian"},
-    {"name": "fedkl"},
-    {"name": "noise", "kind": "gaussian", "std": 0.01},
-    {"name": "pruning"},
-)
-"""What is compared without ``--defense``; the same settings stand in for a bare ``noise``."""
+from bract.server.report.variants import UNDEFENDED, ExampleCounts, Variant
 
 Train = Callable[[FederationConfig, Path], Path]
 Step = Callable[[Path], object]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The runs of a comparison.
-
-    Attributes
-    ----------
-    configs
-        One federation a variant; its name is the variant's. The undefended one comes first.
-    notes
-        What the reader of the page has to know about them.
-    """
-
-    configs: tuple[FederationConfig, ...]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,15 +68,15 @@ def compare_defenses(
     Parameters
     ----------
     defenses
-        As `plan` takes them.
+        As `bract.cli.variants.plan` takes them.
     resume, overwrite
         Go on with, or replace, earlier runs of these variants.
 
     Raises
     ------
     BractError
-        If a defense is unknown, a run directory is taken, or the undefended federation cannot
-        even start.
+        If a defense is unknown, a run directory is taken or was made with another configuration,
+        or the undefended federation cannot even start.
     RunFailedError
         At the end, if a variant failed; the message names them all.
     """
@@ -118,7 +90,7 @@ def compare_defenses(
         root,
         outcome.variants,
         name=config.name,
-        tested=tested_examples(planned.configs[0]),
+        tested=count_tested(planned.configs[0]),
         notes=planned.notes,
         redact=redact,
     )
@@ -133,171 +105,51 @@ def compare_defenses(
     return page
 
 
-def plan(config: FederationConfig, defenses: Sequence[str] | None = None) -> Plan:
-    """Lay out the variants: the configuration without defenses, then one for each defense.
-
-    Where a defense cannot work with the configured model and the zoo has the same model with
-    batch normalisation (``<model>-bn``), every variant uses that one, the undefended too: the
-    normalisation must not count as the defense's effect. Without such a model the variant is
-    kept, and fails with its own reason.
-
-    Parameters
-    ----------
-    defenses
-        ``NAME``, ``NAME:key=value,key=value``, or several joined by ``+`` for a chain. A bare
-        name takes the settings that the configuration's own ``defenses`` give it. None compares
-        `DEFAULT_DEFENSES` and the configuration's own.
-
-    Raises
-    ------
-    BractError
-        If a defense or a setting of one is unknown, or a chain makes no sense.
-    """
-    own = {str(entry["name"]): entry for entry in config.defenses}
-    if defenses:
-        wanted = [(text, parse_defense(text, own)) for text in defenses]
-    else:
-        wanted = [
-            (str(entry["name"]), [own.get(str(entry["name"]), entry)])
-            for entry in DEFAULT_DEFENSES
-            if entry["name"] in DEFENSES
-        ]
-        mine = "+".join(own)
-        if own and mine not in dict(wanted):
-            wanted.append((mine, [dict(entry) for entry in config.defenses]))
-    chains = [build_defenses(entries) for _, entries in wanted]
-    model, notes = _shared_model(config, chains, [title(entries) for _, entries in wanted])
-    names = [UNDEFENDED]
-    configs = [_variant(config, UNDEFENDED, [], model, None)]
-    for (text, entries), chain in zip(wanted, chains, strict=True):
-        names.append(_folder(text, names))
-        configs.append(_variant(config, names[-1], entries, model, chain))
-    return Plan(tuple(configs), tuple(notes))
-
-
-def parse_defense(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Read ``guardian`` or ``adadefense:alpha=0.02+noise:std=0.05``.
-
-    Parameters
-    ----------
-    own
-        The configuration's entries by name, for names without settings.
-
-    Raises
-    ------
-    BractError
-        If the text cannot be read, or names no defense.
-    """
-    entries: list[dict[str, Any]] = []
-    for part in text.split("+"):
-        name, colon, rest = part.strip().partition(":")
-        if name not in DEFENSES:
-            raise BractError(f"--defense {text!r}: {unknown('defense', name, DEFENSES)}")
-        default = next((d for d in DEFAULT_DEFENSES if d["name"] == name), {"name": name})
-        if not colon:
-            entries.append(dict(own.get(name, default)))
-            continue
-        entry: dict[str, Any] = {"name": name}
-        for item in rest.split(","):
-            key, equals, value = item.partition("=")
-            if not key.strip() or not equals:
-                raise BractError(
-                    f"--defense {text!r}: found {item!r}; expected NAME:key=value,key=value"
-                )
-            entry[key.strip()] = yaml.safe_load(value)
-        entries.append(entry)
-    return entries
-
-
-def _shared_model(
-    config: FederationConfig, chains: Sequence[DefenseChain], titles: Sequence[str]
-) -> tuple[str, list[str]]:
-    """Choose the model of every variant, and say so where it is not the configured one."""
-    name = config.model.name
-    normalised = f"{name}-bn"
-    if normalised not in MODELS:
-        return name, []
-    need = [
-        said
-        for chain, said in zip(chains, titles, strict=True)
-        if not _fits(config, name, chain) and _fits(config, normalised, chain)
-    ]
-    if not need:
-        return name, []
-    return normalised, [
-        f"Model {name} has no normalisation layer, which {', '.join(need)} cannot do without: "
-        f"every variant, the undefended one too, runs {normalised}."
-    ]
-
-
-def _fits(config: FederationConfig, name: str, chain: DefenseChain) -> bool:
-    spec = data_spec(config.data)
-    try:
-        with torch.device("meta"):
-            chain.prepare_model(
-                create_model(
-                    name,
-                    classes=spec.classes,
-                    channels=spec.image_shape[0],
-                    image_size=spec.image_shape[1],
-                    activation=config.model.activation,
-                )
-            )
-    except BractError:
-        return False
-    return True
-
-
-def _variant(
-    config: FederationConfig,
-    name: str,
-    defenses: Sequence[Mapping[str, Any]],
-    model: str,
-    chain: DefenseChain | None,
-) -> FederationConfig:
-    content = config.model_dump(mode="json")
-    content |= {"name": name, "defenses": [dict(entry) for entry in defenses]}
-    content["model"]["name"] = model
-    if chain is not None and chain.server_lr != 1.0:
-        content["strategy"]["server_lr"] = chain.server_lr
-    return build_config(content, source=f"variant {name}")
-
-
-def _folder(text: str, taken: Sequence[str]) -> str:
-    """Return the folder of a variant: ``noise:std=0.05`` is kept in ``noise-std-0.05``."""
-    name = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-._")[:60] or "defense"
-    if name in taken:
-        raise BractError(f"--defense {text!r}: {name} is compared already; give it once")
-    return name
-
-
 def _claim(root: Path, planned: Plan, *, resume: bool, overwrite: bool) -> None:
     """See that every run directory is free, or is to be resumed or replaced."""
-    held = [
-        root / config.name
+    held = {
+        root / config.name: config
         for config in planned.configs
         if (root / config.name).is_dir() and any((root / config.name).iterdir())
-    ]
-    if overwrite:
+    }
+    if resume:
+        for folder, config in held.items():
+            check_resumable(RunDirectory(folder), config)
+    elif overwrite:
         for folder in held:
             shutil.rmtree(folder)
-    elif held and not resume:
+    elif held:
         raise BractError(
             f"{root}: holds earlier runs ({', '.join(path.name for path in held)}); pass --resume "
             "to go on with them, --overwrite to replace them, or choose another name"
         )
 
 
-def command_steps(*, resume: bool, redact: bool) -> Steps:
-    """Return the steps of ``bract run``, ``bract audit`` and ``bract report``."""
+def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("oblivious",)) -> Steps:
+    """Return the steps of ``bract run``, ``bract audit`` (once for each tier) and ``bract report``.
+
+    Raises
+    ------
+    BractError
+        If a tier is unknown.
+    """
+    from bract.attacks.evidence import TIERS
     from bract.cli.auditing import audit_run, choose_audit
     from bract.cli.launcher import Launch
     from bract.cli.training import run_federation
     from bract.server.report import write_report
 
+    strange = next((tier for tier in tiers if tier not in TIERS), None)
+    if strange is not None:
+        raise BractError(unknown("tier", strange, TIERS))
+
+    def audit(root: Path) -> None:
+        for tier in dict.fromkeys(tiers):
+            audit_run(root, choose_audit(root, tier=tier), resume=resume)
+
     return Steps(
         train=lambda config, runs: run_federation(config, runs, Launch(), resume=resume).root,
-        audit=lambda root: audit_run(root, choose_audit(root), resume=resume),
+        audit=audit,
         report=lambda root: write_report(root, redact=redact),
     )
 
@@ -320,27 +172,31 @@ def _run_all(root: Path, planned: Plan, steps: Steps) -> _Outcome:
             error = str(problem)
         if error:
             say(f"{config.name} failed: {error}")
-        outcome.variants.append(Variant(config.name, tuple(config.defenses), error))
+        outcome.variants.append(
+            Variant(
+                config.name,
+                tuple(build_defenses(config.defenses).public()),
+                error,
+                given=tuple(config.defenses),
+            )
+        )
     for config in planned.configs:
         if (root / config.name / "config.yaml").is_file():
             steps.report(root / config.name)
     return outcome
 
 
-def tested_examples(config: FederationConfig) -> dict[str, int]:
-    """Count what accuracies are measured on: test examples, and all clients' validation shares."""
+def count_tested(config: FederationConfig) -> ExampleCounts:
+    """Count what accuracies are measured on: test examples, and each client's validation share."""
     labels = open_source(config.data, "train").labels
-    parts = [
-        partition_indices(
+    shares = {}
+    for client in range(config.clients):
+        part = partition_indices(
             labels,
             config.data.partition,
             clients=config.clients,
             client=client,
             seed=config.seed,
         )
-        for client in range(config.clients)
-    ]
-    return {
-        "global": len(open_source(config.data, "test").labels),
-        "clients": sum(int(len(part) * config.data.validation) for part in parts),
-    }
+        shares[f"client-{client}"] = int(len(part) * config.data.validation)
+    return ExampleCounts(test=len(open_source(config.data, "test").labels), validation=shares)

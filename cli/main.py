@@ -134,6 +134,10 @@ def audit(
         Path | None,
         typer.Option("--key", help="Key file of one client, for the colluding tier."),
     ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option("--fail-on", help="Exit with 3 on a leak, such as ssim>0.5@adaptive."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
@@ -141,11 +145,13 @@ def audit(
 ) -> None:
     """Attack what the server captured in RUN, and score what came back."""
     from bract.cli.auditing import audit_run, choose_audit
+    from bract.cli.gate import Gate, hold
 
+    gates = [Gate.parse(text) for text in fail_on or ()]
     choice = choose_audit(
         run, attack, clients, rounds, restarts, iterations, device, tier=tier, key=key
     )
-    audit_run(run, choice, resume=resume, as_json=_is_json(output))
+    hold(gates, audit_run(run, choice, resume=resume, as_json=_is_json(output)))
 
 
 @app.command()
@@ -203,6 +209,10 @@ def compare(
             "AdaDefense, Guardian, FedKL, Gaussian noise, pruning, and those of CONFIG.",
         ),
     ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option("--tier", help="oblivious (default), adaptive or colluding; repeat it."),
+    ] = None,
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on; what is done stays as it is.")
@@ -227,7 +237,7 @@ def compare(
     compare_defenses(
         load_config(config),
         runs,
-        command_steps(resume=resume, redact=redact),
+        command_steps(resume=resume, redact=redact, tiers=tier or ["oblivious"]),
         defenses=defense,
         resume=resume,
         overwrite=overwrite,
@@ -257,6 +267,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 def main() -> None:
     """Run the command line; never show a traceback for bad input."""
     from bract.cli.console import say
+    from bract.cli.gate import LeakageError
 
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -269,6 +280,9 @@ def main() -> None:
     except BractError as error:
         say(f"error: {error}")
         sys.exit(2)
+    except LeakageError as error:
+        say(str(error))
+        sys.exit(3)
     except OSError as error:
         say(f"error: {error.filename or 'operating system'}: {error.strerror or error}")
         sys.exit(1)

@@ -92,12 +92,13 @@ class Audit:
         self._collusion: Collusion | None = None
         if choice.tier == "colluding" and choice.key is not None:
             self._collusion = Collusion(run, choice.key)
+        self._all: list[Observation] | None = None
         self._reference: tuple[Tensor, Tensor] | None = None
         self._prior_images: dict[tuple[str, int], Tensor | None] = {}
 
     def plan(self) -> list[tuple[str, list[Observation]]]:
         """Return batches of attack and observations, one round each, without what is done."""
-        observations = [o for o in ObservationStore(self.run.captures) if self._is_chosen(o)]
+        observations = self._chosen()
         if not observations:
             raise BractError(
                 f"{self.run.captures}: no capture to attack among the chosen rounds and clients; "
@@ -114,6 +115,15 @@ class Audit:
                 if left:
                     batches.append((name, left))
         return batches
+
+    def results(self) -> list[dict[str, Any]]:
+        """Read what was written for the chosen observations, by this audit or earlier ones."""
+        return [
+            json.loads(path.read_text())
+            for name in self.attacks
+            for observation in self._chosen()
+            if (path := self._path(name, observation)).is_file()
+        ]
 
     def execute(
         self,
@@ -143,6 +153,7 @@ class Audit:
                 seed=derive_seed(self.choice.seed, "audit", name),
                 tier=self.choice.tier,  # type: ignore[arg-type]
                 engine=engine,
+                history=self._history,
             )
             for observation, result in zip(observations, results, strict=True):
                 yield self._record(name, observation, result, engine)
@@ -150,6 +161,19 @@ class Audit:
     def _opened(self, observation: Observation) -> Observation:
         """Return what the attacker of this tier sees of an observation."""
         return observation if self._collusion is None else self._collusion.open(observation)
+
+    def _chosen(self) -> list[Observation]:
+        return [o for o in self._captured() if self._is_chosen(o)]
+
+    def _captured(self) -> list[Observation]:
+        if self._all is None:
+            self._all = list(ObservationStore(self.run.captures))
+        return self._all
+
+    def _history(self, observation: Observation) -> list[Observation]:
+        """Return the earlier observations of the same client, by round."""
+        of_client = [o for o in self._captured() if o.client == observation.client]
+        return sorted((o for o in of_client if o.round < observation.round), key=lambda o: o.round)
 
     def _is_chosen(self, observation: Observation) -> bool:
         rounds, clients = self.choice.rounds, self.choice.clients
@@ -187,9 +211,7 @@ class Audit:
                 "max_images": self.choice.max_images,
             },
             "seed": self.choice.seed,
-            "device": str(engine.torch_device)
-            if hasattr(engine, "torch_device")
-            else engine.device,
+            "device": str(engine.torch_device()),
             "selection": "blind",
         }
         if isinstance(result, Refusal):

@@ -21,7 +21,14 @@ from bract.server.report.pictures import Picture, picture
 from bract.server.report.render import json_ready, style, templates, write_private
 from bract.server.report.scatter import SHAPES
 from bract.server.report.summary import total
-from bract.server.report.variants import UNDEFENDED, Variant, add_ratios, variant_row, wilson
+from bract.server.report.variants import (
+    UNDEFENDED,
+    ExampleCounts,
+    Variant,
+    add_ratios,
+    variant_row,
+    wilson,
+)
 from bract.server.report.words import plural
 
 COMPARISON_SCHEMA = 1
@@ -35,7 +42,7 @@ def write_comparison(
     variants: Sequence[Variant],
     *,
     name: str,
-    tested: Mapping[str, int] | None = None,
+    tested: ExampleCounts | None = None,
     notes: Sequence[str] = (),
     redact: bool = False,
 ) -> Path:
@@ -75,7 +82,7 @@ def gather_comparison(
     variants: Sequence[Variant],
     *,
     name: str,
-    tested: Mapping[str, int] | None = None,
+    tested: ExampleCounts | None = None,
     notes: Sequence[str] = (),
 ) -> Facts:
     """Return the facts of a comparison, ready for JSON.
@@ -87,20 +94,20 @@ def gather_comparison(
     Parameters
     ----------
     tested
-        Examples behind an accuracy, for its interval: ``global`` (test data) and ``clients``
-        (validation data of all clients together).
+        Examples behind the accuracies, for their intervals; None if not known.
     notes
         What the reader has to know about how the runs were made.
     """
     runs = {v.name: found for v in variants if (found := _gather(root / v.name)) is not None}
-    rows = [variant_row(v, root / v.name, runs.get(v.name)) for v in variants]
+    tested = tested or ExampleCounts()
+    rows = [variant_row(v, root / v.name, runs.get(v.name), tested) for v in variants]
     for row in rows:
         if (root / row["variant"] / "report.html").is_file():
             row["report"] = f"{row['variant']}/report.html"
     add_ratios(rows)
     measure = _measure(rows)
     for row in rows:
-        row["shown"] = _shown(row, measure, dict(tested or {}))
+        row["shown"] = _shown(row, measure, tested)
     started = [found["run"]["started"] for found in runs.values() if found["run"]["started"]]
     base = runs.get(UNDEFENDED) or next(iter(runs.values()), None)
     return {
@@ -111,7 +118,7 @@ def gather_comparison(
         "name": name,
         "verdict": comparison_verdict(rows),
         "measure": measure,
-        "tested": dict(tested or {}),
+        "tested": tested.count(measure),
         "rows": rows,
         "pictures": align(root, rows, runs),
         "notes": [*notes, *_notes(rows, measure)],
@@ -144,9 +151,9 @@ def _measure(rows: Sequence[Facts]) -> str:
     return "clients" if locked and known else "global"
 
 
-def _shown(row: Facts, measure: str, tested: Mapping[str, int]) -> Facts:
+def _shown(row: Facts, measure: str, tested: ExampleCounts) -> Facts:
     key = "client_accuracy" if measure == "clients" else "accuracy"
-    span = wilson(row[key], tested.get(measure))
+    span = wilson(row[key], tested.count(measure))
     return {
         "value": row[key],
         "low": span[0] if span else None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +41,9 @@ class Variant:
     name
         Folder of its run directory; `UNDEFENDED` is what the others are compared with.
     defenses
-        Name and settings of each defense that its clients applied.
+        Name and every public setting of each defense that its clients applied.
+    given
+        The settings among them that somebody chose, which the first table shows; None for all.
     error
         Why it did not finish; None if it did.
     """
@@ -49,9 +51,32 @@ class Variant:
     name: str
     defenses: tuple[dict[str, Any], ...] = ()
     error: str | None = None
+    given: tuple[dict[str, Any], ...] | None = None
 
 
-def variant_row(variant: Variant, folder: Path, facts: Facts | None) -> Facts:
+@dataclass(frozen=True)
+class ExampleCounts:
+    """How many examples an accuracy was counted over.
+
+    Attributes
+    ----------
+    test
+        Examples of the test data; None if not known.
+    validation
+        Size of each client's validation share, by its name; empty if not known.
+    """
+
+    test: int | None = None
+    validation: Mapping[str, int] = field(default_factory=dict)
+
+    def count(self, measure: str) -> int | None:
+        """Return the examples behind ``global`` accuracy, or that of all ``clients`` together."""
+        return self.test if measure == "global" else sum(self.validation.values()) or None
+
+
+def variant_row(
+    variant: Variant, folder: Path, facts: Facts | None, tested: ExampleCounts
+) -> Facts:
     """Return one row of a comparison.
 
     Parameters
@@ -60,12 +85,15 @@ def variant_row(variant: Variant, folder: Path, facts: Facts | None) -> Facts:
         The variant's run directory.
     facts
         What `gather` found there; None if nothing.
+    tested
+        Weighs the clients' accuracies.
     """
     row: Facts = {
         "variant": variant.name,
         "title": title(variant.defenses),
         "defenses": [dict(d) for d in variant.defenses],
-        "settings": "; ".join(filter(None, map(settings, variant.defenses))),
+        "settings": settings(variant.defenses if variant.given is None else variant.given),
+        "all_settings": settings(variant.defenses),
         "error": variant.error,
         "report": None,
         "status": facts["run"]["status"] if facts else None,
@@ -77,7 +105,7 @@ def variant_row(variant: Variant, folder: Path, facts: Facts | None) -> Facts:
     }
     rounds = [r for r in facts["rounds"] if r["round"] > 0] if facts else []
     locked = any(d.get("name") in KEPT_AT_CLIENT for d in variant.defenses)
-    row |= _accuracy(facts["rounds"] if facts else [], locked)
+    row |= _accuracy(facts["rounds"] if facts else [], locked, tested)
     row |= _leakage(facts)
     row |= _costs(rounds, folder)
     return row
@@ -97,13 +125,21 @@ def _title(defense: Facts) -> str:
     return TITLES.get(name, name)
 
 
-def settings(defense: Facts) -> str:
-    """Return a defense's settings in words, without its name and what the title says already."""
+def settings(defenses: Sequence[Facts]) -> str:
+    """Return a chain's settings in words, without the names and what the title says already."""
+    return "; ".join(filter(None, map(_settings, defenses)))
+
+
+def _settings(defense: Facts) -> str:
     said = {"name", "kind"} if defense.get("name") == "noise" else {"name"}
-    return ", ".join(f"{key} {value}" for key, value in defense.items() if key not in said)
+    return ", ".join(
+        f"{key.replace('_', ' ')} {value}"
+        for key, value in defense.items()
+        if key not in said and value is not None
+    )
 
 
-def _accuracy(rounds: Sequence[Facts], locked: bool) -> Facts:
+def _accuracy(rounds: Sequence[Facts], locked: bool, tested: ExampleCounts) -> Facts:
     """Return accuracy after the last round, of the global model and at the clients.
 
     Clients judge the model that they receive, so theirs is one round behind. Where a defense
@@ -114,18 +150,27 @@ def _accuracy(rounds: Sequence[Facts], locked: bool) -> Facts:
         {
             "round": row["round"],
             "accuracy": None if locked else row["accuracy"],
-            "client_accuracy": mean(c["validation_accuracy"] for c in row["clients"].values()),
+            "client_accuracy": _pooled(row["clients"], "validation_accuracy", tested),
         }
         for row in rounds
     ]
-    last = rounds[-1]["clients"].values() if rounds else ()
+    last = rounds[-1]["clients"] if rounds else {}
     return {
         "accuracy": history[-1]["accuracy"] if history else None,
         "client_accuracy": history[-1]["client_accuracy"] if history else None,
-        "random_key_accuracy": mean(c["random_key_accuracy"] for c in last),
+        "random_key_accuracy": _pooled(last, "random_key_accuracy", tested),
         "locked": locked,
         "rounds": history,
     }
+
+
+def _pooled(clients: Mapping[str, Facts], key: str, tested: ExampleCounts) -> float | None:
+    """Return a mean over clients, by the sizes of their validation shares where all are known."""
+    known = {name: c[key] for name, c in clients.items() if c[key] is not None}
+    sizes = [tested.validation.get(name, 0) for name in known]
+    weights = sizes if all(sizes) else [1] * len(known)
+    products = (value * weight for value, weight in zip(known.values(), weights, strict=True))
+    return sum(products) / sum(weights) if known else None
 
 
 _ATTACK = (
