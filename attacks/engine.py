@@ -235,9 +235,14 @@ def _take_apart(
 
 
 def _match(problem: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
-    simulated = problem.simulate(outcome.images.clamp(0.0, 1.0), outcome.labels, outcome.unknowns)
+    exact = problem.to(torch.float64)
+    simulated = exact.simulate(
+        outcome.images.to(torch.float64).clamp(0.0, 1.0),
+        outcome.labels.to(torch.float64),
+        {n: v.detach().to(torch.float64) for n, v in outcome.unknowns.items()},
+    )
     detached = {name: value.detach() for name, value in simulated.items()}
-    return agreement(detached, problem.target, problem.weights)
+    return agreement(detached, exact.target, exact.weights)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -10,7 +10,7 @@ from bract.attacks.generator import GeneratorSearch
 from bract.attacks.matching import Attack, hard_labels, minimise
 from bract.attacks.objectives import LayerWeighting, Objective, SquaredPlusNorm
 from bract.attacks.optimizers import FirstOrder, FirstOrderSettings
-from bract.attacks.priors import TotalVariation
+from bract.attacks.priors import image_priors
 from bract.attacks.problem import Problem
 from bract.attacks.registry import ATTACKS
 
@@ -30,6 +30,8 @@ class GRNN(Attack):
     tv
         Weight of total variation of squared differences: 1e-3 for LeNet and 1e-6 for ResNet in
         the paper, whose code doubles the mean differences; so does the default here.
+    bn
+        Weight of batch-normalisation statistics; without effect on models that have none.
     latent, width
         See `bract.attacks.generator.Generator`.
     labels
@@ -47,6 +49,7 @@ class GRNN(Attack):
     momentum: float = 0.99
     schedule: str = "constant"
     tv: float = 2e-3
+    bn: float = 0.0
     latent: int = 128
     width: int = 32
     labels: Literal["branch", "infer"] = "branch"
@@ -70,7 +73,7 @@ class GRNN(Attack):
             optimizer,
             run,
             objective=self.objective,
-            priors=[TotalVariation(weight=self.tv, power=2)] if self.tv else [],
+            priors=image_priors(tv=self.tv, power=2, bn=self.bn),
             weighting=self.weighting,
             unknowns=unknowns,
         )

@@ -10,7 +10,7 @@ from bract.attacks.matching import Attack, hard_labels, minimise, noise
 from bract.attacks.objectives import Cosine, LayerWeighting, Objective
 from bract.attacks.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.pixels import PixelSearch
-from bract.attacks.priors import TotalVariation
+from bract.attacks.priors import image_priors
 from bract.attacks.problem import Problem
 from bract.attacks.registry import ATTACKS
 
@@ -32,6 +32,8 @@ class IG(Attack):
     tv
         Weight of total variation on pixels in [0, 1]. The paper ranges from 1e-4 to 1e-1; on the
         LeNets with batch 1 smaller is better.
+    bn
+        Weight of batch-normalisation statistics; without effect on models that have none.
     signed, boxed
         As above; switch off for ablations.
     labels
@@ -47,6 +49,7 @@ class IG(Attack):
 
     lr: float = 0.1
     tv: float = 1e-4
+    bn: float = 0.0
     signed: bool = True
     boxed: bool = True
     labels: Literal["infer", "joint"] = "infer"
@@ -72,7 +75,7 @@ class IG(Attack):
             optimizer,
             run,
             objective=self.objective,
-            priors=[TotalVariation(weight=self.tv)] if self.tv else [],
+            priors=image_priors(tv=self.tv, power=1, bn=self.bn),
             weighting=self.weighting,
             unknowns=unknowns,
         )

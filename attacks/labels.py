@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bract.attacks.label_sequences import label_sequences
 from bract.attacks.problem import Case
+from bract.attacks.simulation import LocalTraining
 from bract.attacks.victim import Victim
 from bract.errors import BractError
 from bract.update import Tensors
@@ -25,7 +27,7 @@ class LabelGuess:
     Attributes
     ----------
     labels
-        int64 ``(B,)``, sorted: a gradient does not say which image is which.
+        int64 ``(B,)``; sorted after one step, whose gradient does not say which image is which.
     counts
         float64 ``(classes,)``, estimated examples of each class before rounding; they sum to B.
     exact
@@ -40,15 +42,22 @@ class LabelGuess:
     source: Literal["bias", "weight", "evidence"]
 
 
-def infer_labels(case: Case) -> LabelGuess:
+def infer_labels(case: Case, *, choice: int = 0) -> LabelGuess:
     """Infer the labels of an update.
 
     One example under cross entropy: the bias gradient of the last layer is ``p - y``, negative
     at the true class alone (iDLG, Zhao et al. 2020, eq. 3). Several: with ``P[k]`` the mean
     prediction for examples of class k, the bias gradient is ``(P^T - I) n / N``, linear in the
     counts n; the predictions are estimated from probe inputs and, for classes that are present,
-    from the features ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). After several local steps the
-    midpoint of the trajectory stands in for the parameters.
+    from the features ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). Steps that are unrolled one by one
+    are searched for the sequence of labels (`bract.attacks.label_sequences`); after longer
+    training the midpoint of the trajectory stands in for the parameters.
+
+    Parameters
+    ----------
+    choice
+        Where several sequences explain the update, take this one (modulo their number), counted
+        from the likeliest; restarts try one after another.
 
     Raises
     ------
@@ -86,8 +95,12 @@ def infer_labels(case: Case) -> LabelGuess:
         counts = case.images * negative / negative.sum().clamp_min(1e-30)
     else:
         counts = _counts(case, slope.cpu(), weight, weight_name, bias_name)
+    labels = _round_counts(counts.cpu(), case.images)
+    if bias is not None and weight is not None and isinstance(case.forward, LocalTraining):
+        labels = _sequence(case, case.forward, slope, weight, labels, choice)
+        counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
     return LabelGuess(
-        labels=_round_counts(counts.cpu(), case.images),
+        labels=labels,
         counts=counts.cpu(),
         exact=False,
         source=source,
@@ -142,6 +155,26 @@ def _counts(
             predictions[k] = (last_weight @ features + last_bias).softmax(dim=0)
         counts = _solve_counts(predictions, slope, case.images)
     return counts
+
+
+def _sequence(
+    case: Case, training: LocalTraining, slope: Tensor, weight: Tensor, guess: Tensor, choice: int
+) -> Tensor:
+    weight_name, bias_name = last_layer(case.victim)
+    parameters = case.observation.parameters
+    features = (slope @ weight.to(torch.float64)) / slope.square().sum().clamp_min(1e-30)
+    logits = parameters[weight_name].to(features) @ features
+    if bias_name is not None:
+        logits = logits + parameters[bias_name].to(features)
+    sequences = label_sequences(
+        logits=logits.cpu(),
+        feature_norm=float(features.square().sum()),
+        slope=slope.cpu(),
+        images=case.images,
+        training=training,
+        guess=guess,
+    )
+    return sequences[choice % len(sequences)]
 
 
 def _midpoint(case: Case) -> Tensors:

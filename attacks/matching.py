@@ -104,6 +104,15 @@ class Attack(ABC):
             groups.setdefault(case.shape, []).append((index, case))
         for group in groups.values():
             cases = [case for _, case in group]
+            attempts = self._attempt(cases, budget, seed, tier, engine)
+            for (index, _), outcome in zip(group, attempts, strict=True):
+                outcomes[index] = outcome
+        return [outcomes[i] for i in range(len(observations))]
+
+    def _attempt(
+        self, cases: list[Case], budget: Budget, seed: int, tier: Tier, engine: Engine
+    ) -> list[Reconstruction | Refusal]:
+        try:
             solved = engine.run(
                 self.solve,
                 cases,
@@ -112,9 +121,15 @@ class Attack(ABC):
                 seed=seed,
                 identity=f"{self.name} {self!r}",
             )
-            for (index, case), restarts in zip(group, solved, strict=True):
-                outcomes[index] = self._choose(case, restarts, seed, tier)
-        return [outcomes[i] for i in range(len(observations))]
+        except BractError as error:
+            if len(cases) == 1:
+                key = cases[0].observation.key
+                return [Refusal(attack=self.name, observation=key, reason=str(error))]
+            return [r for c in cases for r in self._attempt([c], budget, seed, tier, engine)]
+        return [
+            self._choose(case, restarts, seed, tier)
+            for case, restarts in zip(cases, solved, strict=True)
+        ]
 
     def open(
         self, observation: Observation, budget: Budget, tier: Tier, history: History | None
@@ -193,18 +208,14 @@ def minimise(
 def hard_labels(problem: Problem) -> Tensor:
     """Inferred labels as one-hot rows, ``(L, B, classes)``.
 
-    The first restart takes them sorted; later ones shuffle, since several local steps tell
-    images apart by their position.
+    After several unrolled steps each restart tries the next likely sequence.
     """
-    rows = []
-    for case, restart, generator in zip(
-        problem.cases, problem.restarts, problem.generators(), strict=True
-    ):
-        labels = infer_labels(case).labels
-        if restart > 0:
-            labels = labels[torch.randperm(len(labels), generator=generator)]
-        rows.append(torch.nn.functional.one_hot(labels, problem.classes))
-    return torch.stack(rows).to(problem.device, problem.dtype)
+    rows = [
+        infer_labels(case, choice=restart).labels
+        for case, restart in zip(problem.cases, problem.restarts, strict=True)
+    ]
+    labels = torch.stack(rows).to(problem.device)
+    return torch.nn.functional.one_hot(labels, problem.classes).to(problem.dtype)
 
 
 def noise(problem: Problem, *shape: int) -> Tensor:

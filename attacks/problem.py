@@ -179,7 +179,10 @@ class Problem:
     def unknowns(self) -> Tensors:
         """Starting values of what the forward model must find beside images and labels."""
         found = self.forward.unknowns(self.victim, self.lanes, self.generators())
-        return {name: v.to(self.device, self.dtype) for name, v in found.items()}
+        return {
+            name: v.detach().to(self.device, self.dtype, copy=True).requires_grad_()
+            for name, v in found.items()
+        }
 
     def simulate(self, images: Tensor, labels: Tensor, unknowns: Tensors) -> Tensors:
         """What clients would have sent for images ``(L, B, C, H, W)`` in [0, 1]."""
@@ -212,16 +215,17 @@ class Problem:
             weights=None if self.weights is None else cast(self.weights),
         )
 
-    def lane(self, index: int) -> Problem:
-        """Return one lane as a problem of its own."""
+    def select(self, lanes: Sequence[int]) -> Problem:
+        """Return some lanes as a problem of their own."""
+        kept = list(lanes)
 
         def cut(tensors: Tensors) -> Tensors:
-            return {n: v[index : index + 1] for n, v in tensors.items()}
+            return {n: v[kept] for n, v in tensors.items()}
 
         return Problem(
-            cases=self.cases[index : index + 1],
-            restarts=self.restarts[index : index + 1],
-            seeds=self.seeds[index : index + 1],
+            cases=tuple(self.cases[i] for i in kept),
+            restarts=tuple(self.restarts[i] for i in kept),
+            seeds=tuple(self.seeds[i] for i in kept),
             parameters=cut(self.parameters),
             buffers=cut(self.buffers),
             target=cut(self.target),

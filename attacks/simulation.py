@@ -105,9 +105,7 @@ class LocalTraining:
         velocity: Tensors = {}
         count = inputs.shape[1]
         for step in range(self.steps):
-            taken = [
-                (step * self.batch_size + i) % count for i in range(min(self.batch_size, count))
-            ]
+            taken = self.positions(step, count)
             gradient = loss_gradient(
                 victim, current, buffers | unknowns, inputs[:, taken], labels[:, taken]
             )
@@ -120,6 +118,11 @@ class LocalTraining:
             current = {name: current[name] - self.lr * g for name, g in gradient.items()}
         scale = 1.0 / (self.lr * self.steps)
         return {name: (parameters[name] - value) * scale for name, value in current.items()}
+
+    def positions(self, step: int, count: int) -> list[int]:
+        """Which of ``count`` images step number ``step`` (from 0) takes."""
+        taken = min(self.batch_size, count)
+        return [(step * self.batch_size + i) % count for i in range(taken)]
 
 
 def loss_gradient(

@@ -63,6 +63,34 @@ class Victim:
         batched: Tensor = vmap(one)(parameters | buffers, inputs)
         return batched
 
+    def batch_statistics(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Mean and biased variance, ``(L, channels)`` each, of what every batch norm sees."""
+
+        def one(state: Tensors, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+            seen: dict[str, tuple[Tensor, Tensor]] = {}
+            handles = []
+            for name, module in self.model.named_modules():
+                if isinstance(module, _NORMS):
+
+                    def remember(
+                        _: nn.Module, arguments: tuple[Tensor, ...], name: str = name
+                    ) -> None:
+                        features = arguments[0].transpose(0, 1).flatten(1)
+                        seen[name] = (features.mean(dim=1), features.var(dim=1, correction=0))
+
+                    handles.append(module.register_forward_pre_hook(remember))
+            try:
+                functional_call(self.model, state, (images,))
+            finally:
+                for handle in handles:
+                    handle.remove()
+            return seen
+
+        batched: dict[str, tuple[Tensor, Tensor]] = vmap(one)(parameters | buffers, inputs)
+        return batched
+
     def normalise(self, images: Tensor) -> Tensor:
         """Map pixels ``(..., C, H, W)`` in [0, 1] to what the model sees."""
         mean, std = self._moments(images)

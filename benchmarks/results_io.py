@@ -33,7 +33,7 @@ def emit(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json: boo
     if as_json:
         content = {
             "device": device(),
-            "command": " ".join(["python", *[Path(sys.argv[0]).as_posix(), *sys.argv[1:]]]),
+            "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
             "versions": {"python": platform.python_version(), **_versions()},
             "rows": rows,
         }

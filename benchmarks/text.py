@@ -1,6 +1,6 @@
 """Word recognition by two unlike clients: FedAvg and FedBoosting over batch size and local epochs.
 
-    python benchmarks/text.py [--batches 16 32 64] [--epochs 1 3] [--rounds 12] [--json]
+    python benchmarks/text.py [--batches 8 32] [--epochs 1 3] [--rounds 10] [--json]
 
 After thesis, section 4.3.2 and table 4.1: a CRNN (VGG-like convolutions, two bidirectional LSTM
 layers, CTC), one client with clean word images and one with scene-like ones, word accuracy on
@@ -68,12 +68,12 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     """Parse the command line."""
     arguments = parser(__doc__, "text")
-    arguments.add_argument("--batches", type=int, nargs="+", default=[16, 32, 64])
+    arguments.add_argument("--batches", type=int, nargs="+", default=[8, 32])
     arguments.add_argument("--epochs", type=int, nargs="+", default=[1, 3])
     arguments.add_argument("--strategies", nargs="+", default=COMPARED, choices=sorted(STRATEGIES))
-    arguments.add_argument("--rounds", type=int, default=12)
-    arguments.add_argument("--words", type=int, default=1500, help="words a client")
-    arguments.add_argument("--test-words", type=int, default=400, help="of each kind")
+    arguments.add_argument("--rounds", type=int, default=10)
+    arguments.add_argument("--words", type=int, default=1100, help="words a client")
+    arguments.add_argument("--test-words", type=int, default=300, help="of each kind")
     arguments.add_argument("--height", type=int, default=16)
     arguments.add_argument("--width", type=int, default=64)
     arguments.add_argument("--characters", type=int, default=10)

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from bract.encryption import EncryptionConfig
 from bract.errors import BractError
 from bract.registry import unknown
 
@@ -189,6 +190,10 @@ def _defense_list(value: Any) -> Any:
     return entries
 
 
+def _scheme_alone(value: Any) -> Any:
+    return {"scheme": value} if isinstance(value, str) else value
+
+
 class FederationConfig(_Section):
     """One federation, from data to audit. Every seed derives from ``seed``.
 
@@ -207,8 +212,17 @@ class FederationConfig(_Section):
     training: TrainingConfig = TrainingConfig()
     strategy: StrategyConfig = FedAvgConfig()
     defenses: Annotated[list[dict[str, Any]], BeforeValidator(_defense_list)] = []
+    encryption: Annotated[EncryptionConfig, BeforeValidator(_scheme_alone)] = EncryptionConfig()
     capture: CaptureConfig = CaptureConfig()
     audit: AuditConfig = AuditConfig()
+
+    @model_validator(mode="after")
+    def _encryption_cannot_overflow(self) -> FederationConfig:
+        p_hat = self.strategy.p_hat if isinstance(self.strategy, FedBoostingConfig) else None
+        problem = self.encryption.problem(self.clients, p_hat)
+        if problem is not None:
+            raise ValueError(problem)
+        return self
 
     @model_validator(mode="after")
     def _sizes_match_clients(self) -> FederationConfig:

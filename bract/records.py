@@ -2,7 +2,8 @@
 
 A train message carries ``arrays`` (parameters and buffers of the global model) and ``config``. A
 reply carries ``update`` (see `bract.update`), ``buffers`` where the model has any, ``metrics`` and
-``declared``: the client's name, its version of bract, and what the protocol declares.
+``declared``: the client's name, its version of bract, and what the protocol declares. Where updates
+are encrypted (see `bract.ciphertexts`), ``ciphertexts`` replaces ``update`` and ``buffers``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ARRAYS = "arrays"
 CONFIG = "config"
 UPDATE = "update"
 BUFFERS = "buffers"
+CIPHERTEXTS = "ciphertexts"
 METRICS = "metrics"
 DECLARED = "declared"
 DEFENSES = "bract.defenses"
@@ -50,6 +52,8 @@ class Contribution:
         What the client measured, by name.
     protocol
         What it declares of its computation (keys of `bract.observation.Protocol`).
+    ciphertexts
+        The encrypted update, ``uint8`` tensors; ``update`` and ``buffers`` are then empty.
     """
 
     node_id: int
@@ -59,6 +63,7 @@ class Contribution:
     buffers: Tensors = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
+    ciphertexts: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,25 +97,60 @@ def write_reply(
     metrics: Mapping[str, float],
     protocol: Mapping[str, Any],
     reply_to: Message,
+    ciphertexts: ArrayRecord | None = None,
 ) -> Message:
-    """Build a client's reply to a train message."""
+    """Build a client's reply to a train message.
+
+    With ``ciphertexts`` neither ``update`` nor ``buffers`` is sent.
+    """
     content = RecordDict(
         {
-            UPDATE: to_arrays(update),
+            **({CIPHERTEXTS: ciphertexts} if ciphertexts else {UPDATE: to_arrays(update)}),
             METRICS: MetricRecord({NUM_EXAMPLES_KEY: num_examples, **metrics}),
             DECLARED: ConfigRecord(
                 {"client": client, VERSION_KEY: version, "protocol": json.dumps(dict(protocol))}
             ),
         }
     )
-    if buffers:
+    if buffers and not ciphertexts:
         content[BUFFERS] = to_arrays(buffers)
     return Message(content, reply_to=reply_to)
 
 
+def write_final(
+    client: str, metrics: Mapping[str, float], *, num_examples: int, reply_to: Message
+) -> Message:
+    """Build a client's word on the final model of an encrypted run."""
+    content = RecordDict(
+        {
+            METRICS: MetricRecord({NUM_EXAMPLES_KEY: num_examples, **metrics}),
+            DECLARED: ConfigRecord({"client": client}),
+        }
+    )
+    return Message(content, reply_to=reply_to)
+
+
+def read_final(message: Message) -> tuple[str, dict[str, float]]:
+    """Read the client's name and its metrics, ``num-examples`` among them.
+
+    Raises
+    ------
+    BractError
+        If a record is missing.
+    """
+    try:
+        client = str(message.content.config_records[DECLARED]["client"])
+        metrics = message.content.metric_records[METRICS]
+        return client, {n: float(v) for n, v in metrics.items() if isinstance(v, int | float)}
+    except KeyError as error:
+        raise BractError(f"sent no word on the final model (no {error})") from error
+
+
 def is_bract_reply(message: Message) -> bool:
     """Tell a reply written by `write_reply` from a stranger's."""
-    return message.has_content() and UPDATE in message.content and DECLARED in message.content
+    if not message.has_content() or DECLARED not in message.content:
+        return False
+    return UPDATE in message.content or CIPHERTEXTS in message.content
 
 
 def read_reply(message: Message) -> Contribution:
@@ -124,13 +164,15 @@ def read_reply(message: Message) -> Contribution:
     node_id = message.metadata.src_node_id
     try:
         content = message.content
+        encrypted = CIPHERTEXTS in content
         declared = content.config_records[DECLARED]
         metrics: dict[str, Any] = dict(content.metric_records[METRICS])
         return Contribution(
             node_id=node_id,
             client=str(declared["client"]),
-            update=from_arrays(content.array_records[UPDATE]),
+            update={} if encrypted else from_arrays(content.array_records[UPDATE]),
             buffers=from_arrays(content.array_records[BUFFERS]) if BUFFERS in content else {},
+            ciphertexts=from_arrays(content.array_records[CIPHERTEXTS]) if encrypted else {},
             num_examples=int(metrics.pop(NUM_EXAMPLES_KEY)),
             metrics={name: float(value) for name, value in metrics.items()},
             protocol=json.loads(str(declared["protocol"])),

@@ -1,7 +1,8 @@
 """The run directory: what each step of a run leaves for the next, and where.
 
 ``runs/<name>/`` holds ``config.yaml``, ``run.json``, ``logs/``, ``models/``, ``metrics.jsonl``,
-``captures/``, ``truth/<client>/``, ``audit/``, ``report.html`` and ``report.json``.
+``captures/``, ``truth/<client>/``, ``audit/``, ``report.html`` and ``report.json``; encrypted
+runs also ``aggregates/`` (ciphertexts) and, where this machine runs the clients, ``keys/``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class RunDirectory:
         self.captures = self.root / "captures"
         self.truth = self.root / "truth"
         self.audit = self.root / "audit"
+        self.aggregates = self.root / "aggregates"
+        self.keys = self.root / "keys"
 
     @classmethod
     def open(cls, root: Path | str) -> RunDirectory:

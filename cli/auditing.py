@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -11,8 +10,11 @@ from typing import Any
 
 import torch
 
+from bract.attacks.evidence import TIERS
 from bract.cli.console import WorkProgress, print_json, say
+from bract.cli.keygen import client_key
 from bract.errors import BractError
+from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.server.audit import Audit, AuditChoice
 
@@ -25,10 +27,32 @@ def choose_audit(
     restarts: int | None = None,
     iterations: int | None = None,
     device: str | None = None,
+    *,
+    tier: str = "oblivious",
+    key: Path | None = None,
 ) -> AuditChoice:
-    """Lay the command line over the ``audit`` section of the run's configuration."""
-    config = RunDirectory.open(root).config()
+    """Lay the command line over the ``audit`` section of the run's configuration.
+
+    Without ``key`` the colluding tier takes the first client's key of a run on this machine.
+
+    Raises
+    ------
+    BractError
+        If the tier is unknown, or has no key.
+    """
+    run = RunDirectory.open(root)
+    config = run.config()
     section = config.audit
+    if tier not in TIERS:
+        raise BractError(unknown("tier", tier, TIERS))
+    if tier == "colluding" and key is None:
+        key = client_key(run.keys, 0, config.encryption.threshold)
+        if not key.is_file():
+            raise BractError(
+                "--tier colluding: the attacker holds one client's key; name its file with --key"
+            )
+    if tier != "colluding" and key is not None:
+        raise BractError(f"--key goes with --tier colluding, not with {tier}")
     chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
     chosen_clients = clients.split(",") if clients else section.clients
     return AuditChoice(
@@ -40,6 +64,8 @@ def choose_audit(
         max_images=section.max_images,
         device=device or section.device,
         seed=config.seed,
+        tier=tier,
+        key=key,
     )
 
 
@@ -64,7 +90,7 @@ def parse_rounds(text: str) -> list[int]:
 def audit_run(
     root: Path, choice: AuditChoice, *, resume: bool = False, as_json: bool = False
 ) -> list[dict[str, Any]]:
-    """Run the audit with progress; return what was written for each observation."""
+    """Run the audit with progress; return what is on disk for each chosen observation."""
     run = RunDirectory.open(root)
     # A model that is declared as package.module:callable lies in the folder of somebody's app.
     sys.path.insert(0, str(Path.cwd()))
@@ -77,7 +103,6 @@ def audit_run(
         # The attacked models are small: threads that wait for each other cost more than they
         # give, and on a busy machine many times more.
         torch.set_num_threads(1)
-    results = []
     with WorkProgress(total, "attack") as bar:
 
         def show(progress: Any) -> None:
@@ -86,8 +111,8 @@ def audit_run(
         for batch in batches:
             size = len(batch[1])
             for facts in audit.execute([batch], show):
-                results.append(facts)
                 bar.finish_item(describe(facts))
+    results = audit.results()
     if as_json:
         print_json(results)
     return results
@@ -102,9 +127,10 @@ def describe(facts: dict[str, Any]) -> str:
     if not scores:
         return f"{who}: {len(facts['images'])} reconstructions, unscored (no truth kept)"
     best = max(scores, key=lambda row: row["ssim"])
-    top = sum(row["identified_top1"] for row in scores)
-    psnr = best["psnr"] if math.isfinite(best["psnr"]) else float("nan")
+    found = f"{len(scores)} images"
+    if best["identified_top1"] is not None:
+        found = f"{sum(row['identified_top1'] for row in scores)} of {found} identified"
     return (
-        f"{who}: {top} of {len(scores)} images identified, "
-        f"best SSIM {best['ssim']:.2f}, PSNR {psnr:.1f} dB, {facts['seconds']:.0f} s"
+        f"{who}: {found}, best SSIM {best['ssim']:.2f}, PSNR {best['psnr']:.1f} dB, "
+        f"{facts['seconds']:.0f} s"
     )

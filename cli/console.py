@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -14,6 +14,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -34,7 +35,7 @@ def set_up_logging(verbose: bool = False) -> None:
 
 def say(text: str) -> None:
     """Print a line for the person, to stderr."""
-    stderr.print(text, markup=False)
+    stderr.print(text, markup=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:
@@ -42,15 +43,15 @@ def print_json(content: Any) -> None:
     sys.stdout.write(json.dumps(content, indent=1) + "\n")
 
 
-class RoundProgress:
-    """Live progress of a federation: a bar on a terminal, one line a round elsewhere."""
+class _LiveBar:
+    """A bar on a terminal, and nothing elsewhere."""
 
-    def __init__(self, rounds: int, done: int = 0) -> None:
-        self.rounds = rounds
+    def __init__(self, what: str, total: int, *columns: ProgressColumn, done: int = 0) -> None:
         self._bar = Progress(
-            TextColumn("round"),
+            TextColumn(what),
             MofNCompleteColumn(),
             BarColumn(),
+            *columns,
             TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -58,9 +59,9 @@ class RoundProgress:
             console=stderr,
             disable=not stderr.is_terminal,
         )
-        self._task = self._bar.add_task("", total=rounds, completed=done, state="starting")
+        self._task = self._bar.add_task("", total=total, completed=done, state="")
 
-    def __enter__(self) -> RoundProgress:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -72,56 +73,43 @@ class RoundProgress:
     ) -> None:
         self._bar.stop()
 
+    def _show(self, completed: float, state: str) -> None:
+        self._bar.update(self._task, completed=completed, state=state)
+
+
+class RoundProgress(_LiveBar):
+    """Live progress of a federation: a bar on a terminal, one line a round elsewhere."""
+
+    def __init__(self, rounds: int, done: int = 0) -> None:
+        super().__init__("round", rounds, done=done)
+        self.rounds = rounds
+
     def update(self, row: dict[str, Any]) -> None:
         """Show one row of ``metrics.jsonl``."""
         state = describe_round(row)
-        self._bar.update(self._task, completed=row["round"], state=state)
+        self._show(row["round"], state)
         if not stderr.is_terminal:
             say(f"round {row['round']}/{self.rounds}: {state}")
         for failure in row.get("failures", ()):
             say(f"round {row['round']}: {failure['client']} failed: {failure['reason']}")
 
 
-class WorkProgress:
+class WorkProgress(_LiveBar):
     """Progress over counted work: a bar on a terminal, one line an item elsewhere."""
 
     def __init__(self, total: int, what: str) -> None:
+        super().__init__(what, total, TaskProgressColumn())
         self.total = total
         self.done = 0
-        self._bar = Progress(
-            TextColumn(what),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=stderr,
-            disable=not stderr.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=total, state="")
-
-    def __enter__(self) -> WorkProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
 
     def within(self, share: float, state: str) -> None:
-        """Show how far the current item is, as a share in [0, 1]."""
-        self._bar.update(self._task, completed=self.done + share, state=state)
+        """Show how far the current items are, in items."""
+        self._show(self.done + share, state)
 
     def finish_item(self, state: str) -> None:
         """Count one item as done."""
         self.done += 1
-        self._bar.update(self._task, completed=self.done, state=state)
+        self._show(self.done, state)
         if not stderr.is_terminal:
             say(f"{self.done}/{self.total} {state}")
 
@@ -132,8 +120,9 @@ def describe_round(row: dict[str, Any]) -> str:
     if row.get("clients"):
         parts.append(f"{len(row['clients'])} clients")
     if row.get("global"):
-        parts.append(f"test loss {row['global']['loss']:.3f}")
-        parts.append(f"test accuracy {row['global']['accuracy']:.1%}")
+        split = row["global"].get("split", "test")
+        parts.append(f"{split} loss {row['global']['loss']:.3f}")
+        parts.append(f"{split} accuracy {row['global']['accuracy']:.1%}")
     if row.get("round"):
         parts.append(f"{row['seconds']:.1f} s")
     return ", ".join(parts)

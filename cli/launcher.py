@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,15 +17,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bract.cli.bundle import CONNECTION, app_manifest, connection
 from bract.cli.guardian import MARK
+from bract.cli.keygen import client_key, write_keys
+from bract.cli.ports import free_ports, is_free, is_healthy
 from bract.cli.warm import real_command, write_shims
-from bract.config import FederationConfig, dump_config
+from bract.config import FederationConfig
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 
 READY_TIMEOUT = 90.0
-CONNECTION = "bract"
 
 
 @dataclass
@@ -145,7 +143,7 @@ class LocalFederation:
 
     def _start(self) -> None:
         port = self.launch.port
-        if port is not None and not _is_free(port):
+        if port is not None and not is_free(port):
             raise BractError(
                 f"port {port} on 127.0.0.1 is in use; choose another with --port, or none"
             )
@@ -164,7 +162,7 @@ class LocalFederation:
         self._write_app()
 
     def _start_superlink(self) -> str:
-        port = self.launch.port or _free_ports(1)[0]
+        port = self.launch.port or free_ports(1)[0]
         self._spawn(
             "superlink",
             [
@@ -174,11 +172,12 @@ class LocalFederation:
                 *("--host", "127.0.0.1", "--port", str(port)),
             ],
         )
-        self._wait_for(lambda: _is_healthy(port), "the SuperLink")
+        self._wait_for(lambda: is_healthy(port), "the SuperLink")
         return f"127.0.0.1:{port}"
 
     def _start_supernodes(self, address: str) -> None:
-        ports = _free_ports(self.config.clients)
+        ports = free_ports(self.config.clients)
+        keys = self._keys()
         for client, port in enumerate(ports):
             name = f"client-{client}"
             node: dict[str, str | int] = {
@@ -187,6 +186,11 @@ class LocalFederation:
                 "state-dir": str((self.run.root / "state" / name).absolute()),
                 "private-seed": derive_seed(self.config.seed, "private", client),
             }
+            if self.config.encryption.enabled:
+                # The test split lies on this machine anyway, and the server has no model to judge.
+                node["public-test"] = True
+            if keys:
+                node["paillier-key"] = str(keys[client].absolute())
             if client < len(self.launch.devices):
                 node["device"] = self.launch.devices[client]
             if self.config.truth:
@@ -201,7 +205,20 @@ class LocalFederation:
                 ],
             )
         for client, port in enumerate(ports):
-            self._wait_for(lambda port=port: _is_healthy(port), f"client-{client}")  # type: ignore[misc]
+            self._wait_for(lambda port=port: is_healthy(port), f"client-{client}")  # type: ignore[misc]
+
+    def _keys(self) -> list[Path]:
+        """Return each client's key file, after generating those of a run that has none yet."""
+        encryption = self.config.encryption
+        if not encryption.enabled or encryption.keys != "provisioned":
+            return []
+        files = [
+            client_key(self.run.keys, client, encryption.threshold)
+            for client in range(self.config.clients)
+        ]
+        if not all(file.is_file() for file in files):
+            write_keys(self.run.keys, encryption, self.config.clients)
+        return files
 
     def _submit(self) -> str:
         output = self._flwr("run", str(self._folder / "app"), CONNECTION, "--format", "json")
@@ -303,66 +320,12 @@ class LocalFederation:
 
     def _write_connection(self, address: str) -> None:
         home = Path(self._environment("launcher")["FLWR_HOME"])
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f'[superlink.{CONNECTION}]\naddress = "{address}"\ninsecure = true\n'
-        )
+        (home / "config.toml").write_text(connection(address))
 
     def _write_app(self) -> None:
         folder = self._folder / "app"
         folder.mkdir()
         (folder / "pyproject.toml").write_text(app_manifest(self.config, self.run.root))
-
-
-def app_manifest(config: FederationConfig, run_dir: Path) -> str:
-    """Return the ``pyproject.toml`` of a Flower App Bundle that carries configuration only."""
-    return "\n".join(
-        [
-            "[project]",
-            'name = "bract-federation"',
-            'version = "1.0.0"',
-            'description = "Configuration of one federation; the code is what each side installed"',
-            'license = "Apache-2.0"',
-            "dependencies = []",
-            "",
-            "[tool.flwr.app]",
-            'publisher = "bract"',
-            "",
-            "[tool.flwr.app.components]",
-            'serverapp = "bract.server.app:app"',
-            'clientapp = "bract.client.app:app"',
-            "",
-            "[tool.flwr.app.config]",
-            f"federation = {json.dumps(dump_config(config))}",
-            f"run-dir = {json.dumps(str(run_dir.absolute()))}",
-            "",
-        ]
-    )
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [int(s.getsockname()[1]) for s in sockets]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as s:
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _is_healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def _tail(log: Path, lines: int = 20) -> str:

@@ -126,6 +126,18 @@ def audit(
         int | None, typer.Option("--iterations", "--budget", min=1, help="Iterations a restart.")
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda:N.")] = None,
+    tier: Annotated[
+        str,
+        typer.Option("--tier", help="What the attacker knows: oblivious, adaptive or colluding."),
+    ] = "oblivious",
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="Key file of one client, for the colluding tier."),
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option("--fail-on", help="Exit with 3 on a leak, such as ssim>0.5@adaptive."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
@@ -133,9 +145,13 @@ def audit(
 ) -> None:
     """Attack what the server captured in RUN, and score what came back."""
     from bract.cli.auditing import audit_run, choose_audit
+    from bract.cli.gate import Gate, hold
 
-    choice = choose_audit(run, attack, clients, rounds, restarts, iterations, device)
-    audit_run(run, choice, resume=resume, as_json=_is_json(output))
+    gates = [Gate.parse(text) for text in fail_on or ()]
+    choice = choose_audit(
+        run, attack, clients, rounds, restarts, iterations, device, tier=tier, key=key
+    )
+    hold(gates, audit_run(run, choice, resume=resume, as_json=_is_json(output)))
 
 
 @app.command()
@@ -150,6 +166,84 @@ def report(
     from bract.cli.reporting import report_run
 
     report_run(run, redact=redact, as_json=_is_json(output))
+
+
+@app.command()
+def keygen(
+    folder: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the key files.")],
+    bits: Annotated[int, typer.Option("--bits", help="2048 or 3072.")] = 2048,
+    randomness: Annotated[str, typer.Option("--randomness", help="djn or standard.")] = "djn",
+    clients: Annotated[int, typer.Option("--clients", min=1, help="Number of key shares.")] = 3,
+    threshold: Annotated[
+        int | None,
+        typer.Option("--threshold", help="Deal shares of which this many decrypt together."),
+    ] = None,
+    degree: Annotated[
+        int, typer.Option("--degree", help="Degree of the ciphertexts that shares decrypt: 1, 2.")
+    ] = 1,
+) -> None:
+    """Write Paillier keys to OUT_DIR, for clients of encrypted runs."""
+    from bract.cli.keygen import keygen as write
+    from bract.config import build_config
+
+    section = {
+        "scheme": "paillier",
+        "key_bits": bits,
+        "randomness": randomness,
+        "threshold": threshold,
+        "degree": degree,
+        "max_weight_sum": max(31, clients),
+    }
+    config = build_config({"clients": clients, "encryption": section}, source="keygen")
+    write(folder, config.encryption, clients)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="YAML configuration; `bract init` writes one.")],
+    defense: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--defense",
+            help="NAME, NAME:key=value,... or a chain NAME+NAME; repeat the option. Without it: "
+            "AdaDefense, Guardian, FedKL, Gaussian noise, pruning, and those of CONFIG.",
+        ),
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option("--tier", help="oblivious (default), adaptive or colluding; repeat it."),
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on; what is done stays as it is.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace earlier runs of these variants.")
+    ] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Leave every image out of the reports.")
+    ] = False,
+    output: Annotated[str, typer.Option("--format", help="default or json.")] = "default",
+) -> None:
+    """Run CONFIG undefended and under each defense, attack each, and compare them on one page.
+
+    The runs and the page are kept in RUNS/NAME-compare. Where a defense (FedKL) needs a model with
+    normalisation and CONFIG's has none, every variant, the undefended one too, runs the model's
+    -bn counterpart.
+    """
+    from bract.cli.comparing import command_steps, compare_defenses
+    from bract.config import load_config
+
+    compare_defenses(
+        load_config(config),
+        runs,
+        command_steps(resume=resume, redact=redact, tiers=tier or ["oblivious"]),
+        defenses=defense,
+        resume=resume,
+        overwrite=overwrite,
+        redact=redact,
+        as_json=_is_json(output),
+    )
 
 
 @app.command()
@@ -173,6 +267,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 def main() -> None:
     """Run the command line; never show a traceback for bad input."""
     from bract.cli.console import say
+    from bract.cli.gate import LeakageError
 
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -185,6 +280,9 @@ def main() -> None:
     except BractError as error:
         say(f"error: {error}")
         sys.exit(2)
+    except LeakageError as error:
+        say(str(error))
+        sys.exit(3)
     except OSError as error:
         say(f"error: {error.filename or 'operating system'}: {error.strerror or error}")
         sys.exit(1)

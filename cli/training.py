@@ -113,15 +113,7 @@ def _prepare(
     run = RunDirectory(runs / config.name)
     if run.root.exists() and any(run.root.iterdir()):
         if resume:
-            earlier = RunDirectory.open(run.root).config()
-            if (
-                earlier.model_copy(update={"rounds": config.rounds, "audit": config.audit})
-                != config
-            ):
-                raise BractError(
-                    f"{run.root}: was made with another configuration; "
-                    "resume it with the one in its config.yaml, or pass --overwrite"
-                )
+            check_resumable(run, config)
         elif overwrite:
             shutil.rmtree(run.root)
         else:
@@ -131,6 +123,22 @@ def _prepare(
             )
     run.create(config)
     return run
+
+
+def check_resumable(run: RunDirectory, config: FederationConfig) -> None:
+    """Refuse to go on with a run of another federation; rounds and audit may differ.
+
+    Raises
+    ------
+    BractError
+        If the run's configuration differs elsewhere.
+    """
+    earlier = RunDirectory.open(run.root).config()
+    if earlier.model_copy(update={"rounds": config.rounds, "audit": config.audit}) != config:
+        raise BractError(
+            f"{run.root}: was made with another configuration; "
+            "resume it with the one in its config.yaml, or pass --overwrite"
+        )
 
 
 def _versions() -> dict[str, str]:

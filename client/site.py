@@ -19,6 +19,8 @@ NODE_KEYS = (
     "state-dir",
     "policy",
     "private-seed",
+    "paillier-key",
+    "public-test",
 )
 
 
@@ -43,6 +45,11 @@ class Site:
     private_seed
         Seed of this client's keys and noise, for experiments that must repeat. None, as it should
         be in earnest, draws them from the operating system: who knows the seed undoes the defense.
+    paillier_key
+        File of the private key or key share with which encrypted runs are decrypted.
+    public_test
+        Whether the test split is public and lies here, so that this client may judge the global
+        model on it where the server cannot.
     """
 
     name: str
@@ -52,6 +59,8 @@ class Site:
     state_dir: Path | None = None
     policy: Path | None = None
     private_seed: int | None = None
+    paillier_key: Path | None = None
+    public_test: bool = False
 
     @classmethod
     def from_node_config(cls, node_config: Mapping[str, object]) -> Site:
@@ -88,6 +97,8 @@ class Site:
             state_dir=path("state-dir"),
             policy=path("policy"),
             private_seed=seed,
+            paillier_key=path("paillier-key"),
+            public_test=bool(node_config.get("public-test", False)),
         )
 
 

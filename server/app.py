@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
@@ -44,13 +46,21 @@ def main(grid: Grid, context: Context) -> None:
         bract=bract.__version__,
     )
     try:
-        Federation(config, run).train(PromptGrid(grid))
+        _federation(config, run).train(PromptGrid(grid))
     except Exception as error:
         run.update_state(
             status="failed", finished=time.time(), error=f"{type(error).__name__}: {error}"
         )
         raise
     run.update_state(status="finished", finished=time.time())
+
+
+def _federation(config: FederationConfig, run: RunDirectory) -> Federation:
+    if not config.encryption.enabled:
+        return Federation(config, run)
+    from bract.server.encrypted import EncryptedFederation
+
+    return EncryptedFederation(config, run)
 
 
 class Federation:
@@ -70,7 +80,6 @@ class Federation:
         self.run = run
         self.spec = data_spec(config.data)
         self.model = self._new_model()
-        self.test_images, self.test_labels = test_data(config.data)
         self.best_accuracy = -math.inf
         self._round_started = time.time()
         self.done = self._resume()
@@ -78,6 +87,16 @@ class Federation:
 
     def train(self, grid: Grid) -> None:
         """Run the rounds that are left."""
+        if self.done < self.config.rounds:
+            self.start(grid, self.config.rounds - self.done)
+
+    @cached_property
+    def test_split(self) -> tuple[Tensor, Tensor]:
+        """Images and labels on which the global model is judged."""
+        return test_data(self.config.data)
+
+    def start(self, grid: Grid, rounds: int) -> None:
+        """Run the strategy, with the hook around it where captures are on."""
         strategy: Strategy = self.strategy
         if self.config.capture.enabled:
             strategy = HonestButCurious(
@@ -86,15 +105,14 @@ class Federation:
                 protocol=self.protocol(),
                 rounds=self.config.capture.rounds,
             )
-        if self.done < self.config.rounds:
-            strategy.start(
-                grid,
-                to_arrays(parameters_of(self.model) | buffers_of(self.model)),
-                num_rounds=self.config.rounds - self.done,
-                timeout=self.config.strategy.timeout,
-                train_config=ConfigRecord({VERSION_KEY: bract.__version__}),
-                evaluate_fn=self._after_round,
-            )
+        strategy.start(
+            grid,
+            to_arrays(parameters_of(self.model) | buffers_of(self.model)),
+            num_rounds=rounds,
+            timeout=self.config.strategy.timeout,
+            train_config=ConfigRecord({VERSION_KEY: bract.__version__}),
+            evaluate_fn=self._after_round,
+        )
 
     def protocol(self) -> Protocol:
         """Return what the configuration declares of every client's computation."""
@@ -112,6 +130,7 @@ class Federation:
             momentum=training.momentum,
             batch_size=training.batch_size,
             defenses=tuple(self.config.defenses),
+            encryption=self.config.encryption.scheme,
         )
 
     def _new_model(self) -> nn.Module:
@@ -146,39 +165,40 @@ class Federation:
             return None
         state = from_arrays(arrays)
         self.model.load_state_dict(state)
-        loss, accuracy = evaluate(self.model, self.test_images, self.test_labels, spec=self.spec)
+        loss, accuracy = evaluate(self.model, *self.test_split, spec=self.spec)
         _save(state, self.run.models / "last.safetensors")
         if accuracy > self.best_accuracy:
             self.best_accuracy = accuracy
             _save(state, self.run.models / "best.safetensors")
         if number == self.config.rounds:
             _save(state, self.run.models / "final.safetensors")
-        self._log_round(number, loss, accuracy)
+        self.run.append_metrics(
+            {**self.row(number), "global": {"loss": loss, "accuracy": accuracy}}
+        )
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-    def _log_round(self, number: int, loss: float, accuracy: float) -> None:
+    def row(self, number: int) -> dict[str, Any]:
+        """Return what there is to say of a round, but for the global model's accuracy."""
         outcome = self.strategy.outcome
         now = time.time()
         weights = dict(zip((c.client for c in outcome.contributions), outcome.weights, strict=True))
-        self.run.append_metrics(
-            {
-                "round": number,
-                "seconds": now - self._round_started,
-                "time": now,
-                "global": {"loss": loss, "accuracy": accuracy},
-                "clients": {
-                    c.client: {
-                        **c.metrics,
-                        "num_examples": c.num_examples,
-                        "weight": weights[c.client],
-                    }
-                    for c in outcome.contributions
-                },
-                "failures": [{"client": f.client, "reason": f.reason} for f in outcome.failures],
-                **({"boosting": outcome.boosting.to_dict()} if outcome.boosting else {}),
-            }
-        )
-        self._round_started = time.time()
+        row = {
+            "round": number,
+            "seconds": now - self._round_started,
+            "time": now,
+            "clients": {
+                c.client: {
+                    **c.metrics,
+                    "num_examples": c.num_examples,
+                    "weight": weights[c.client],
+                }
+                for c in outcome.contributions
+            },
+            "failures": [{"client": f.client, "reason": f.reason} for f in outcome.failures],
+            **({"boosting": outcome.boosting.to_dict()} if outcome.boosting else {}),
+        }
+        self._round_started = now
+        return row
 
 
 def _save(state: dict[str, Tensor], path: Path) -> None:

@@ -1,7 +1,8 @@
 """The audit: attack what was captured, score it against the clients' own truth, write it down.
 
-Every attacked observation leaves one JSON file and its pictures in ``audit/<attack>/``. A file
-that is there is complete, so an interrupted audit goes on where it stopped.
+Every attacked observation leaves one JSON file and its pictures in ``audit/<attack>/``, of other
+tiers than ``oblivious`` in ``audit/<attack>-<tier>/``. A file that is there is complete, so an
+interrupted audit goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bract.errors import BractError
 from bract.observation import Observation, ObservationStore
 from bract.rundir import RunDirectory, write_text
 from bract.seeds import derive_seed
+from bract.server.collusion import Collusion
 from bract.server.pictures import save_picture
 from bract.server.scoring import Truth, load_truth, lpips_notes, score_images
 
@@ -49,6 +51,8 @@ class AuditChoice:
     ----------
     iterations
         Steps a restart; None takes each attack's own default.
+    key
+        Key file of the client that takes part in the ``colluding`` tier.
     """
 
     attacks: tuple[str, ...]
@@ -60,6 +64,7 @@ class AuditChoice:
     device: str = "auto"
     seed: int = 0
     tier: str = "oblivious"
+    key: Path | None = None
 
 
 class Audit:
@@ -83,13 +88,17 @@ class Audit:
         self.attacks = {name: attack(name) for name in choice.attacks}
         if not resume:
             for name in self.attacks:
-                shutil.rmtree(run.audit / name, ignore_errors=True)
+                shutil.rmtree(self._folder(name), ignore_errors=True)
+        self._collusion: Collusion | None = None
+        if choice.tier == "colluding" and choice.key is not None:
+            self._collusion = Collusion(run, choice.key)
+        self._all: list[Observation] | None = None
         self._reference: tuple[Tensor, Tensor] | None = None
         self._prior_images: dict[tuple[str, int], Tensor | None] = {}
 
     def plan(self) -> list[tuple[str, list[Observation]]]:
         """Return batches of attack and observations, one round each, without what is done."""
-        observations = [o for o in ObservationStore(self.run.captures) if self._is_chosen(o)]
+        observations = self._chosen()
         if not observations:
             raise BractError(
                 f"{self.run.captures}: no capture to attack among the chosen rounds and clients; "
@@ -107,6 +116,15 @@ class Audit:
                     batches.append((name, left))
         return batches
 
+    def results(self) -> list[dict[str, Any]]:
+        """Read what was written for the chosen observations, by this audit or earlier ones."""
+        return [
+            json.loads(path.read_text())
+            for name in self.attacks
+            for observation in self._chosen()
+            if (path := self._path(name, observation)).is_file()
+        ]
+
     def execute(
         self,
         batches: Sequence[tuple[str, list[Observation]]],
@@ -119,16 +137,43 @@ class Audit:
             restarts=self.choice.restarts,
             max_images=self.choice.max_images,
         )
-        for name, observations in batches:
+        for name, captured in batches:
+            observations = []
+            for observation in captured:
+                try:
+                    observations.append(self._opened(observation))
+                except BractError as error:
+                    refusal = Refusal(attack=name, observation=observation.key, reason=str(error))
+                    yield self._record(name, observation, refusal, engine)
+            if not observations:
+                continue
             results = self.attacks[name].run(
                 observations,
                 budget=budget,
                 seed=derive_seed(self.choice.seed, "audit", name),
                 tier=self.choice.tier,  # type: ignore[arg-type]
                 engine=engine,
+                history=self._history,
             )
             for observation, result in zip(observations, results, strict=True):
                 yield self._record(name, observation, result, engine)
+
+    def _opened(self, observation: Observation) -> Observation:
+        """Return what the attacker of this tier sees of an observation."""
+        return observation if self._collusion is None else self._collusion.open(observation)
+
+    def _chosen(self) -> list[Observation]:
+        return [o for o in self._captured() if self._is_chosen(o)]
+
+    def _captured(self) -> list[Observation]:
+        if self._all is None:
+            self._all = list(ObservationStore(self.run.captures))
+        return self._all
+
+    def _history(self, observation: Observation) -> list[Observation]:
+        """Return the earlier observations of the same client, by round."""
+        of_client = [o for o in self._captured() if o.client == observation.client]
+        return sorted((o for o in of_client if o.round < observation.round), key=lambda o: o.round)
 
     def _is_chosen(self, observation: Observation) -> bool:
         rounds, clients = self.choice.rounds, self.choice.clients
@@ -138,7 +183,12 @@ class Audit:
 
     def _path(self, name: str, observation: Observation) -> Path:
         stem = observation.key.replace("/", "--")
-        return self.run.audit / name / f"{stem}.json"
+        return self._folder(name) / f"{stem}.json"
+
+    def _folder(self, name: str) -> Path:
+        """Return where an attack's results of this tier lie; those of the others stay."""
+        tier = "" if self.choice.tier == "oblivious" else f"-{self.choice.tier}"
+        return self.run.audit / f"{name}{tier}"
 
     def _record(
         self, name: str, observation: Observation, result: Reconstruction | Refusal, engine: Engine
@@ -161,9 +211,7 @@ class Audit:
                 "max_images": self.choice.max_images,
             },
             "seed": self.choice.seed,
-            "device": str(engine.torch_device)
-            if hasattr(engine, "torch_device")
-            else engine.device,
+            "device": str(engine.torch_device()),
             "selection": "blind",
         }
         if isinstance(result, Refusal):

@@ -24,7 +24,15 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from bract.errors import BractError
 from bract.observation import Observation, ObservationStore, Protocol
-from bract.records import DEFENSES, ROUND_KEY, from_arrays, is_bract_reply, read_reply, split_state
+from bract.records import (
+    ARRAYS,
+    DEFENSES,
+    ROUND_KEY,
+    from_arrays,
+    is_bract_reply,
+    read_reply,
+    split_state,
+)
 from bract.server.grid import ForwardingGrid
 from bract.update import Tensors, difference
 
@@ -142,7 +150,7 @@ class Recorder:
         """Store one observation for every reply that carries content."""
         for reply in replies:
             request = self._request_of(reply)
-            if request is None or not reply.has_content():
+            if request is None or not reply.has_content() or not reply.content.array_records:
                 continue
             server_round = _round_of(request, self._batches)
             if self.rounds is not None and server_round not in self.rounds:
@@ -172,6 +180,20 @@ class Recorder:
         }
         if is_bract_reply(reply):
             answer = read_reply(reply)
+            if answer.ciphertexts:
+                # All the server has sent in plain is the initial model, to who had none yet.
+                sent = request.content.array_records.get(ARRAYS)
+                parameters, buffers = split_state(from_arrays(sent) if sent else {})
+                return Observation(
+                    round=server_round,
+                    client=answer.client,
+                    parameters=parameters,
+                    buffers=buffers,
+                    update={},
+                    ciphertexts=answer.ciphertexts,
+                    protocol=self.protocol.updated(answer.protocol),
+                    provenance=provenance | {"metrics": answer.metrics},
+                )
             return Observation(
                 round=server_round,
                 client=answer.client,

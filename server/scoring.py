@@ -81,7 +81,8 @@ def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tens
     """Match reconstructions to originals, one to one, and score the pairs.
 
     Where fewer images were reconstructed than the client used, each one is scored against the
-    original that it explains best, and only those originals count.
+    original that it explains best, and only those originals count. Choosing the original that way
+    would identify noise too, so identification is left open then.
 
     Parameters
     ----------
@@ -104,10 +105,16 @@ def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tens
         "lpips_alex": lpips_distance(paired, originals, "alex"),
         "lpips_vgg": lpips_distance(paired, originals, "vgg"),
     }
-    ranks = identifiability(paired, originals, candidates).tolist()
+    ranks: list[int | None] = [None] * len(paired)
+    if len(images) >= len(truth.images):
+        ranks = identifiability(paired, originals, candidates).tolist()
     rows = [
         {name: None if values is None else float(values[i]) for name, values in columns.items()}
-        | {"rank": rank, "identified_top1": rank == 1, "identified_top5": rank <= 5}
+        | {
+            "rank": rank,
+            "identified_top1": None if rank is None else rank == 1,
+            "identified_top5": None if rank is None else rank <= 5,
+        }
         for i, rank in enumerate(ranks)
     ]
     return ScoredImages(

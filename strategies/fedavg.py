@@ -148,6 +148,16 @@ class FedAvg(FlowerFedAvg):
         """
         return to_arrays(aggregate(self._sent, contributions, weights, self.server_lr))
 
+    def read(self, message: Message) -> Contribution:
+        """Read one client's answer."""
+        if is_bract_reply(message):
+            return read_reply(message)
+        return read_weights(message, self._sent)
+
+    def check(self, contribution: Contribution) -> None:
+        """Refuse an answer that would spoil the sum."""
+        check_contribution(self._sent, contribution)
+
     def pair(
         self, asked: Iterable[Message], replies: Iterable[Message]
     ) -> tuple[list[tuple[int, Message]], list[Failure]]:
@@ -182,12 +192,9 @@ class FedAvg(FlowerFedAvg):
         contributions = []
         for node_id, message in answers:
             try:
-                if is_bract_reply(message):
-                    contribution = read_reply(message)
-                else:
-                    contribution = read_weights(message, self._sent)
+                contribution = self.read(message)
                 self._names[node_id] = contribution.client
-                check_contribution(self._sent, contribution)
+                self.check(contribution)
             except BractError as error:
                 failures.append(self.failure(node_id, str(error)))
                 continue

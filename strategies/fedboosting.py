@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -185,10 +185,8 @@ class FedBoosting(FedAvg):
             fusing=self.fusing,
             seed=derive_seed(self.seed, "fusing", number),
         )
-        content = write_fused([self.combine(contributions, row) for row in rows], self._config)
-        asked = [
-            Message(content, message_type=FUSED_TYPE, dst_node_id=c.node_id) for c in contributions
-        ]
+        models = [self.combine(contributions, row) for row in rows]
+        asked = self.ask_validators([c.node_id for c in contributions], models)
         replies = self._grid.send_and_receive(asked, timeout=self.validation_timeout)
         validation = np.full((count, count), math.nan)
         column = {c.node_id: j for j, c in enumerate(contributions)}
@@ -212,6 +210,11 @@ class FedBoosting(FedAvg):
             replace(f, reason=f"validation: {f.reason}") for f in failures
         )
         return validation
+
+    def ask_validators(self, nodes: Sequence[int], models: Sequence[ArrayRecord]) -> list[Message]:
+        """Return the messages with which the fused models go to the validators."""
+        content = write_fused(models, self._config)
+        return [Message(content, message_type=FUSED_TYPE, dst_node_id=node) for node in nodes]
 
     def _without_scores(self, number: int, count: int) -> list[float]:
         who = "; ".join(f"{f.client}: {f.reason}" for f in self._lost_validators)

@@ -37,10 +37,15 @@ class DefenseState:
         The client's own folder, or None.
     key
         Name of the client and the federation, which names the file.
+    name
+        Name of the record in the context.
     """
 
-    def __init__(self, record: RecordDict, *, directory: Path | None, key: str) -> None:
+    def __init__(
+        self, record: RecordDict, *, directory: Path | None, key: str, name: str = RECORD
+    ) -> None:
         self._record = record
+        self._name = name
         self._directory = directory
         self.path = directory / f"{_safe(key)}.safetensors" if directory else None
 
@@ -53,7 +58,7 @@ class DefenseState:
             If the file cannot be read, or others may read it.
         """
         if self.path is None:
-            stored = self._record.get(RECORD)
+            stored = self._record.get(self._name)
             return dict(stored.to_torch_state_dict()) if isinstance(stored, ArrayRecord) else {}
         try:
             mode = self.path.stat().st_mode & 0o777
@@ -76,9 +81,9 @@ class DefenseState:
         held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         if self.path is None or self._directory is None:
             if held:
-                self._record[RECORD] = ArrayRecord(held)
-            elif RECORD in self._record:
-                del self._record[RECORD]
+                self._record[self._name] = ArrayRecord(held)
+            elif self._name in self._record:
+                del self._record[self._name]
             return
         temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.tmp")
         try:

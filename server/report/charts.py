@@ -57,9 +57,11 @@ def line_chart(
     last_round: int,
     percent: bool = False,
     low: float = 0.0,
+    high: float = 1.0,
     reference: float | None = None,
+    label_length: int = 12,
 ) -> Markup:
-    """Draw values by round, the vertical axis from ``low`` to 1.
+    """Draw values by round, the vertical axis from ``low`` to ``high``.
 
     Parameters
     ----------
@@ -67,6 +69,8 @@ def line_chart(
         Read out in place of the picture.
     reference
         A dashed line across, at this value.
+    label_length
+        Characters of a name that the right margin has room for.
     """
     last_round = max(last_round, 1)
 
@@ -74,23 +78,23 @@ def line_chart(
         return f"{100 * value / last_round:.2f}%"
 
     def y(value: float) -> float:
-        return HEIGHT * (1 - (min(max(value, low), 1.0) - low) / (1 - low))
+        return HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low))
 
-    parts = [_grid(low, percent, y), _rounds(last_round, x)]
+    parts = [_grid(low, high, percent, y), _rounds(last_round, x)]
     if reference is not None:
         parts.append(_line("0%", y(reference), "100%", y(reference), "reference"))
     for line in series:
         parts.append(_series(line, x, y))
-    parts.append(_end_labels(series, y))
+    parts.append(_end_labels(series, y, label_length))
     return Markup(
         '<svg class="plot" height="{0}" width="100%" role="img" aria-label="{1}">{2}</svg>'
     ).format(HEIGHT, title, Markup("").join(parts))
 
 
-def _grid(low: float, percent: bool, y: Any) -> Markup:
+def _grid(low: float, high: float, percent: bool, y: Any) -> Markup:
     lines = []
     for step in range(5):
-        value = low + (1 - low) * step / 4
+        value = low + (high - low) * step / 4
         text = f"{100 * value:.0f}%" if percent else f"{value:.2f}".rstrip("0").rstrip(".")
         lines.append(_line("0%", y(value), "100%", y(value), "base" if step == 0 else "grid"))
         lines.append(
@@ -136,7 +140,7 @@ def _series(line: Series, x: Any, y: Any) -> Markup:
     ).format(line.colour, line.name, Markup("").join(joined), line.shift, Markup("").join(marks))
 
 
-def _end_labels(series: Sequence[Series], y: Any) -> Markup:
+def _end_labels(series: Sequence[Series], y: Any, length: int) -> Markup:
     ends = sorted(
         ((y(line.points[-1][1]), line) for line in series if line.points and line.label),
         key=lambda end: end[0],
@@ -150,14 +154,14 @@ def _end_labels(series: Sequence[Series], y: Any) -> Markup:
             places[i] = min(places[i], places[i + 1] - _LABEL_GAP)
     return Markup("").join(
         Markup('<text class="{0} end" x="100%" y="{1:.1f}" dx="16" dy=".35em">{2}</text>').format(
-            line.colour, place, _short(line.name)
+            line.colour, place, _short(line.name, length)
         )
         for place, (_, line) in zip(places, ends, strict=True)
     )
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 12 else f"{name[:11]}…"
+def _short(name: str, length: int) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
 def score_bar(score: Facts, *, baseline: float | None, threshold: float, title: str) -> Markup:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bract import __version__
+from bract.server.report.boosting import boosting_rows
 from bract.server.report.observations import observation_facts
 from bract.server.report.reading import RunFiles, read_run
 from bract.server.report.summary import attack_rows, client_rows, leakage_rows, natural, total
-from bract.server.report.threats import protected, threat_model
+from bract.server.report.threats import few_clients, protected, threat_model
 from bract.server.report.verdict import verdict, worst_observation
 
 REPORT_SCHEMA = 1
@@ -54,6 +55,7 @@ def gather(run_dir: Path) -> Facts:
         "verdict": judgement,
         "worst": worst_observation(observations, judgement["headline"]),
         "rounds": _round_facts(files),
+        "boosting": boosting_rows(files.metrics),
         "leakage": leakage_rows(observations),
         "clients": client_rows(files, observations, attacks),
         "attacks": attacks,
@@ -70,7 +72,7 @@ def gather(run_dir: Path) -> Facts:
             for failure in row.failures
         ],
         "skipped": [{"file": name, "reason": reason} for name, reason in files.skipped],
-        "notes": _notes(observations, attacks),
+        "notes": few_clients(files) + _notes(observations, attacks),
         "threat_model": threat_model(files, observations),
     }
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from bract.config import build_config, dump_config
 from bract.errors import BractError
-from bract.server.report import figures, words
+from bract.server.report import boosting, figures, words
 from bract.server.report.charts import loss_curve
 from bract.server.report.facts import gather
 from bract.server.report.glossary import GLOSSARY
@@ -48,9 +48,9 @@ def write_report(run_dir: Path, redact: bool = False) -> Path:
     if redact:
         facts = redacted(facts)
     page = render(run_dir, facts)
-    content = json.dumps(_json_ready(facts), indent=1, ensure_ascii=False, allow_nan=False)
-    _write(run_dir / "report.json", content + "\n")
-    return _write(run_dir / "report.html", page)
+    content = json.dumps(json_ready(facts), indent=1, ensure_ascii=False, allow_nan=False)
+    write_private(run_dir / "report.json", content + "\n")
+    return write_private(run_dir / "report.html", page)
 
 
 def redacted(facts: Facts) -> Facts:
@@ -66,6 +66,38 @@ def redacted(facts: Facts) -> Facts:
 
 def render(run_dir: Path, facts: Facts) -> str:
     """Return the page for `gather`'s facts; pictures are read from ``run_dir``."""
+    css = figures.client_colours(facts)
+
+    def show(name: str | None) -> Picture:
+        return picture(run_dir, name, redact=facts["redacted"])
+
+    worst = facts["worst"]
+    return (
+        templates()
+        .get_template("report.html.j2")
+        .render(
+            facts=facts,
+            css=style("report.css"),
+            colours=css,
+            worst=None if worst is None else facts["observations"][worst],
+            strip_images=STRIP_IMAGES,
+            gallery=_gallery(facts["observations"]),
+            leakage_charts=figures.leakage_charts(facts, css),
+            accuracy_chart=figures.accuracy_chart(facts, css),
+            boosting=boosting.boosting_view(facts, css),
+            bar=lambda row: figures.bar(row, facts),
+            loss_curve=loss_curve,
+            show=show,
+            plural=words.plural,
+            ranked=_ranked,
+            glossary=GLOSSARY,
+            config_yaml=dump_config(build_config(facts["config"])) if facts["config"] else None,
+        )
+    )
+
+
+def templates() -> Environment:
+    """Return the pages' templates, with escaping on and the filters of `words`."""
     environment = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
@@ -80,30 +112,16 @@ def render(run_dir: Path, facts: Facts) -> str:
         moment=words.moment,
         span=words.span,
         tight=words.tight,
+        step=words.step_time,
+        size=words.size,
+        signed=words.signed,
     )
-    css = figures.client_colours(facts)
+    return environment
 
-    def show(name: str | None) -> Picture:
-        return picture(run_dir, name, redact=facts["redacted"])
 
-    worst = facts["worst"]
-    return environment.get_template("report.html.j2").render(
-        facts=facts,
-        css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
-        colours=css,
-        worst=None if worst is None else facts["observations"][worst],
-        strip_images=STRIP_IMAGES,
-        gallery=_gallery(facts["observations"]),
-        leakage_charts=figures.leakage_charts(facts, css),
-        accuracy_chart=figures.accuracy_chart(facts, css),
-        bar=lambda row: figures.bar(row, facts),
-        loss_curve=loss_curve,
-        show=show,
-        plural=words.plural,
-        ranked=_ranked,
-        glossary=GLOSSARY,
-        config_yaml=dump_config(build_config(facts["config"])) if facts["config"] else None,
-    )
+def style(*names: str) -> Markup:
+    """Return style sheets, to be put into a page."""
+    return Markup("\n".join((_HERE / name).read_text(encoding="utf-8") for name in names))
 
 
 def _ranked(images: list[Facts]) -> list[Facts]:
@@ -129,17 +147,25 @@ def _gallery(observations: list[Facts]) -> Facts:
     return {"shown": [observations[i] for i in sorted(chosen)], "total": len(able)}
 
 
-def _json_ready(value: Any) -> Any:
+def json_ready(value: Any) -> Any:
+    """Return a copy in which numbers that JSON does not have are None."""
     if isinstance(value, dict):
-        return {key: _json_ready(item) for key, item in value.items()}
+        return {key: json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_ready(item) for item in value]
+        return [json_ready(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
-def _write(path: Path, text: str) -> Path:
+def write_private(path: Path, text: str) -> Path:
+    """Write a file whole, for its owner alone (mode 0600); return its path.
+
+    Raises
+    ------
+    BractError
+        If it cannot be written; an earlier one is then still there.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 RUN_SCHEMA = 1
 AUDIT_SCHEMA = 1
@@ -66,7 +73,9 @@ class ClientRow(_Record):
     num_examples: int | None = None
     local_steps: int | None = None
     seconds: Number = None
+    defense_seconds: Number = None
     validation_accuracy: Number = None
+    random_key_accuracy: Number = None
 
 
 class Failure(_Record):
@@ -74,6 +83,27 @@ class Failure(_Record):
 
     client: str = "unknown client"
     reason: str = "no reason recorded"
+
+
+class BoostingRow(_Record):
+    """What FedBoosting measured in one round; every list is in the order of ``clients``.
+
+    ``V[i][j]`` is the score of client i's fused model on client j's validation split, a column of
+    None where client j did not answer usably. ``T`` holds the training scores.
+    """
+
+    clients: list[str]
+    V: list[list[Number]]
+    T: list[Number]
+    weights: list[float]
+    signal: str = "accuracy"
+
+    @model_validator(mode="after")
+    def _square(self) -> BoostingRow:
+        count = len(self.clients)
+        if {len(self.V), len(self.T), len(self.weights), *map(len, self.V)} - {count}:
+            raise ValueError(f"V, T and weights do not fit {count} clients")
+        return self
 
 
 class MetricsRow(_Record):
@@ -85,6 +115,7 @@ class MetricsRow(_Record):
     evaluation: GlobalRow | None = Field(default=None, validation_alias="global")
     clients: dict[str, ClientRow] = {}
     failures: list[Failure] = []
+    boosting: BoostingRow | None = None
 
 
 class Scores(_Record):

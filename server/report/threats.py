@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bract.config import FederationConfig
 from bract.server.report.reading import RunFiles
 from bract.server.report.schema import TIERS, CaptureFile
 
@@ -31,7 +32,7 @@ def threat_model(files: RunFiles, observations: Sequence[Facts]) -> Facts:
     ``detail``; it rests on the captures alone, and on the audit where those are gone.
     """
     return {
-        "saw": [*_saw(files.captures), *_given(observations)],
+        "saw": [*_saw(files), *_given(observations)],
         "not_tried": _not_tried(files, observations),
         "out_of_scope": list(OUT_OF_SCOPE),
     }
@@ -46,7 +47,8 @@ def protected(files: RunFiles, observations: Sequence[Facts]) -> bool:
     )
 
 
-def _saw(captures: Sequence[CaptureFile]) -> list[Facts]:
+def _saw(files: RunFiles) -> list[Facts]:
+    captures = files.captures
     if not captures:
         detail = "This run directory holds no captures."
         return [_row("Model parameters sent to each client", "unknown", detail)]
@@ -60,12 +62,44 @@ def _saw(captures: Sequence[CaptureFile]) -> list[Facts]:
         detail = f"{encrypted} of {len(captures)} uploads were encrypted."
         plain = _row("Each client's update in the clear", "partly", detail)
     return [
-        _row("Model parameters before training", "yes", "The server itself sent them."),
+        _parameters(encrypted, len(captures)),
         plain,
+        *_keys(files.config if encrypted else None),
         _statistics(captures),
         _hyper_parameters(protocols),
         _normalisation(protocols),
         _defenses(protocols),
+    ]
+
+
+def _parameters(encrypted: int, captures: int) -> Facts:
+    question = "Model parameters before training"
+    if not encrypted:
+        return _row(question, "yes", "The server itself sent them.")
+    detail = "The initial ones, which it sent; later ones passed through it as ciphertexts."
+    return _row(question, "no" if encrypted == captures else "partly", detail)
+
+
+def _keys(config: FederationConfig | None) -> list[Facts]:
+    if config is None or not config.encryption.enabled:
+        return []
+    question = "The key that decrypts uploads"
+    threshold = config.encryption.threshold
+    detail = "No key; every client holds the whole one, so any client and the server read all."
+    if threshold is not None:
+        detail = f"No key; any {threshold} clients decrypt together, fewer read nothing."
+    return [_row(question, "no", detail)]
+
+
+def few_clients(files: RunFiles) -> list[str]:
+    """Warn where encryption cannot hide the clients' updates from each other."""
+    clients = {c.client for c in files.captures if c.protocol.get("encryption", "none") != "none"}
+    if not clients or len(clients) > 2:
+        return []
+    return [
+        f"The uploads of {len(clients)} clients were encrypted. With fewer than three, each client "
+        "subtracts its own update from the mean that all decrypt, and holds the other's: take "
+        "three or more."
     ]
 
 
@@ -151,7 +185,8 @@ def _given(observations: Sequence[Facts]) -> list[Facts]:
 
 def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
     done = [o for o in observations if not o["refused"]]
-    tried = {o["tier"] for o in done}
+    # An attacker without a key was tried on ciphertexts as soon as they were set aside.
+    tried = {o["tier"] for o in observations if not o["refused"] or o["encryption"] != "none"}
     missing = [
         f"the {tier} tier"
         for tier in TIERS

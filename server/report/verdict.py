@@ -41,7 +41,7 @@ def verdict(
         "rule": LEAK_RULE,
         "thresholds": {"ssim": LEAK_SSIM, "psnr_margin_db": LEAK_PSNR_MARGIN},
         "headline": headline,
-        "tiers": [_tier(tier, overall, protected) for tier in TIERS],
+        "tiers": [_tier(tier, overall, observations, protected) for tier in TIERS],
     }
 
 
@@ -141,7 +141,9 @@ def _limits(level: str) -> str:
     return "Run the audit on this run directory to find out what the captures give away."
 
 
-def _tier(tier: str, overall: Sequence[Facts], protected: bool) -> Facts:
+def _tier(
+    tier: str, overall: Sequence[Facts], observations: Sequence[Facts], protected: bool
+) -> Facts:
     rows = [row for row in overall if row["tier"] == tier]
     strongest = max(rows, key=strength, default=None)
     facts = {
@@ -160,6 +162,8 @@ def _tier(tier: str, overall: Sequence[Facts], protected: bool) -> Facts:
         facts["sentence"] = (
             f"{strongest['attack_name']}: {strongest['images']} reconstructions, not scored"
         )
+    elif aside := sum(o["tier"] == tier and bool(o["refused"]) for o in observations):
+        facts["sentence"] = f"{_count(aside, 'upload')} examined, all set aside for a reason."
     elif facts["needed"]:
         facts["sentence"] = "Not tried in this audit."
     elif tier == "adaptive":

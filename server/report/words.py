@@ -34,6 +34,32 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def step_time(seconds: float | None) -> str:
+    """Return a short time: ``0.42 ms``, ``12.3 ms``, and from one second on as `duration` does."""
+    if seconds is None or seconds >= 1:
+        return duration(seconds)
+    return f"{1000 * seconds:.{2 if seconds < 0.01 else 1}f} ms"
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes: ``812 B``, ``61.2 kB``, ``4.6 MB``; a dash for None."""
+    if count is None:
+        return NOTHING
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def signed(value: float | None, digits: int = 1) -> str:
+    """Return a difference with its sign, minus as U+2212; a dash for None."""
+    if value is None:
+        return NOTHING
+    rounded = round(value, digits) + 0.0
+    sign = "\u2212" if rounded < 0 else "+" if rounded > 0 else "±"
+    return f"{sign}{abs(rounded):.{digits}f}"
+
+
 def moment(text: str | None) -> str:
     """Return ISO 8601 text as ``2026-03-01 12:30:05 UTC``; other text as it is."""
     if not text:

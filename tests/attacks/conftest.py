@@ -32,6 +32,11 @@ def digits() -> tuple[Tensor, Tensor]:
     return load_test_data(DataConfig(name="digits", image_size=16))
 
 
+@pytest.fixture(scope="session")
+def tiny() -> tuple[Tensor, Tensor]:
+    return load_test_data(DataConfig(name="digits", image_size=8))
+
+
 @pytest.fixture
 def observe() -> Make:
     """Make observations; see `_observe`."""

@@ -10,13 +10,13 @@ from bract.attacks.metrics import psnr
 from bract.errors import BractError
 from bract.models import MODELS
 
-BUDGET = Budget(iterations=300)
+BUDGET = Budget(iterations=150)
 
 
-def test_one_digit_is_recovered_from_one_gradient(observe, digits):
-    images, labels = digits[0][:1], digits[1][:1]
+def test_one_digit_is_recovered_from_one_gradient(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
     found = IG()(observe(images, labels, init="uniform"), budget=BUDGET)
-    assert found.images.shape == (1, 1, 16, 16)
+    assert found.images.shape == (1, 1, 8, 8)
     assert found.images.min() >= 0
     assert found.images.max() <= 1
     assert found.labels.tolist() == labels.tolist()
@@ -25,8 +25,8 @@ def test_one_digit_is_recovered_from_one_gradient(observe, digits):
     assert found.gradient_cosine > 0.999
 
 
-def test_without_the_gradient_nothing_is_recovered(observe, digits):
-    images, labels = digits[0][:1], digits[1][:1]
+def test_without_the_gradient_nothing_is_recovered(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
     found = prior_only(IG())(observe(images, labels, init="uniform"), budget=BUDGET)
     assert float(psnr(found.images, images)[0]) < 12
 
@@ -39,8 +39,8 @@ def test_the_same_seed_gives_the_same_images_and_another_gives_others(observe, d
     assert not torch.equal(first.images, IG()(seen, budget=budget, seed=4).images)
 
 
-def test_the_blind_pick_is_the_restart_with_the_lowest_loss(observe, digits):
-    found = IG()(observe(digits[0][:1], digits[1][:1]), budget=Budget(iterations=30, restarts=3))
+def test_the_blind_pick_is_the_restart_with_the_lowest_loss(observe, tiny):
+    found = IG()(observe(tiny[0][:1], tiny[1][:1]), budget=Budget(iterations=30, restarts=3))
     losses = [restart.loss for restart in found.all_restarts]
     best = losses.index(min(losses))
     assert len(losses) == 3
@@ -70,13 +70,13 @@ def test_lanes_run_together_as_they_run_alone(observe, digits):
         assert torch.allclose(one.images, other.images, atol=1e-3)
 
 
-def test_a_batch_of_two_is_recovered_with_its_labels(observe, digits):
-    images, labels = digits[0][1:3], digits[1][1:3]
+def test_a_batch_of_two_is_recovered_with_its_labels(observe, tiny):
+    images, labels = tiny[0][1:3], tiny[1][1:3]
     found = IG(tv=1e-5)(
-        observe(images, labels, init="uniform"), budget=Budget(iterations=400, restarts=2)
+        observe(images, labels, init="uniform"), budget=Budget(iterations=150, restarts=2)
     )
     assert sorted(found.labels.tolist()) == sorted(labels.tolist())
-    assert found.images.shape == (2, 1, 16, 16)
+    assert found.images.shape == (2, 1, 8, 8)
 
 
 def test_an_unusable_observation_is_refused_by_name_and_the_others_go_on(observe, digits):
@@ -167,7 +167,7 @@ def test_batch_normalisation_is_simulated_in_the_declared_mode(observe, digits, 
     seen = observe(digits[0][:2], digits[1][:2], model=network)
     seen = replace(seen, protocol=right.updated({**declared, "norm_mode": mode}))
     wrong = replace(seen, protocol=right.updated({**declared, "norm_mode": other}))
-    budget = Budget(iterations=150, restarts=2)
+    budget = Budget(iterations=60, restarts=2)
     matched = IG(tv=0.0)(seen, budget=budget).gradient_residual
     mistaken = IG(tv=0.0)(wrong, budget=budget).gradient_residual
     assert matched < 0.5 * mistaken

@@ -38,7 +38,20 @@ def test_counts_of_a_batch_with_repeats_are_recovered(observe, digits, model):
 def test_counts_survive_several_local_steps(observe, digits):
     labels = torch.tensor([3, 3, 3, 1, 1, 9, 0, 0])
     seen = observe(digits[0][:8], labels, steps=4, batch_size=2, lr=0.01)
-    assert infer_labels(case(seen)).labels.tolist() == sorted(labels.tolist())
+    assert infer_labels(case(seen)).labels.sort().values.tolist() == sorted(labels.tolist())
+
+
+@pytest.mark.parametrize("model", ["lenet", "lenet-strided"])
+@pytest.mark.parametrize("lr", [0.02, 0.1])
+def test_the_order_of_labels_over_local_steps_is_among_the_first_choices(
+    observe, digits, model, lr
+):
+    labels = torch.tensor([3, 3, 1, 9])
+    seen = observe(digits[0][:4], labels, model=model, steps=4, batch_size=1, lr=lr)
+    choices = [infer_labels(case(seen), choice=i).labels.tolist() for i in range(12)]
+    assert labels.tolist() in choices
+    if lr == 0.02:
+        assert sorted(choices[0]) == sorted(labels.tolist())
 
 
 def test_the_attack_returns_labels_and_no_image(observe, digits):

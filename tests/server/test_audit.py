@@ -89,6 +89,7 @@ def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run)
         assert facts["label_accuracy"] == 1.0
         assert facts["candidates"] == 100
         assert facts["selection"] == "blind"
+        assert facts["device"] == "cpu"
 
 
 def test_a_gradient_says_more_than_no_gradient(run):
@@ -104,7 +105,9 @@ def test_resume_skips_what_is_done_and_a_fresh_audit_does_not(run):
     execute(run)
     assert Audit(run, CHOICE, resume=True).plan() == []
     (run.audit / "ig" / "round-0001--client-1.json").unlink()
-    ((name, left),) = Audit(run, CHOICE, resume=True).plan()
+    resumed = Audit(run, CHOICE, resume=True)
+    assert [r["client"] for r in resumed.results()] == ["client-0"]
+    ((name, left),) = resumed.plan()
     assert (name, [o.client for o in left]) == ("ig", ["client-1"])
     assert sum(len(o) for _, o in Audit(run, CHOICE).plan()) == 2
 

@@ -6,6 +6,8 @@ from flwr.app import ConfigRecord
 from toy_clients import by_row, toy_app, toy_arrays, toy_grid, value_of
 
 from bract.errors import BractError, RunFailedError
+from bract.observation import ObservationStore
+from bract.server.hook import HonestButCurious
 from bract.strategies import FedBoosting
 
 LN2 = math.log(2.0)
@@ -210,6 +212,15 @@ def test_an_update_that_is_not_finite_never_reaches_a_sum(bad):
     assert "diverged" in strategy.outcome.failures[0].reason
     with pytest.raises(RunFailedError, match="node-2: sent NaN"):
         play(app)
+
+
+def test_the_capture_hook_sees_the_updates_and_changes_nothing(tmp_path):
+    strategy = FedBoosting(min_nodes=3)
+    grid = toy_grid(toy_app(UPDATES, by_row(V)), 3)
+    result = HonestButCurious(strategy, tmp_path).start(grid, toy_arrays(10.0), num_rounds=1)
+    assert value_of(result.arrays) == pytest.approx(7.5)
+    seen = [o.update["w"].item() for o in ObservationStore(tmp_path)]
+    assert seen == pytest.approx(list(UPDATES))
 
 
 def test_the_training_score_is_asked_for_in_the_train_message():

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from bract.server.report import write_report
+from bract.server.report.comparison import write_comparison
+from bract.server.report.variants import ExampleCounts, Variant
 
 CHROMIUM = next(
     (
@@ -130,3 +132,22 @@ def test_the_redacted_page_renders_its_tiles(make_run, chromium, tmp_path: Path)
     assert console(chromium(page, "--dump-dom").stderr) == []
     found = measured(chromium, page, tmp_path)
     assert found["images"] == found["shown"] == 60
+
+
+def test_the_comparison_renders_with_every_image_and_fits_a_phone(
+    make_run, writers, chromium, tmp_path: Path
+) -> None:
+    root = make_run(clients=["client-0"], rounds=2).parent
+    for name, noise in (("undefended", 0.1), ("guardian", 0.9)):
+        writers.run(root / name, clients=["client-0"], rounds=1, name=name)
+        writers.metrics(root / name, ["client-0"], 1)
+        writers.audit(root / name, 1, "client-0", noise=noise)
+    variants = [Variant("undefended"), Variant("guardian", ({"name": "guardian"},))]
+    page = write_comparison(root, variants, name="digits", tested=ExampleCounts(360))
+    assert console(chromium(page, "--dump-dom").stderr) == []
+    wide = measured(chromium, page, tmp_path, "--window-size=1280,900")
+    assert wide["images"] == wide["shown"] == 3 * 3
+    assert len(wide["plots"]) == 3 and all(height > 150 for height in wide["plots"])
+    assert wide["scroll"] <= wide["width"]
+    narrow = measured(chromium, page, tmp_path, "--window-size=500,900")
+    assert narrow["scroll"] <= narrow["width"] <= 500

@@ -1,0 +1,90 @@
+"""GRNN with a second-order finish on its pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.descent import Outcome, Run
+from bract.attacks.gauss_newton import solve_from
+from bract.attacks.grnn import GRNN
+from bract.attacks.lbfgs import LaneLBFGS
+from bract.attacks.matching import minimise
+from bract.attacks.objectives import RelativeError
+from bract.attacks.pixels import PixelSearch
+from bract.attacks.problem import Problem
+from bract.attacks.registry import ATTACKS
+
+_SHARE = 0.8
+
+
+@ATTACKS.register("grnn-polish")
+@dataclass(frozen=True, kw_only=True)
+class GRNNPolish(GRNN):
+    """GRNN, then Levenberg-Marquardt (or L-BFGS where that is too large) on its pixels.
+
+    The generator's prior finds the right valley, the second-order finish its bottom. The budget's
+    iterations are GRNN's; of a budget in seconds the finish gets a fifth. Losses are the relative
+    squared residual after the finish.
+
+    Attributes
+    ----------
+    polish_steps
+        Steps of the finish.
+    max_unknowns
+        Above this many pixels ``B * C * H * W`` L-BFGS takes over.
+    """
+
+    name: ClassVar[str] = "grnn-polish"
+
+    polish_steps: int = 30
+    max_unknowns: int = 4096
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Train generators, then refine every lane's best images."""
+        rough = super().solve(problem, run.part("grnn", 0.0, _SHARE, run.iterations))
+        finish = run.part("finish", _SHARE, 1.0, self.polish_steps)
+        return refine(problem, rough, finish, max_unknowns=self.max_unknowns)
+
+
+def refine(problem: Problem, rough: Outcome, run: Run, *, max_unknowns: int) -> Outcome:
+    """Continue from rough images in float64, with the likeliest labels held fixed."""
+    labels = settled_labels(rough)
+    images = rough.images.to(torch.float64).clamp(0.0, 1.0)
+    if rough.images[0].numel() <= max_unknowns:
+        found = solve_from(problem, images, labels, run, unknowns=rough.unknowns)
+    else:
+        exact = problem.to(torch.float64)
+        search = PixelSearch(exact, exact.victim.normalise(images), labels.to(torch.float64), None)
+        unknowns = {
+            name: value.detach().to(torch.float64).clone().requires_grad_()
+            for name, value in rough.unknowns.items()
+        }
+        found = minimise(
+            exact,
+            search,
+            LaneLBFGS(search.variables | unknowns),
+            run,
+            objective=RelativeError(),
+            unknowns=unknowns,
+        )
+    return Outcome(
+        images=found.images,
+        labels=found.labels,
+        losses=found.losses,
+        unknowns=found.unknowns,
+        curves=[
+            before + [(rough.iterations + step, loss) for step, loss in after]
+            for before, after in zip(rough.curves, found.curves, strict=True)
+        ],
+        iterations=rough.iterations + found.iterations,
+    )
+
+
+def settled_labels(rough: Outcome) -> Tensor:
+    """One-hot rows of the likeliest labels ``(L, B, classes)``."""
+    classes = rough.labels.shape[-1]
+    return torch.nn.functional.one_hot(rough.labels.argmax(dim=-1), classes)

@@ -1,0 +1,244 @@
+"""Encrypted updates on the wire: tensors to vectors of ciphertexts, and back to their mean.
+
+An encrypted update holds two vectors, ``parameters`` and, where the model has any, ``buffers``: the
+floating point buffers, as the difference ``received - local`` like the parameters. Integer buffers
+(batch normalisation's counter) are never sent; every client keeps its own.
+
+One array record carries it: ``header`` (JSON as ``uint8``: key id, layout and weight of each
+vector, and names and shapes of the tensors in order) and one ``uint8`` matrix for each vector.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+
+from bract.encryption import EncryptionConfig
+from bract.errors import BractError
+from bract.paillier import (
+    CipherVector,
+    Layout,
+    PaillierError,
+    PrivateKey,
+    PublicKey,
+    decrypt,
+    encrypt,
+    weighted_sum,
+)
+from bract.update import Tensors, apply_update, flatten, unflatten
+
+PARAMETERS = "parameters"
+BUFFERS = "buffers"
+HEADER = "header"
+
+BUFFER_BITS = 32
+"""Bits of a buffer's code: buffers are few, and span more than an update does."""
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class EncryptedUpdate:
+    """One client's encrypted update, or a weighted sum of several.
+
+    Attributes
+    ----------
+    vectors
+        Ciphertexts under ``parameters`` and ``buffers``.
+    shapes
+        Names and shapes of the tensors in each vector, in order.
+    """
+
+    vectors: dict[str, CipherVector]
+    shapes: dict[str, Shapes]
+
+    def to_record(self) -> ArrayRecord:
+        """Write to one array record."""
+        header = {
+            part: {"vector": vector.header(), "tensors": self.shapes[part]}
+            for part, vector in self.vectors.items()
+        }
+        text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+        arrays = {part: Array(vector.data) for part, vector in self.vectors.items()}
+        return ArrayRecord({HEADER: Array(text), **arrays})
+
+    @classmethod
+    def from_record(cls, record: ArrayRecord) -> EncryptedUpdate:
+        """Read what `to_record` wrote."""
+        return cls.from_tensors(dict(record.to_torch_state_dict()))
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> EncryptedUpdate:
+        """Read the ``uint8`` tensors of a record, as a capture stores them.
+
+        Raises
+        ------
+        BractError
+            If the header is damaged, or a vector is missing, truncated or of another layout.
+        """
+        with readable():
+            try:
+                header = json.loads(tensors[HEADER].numpy().tobytes())
+                vectors, shapes = {}, {}
+                for part, fields in header.items():
+                    data = tensors[part].numpy()
+                    vectors[part] = CipherVector.from_header(fields["vector"], data)
+                    shapes[part] = tuple((str(n), tuple(map(int, s))) for n, s in fields["tensors"])
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                if isinstance(error, PaillierError):
+                    raise
+                raise BractError(
+                    f"the ciphertexts' header is damaged or missing: {error}"
+                ) from None
+            if PARAMETERS not in vectors or set(vectors) - {PARAMETERS, BUFFERS}:
+                raise BractError(f"the ciphertexts hold {', '.join(vectors) or 'nothing'}")
+        update = cls(vectors, shapes)
+        for part, vector in vectors.items():
+            length = sum(math.prod(shape) for _, shape in shapes[part])
+            if length != vector.layout.length:
+                raise BractError(
+                    f"the ciphertexts of {part} hold {vector.layout.length} values, "
+                    f"their tensors {length}"
+                )
+        return update
+
+    @property
+    def key_id(self) -> str:
+        """Identity of the key, the same for every vector."""
+        return self.vectors[PARAMETERS].key_id
+
+
+def plan_layout(config: EncryptionConfig, part: str, length: int) -> Layout:
+    """Return the layout of one vector; slots of it cannot overflow.
+
+    Raises
+    ------
+    BractError
+        With the numbers, if no slot can hold the largest sum.
+    """
+    with readable():
+        return Layout(
+            length=length,
+            clip=config.clip if part == PARAMETERS else config.buffer_clip,
+            bits=config.bits if part == PARAMETERS else BUFFER_BITS,
+            max_weight=config.max_weight_sum,
+            key_bits=config.key_bits,
+            degree=config.degree,
+        )
+
+
+def encrypt_update(
+    key: PublicKey | PrivateKey,
+    update: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
+    config: EncryptionConfig,
+) -> tuple[EncryptedUpdate, int]:
+    """Quantise, pack and encrypt a client's update.
+
+    Parameters
+    ----------
+    update, buffers
+        Differences ``received - local`` of the parameters, and of the floating point buffers.
+
+    Returns
+    -------
+    tuple of EncryptedUpdate and int
+        The ciphertexts, and how many values lay outside the clip range.
+
+    Raises
+    ------
+    BractError
+        If a value is NaN or infinite, or the key does not fit the configuration.
+    """
+    vectors, shapes, clipped = {}, {}, 0
+    for part, tensors in ((PARAMETERS, update), (BUFFERS, buffers)):
+        if not tensors:
+            continue
+        values = flatten({name: value.to(torch.float64) for name, value in tensors.items()}).numpy()
+        with readable():
+            vectors[part], outside = encrypt(
+                key, values, plan_layout(config, part, values.size), randomness=config.randomness
+            )
+        shapes[part] = tuple((name, tuple(value.shape)) for name, value in tensors.items())
+        clipped += outside
+    return EncryptedUpdate(vectors, shapes), clipped
+
+
+def combine_updates(
+    key: PublicKey, updates: Sequence[EncryptedUpdate], weights: Sequence[int]
+) -> EncryptedUpdate:
+    """Return the encryption of ``sum_i weights[i] * updates[i]``, from the public key alone."""
+    first = updates[0]
+    with readable():
+        vectors = {
+            part: weighted_sum(key, [update.vectors[part] for update in updates], weights)
+            for part in first.vectors
+        }
+    return EncryptedUpdate(vectors, first.shapes)
+
+
+def decrypt_mean(key: PrivateKey, update: EncryptedUpdate) -> dict[str, Tensors]:
+    """Return the weighted mean of the tensors of each vector, float64."""
+    with readable():
+        return {
+            part: shaped(decrypt(key, vector), update.shapes[part])
+            for part, vector in update.vectors.items()
+        }
+
+
+def shaped(values: np.typing.NDArray[np.float64], shapes: Shapes) -> Tensors:
+    """Cut decrypted values ``(length,)`` into named tensors."""
+    return unflatten(torch.from_numpy(values), {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes})
+
+
+def apply_mean(model: Mapping[str, torch.Tensor], mean: dict[str, Tensors], lr: float) -> Tensors:
+    """Return ``model`` after one aggregate: ``w - lr * mean`` and ``buffer - mean``.
+
+    Raises
+    ------
+    BractError
+        If the aggregate does not fit the model.
+    """
+    moved: Tensors = {}
+    for part, tensors in mean.items():
+        own = {name: model[name] for name in tensors if name in model}
+        wrong = [n for n, v in tensors.items() if n not in own or own[n].shape != v.shape]
+        if wrong:
+            raise BractError(f"the aggregate does not fit this model: {', '.join(wrong[:5])}")
+        moved |= apply_update(own, tensors, lr if part == PARAMETERS else 1.0)
+    return {name: moved.get(name, value) for name, value in model.items()}
+
+
+def split_floating(tensors: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
+    """Split buffers into floating point ones, which are aggregated, and the others."""
+    floating = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    return floating, {name: value for name, value in tensors.items() if name not in floating}
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Turn what the encryption refuses into errors that the command line prints."""
+    try:
+        yield
+    except (PaillierError, FileExistsError) as error:
+        raise BractError(str(error)) from error
+
+
+def describe(config: EncryptionConfig, values: int) -> dict[str, Any]:
+    """Return the size of one client's encrypted parameters, for a person: counts and bytes."""
+    layout = plan_layout(config, PARAMETERS, values)
+    return {
+        "values": values,
+        "ciphertexts": layout.rows,
+        "bytes": layout.rows * layout.cipher_bytes,
+        "slot_bits": layout.slot_bits,
+        "step": layout.fixed_point.step,
+    }

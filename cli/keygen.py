@@ -1,0 +1,86 @@
+"""``bract keygen``: Paillier keys as files, for whoever provisions the clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bract.cli.console import say
+from bract.encryption import EncryptionConfig
+from bract.errors import BractError
+
+PUBLIC = "public.pem"
+PRIVATE = "private.pem"
+
+
+def client_key(folder: Path, client: int, threshold: int | None) -> Path:
+    """Return the key file of client ``client`` (from 0) among those of `write_keys`."""
+    return folder / (PRIVATE if threshold is None else f"share-{client}.pem")
+
+
+def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Path]:
+    """Generate a key pair, or with a threshold one share a client, and write the files.
+
+    Secret files have mode 0600. The whole key of a threshold key is never written.
+
+    Returns
+    -------
+    list of Path
+        The public key's file, then the secret ones.
+
+    Raises
+    ------
+    BractError
+        If a file is there already, the folder cannot be written, or the threshold is impossible.
+    """
+    # gmpy2 and phe are loaded by this command only.
+    from bract.ciphertexts import readable
+    from bract.paillier import deal, generate_keypair, save_private, save_public, save_share
+
+    count = 1 if config.threshold is None else clients
+    secret = [client_key(folder, client, config.threshold) for client in range(count)]
+    # Looked for first: generating a key takes seconds, and a half-written set would be worse.
+    found = [path for path in (folder / PUBLIC, *secret) if path.exists()]
+    if found:
+        raise BractError(
+            f"{found[0]}: exists already; a key that is in use must not be replaced, choose "
+            "another folder or remove the old files"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with readable():
+            if config.threshold is None:
+                key = generate_keypair(config.key_bits, randomness=config.randomness)
+                save_private(key, secret[0])
+                public = key.public
+            else:
+                shares = deal(
+                    config.threshold,
+                    clients,
+                    config.key_bits,
+                    degree=config.degree,
+                    randomness=config.randomness,
+                )
+                for share, path in zip(shares, secret, strict=True):
+                    save_share(share, path)
+                public = shares[0].public
+            save_public(public, folder / PUBLIC)
+    except OSError as error:
+        raise BractError(f"{folder}: cannot be written ({error.strerror or error})") from error
+    return [folder / PUBLIC, *secret]
+
+
+def keygen(folder: Path, config: EncryptionConfig, clients: int) -> None:
+    """Write the files and say what each is for."""
+    public, *secret = write_keys(folder, config, clients)
+    say(f"{public}: the public key")
+    if config.threshold is None:
+        say(
+            f"{secret[0]}: the private key, the same for every client; bring it to them by a way "
+            "that the server cannot read"
+        )
+    else:
+        say(
+            f"{secret[0]} to {secret[-1].name}: one share for each client; {config.threshold} of "
+            f"{clients} decrypt together. Give no client two, and keep no copies"
+        )
+    say("start each SuperNode with --node-config 'paillier-key=\"FILE\"'")

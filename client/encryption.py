@@ -1,0 +1,403 @@
+"""A client's side of encrypted aggregation: its key, and the plain global model that it keeps.
+
+The server sends aggregates as ciphertexts. A client decrypts each one once, in order, and moves the
+model that it keeps; it starts from the initial model, which is public. What it keeps belongs to one
+run and outlives a message, and a restart of the SuperNode where ``state-dir`` is set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.torch import save
+from torch import Tensor
+
+from bract.ciphertexts import (
+    EncryptedUpdate,
+    apply_mean,
+    decrypt_mean,
+    encrypt_update,
+    readable,
+    shaped,
+    split_floating,
+)
+from bract.client.defenses import DefenseState
+from bract.client.keys import check_key, read_key
+from bract.client.site import Site
+from bract.config import FederationConfig
+from bract.errors import BractError
+from bract.keyexchange import (
+    COUNT_KEY,
+    KEY_BOX,
+    SESSION_KEY,
+    TAG_KEY,
+    Hello,
+    aggregate_name,
+    box_keys,
+    fused_tag,
+    open_bundle,
+    open_key_box,
+    read_recipients,
+    round_tag,
+    seal_partials,
+    stripped_name,
+    vector_name,
+    write_dealt,
+)
+from bract.keyfiles import Key, dump_key, parse_key
+from bract.paillier import (
+    Identity,
+    KeyShare,
+    PartialDecryption,
+    combine,
+    deal,
+    dump_public,
+    generate_keypair,
+    make_identity,
+    partial_decrypt,
+)
+from bract.records import ARRAYS, CONFIG, from_arrays
+from bract.update import Tensors, difference
+
+RECORD = "bract.encryption"
+"""Name of the record in Flower's client-side ``context.state``."""
+
+CLIPPED_WARNING = 0.001
+"""Share of clipped values above which a client says so in its log."""
+
+_log = logging.getLogger(__name__)
+
+
+class EncryptedClient:
+    """What one client knows and keeps of an encrypted run.
+
+    Parameters
+    ----------
+    config, site, context
+        The federation, the client's node configuration, and the context of the message.
+    content
+        The message; its config names the run.
+
+    Attributes
+    ----------
+    key
+        The private key or share; None where it comes through the server and has not yet.
+    model_round
+        The round after which ``model`` is the global model; -1 where there is none yet.
+    seconds
+        Time that encryption and decryption took in this message, by name.
+
+    Raises
+    ------
+    BractError
+        If the key file is missing, unreadable, or does not fit the run.
+    """
+
+    def __init__(
+        self, config: FederationConfig, site: Site, context: Context, content: RecordDict
+    ) -> None:
+        self.config = config
+        self.site = site
+        self.node_id = context.node_id
+        self.session = str(content.config_records[CONFIG][SESSION_KEY])
+        self.seconds = {"encrypt_seconds": 0.0, "decrypt_seconds": 0.0}
+        self._store = DefenseState(
+            context.state,
+            directory=site.state_dir,
+            key=f"{config.name}-{site.name}-encryption",
+            name=RECORD,
+        )
+        self._state = self._store.load()
+        if _text(self._state.get("session")) != self.session.encode():
+            self._state = {"session": _bytes(self.session.encode())}
+        self.key: Key | None = None
+        if config.encryption.keys == "provisioned":
+            self.key = read_key(site.paillier_key)
+        elif "key" in self._state:
+            self.key = parse_key(_text(self._state["key"]))
+        if self.key is not None:
+            check_key(self.key, config)
+
+    @property
+    def model_round(self) -> int:
+        """The round after which `model` is the global model; -1 where there is none yet."""
+        return int(self._state.get("round", torch.tensor(-1)))
+
+    @property
+    def model(self) -> Tensors:
+        """The plain global model that this client keeps."""
+        prefix = "model."
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self._state.items()
+            if name.startswith(prefix)
+        }
+
+    def hello(self) -> Hello:
+        """Say who this is and what it holds."""
+        identity = self._identity() or self._new_identity()
+        return Hello(
+            node_id=self.node_id,
+            client=self.site.name,
+            partition=self.site.partition,
+            key=b"" if self.key is None else dump_public(self.key.public),
+            identity=identity.public,
+            model_round=self.model_round,
+        )
+
+    def deal(self, content: RecordDict) -> RecordDict:
+        """Box this client's key for others; generate it where there is none yet.
+
+        Raises
+        ------
+        BractError
+            If shares were dealt before: the dealer has forgotten the whole key.
+        """
+        recipients = read_recipients(content)
+        section = self.config.encryption
+        if section.threshold is None:
+            if self.key is None:
+                with readable():
+                    self._keep_key(
+                        generate_keypair(section.key_bits, randomness=section.randomness)
+                    )
+            assert self.key is not None
+            keys = dict.fromkeys(recipients, dump_key(self.key))
+        else:
+            if self.key is not None:
+                raise BractError(
+                    "this client has dealt the key shares already and forgot the whole key, so it "
+                    "has none for a client that joins or lost its share; give the clients "
+                    "state-dir, or provision key files"
+                )
+            with readable():
+                own, *others = deal(
+                    section.threshold,
+                    self.config.clients,
+                    section.key_bits,
+                    degree=section.degree,
+                    randomness=section.randomness,
+                )
+            self._keep_key(own)
+            keys = {n: dump_key(s) for n, s in zip(recipients, others, strict=False)}
+        assert self.key is not None
+        boxes = box_keys(keys, recipients, session=self.session, sender=self.node_id)
+        return write_dealt(dump_public(self.key.public), boxes)
+
+    def catch_up(self, content: RecordDict, server_round: int) -> bool:
+        """Take what the message brings and move the model to the end of the round before.
+
+        Returns
+        -------
+        bool
+            False where the key or an aggregate is lacking; `hello` then tells the server what.
+
+        Raises
+        ------
+        BractError
+            If a box or an aggregate cannot be opened, or this client is ahead of the server.
+        """
+        if self.key is None and KEY_BOX in content and self._identity() is not None:
+            identity = self._identity()
+            assert identity is not None
+            text = open_key_box(content, identity, session=self.session, recipient=self.node_id)
+            self._keep_key(parse_key(text))
+        if self.key is None:
+            return False
+        if self.model_round < 0 and ARRAYS in content:
+            self._keep_model(from_arrays(content.array_records[ARRAYS]), 0)
+        if self.model_round < 0:
+            return False
+        if self.model_round > server_round - 1:
+            raise BractError(
+                f"this client holds the model after round {self.model_round}, the server is in "
+                f"round {server_round}: the server lost aggregates; start a new run"
+            )
+        started = time.perf_counter()
+        for number in range(self.model_round + 1, server_round):
+            record = content.array_records.get(aggregate_name(number))
+            if record is None:
+                return False
+            tag = round_tag(number)
+            mean = self.open(EncryptedUpdate.from_record(record), self._partials(content, tag), 0)
+            lr = self.config.strategy.server_lr
+            self._keep_model(apply_mean(self.model, mean, lr), number)
+        self.seconds["decrypt_seconds"] += time.perf_counter() - started
+        return True
+
+    def fused(
+        self, tensors: Mapping[str, Tensor], index: int, content: RecordDict, server_round: int
+    ) -> Tensors:
+        """Return the plain model of one encrypted fused update of this round.
+
+        Raises
+        ------
+        BractError
+            If this client does not hold the model that the round started from.
+        """
+        if self.model_round != server_round - 1:
+            raise BractError(
+                f"holds the model after round {self.model_round}, not the one that round "
+                f"{server_round} started from"
+            )
+        update = EncryptedUpdate.from_tensors(tensors)
+        mean = self.open(update, self._partials(content, fused_tag(server_round)), index)
+        return apply_mean(self.model, mean, self.config.strategy.server_lr)
+
+    def open(
+        self,
+        update: EncryptedUpdate,
+        partials: Mapping[str, list[PartialDecryption]],
+        index: int,
+    ) -> dict[str, Tensors]:
+        """Decrypt a weighted mean, with the private key or with ``t`` partial decryptions.
+
+        Parameters
+        ----------
+        partials
+            By ``<index>.<part>``; empty where the key is whole.
+        """
+        assert self.key is not None
+        if not isinstance(self.key, KeyShare):
+            return decrypt_mean(self.key, update)
+        means = {}
+        for part, vector in update.vectors.items():
+            found = [
+                replace(p, data=p.data.reshape(vector.data.shape))
+                for p in partials.get(f"{index}.{part}", [])
+            ]
+            with readable():
+                means[part] = shaped(combine(self.key.public, vector, found), update.shapes[part])
+        return means
+
+    def encrypt(
+        self, update: Tensors, buffers: Tensors
+    ) -> tuple[EncryptedUpdate, dict[str, float]]:
+        """Encrypt a defended update and the change of the floating point buffers.
+
+        Parameters
+        ----------
+        update
+            What may leave this client, once it is encrypted.
+        buffers
+            The model's buffers after training; integer ones stay here.
+
+        Returns
+        -------
+        tuple of EncryptedUpdate and dict
+            The ciphertexts, and how many values were clipped.
+        """
+        assert self.key is not None
+        started = time.perf_counter()
+        floating, integers = split_floating(buffers)
+        model = self.model
+        change = difference({name: model[name] for name in floating}, floating)
+        # Without the factors of n a share's owner encrypts with the public key.
+        key = self.key.public if isinstance(self.key, KeyShare) else self.key
+        encrypted, clipped = encrypt_update(key, update, change, self.config.encryption)
+        total = sum(value.numel() for value in update.values())
+        if clipped > CLIPPED_WARNING * total:
+            _log.warning(
+                "%d of %d values lay outside [-%g, %g] and were clipped; raise encryption.clip",
+                clipped,
+                total,
+                self.config.encryption.clip,
+                self.config.encryption.clip,
+            )
+        self._keep_model(model | integers, self.model_round)
+        self.seconds["encrypt_seconds"] += time.perf_counter() - started
+        return encrypted, {"clipped": float(clipped)}
+
+    def partial(self, content: RecordDict) -> RecordDict:
+        """Apply this client's share to the aggregates of a message, for the named clients.
+
+        Raises
+        ------
+        BractError
+            If this client holds no share, or an aggregate is of another key.
+        """
+        if not isinstance(self.key, KeyShare):
+            raise BractError("holds no key share, so it cannot help to decrypt")
+        instructions = content.config_records[CONFIG]
+        count, tag = int(str(instructions[COUNT_KEY])), str(instructions[TAG_KEY])
+        partials: dict[str, PartialDecryption] = {}
+        for index in range(count):
+            update = EncryptedUpdate.from_record(content.array_records[vector_name(index)])
+            stripped = content.array_records[stripped_name(index)]
+            for part, vector in update.vectors.items():
+                with readable():
+                    partials[f"{index}.{part}"] = partial_decrypt(
+                        self.key, vector, stripped[part].numpy()
+                    )
+        sealed = seal_partials(
+            partials,
+            read_recipients(content),
+            session=self.session,
+            sender=self.node_id,
+            tag=tag,
+        )
+        return sealed.to_content()
+
+    def keep_final(self) -> Path | None:
+        """Write the final model into the client's own folder, mode 0600; None without a folder."""
+        if self.site.state_dir is None:
+            _log.warning("no state-dir in the node config: the final model is not kept")
+            return None
+        final = self.site.state_dir / f"{self.config.name}-{self.site.name}-final.safetensors"
+        temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(save({n: v.contiguous() for n, v in self.model.items()}))
+            return temporary.replace(final)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise BractError(f"{final}: the final model cannot be written ({error})") from error
+
+    def _partials(self, content: RecordDict, tag: str) -> dict[str, list[PartialDecryption]]:
+        if not isinstance(self.key, KeyShare):
+            return {}
+        identity = self._identity()
+        if identity is None:
+            raise BractError("lost its X25519 key of this run; set state-dir")
+        return open_bundle(content, tag, identity, session=self.session, recipient=self.node_id)
+
+    def _identity(self) -> Identity | None:
+        if "identity" not in self._state:
+            return None
+        both = _text(self._state["identity"])
+        return Identity(both[:32], both[32:])
+
+    def _new_identity(self) -> Identity:
+        identity = make_identity()
+        self._keep(identity=_bytes(identity.private + identity.public))
+        return identity
+
+    def _keep_key(self, key: Key) -> None:
+        check_key(key, self.config)
+        self.key = key
+        self._keep(key=_bytes(dump_key(key)))
+
+    def _keep_model(self, model: Tensors, model_round: int) -> None:
+        held = {f"model.{name}": value for name, value in model.items()}
+        self._keep(round=torch.tensor(model_round), **held)
+
+    def _keep(self, **tensors: Tensor) -> None:
+        self._state = {**self._state, **tensors}
+        self._store.save(self._state)
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.tensor(list(text), dtype=torch.uint8)
+
+
+def _text(tensor: Tensor | None) -> bytes:
+    return b"" if tensor is None else tensor.numpy().tobytes()

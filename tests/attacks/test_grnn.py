@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from bract.attacks import GRNN, Budget, Engine, GRNNPolish, reconstruct
+from bract.attacks.generator import Generator
+from bract.attacks.metrics import label_accuracy, score
+from bract.errors import BractError
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_generator_makes_images_of_every_power_of_two(size, channels):
+    network = Generator(size=size, channels=channels, classes=7, latent=8, width=2)
+    images, labels = network(torch.randn(2, 8))
+    assert images.shape == (2, channels, size, size)
+    assert images.min() >= 0
+    assert images.max() <= 1
+    assert labels.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_the_generator_for_32_pixels_has_the_papers_layers():
+    network = Generator(size=32, channels=3, classes=10)
+    assert network.seed.weight.shape == (128, 256, 4, 4)
+    shapes = [tuple(block.conv.weight.shape) for block in network.blocks]
+    assert shapes == [(128, 128, 3, 3), (64, 64, 3, 3), (6, 32, 3, 3)]
+    assert all(block.conv.bias is None for block in network.blocks)
+
+
+@pytest.mark.parametrize("size", [4, 24, 512])
+def test_other_sizes_are_refused(size):
+    with pytest.raises(BractError, match=f"found {size}"):
+        Generator(size=size, channels=1, classes=10)
+
+
+def test_one_digit_and_its_label_are_recovered(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
+    found = GRNN()(observe(images, labels), budget=Budget(iterations=250))
+    assert found.labels.tolist() == labels.tolist()
+    assert score(found.images, images).psnr[0] > 20
+
+
+def test_a_batch_is_recovered_with_one_latent_an_image(observe, tiny):
+    images, labels = tiny[0][:3], tiny[1][:3]
+    found = GRNN()(observe(images, labels), budget=Budget(iterations=250))
+    assert label_accuracy(found.labels, labels) == 1.0
+    assert min(score(found.images, images).ssim) > 0.5
+
+
+def test_lanes_train_as_they_train_alone(observe, tiny):
+    seen = [observe(tiny[0][i : i + 1], tiny[1][i : i + 1], client=f"c{i}") for i in range(3)]
+    budget = Budget(iterations=3)
+    together = reconstruct(seen, GRNN(width=4), budget=budget, engine=Engine(lanes=3))
+    alone = reconstruct(seen, GRNN(width=4), budget=budget, engine=Engine(lanes=1))
+    for one, other in zip(together, alone, strict=True):
+        assert torch.allclose(one.images, other.images, atol=1e-3)
+
+
+def test_the_polish_improves_on_grnn(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
+    seen, budget = observe(images, labels), Budget(iterations=60)
+    rough = score(GRNN()(seen, budget=budget).images, images).psnr[0]
+    polished = GRNNPolish()(seen, budget=budget)
+    assert score(polished.images, images).psnr[0] > rough + 10
+    assert polished.final_loss < 1e-9
+
+
+def test_beyond_max_unknowns_the_polish_is_lbfgs_and_still_improves(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
+    seen, budget = observe(images, labels), Budget(iterations=60)
+    rough = GRNN()(seen, budget=budget)
+    polished = GRNNPolish(max_unknowns=1)(seen, budget=budget)
+    assert polished.gradient_residual < 0.5 * rough.gradient_residual

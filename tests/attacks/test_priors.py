@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bract.attacks.priors import BatchNormStatistics, TotalVariation, ValueRange
+from bract.attacks.problem import Problem, open_case
+from bract.models import MODELS
+from bract.update import buffers_of
+
+
+@MODELS.register("test-norm-first", force=True)
+class NormFirst(nn.Module):
+    """Batch normalisation of the input itself, so its statistics are known by hand."""
+
+    def __init__(
+        self, *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
+    ) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.head = nn.Linear(channels * image_size**2, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.norm(images).flatten(1))
+        return result
+
+
+def problem_of(*observations):
+    cases = [open_case(o, tier="oblivious", max_images=8, unroll=16) for o in observations]
+    return Problem.stack([(case, 0) for case in cases], seed=0, device=torch.device("cpu"))
+
+
+def test_total_variation_of_a_ramp_by_hand():
+    ramp = torch.tensor([[0.0, 0.5, 1.0]]).expand(2, 3).reshape(1, 1, 1, 2, 3)
+    assert TotalVariation(weight=2.0)(None, ramp).tolist() == pytest.approx([1.0])
+    assert TotalVariation(weight=2.0, power=2)(None, ramp).tolist() == pytest.approx([0.5])
+
+
+def test_value_range_counts_only_what_lies_outside():
+    images = torch.tensor([0.5, 1.5, -0.5, 1.0]).view(1, 1, 1, 2, 2)
+    assert ValueRange(weight=1.0)(None, images).tolist() == pytest.approx([0.125])
+
+
+def test_returned_buffers_give_the_statistics_of_the_clients_own_batch(observe, digits):
+    images, labels = digits[0][:4], digits[1][:4]
+    torch.manual_seed(0)
+    network = NormFirst(classes=10, channels=1, image_size=16).train()
+    seen = observe(images, labels, model=network)
+    seen = replace(
+        seen,
+        protocol=seen.protocol.updated({"model": "test-norm-first"}),
+        returned_buffers=buffers_of(network),
+    )
+    prior = BatchNormStatistics(weight=1.0)
+    problem = problem_of(seen)
+    assert float(prior(problem, images[None])) < 1e-5
+    assert float(prior(problem, 1 - images[None])) > 0.1
+    blind = problem_of(replace(seen, returned_buffers={}))
+    assert float(prior(blind, images[None])) > 0.05
+
+
+def test_models_without_batch_normalisation_are_left_alone(observe, digits):
+    problem = problem_of(observe(digits[0][:1], digits[1][:1]))
+    assert float(BatchNormStatistics(weight=1.0)(problem, digits[0][None, :1])) == 0.0

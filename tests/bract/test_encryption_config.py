@@ -1,0 +1,47 @@
+import pytest
+
+from bract.config import build_config, config_of_run, dump_config, parse_config
+from bract.errors import BractError
+
+
+def test_the_scheme_alone_is_enough():
+    assert parse_config("encryption: paillier") == parse_config("encryption: {scheme: paillier}")
+    assert parse_config("{}").encryption.scheme == "none"
+    assert config_of_run({"encryption": "paillier"}).encryption.enabled
+    assert config_of_run({"encryption.scheme": "paillier"}).encryption.key_bits == 2048
+
+
+def test_a_dumped_section_reads_back_the_same():
+    config = parse_config("encryption: {scheme: paillier, threshold: 2, clip: 0.5, degree: 2}")
+    assert parse_config(dump_config(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("encryption: pailler", r"encryption\.scheme: found 'pailler'"),
+        ("encryption: {keyz: in-band}", r"Did you mean 'encryption\.keys'"),
+        ("encryption: {scheme: paillier, key_bits: 1024}", r"encryption\.key_bits: found 1024"),
+        ("encryption: {clip: 0}", r"encryption\.clip: found 0"),
+        ("encryption: {scheme: paillier, bits: 33}", r"encryption\.bits: found 33"),
+        ("encryption: {scheme: paillier, threshold: 1}", r"encryption\.threshold: found 1"),
+        ("encryption: {scheme: paillier, threshold: 4}", "threshold is 4, but there are 3 clients"),
+        (
+            "{clients: 40, encryption: paillier}",
+            "max_weight_sum is 31, but 40 clients .* sum to at least 40; raise it to 40",
+        ),
+        (
+            "{clients: 6, encryption: paillier, strategy: {name: fedboosting}}",
+            r"6 fused clients then give the own one 0\.84 at most.* raise it to 50",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training_with_the_numbers(text, message):
+    with pytest.raises(BractError, match=message):
+        parse_config(text, source="f.yaml")
+
+
+def test_what_is_refused_encrypted_is_fine_in_the_clear():
+    assert build_config({"clients": 40}).clients == 40
+    raised = {"scheme": "paillier", "max_weight_sum": 50}
+    build_config({"clients": 6, "encryption": raised, "strategy": {"name": "fedboosting"}})

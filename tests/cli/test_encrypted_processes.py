@@ -1,0 +1,68 @@
+"""An encrypted federation through real processes, and the audit with a client's key."""
+
+import json
+
+import pytest
+import torch
+from encrypted_runs import key_secrets
+from safetensors.torch import load_file
+from test_processes import Command
+
+from bract.keyfiles import read_key_file
+from bract.observation import ObservationStore
+from bract.rundir import RunDirectory
+
+pytestmark = pytest.mark.processes
+
+CONFIG = """
+name: quick
+truth: true
+clients: 3
+rounds: 2
+model: {name: lenet-strided, activation: relu}
+training: {lr: 0.1, local_steps: 4}
+data: {image_size: 16, partition: {kind: sizes, sizes: [120, 60, 2]}}
+encryption: paillier
+"""
+
+
+def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(tmp_path):
+    (tmp_path / "quick.yaml").write_text(CONFIG)
+    command = Command(tmp_path, "run", "quick.yaml")
+    code, errors = command.finish()
+    assert code == 0, errors
+    assert command.nothing_is_left()
+    run = RunDirectory.open(tmp_path / "runs" / "quick")
+    rows = run.metrics()
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    assert all(row["global"]["clients"] == 3 for row in rows)
+    assert rows[2]["clients"]["client-0"]["encrypt_seconds"] > 0
+    observations = list(ObservationStore(run.captures))
+    assert len(observations) == 6
+    assert all(o.ciphertexts and not o.update for o in observations)
+    models = [
+        load_file(run.root / "state" / f"client-{i}" / f"quick-client-{i}-final.safetensors")
+        for i in range(3)
+    ]
+    for name, value in models[0].items():
+        assert torch.equal(models[1][name], value)
+        assert torch.equal(models[2][name], value)
+    key_file = run.keys / "private.pem"
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    secrets = key_secrets(read_key_file(key_file))
+    secrets += [value.numpy().tobytes()[:64] for value in models[0].values() if value.numel() > 99]
+    for folder in (run.captures, run.aggregates, run.logs, run.models):
+        for file in folder.rglob("*"):
+            held = file.read_bytes() if file.is_file() else b""
+            assert not any(secret in held for secret in secrets), file
+    options = ["--attack", "ig", "--iterations", "2", "--clients", "client-2", "--rounds", "1"]
+    for tier in ("oblivious", "colluding"):
+        command = Command(tmp_path, "audit", "runs/quick", *options, "--tier", tier)
+        code, errors = command.finish()
+        assert code == 0, errors
+    found = {
+        json.loads(path.read_text())["tier"]: json.loads(path.read_text())["refused"]
+        for path in run.audit.glob("*/*.json")
+    }
+    assert "no gradient attack applies" in found["oblivious"]
+    assert found["colluding"] is None

@@ -1,0 +1,62 @@
+import pytest
+from typer.testing import CliRunner
+
+from bract.cli.keygen import client_key, write_keys
+from bract.cli.main import app
+from bract.encryption import EncryptionConfig
+from bract.errors import BractError
+from bract.keyfiles import read_key_file
+from bract.paillier import KeyShare, PrivateKey, read_public
+
+
+def test_a_key_pair_is_written_for_the_owner_alone_and_never_replaced(tmp_path):
+    folder = tmp_path / "keys"
+    result = CliRunner().invoke(app, ["keygen", str(folder), "--bits", "2048"])
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in folder.iterdir()) == ["private.pem", "public.pem"]
+    assert folder.stat().st_mode & 0o077 == 0
+    assert (folder / "private.pem").stat().st_mode & 0o777 == 0o600
+    key = read_key_file(folder / "private.pem")
+    assert isinstance(key, PrivateKey)
+    assert read_public(folder / "public.pem") == key.public
+    before = (folder / "private.pem").read_bytes()
+    again = CliRunner().invoke(app, ["keygen", str(folder)])
+    assert isinstance(again.exception, BractError)
+    assert "exists already" in str(again.exception)
+    assert (folder / "private.pem").read_bytes() == before
+
+
+def test_with_a_threshold_each_client_gets_a_share_and_nobody_the_whole_key(tmp_path):
+    config = EncryptionConfig(scheme="paillier", threshold=2, degree=2)
+    write_keys(tmp_path, config, clients=3)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["public.pem", "share-0.pem", "share-1.pem", "share-2.pem"]
+    shares = [read_key_file(client_key(tmp_path, client, 2)) for client in range(3)]
+    assert all(isinstance(share, KeyShare) for share in shares)
+    assert [share.index for share in shares] == [1, 2, 3]
+    assert {(share.threshold, share.total, share.degree) for share in shares} == {(2, 3, 2)}
+    for client in range(3):
+        assert client_key(tmp_path, client, 2).stat().st_mode & 0o777 == 0o600
+
+
+def test_one_leftover_file_stops_everything(tmp_path):
+    (tmp_path / "share-2.pem").write_text("old")
+    config = EncryptionConfig(scheme="paillier", threshold=2)
+    with pytest.raises(BractError, match=r"share-2\.pem: exists already"):
+        write_keys(tmp_path, config, clients=3)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--threshold", "5"], "threshold is 5, but there are 3 clients"),
+        (["--bits", "1024"], "key_bits: found 1024"),
+        (["--randomness", "none"], "randomness: found 'none'"),
+    ],
+)
+def test_impossible_keys_are_refused_before_anything_is_written(tmp_path, arguments, message):
+    result = CliRunner().invoke(app, ["keygen", str(tmp_path / "keys"), *arguments])
+    assert isinstance(result.exception, BractError)
+    assert message in str(result.exception)
+    assert not (tmp_path / "keys").exists()

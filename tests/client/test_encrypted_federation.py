@@ -1,0 +1,472 @@
+"""Encrypted runs of the real ClientApp: the same model as in the clear, and what goes wrong."""
+
+import functools
+import logging
+
+import pytest
+import sklearn.datasets
+import torch
+from encrypted_runs import (
+    SIZES,
+    ListeningGrid,
+    final_model,
+    key_secrets,
+    phases,
+    small,
+    small_grid,
+    train,
+)
+from flwr.app import RecordDict
+from safetensors.torch import load_file
+
+import bract.client.app as client_app
+from bract.ciphertexts import BUFFER_BITS
+from bract.errors import BractError, RunFailedError
+from bract.observation import ObservationStore
+from bract.paillier import FixedPoint, load_private
+from bract.rundir import RunDirectory
+from bract.server.encrypted import EncryptedFederation
+from bract.update import Tensors
+
+PAILLIER = {"scheme": "paillier", "clip": 0.5}
+IN_BAND = {**PAILLIER, "keys": "in-band"}
+READ_ONCE = functools.cache(sklearn.datasets.load_digits)
+BOUND = FixedPoint(0.5, 16).bound + 1e-7
+BUFFER_BOUND = FixedPoint(4096.0, BUFFER_BITS).bound + 1e-5
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    monkeypatch.setattr(sklearn.datasets, "load_digits", READ_ONCE)
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    return train(folder, small(), small_grid(folder, small()))
+
+
+def encrypted_run(folder, keys=(), encryption=PAILLIER, *, state=True, faults=None, **changes):
+    config = small(encryption=encryption, **changes)
+    grid = small_grid(folder, config, keys, state=state, faults=faults)
+    return train(folder, config, grid), grid
+
+
+def furthest(found: Tensors, wanted: Tensors) -> float:
+    assert set(found) == set(wanted)
+    return max(float((found[n].double() - wanted[n].double()).abs().max()) for n in wanted)
+
+
+def test_the_aggregate_is_the_plain_weighted_mean_within_the_quantisation_bound(
+    tmp_path, plain_run, whole_key
+):
+    run, grid = encrypted_run(tmp_path, [whole_key] * 3)
+    wanted = load_file(plain_run.models / "final.safetensors")
+    for client in range(3):
+        assert furthest(final_model(tmp_path, client), wanted) <= BOUND
+    row = run.metrics()[-1]
+    assert [c["weight"] for c in row["clients"].values()] == pytest.approx([0.6, 0.3, 0.1])
+    assert phases(grid) == ["query.hello", "train", "evaluate.final"]
+    assert (tmp_path / "state-0" / "small-client-0-final.safetensors").stat().st_mode & 0o077 == 0
+
+
+def test_the_clients_report_the_accuracy_that_the_server_cannot_measure(
+    tmp_path, plain_run, whole_key
+):
+    run, _ = encrypted_run(tmp_path, [whole_key] * 3, rounds=2)
+    rows = run.metrics()
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    assert all(row["global"]["split"] == "test" for row in rows)
+    for row, plain in zip(rows, plain_run.metrics(), strict=False):
+        assert row["global"]["loss"] == pytest.approx(plain["global"]["loss"], abs=1e-3)
+    assert not list(run.models.iterdir())
+
+
+def test_batch_normalisation_statistics_are_aggregated_and_counters_stay_at_the_client(
+    tmp_path, whole_key
+):
+    data = {
+        "image_size": 16,
+        "validation": 0.0,
+        "partition": {"kind": "sizes", "sizes": SIZES},
+    }
+    changes = {"model": {"name": "lenet-bn"}, "data": data}
+    config = small(**changes)
+    plain = train(tmp_path / "plain", config, small_grid(tmp_path / "plain", config))
+    encrypted_run(tmp_path / "encrypted", [whole_key] * 3, **changes)
+    wanted = load_file(plain.models / "final.safetensors")
+    for client, steps in enumerate((8, 4, 2)):
+        found = final_model(tmp_path / "encrypted", client)
+        for name, value in wanted.items():
+            if name.endswith("num_batches_tracked"):
+                assert int(found[name]) == steps
+            else:
+                bound = BUFFER_BOUND if "running_" in name else BOUND
+                assert float((found[name] - value).abs().max()) <= bound, name
+    assert any("running_var" in name for name in wanted)
+
+
+def test_fedboosting_weights_and_scores_are_the_plain_ones(tmp_path, whole_key):
+    changes = {
+        "strategy": {"name": "fedboosting"},
+        "data": {"image_size": 8, "validation": 0.2},
+        "training": {"local_steps": 6, "lr": 0.1},
+    }
+    plain = train(
+        tmp_path / "plain", small(**changes), small_grid(tmp_path / "plain", small(**changes))
+    )
+    run, grid = encrypted_run(tmp_path / "encrypted", [whole_key] * 3, **changes)
+    wanted, found = plain.metrics()[-1]["boosting"], run.metrics()[-1]["boosting"]
+    assert found["V"] == wanted["V"]
+    assert found["weights"] == pytest.approx(wanted["weights"])
+    assert phases(grid) == ["query.hello", "train", "evaluate.fused", "evaluate.final"]
+    fused = next(m for m in grid.log if m.metadata.message_type == "evaluate.fused")
+    assert set(fused.content.array_records["fused-0"]) == {"header", "parameters"}
+
+
+def every_byte_the_server_had(grid, run):
+    """Everything in either direction through the server, and everything that it stored."""
+    for message in grid.log + grid.answers:
+        for record in message.content.array_records.values():
+            yield from (array.numpy().tobytes() for array in record.values())
+        yield from (str(dict(r)).encode() for r in message.content.config_records.values())
+        for record in message.content.config_records.values():
+            for value in record.values():
+                many = value if isinstance(value, list) else [value]
+                yield from (v for v in many if isinstance(v, bytes))
+    for folder in (run.captures, run.aggregates):
+        yield from (file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+def test_neither_a_plain_update_nor_a_key_passes_through_the_server(tmp_path, plain_run):
+    config = small(encryption=IN_BAND)
+    grid = small_grid(tmp_path, config, kind=ListeningGrid)
+    run = train(tmp_path, config, grid)
+    assert phases(grid) == ["query.hello", "query.deal", "train", "evaluate.final"]
+    state = load_file(next((tmp_path / "state-0").glob("*-encryption.safetensors")))
+    key = load_private(state["key"].numpy().tobytes())
+    secrets = [*key_secrets(key), state["identity"].numpy().tobytes()[:32]]
+    updates = [
+        value.numpy().tobytes()[:64]
+        for observation in ObservationStore(plain_run.captures)
+        for value in observation.update.values()
+        if value.numel() >= 16 and bool(value.any())
+    ]
+    model = final_model(tmp_path, 0)
+    models = [value.numpy().tobytes()[:64] for value in model.values() if value.numel() >= 16]
+    assert len(updates) == 9
+    assert len(models) == 3
+    seen = list(every_byte_the_server_had(grid, run))
+    assert any(b"BRACT PAILLIER PUBLIC KEY" in data for data in seen)
+    for secret in secrets + updates + models:
+        assert not any(secret in data for data in seen)
+    # The search finds what is there: the initial model did pass.
+    initial = load_file(run.aggregates / "initial.safetensors")["1.weight"]
+    assert any(initial.numpy().tobytes()[:64] in data for data in seen)
+
+
+def test_in_band_keys_end_in_the_same_model_at_every_client(tmp_path, plain_run):
+    encrypted_run(tmp_path, (), IN_BAND)
+    wanted = load_file(plain_run.models / "final.safetensors")
+    models = [final_model(tmp_path, client) for client in range(3)]
+    assert furthest(models[0], wanted) <= BOUND
+    assert furthest(models[1], models[0]) == 0.0 == furthest(models[2], models[0])
+
+
+def test_the_client_of_the_lowest_partition_generates_the_key(tmp_path):
+    _, grid = encrypted_run(tmp_path, (), IN_BAND)
+    dealt = [m for m in grid.log if m.metadata.message_type == "query.deal"]
+    assert [m.metadata.dst_node_id for m in dealt] == [1]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedboosting"])
+def test_two_of_three_shares_decrypt_to_the_plain_model(
+    tmp_path, plain_run, two_of_three, strategy
+):
+    changes = {"strategy": {"name": strategy}}
+    if strategy == "fedboosting":
+        changes["data"] = {"image_size": 8, "validation": 0.2}
+        changes["training"] = {"local_steps": 2}
+    _, grid = encrypted_run(tmp_path, two_of_three, {**PAILLIER, "threshold": 2}, **changes)
+    if strategy == "fedavg":
+        assert phases(grid) == ["query.hello", "train", "query.partial", "evaluate.final"]
+        wanted = load_file(plain_run.models / "final.safetensors")
+        assert furthest(final_model(tmp_path, 2), wanted) <= BOUND
+    else:
+        expected = ["query.hello", "train", "query.partial", "evaluate.fused", "query.partial"]
+        assert phases(grid) == [*expected, "evaluate.final"]
+
+
+def test_one_answer_is_too_few_for_a_threshold_of_two_and_both_are_named(tmp_path, two_of_three):
+    def only_the_first(message):
+        partial = message.metadata.message_type == "query.partial"
+        return "unplugged" if partial and message.metadata.dst_node_id != 1 else None
+
+    with pytest.raises(RunFailedError, match=r"1 of 3 clients helped.*needs 2.*client-1: unplug"):
+        encrypted_run(tmp_path, two_of_three, {**PAILLIER, "threshold": 2}, faults=only_the_first)
+
+
+def test_the_help_of_two_is_enough_where_the_third_is_lost(tmp_path, plain_run, two_of_three):
+    def without_the_first(message):
+        partial = message.metadata.message_type == "query.partial"
+        return "drop" if partial and message.metadata.dst_node_id == 1 else None
+
+    encrypted_run(tmp_path, two_of_three, {**PAILLIER, "threshold": 2}, faults=without_the_first)
+    wanted = load_file(plain_run.models / "final.safetensors")
+    assert furthest(final_model(tmp_path, 0), wanted) <= BOUND
+
+
+def test_shares_can_be_dealt_in_band_and_nobody_keeps_the_whole_key(tmp_path, caplog):
+    encrypted_run(tmp_path, (), {**IN_BAND, "threshold": 2})
+    assert "sees the whole key" in caplog.text
+    for client in range(3):
+        state = load_file(next((tmp_path / f"state-{client}").glob("*-encryption.safetensors")))
+        assert b"KEY SHARE" in state["key"].numpy().tobytes()
+
+
+def test_a_client_without_a_key_is_named_before_training(tmp_path, whole_key):
+    config = small(encryption=PAILLIER)
+    grid = small_grid(tmp_path, config, [whole_key] * 3)
+    del grid.contexts[2].node_config["paillier-key"]
+    with pytest.raises(RunFailedError, match=r"client-1: .*no key.*bract keygen"):
+        train(tmp_path, config, grid)
+    assert "train" not in phases(grid)
+
+
+def test_a_client_with_the_key_of_another_run_is_named_before_training(
+    tmp_path, whole_key, another_key
+):
+    config = small(encryption=PAILLIER)
+    grid = small_grid(tmp_path, config, [whole_key, whole_key, another_key])
+    wrong = f"client-2: holds Paillier key {another_key.public.key_id}"
+    with pytest.raises(RunFailedError, match=f"{wrong}, this run's is {whole_key.public.key_id}"):
+        train(tmp_path, config, grid)
+    assert "train" not in phases(grid)
+
+
+def test_a_failed_key_check_is_left_out_where_failures_are_tolerated(
+    tmp_path, whole_key, another_key
+):
+    keys = [whole_key, whole_key, another_key]
+    run, _ = encrypted_run(tmp_path, keys, strategy={"tolerate_failures": True})
+    row = run.metrics()[-1]
+    assert set(row["clients"]) == {"client-0", "client-1"}
+    assert row["failures"][0]["client"] == "client-2"
+
+
+@pytest.mark.parametrize(
+    ("encryption", "message"),
+    [
+        ({**PAILLIER, "key_bits": 3072}, "2048 bits, encryption.key_bits is 3072"),
+        ({**PAILLIER, "threshold": 2}, "holds a whole private key, but encryption.threshold is 2"),
+    ],
+)
+def test_a_key_that_does_not_fit_the_run_is_refused(tmp_path, whole_key, encryption, message):
+    with pytest.raises(RunFailedError, match=f"client-0: .*{message}"):
+        encrypted_run(tmp_path, [whole_key] * 3, encryption)
+
+
+def test_a_share_is_refused_where_the_run_has_no_threshold(tmp_path, two_of_three):
+    with pytest.raises(RunFailedError, match=r"holds a key share.*threshold is not set"):
+        encrypted_run(tmp_path, two_of_three)
+
+
+def test_a_client_that_was_given_a_key_sends_nothing_unencrypted(tmp_path, whole_key):
+    config = small()
+    grid = small_grid(tmp_path, config, [whole_key] * 3)
+    with pytest.raises(RunFailedError, match="would send updates unencrypted"):
+        train(tmp_path, config, grid)
+
+
+def test_a_client_that_missed_rounds_ends_with_the_model_of_the_others(tmp_path, whole_key):
+    def away(message):
+        missed = message.metadata.message_type == "train" and message.metadata.dst_node_id == 3
+        return "away" if missed and message.content["config"]["server-round"] in (2, 3) else None
+
+    run, grid = encrypted_run(
+        tmp_path,
+        [whole_key] * 3,
+        faults=away,
+        rounds=4,
+        strategy={"tolerate_failures": True},
+    )
+    assert [len(row["clients"]) for row in run.metrics()] == [0, 3, 2, 2, 3]
+    assert furthest(final_model(tmp_path, 2), final_model(tmp_path, 0)) == 0.0
+    back = [m for m in grid.log if m.metadata.dst_node_id == 3][-2]
+    assert {"aggregate-1", "aggregate-2", "aggregate-3"} <= set(back.content)
+
+
+# A share that was dealt in-band and lost cannot be dealt again; see the next test.
+@pytest.mark.parametrize(("threshold", "in_band"), [(None, False), (None, True), (2, False)])
+def test_a_client_that_lost_its_state_is_sent_everything_again(
+    tmp_path, whole_key, two_of_three, threshold, in_band, caplog
+):
+    keys = () if in_band else two_of_three if threshold else [whole_key] * 3
+    encryption = {**(IN_BAND if in_band else PAILLIER), "threshold": threshold}
+    config = small(encryption=encryption, rounds=2)
+
+    def forget(message):
+        again = message.metadata.message_type == "train" and "aggregate-1" in message.content
+        if again and message.metadata.dst_node_id == 2 and not forgotten:
+            grid.contexts[2].state = RecordDict()
+            forgotten.append(True)
+
+    forgotten = []
+    grid = small_grid(tmp_path, config, keys, state=False, faults=forget)
+    run = train(tmp_path, config, grid)
+    assert forgotten
+    assert "client-1 could not follow" in caplog.text
+    assert [len(row["clients"]) for row in run.metrics()] == [0, 3, 3]
+    ends = [
+        {
+            name: value
+            for name, value in context.state["bract.encryption"].to_torch_state_dict().items()
+            if name.startswith("model.")
+        }
+        for context in grid.contexts.values()
+    ]
+    assert furthest(ends[1], ends[0]) == 0.0 == furthest(ends[2], ends[0])
+
+
+def test_a_share_that_was_dealt_in_band_and_lost_is_said_to_be_gone(tmp_path):
+    config = small(encryption={**IN_BAND, "threshold": 2}, rounds=2)
+
+    def forget(message):
+        if "aggregate-1" in message.content and message.metadata.dst_node_id == 2:
+            grid.contexts[2].state = RecordDict()
+
+    grid = small_grid(tmp_path, config, state=False, faults=forget)
+    with pytest.raises(RunFailedError, match=r"client-0 .*forgot the whole key.*state-dir"):
+        train(tmp_path, config, grid)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, whole_key):
+    whole = tmp_path / "whole"
+    encrypted_run(whole, [whole_key] * 3, rounds=2)
+    parts = tmp_path / "parts"
+
+    def second_round(message):
+        later = message.metadata.message_type == "train" and "aggregate-1" in message.content
+        return "unplugged" if later else None
+
+    with pytest.raises(RunFailedError, match="unplugged"):
+        encrypted_run(parts, [whole_key] * 3, rounds=2, faults=second_round)
+    config = small(encryption=PAILLIER, rounds=2)
+    (parts / "keys").rename(parts / "earlier-keys")
+    run = train(parts, config, small_grid(parts, config, [whole_key] * 3))
+    assert [row["round"] for row in run.metrics()] == [0, 1, 2]
+    assert all("global" in row for row in run.metrics())
+    assert set(run.metrics()[1]["clients"]) == {"client-0", "client-1", "client-2"}
+    assert furthest(final_model(parts, 1), final_model(whole, 1)) == 0.0
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, whole_key):
+    run, _ = encrypted_run(tmp_path, [whole_key] * 3)
+    config = small(encryption=PAILLIER)
+    grid = small_grid(tmp_path / "again", config, [whole_key] * 3)
+    EncryptedFederation(config, RunDirectory(run.root)).train(grid)
+    assert grid.log == []
+
+
+def test_clipped_values_are_counted_and_said(tmp_path, whole_key, caplog):
+    run, _ = encrypted_run(tmp_path, [whole_key] * 3, {**PAILLIER, "clip": 1e-4})
+    assert run.metrics()[-1]["clients"]["client-0"]["clipped"] > 50
+    assert "raise encryption.clip" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda v: v.data.__setitem__((0, slice(None)), 255), "out of range"),
+        (lambda v: v.data.__setitem__((0, slice(None)), 0), "out of range"),
+        (lambda v: object.__setattr__(v, "key_id", "0" * 32), "under key 0000"),
+        (lambda v: object.__setattr__(v, "weight", 5), "weight 5"),
+    ],
+)
+def test_an_altered_ciphertext_is_refused_and_its_client_named(
+    tmp_path, whole_key, monkeypatch, damage, message
+):
+    from bract.client.encryption import EncryptedClient
+
+    original = EncryptedClient.encrypt
+
+    def altered(self, update, buffers):
+        encrypted, figures = original(self, update, buffers)
+        if self.site.partition == 1:
+            damage(encrypted.vectors["parameters"])
+        return encrypted, figures
+
+    monkeypatch.setattr(EncryptedClient, "encrypt", altered)
+    with pytest.raises(RunFailedError, match=f"client-1: .*{message}"):
+        encrypted_run(tmp_path, [whole_key] * 3)
+
+
+def test_an_aggregate_under_another_key_is_refused_by_the_clients(
+    tmp_path, whole_key, another_key, monkeypatch
+):
+    from bract.client import encryption
+
+    monkeypatch.setattr(encryption, "read_key", lambda path: whole_key)
+    config = small(encryption=PAILLIER, rounds=2)
+    grid = small_grid(tmp_path, config, [whole_key] * 3)
+
+    def swap(message):
+        if "aggregate-1" in message.content:
+            monkeypatch.setattr(encryption, "read_key", lambda path: another_key)
+
+    grid._faults = swap
+    with pytest.raises(RunFailedError, match=f"client-0: .*{whole_key.public.key_id}.*load"):
+        train(tmp_path, config, grid)
+
+
+def test_what_a_defense_protected_is_what_is_encrypted(tmp_path, whole_key, plain_run):
+    run, _ = encrypted_run(tmp_path, [whole_key] * 3, defenses=["pruning"])
+    protocol = next(iter(ObservationStore(run.captures))).protocol
+    assert [d["name"] for d in protocol.defenses] == ["pruning"]
+    moved = load_file(plain_run.models / "final.safetensors")
+    initial = load_file(run.aggregates / "initial.safetensors")
+    pruned = final_model(tmp_path, 0)
+
+    def unchanged(model):
+        return sum(int((model[name] == initial[name]).sum()) for name in initial)
+
+    assert unchanged(pruned) > unchanged(moved) + 500
+
+
+def test_two_clients_are_warned_about(tmp_path, whole_key, caplog):
+    data = {
+        "image_size": 8,
+        "validation": 0.0,
+        "partition": {"kind": "sizes", "sizes": [20, 10]},
+    }
+    encrypted_run(tmp_path, [whole_key] * 2, clients=2, data=data)
+    assert "take three or more" in caplog.text
+
+
+def test_nan_never_leaves_a_client(tmp_path, whole_key, monkeypatch):
+    original = client_app.train_locally
+
+    def diverged(*arguments, **options):
+        result = original(*arguments, **options)
+        result.update["1.bias"][0] = torch.nan
+        return result
+
+    monkeypatch.setattr(client_app, "train_locally", diverged)
+    with pytest.raises(RunFailedError, match=r"client-0: .*NaN"):
+        encrypted_run(tmp_path, [whole_key] * 3)
+
+
+def test_a_missing_key_file_is_named(tmp_path, whole_key):
+    config = small(encryption=PAILLIER)
+    grid = small_grid(tmp_path, config, [whole_key] * 3)
+    grid.contexts[1].node_config["paillier-key"] = str(tmp_path / "nowhere.pem")
+    with pytest.raises((RunFailedError, BractError), match=r"client-0: .*nowhere.pem"):
+        train(tmp_path, config, grid)
+
+
+def test_the_private_key_is_in_no_file_of_the_server(tmp_path, whole_key):
+    run, _ = encrypted_run(tmp_path, [whole_key] * 3)
+    files = [file.read_bytes() for file in run.root.rglob("*") if file.is_file()]
+    for secret in key_secrets(whole_key):
+        assert not any(secret in data for data in files)
