@@ -184,7 +184,11 @@ def invert(
     t_error = step.resolution(t, g, at) + sent_error
     error, delta = step.error(at, t_error)
     other = found.gather(0, 1 - pick[None])[0]
-    error = torch.where(both, torch.maximum(error, (g - other).abs()), error)
+    across = (g - other).abs() + step.error(step.slopes(other), t_error)[0]
+    error = torch.where(both, torch.maximum(error, across), error)
+    # Towards the asymptote the map flattens faster than its first two derivatives say.
+    flat = (t.abs() > 0.5 * step.asymptote) & (error > 0.2 * g.abs())
+    error = torch.where(flat, float("inf"), error)
     if before.rounds:
         _refuse_misfit(observation, t, step, at, delta)
     else:

@@ -51,7 +51,10 @@ class Moments:
 
 @dataclass(frozen=True)
 class Slopes:
-    """Value and partial derivatives of the stand-in at g, each ``(D,)``."""
+    """Value and derivatives of the stand-in at g, each ``(D,)``.
+
+    ``root_v`` is twice the root's slope in v: that bounds the change of a concave root down to 0.
+    """
 
     value: Tensor
     root: Tensor
@@ -114,7 +117,7 @@ class StandIn:
             - a * curve / root.square()
             + 2.0 * a * bend.square() / root**3,
             m=self.beta1 / self.first / root,
-            root_v=self.keep / (2.0 * self.second * q),
+            root_v=self.keep / (self.second * q),
         )
 
     def candidates(self, t: Tensor) -> tuple[Tensor, Tensor]:
