@@ -128,9 +128,8 @@ def test_later_rounds_are_replayed_within_their_bounds(place):
     for r, observation in enumerate(seen):
         found = invert(AdaHyper(eps_placement=place), observation, before, previous)
         off = (found.g - gradients[r].double()).abs()
-        inside = (off <= found.error)[found.resolved]
-        assert float(inside.double().mean()) > 0.995, r
-        assert float(found.resolved.double().mean()) > 0.2, r
+        assert bool((off <= found.error)[found.resolved].all()), r
+        assert float(found.resolved.double().mean()) > 0.04, r
         before, previous = found.after, found.g
 
 
