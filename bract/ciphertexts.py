@@ -196,7 +196,10 @@ def decrypt_mean(key: PrivateKey, update: EncryptedUpdate) -> dict[str, Tensors]
 
 def shaped(values: np.typing.NDArray[np.float64], shapes: Shapes) -> Tensors:
     """Cut decrypted values ``(length,)`` into named tensors."""
-    return unflatten(torch.from_numpy(values), {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes})
+    return unflatten(
+        torch.from_numpy(values),
+        {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes},
+    )
 
 
 def apply_mean(model: Mapping[str, torch.Tensor], mean: dict[str, Tensors], lr: float) -> Tensors:

@@ -32,8 +32,7 @@ RESOLVED = 0.1
 TRUST = 0.05
 """Error, as a share of the resolved coordinates' root mean square, that halves the trust."""
 
-_STRANGE = 0.01
-_SURE = 6.9
+_STRANGE = 0.05
 _EDGE = 9.0
 
 
@@ -46,7 +45,7 @@ class Inversion:
     g, error
         The update, and a bound on its error; infinite where float32 does not resolve it.
     ambiguous
-        Where both branches remained possible after weighing them.
+        Where two gradients fit; the error bound then covers both.
     """
 
     g: Tensor
@@ -68,10 +67,10 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
     is one-to-one and is inverted in closed form, for epsilon inside the root
     ``g = sign(t) sqrt(epsilon t^2 / (1 - t^2))``. In later rounds the moments are replayed from
     the earlier inversions; the map then rises to a maximum and falls to an asymptote, so up to
-    two gradients fit a coordinate. Each is weighed by ``p(g) / |dt/dg|`` with a Laplace density
-    around the last round's gradient, whose centre and spread come from the unambiguous
-    coordinates of the same tensor. Where the loser keeps more than a thousandth, the error bound
-    covers it.
+    two gradients fit a coordinate. Each is weighed by ``p(g) / |dt/dg|`` with a heavy-tailed
+    density ``(1 + x^2)^-2`` around the last round's gradient, whose centre and spread come from
+    the unambiguous coordinates of the same tensor. The error bound covers the loser too: odds of a
+    thousand to one turned out wrong in several coordinates of a hundred.
 
     The error bound of a coordinate follows from nine float32 roundings (and from those of the
     weights, where a client returned weights instead of an update), from the bounds on the
@@ -178,16 +177,14 @@ def invert(
     misfit = torch.where(valid, misfit, misfit + 1e3)
     pick = misfit.argmin(dim=0)
     both = valid.all(dim=0) & (found[0] != found[1])
-    doubt = torch.zeros_like(t)
     if previous is not None and bool(both.any()):
-        pick, doubt = _weigh(step, found, both, pick, previous, observation.update)
+        pick = _weigh(step, found, both, pick, previous, observation.update)
     g = found.gather(0, pick[None])[0]
     at = step.slopes(g)
     t_error = step.resolution(t, g, at) + sent_error
     error, delta = step.error(at, t_error)
     other = found.gather(0, 1 - pick[None])[0]
-    ambiguous = both & (doubt > -_SURE)
-    error = torch.where(ambiguous, torch.maximum(error, (g - other).abs()), error)
+    error = torch.where(both, torch.maximum(error, (g - other).abs()), error)
     if before.rounds:
         _refuse_misfit(observation, t, step, at, delta)
     else:
@@ -195,7 +192,7 @@ def invert(
     after = step.after(t, g, error, t_error)
     if ahead:
         after = _constant(hyper, g, error, number)
-    return Inversion(g, error, ambiguous, after)
+    return Inversion(g, error, both, after)
 
 
 def trust(inverted: Inversion) -> Tensor:
@@ -214,8 +211,8 @@ def _weigh(
     pick: Tensor,
     previous: Tensor,
     layout: Tensors,
-) -> tuple[Tensor, Tensor]:
-    """Choose between branches; also the log odds of the one that lost, ``(D,)``."""
+) -> Tensor:
+    """Choose between branches, ``(D,)`` of 0 and 1."""
     chosen = found.gather(0, pick[None])[0]
     centre, spread = [], []
     split = [value.numel() for value in layout.values()]
@@ -233,13 +230,12 @@ def _weigh(
     middle, width = torch.cat(centre), torch.cat(spread)
     density = torch.stack(
         [
-            -(f - middle).abs() / width - step.slopes(f).g.abs().clamp_min(1e-300).log()
+            -2.0 * torch.log1p(((f - middle) / width).square())
+            - step.slopes(f).g.abs().clamp_min(1e-300).log()
             for f in found
         ]
     )
-    best = density.argmax(dim=0)
-    odds = density.min(dim=0).values - density.max(dim=0).values
-    return torch.where(both, best, pick), odds
+    return torch.where(both, density.argmax(dim=0), pick)
 
 
 def _refuse_misfit(
@@ -271,8 +267,9 @@ def _constant(hyper: AdaHyper, g: Tensor, error: Tensor, rounds: int) -> Moments
 def _sending_error(observation: Observation) -> Tensor:
     """Rounding between the stand-in and what was captured, ``(D,)``.
 
-    A client that returns weights rounds to their grid: seen where sent minus update is exact in
-    every coordinate, which a directly sent update is by chance only.
+    A client that returns weights rounds to their grid. This shows where the update is less than
+    half the weight: sent minus update is then exact in every coordinate, which it is for a
+    directly sent update by chance only.
     """
     update = flatten(observation.update).cpu()
     unit = float(torch.finfo(update.dtype).eps) / 2
@@ -281,10 +278,15 @@ def _sending_error(observation: Observation) -> Tensor:
         return error
     sent = flatten({n: observation.parameters[n] for n in observation.update}).cpu()
     returned = sent - update
+    telling = (update != 0) & (update.abs() < 0.5 * sent.abs())
     exact = sent.to(torch.float64) - update.to(torch.float64) == returned.to(torch.float64)
-    if bool((sent != 0).any()) and bool(exact.all()):
+    if bool(telling.any()) and bool(exact[telling].all()):
         grid = torch.nextafter(returned.abs(), torch.full_like(returned, float("inf")))
-        error = error + (grid - returned.abs()).to(torch.float64)
+        error = (
+            error
+            + (grid - returned.abs()).to(torch.float64)
+            + unit * update.to(torch.float64).abs()
+        )
     return error
 
 

@@ -67,8 +67,8 @@ def discount_noise(observation: Observation, history: Sequence[Observation]) -> 
     doubt = 6.0 * math.sqrt((fourth - 1.0) / count)
     if energy < (1.0 - doubt) * count * deviation**2:
         raise BractError(
-            f"{observation.key}: the root mean square is {math.sqrt(energy / count):.3g}, less "
-            f"than the declared noise alone makes, {deviation:.3g}; correct protocol.defenses"
+            f"{observation.key}: the root mean square is {math.sqrt(energy / count):.3g}, below "
+            f"what the declared noise alone makes, {deviation:.3g}; correct protocol.defenses"
         )
     wanted = observation.gradient()
     weights, signal = {}, {}

@@ -21,17 +21,25 @@ from bract.models.layers import replace_layer
 
 @dataclass
 class LayerLock:
-    """The secrets of one locked layer: the key ``(K,)`` and two ``Linear(K, channels)``."""
+    """The secrets of one locked layer: the key ``(K,)`` and two ``Linear(K, channels)``.
+
+    ``rate`` scales the gradient that reaches the two layers, so that they learn with that share of
+    the learning rate.
+    """
 
     key: Tensor
     scale: nn.Linear
     shift: nn.Linear
     relu: bool
+    rate: float = 1.0
 
     def coefficients(self) -> tuple[Tensor, Tensor]:
         """Return gamma and beta, each ``(channels,)``."""
-        gamma, beta = self.scale(self.key), self.shift(self.key)
+        gamma, beta = self._slowed(self.scale(self.key)), self._slowed(self.shift(self.key))
         return (F.relu(gamma), F.relu(beta)) if self.relu else (gamma, beta)
+
+    def _slowed(self, value: Tensor) -> Tensor:
+        return self.rate * value + (1.0 - self.rate) * value.detach()
 
 
 class LockedBatchNorm2d(nn.BatchNorm2d):
@@ -89,11 +97,14 @@ class Lock:
         Name of the locked layer to its scale and shift, ``Linear(K, channels)`` each.
     relu
         Whether gamma and beta go through a ReLU.
+    rate
+        Share of the learning rate with which the lock layers learn.
     """
 
     key: Tensor
     layers: dict[str, tuple[nn.Linear, nn.Linear]]
     relu: bool = True
+    rate: float = 1.0
 
     @classmethod
     def draw(
@@ -130,11 +141,14 @@ class Lock:
             raise BractError("the model has no key-lock with a key attached")
         first = next(iter(attached.values()))
         return cls(
-            first.key, {name: (k.scale, k.shift) for name, k in attached.items()}, first.relu
+            first.key,
+            {name: (k.scale, k.shift) for name, k in attached.items()},
+            first.relu,
+            first.rate,
         )
 
     @classmethod
-    def load(cls, tensors: Mapping[str, Tensor], *, relu: bool = True) -> Lock:
+    def load(cls, tensors: Mapping[str, Tensor], *, relu: bool = True, rate: float = 1.0) -> Lock:
         """Rebuild from what `tensors` returned."""
         layers = {}
         for entry in tensors:
@@ -144,7 +158,7 @@ class Lock:
                     _load_linear(tensors, f"{name}/scale"),
                     _load_linear(tensors, f"{name}/shift"),
                 )
-        return cls(tensors["key"].clone(), layers, relu)
+        return cls(tensors["key"].clone(), layers, relu, rate)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return CPU copies: ``key``, then weight and bias of ``<layer>/scale`` and ``/shift``."""
@@ -166,7 +180,7 @@ class Lock:
     def attach(self, model: nn.Module) -> nn.Module:
         """Unlock ``model`` with these secrets, in place; they are shared, not copied."""
         for name, module in key_locks(model).items():
-            module.lock = LayerLock(self.key, *self.layers[name], self.relu)
+            module.lock = LayerLock(self.key, *self.layers[name], self.relu, self.rate)
         return model
 
 

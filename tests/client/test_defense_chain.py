@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -211,3 +213,14 @@ def test_private_seeds_give_repeatable_draws_and_none_gives_fresh_ones():
     assert draw(5) == draw(5)
     assert len({tuple(d) for d in (draw(5), draw(6), draw(5, 2), draw(5, 1, "key"))}) == 4
     assert draw(None) != draw(None)
+
+
+def test_the_defense_that_the_docs_write_works_as_written():
+    page = (Path(__file__).parents[2] / "docs" / "defenses.md").read_text()
+    code = page.split("## Your own defense")[1].split("```python")[1].split("```")[0]
+    try:
+        exec(code, {"__name__": "theirs"})
+        sent = build_defenses([{"name": "half", "share": 0.25}]).protect(UPDATE, {})
+    finally:
+        DEFENSES._entries.pop("half", None)
+    assert torch.equal(sent["w"], 0.25 * UPDATE["w"])

@@ -1,0 +1,109 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bract.attacks import IG, Budget, evidence_for
+from bract.attacks.adaptive.noise import NoiseHyper
+from bract.attacks.adaptive.pruning import PruningHyper
+from bract.attacks.metrics import psnr
+from bract.attacks.objectives import (
+    AbsoluteError,
+    Cosine,
+    RelativeError,
+    SquaredError,
+    SquaredPlusNorm,
+)
+from bract.attacks.problem import Problem, open_case
+from bract.client.defenses import Noise, ProtectContext, Pruning, build_defenses
+from bract.errors import BractError
+
+
+def defended(clean, **entry):
+    chain = build_defenses([entry])
+    update = chain.protect(clean.update, {}, ProtectContext(seed=0))
+    return replace(
+        clean, update=update, protocol=replace(clean.protocol, defenses=tuple(chain.public()))
+    )
+
+
+def test_declared_defaults_are_those_of_the_defenses():
+    assert PruningHyper().model_dump() == Pruning().model_dump()
+    assert NoiseHyper(std=1.0).model_dump() == Noise(std=1.0).model_dump()
+    for hyper in ({"epsilon": 2.0}, {"epsilon": 2.0, "kind": "laplace", "clip": 3.0}):
+        assert NoiseHyper(**hyper).deviation() == pytest.approx(Noise(**hyper).deviation)
+
+
+@pytest.mark.parametrize("scope", ["whole", "tensor"])
+def test_only_surviving_coordinates_are_trusted(observe, digits, scope):
+    seen = defended(observe(digits[0][:1], digits[1][:1]), name="pruning", ratio=0.7, scope=scope)
+    found = evidence_for(seen, "adaptive")
+    assert found.weights is not None
+    for name, value in seen.update.items():
+        assert torch.equal(found.weights[name] == 1, value != 0)
+    assert found.notes["surviving"] == pytest.approx(0.3, abs=0.01)
+
+
+def test_fewer_zeros_than_declared_are_flagged(observe, digits):
+    seen = defended(observe(digits[0][:1], digits[1][:1]), name="pruning", ratio=0.5)
+    wrong = replace(seen.protocol, defenses=({"name": "pruning", "ratio": 0.9},))
+    with pytest.raises(BractError, match="drops"):
+        evidence_for(replace(seen, protocol=wrong), "adaptive")
+
+
+def test_matching_survivors_beats_matching_zeros(observe, digits):
+    images = digits[0][:1]
+    seen = defended(observe(images, digits[1][:1], init="uniform"), name="pruning", ratio=0.9)
+    scores = [
+        float(psnr(IG()(seen, tier=tier, budget=Budget(iterations=150)).images, images)[0])
+        for tier in ("oblivious", "adaptive")
+    ]
+    assert scores[1] > scores[0] + 3
+
+
+@pytest.mark.parametrize(
+    "objective", [Cosine(), SquaredError(), RelativeError(), AbsoluteError(), SquaredPlusNorm()]
+)
+def test_objectives_do_not_see_coordinates_of_no_weight(observe, digits, objective):
+    seen = defended(observe(digits[0][:1], digits[1][:1]), name="pruning", ratio=0.8)
+    case = open_case(seen, tier="adaptive", max_images=1, unroll=1)
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    simulated = {n: torch.randn(v.shape, generator=generator) for n, v in problem.target.items()}
+    assert problem.weights is not None
+    moved = {n: v + 5.0 * (problem.weights[n] == 0) for n, v in simulated.items()}
+    before = problem.distance(objective, simulated)
+    assert torch.allclose(before, problem.distance(objective, moved))
+    moved = {n: v + 5.0 * (problem.weights[n] == 1) for n, v in simulated.items()}
+    assert not torch.allclose(before, problem.distance(objective, moved))
+
+
+def test_tensors_of_noise_are_trusted_less(observe, digits):
+    clean = observe(digits[0][:1], digits[1][:1])
+    seen = defended(clean, name="noise", std=1e-3, clip=None)
+    found = evidence_for(seen, "adaptive")
+    assert found.weights is not None
+    for name, value in clean.update.items():
+        energy = float(value.double().square().mean())
+        expected = energy / (energy + 1e-6)
+        if value.numel() > 1000:
+            assert float(found.weights[name].mean()) == pytest.approx(expected, abs=0.1)
+    assert found.notes["deviation"] == 1e-3
+    assert found.notes["clipped"].startswith("no")
+
+
+def test_clipping_is_noticed_from_the_norm_and_the_scale_is_that_of_the_gradient(observe, digits):
+    clean = observe(digits[0][:1], digits[1][:1], steps=1, lr=0.1)
+    norm = float(torch.cat([v.flatten() for v in clean.update.values()]).norm())
+    for factor, expected in ((0.5, "possibly"), (2.0, "no")):
+        seen = defended(clean, name="noise", std=1e-4 * norm, clip=factor * norm)
+        notes = evidence_for(seen, "adaptive").notes
+        assert notes["clipped"].startswith(expected)
+        assert notes["deviation"] == pytest.approx(1e-3 * norm)
+
+
+def test_less_energy_than_the_declared_noise_is_flagged(observe, digits):
+    seen = defended(observe(digits[0][:1], digits[1][:1]), name="noise", std=1e-3)
+    wrong = replace(seen.protocol, defenses=({"name": "noise", "std": 10.0},))
+    with pytest.raises(BractError, match="declared noise"):
+        evidence_for(replace(seen, protocol=wrong), "adaptive")
