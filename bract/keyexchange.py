@@ -1,4 +1,4 @@
-"""The messages of encrypted aggregation beside training: who is there, keys, partial decryptions.
+"""The messages of encrypted aggregation beside training: who is there, and the keys.
 
 Everything here passes through the server, which can read it: public keys, sealed boxes, and partial
 decryptions that are encrypted under a key of their own, boxed for each client.
@@ -18,16 +18,11 @@ A client that cannot do what it was asked, because it lacks the key or an aggreg
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 import bract
 from bract.ciphertexts import readable
@@ -35,7 +30,6 @@ from bract.errors import BractError
 from bract.paillier import (
     Context,
     Identity,
-    PartialDecryption,
     open_sealed,
     seal,
 )
@@ -49,8 +43,6 @@ HELLO = "hello"
 KEY_BOX = "key-box"
 RECIPIENTS = "recipients"
 DEALT = "dealt"
-PARTIALS = "partials"
-PARTIAL_KEYS = "partial-keys"
 TAG_KEY = "tag"
 COUNT_KEY = "vectors"
 SESSION_KEY = "bract-session"
@@ -111,8 +103,8 @@ class Hello:
                 node_id=node_id,
                 client=str(fields["client"]),
                 partition=int(str(fields["partition"])),
-                key=_bytes(fields["key"]),
-                identity=_bytes(fields["identity"]),
+                key=as_bytes(fields["key"]),
+                identity=as_bytes(fields["identity"]),
                 model_round=int(str(fields["model-round"])),
             )
         except (KeyError, ValueError) as error:
@@ -137,7 +129,7 @@ def write_recipients(identities: Mapping[int, bytes]) -> ConfigRecord:
 def read_recipients(content: RecordDict) -> dict[int, bytes]:
     """Read what `write_recipients` wrote."""
     fields = content.config_records[RECIPIENTS]
-    return dict(zip(map(int, _list(fields["nodes"])), _list(fields["identities"]), strict=True))
+    return dict(zip(map(int, as_list(fields["nodes"])), as_list(fields["identities"]), strict=True))
 
 
 def box_keys(
@@ -146,7 +138,9 @@ def box_keys(
     """Seal a private key or share for each recipient, by node id."""
     with readable():
         return {
-            node: seal(keys[node], identities[node], _context(session, sender, node, _KEY_PURPOSE))
+            node: seal(
+                keys[node], identities[node], box_context(session, sender, node, _KEY_PURPOSE)
+            )
             for node in keys
         }
 
@@ -160,9 +154,9 @@ def open_key_box(content: RecordDict, identity: Identity, *, session: str, recip
         If it is not for this client and run, or was altered.
     """
     fields = content.config_records[KEY_BOX]
-    context = _context(session, int(str(fields["sender"])), recipient, _KEY_PURPOSE)
+    context = box_context(session, int(str(fields["sender"])), recipient, _KEY_PURPOSE)
     with readable():
-        return open_sealed(_bytes(fields["box"]), identity, context)
+        return open_sealed(as_bytes(fields["box"]), identity, context)
 
 
 def write_key_box(sender: int, box: bytes) -> ConfigRecord:
@@ -188,142 +182,10 @@ def read_dealt(message: Message) -> tuple[bytes, dict[int, bytes]]:
     """
     try:
         fields = message.content.config_records[DEALT]
-        boxes = zip(map(int, _list(fields["nodes"])), _list(fields["boxes"]), strict=True)
-        return _bytes(fields["key"]), dict(boxes)
+        boxes = zip(map(int, as_list(fields["nodes"])), as_list(fields["boxes"]), strict=True)
+        return as_bytes(fields["key"]), dict(boxes)
     except (KeyError, ValueError) as error:
         raise BractError(f"sent no key boxes ({error})") from error
-
-
-@dataclass(frozen=True)
-class SealedPartials:
-    """One client's partial decryptions, which only the recipients of its boxes can read.
-
-    Attributes
-    ----------
-    sender
-        Node id.
-    payload
-        Encrypted partial decryptions by name.
-    headers
-        Their public fields by name, as JSON.
-    boxes
-        The key of ``payload``, sealed for each recipient by node id.
-    """
-
-    sender: int
-    payload: ArrayRecord
-    headers: dict[str, str]
-    boxes: dict[int, bytes]
-
-    def to_content(self) -> RecordDict:
-        """Write to the content of a reply to `PARTIAL_TYPE`."""
-        keys = ConfigRecord(
-            {
-                "names": list(self.headers),
-                "headers": list(self.headers.values()),
-                "nodes": [str(n) for n in self.boxes],
-                "boxes": list(self.boxes.values()),
-            }
-        )
-        return RecordDict({PARTIALS: self.payload, PARTIAL_KEYS: keys})
-
-    @classmethod
-    def read(cls, message: Message, sender: int) -> SealedPartials:
-        """Read a reply.
-
-        Raises
-        ------
-        BractError
-            If a record is missing.
-        """
-        try:
-            keys = message.content.config_records[PARTIAL_KEYS]
-            headers = zip(_list(keys["names"]), _list(keys["headers"]), strict=True)
-            boxes = zip(map(int, _list(keys["nodes"])), _list(keys["boxes"]), strict=True)
-            payload = message.content.array_records[PARTIALS]
-            return cls(sender, payload, dict(headers), dict(boxes))
-        except (KeyError, ValueError) as error:
-            raise BractError(f"sent no partial decryptions ({error})") from error
-
-
-def seal_partials(
-    partials: Mapping[str, PartialDecryption],
-    identities: Mapping[int, bytes],
-    *,
-    session: str,
-    sender: int,
-    tag: str,
-) -> SealedPartials:
-    """Encrypt partial decryptions once, and box the key for each recipient.
-
-    Parameters
-    ----------
-    tag
-        What is being decrypted ("round 3"); bound into the boxes.
-    """
-    key = os.urandom(32)
-    cipher = ChaCha20Poly1305(key)
-    headers = {name: json.dumps(part.header()) for name, part in partials.items()}
-    payload = {}
-    for number, (name, part) in enumerate(partials.items()):
-        sealed = cipher.encrypt(_nonce(number), part.data.tobytes(), headers[name].encode())
-        payload[name] = Array(np.frombuffer(sealed, dtype=np.uint8))
-    with readable():
-        boxes = {
-            node: seal(key, public, _context(session, sender, node, f"partial decryption {tag}"))
-            for node, public in identities.items()
-        }
-    return SealedPartials(sender, ArrayRecord(payload), headers, boxes)
-
-
-def write_bundle(tag: str, bundle: Sequence[SealedPartials], recipient: int) -> RecordDict:
-    """Return the records that let one client finish a decryption."""
-    content = RecordDict()
-    for number, sealed in enumerate(bundle):
-        content[f"{PARTIALS}-{tag}-{number}"] = sealed.payload
-    content[f"{PARTIAL_KEYS}-{tag}"] = ConfigRecord(
-        {
-            "senders": [str(sealed.sender) for sealed in bundle],
-            "boxes": [sealed.boxes[recipient] for sealed in bundle],
-            "names": list(bundle[0].headers),
-            "headers": [json.dumps(sealed.headers) for sealed in bundle],
-        }
-    )
-    return content
-
-
-def open_bundle(
-    content: RecordDict, tag: str, identity: Identity, *, session: str, recipient: int
-) -> dict[str, list[PartialDecryption]]:
-    """Read what `write_bundle` wrote: the partial decryptions of each vector.
-
-    Raises
-    ------
-    BractError
-        If a record is missing, or a box or payload does not open.
-    """
-    try:
-        keys = content.config_records[f"{PARTIAL_KEYS}-{tag}"]
-        senders, boxes = _list(keys["senders"]), _list(keys["boxes"])
-        found: dict[str, list[PartialDecryption]] = {}
-        for number, (sender, box) in enumerate(zip(senders, boxes, strict=True)):
-            context = _context(session, int(sender), recipient, f"partial decryption {tag}")
-            with readable():
-                cipher = ChaCha20Poly1305(open_sealed(box, identity, context))
-            payload = content.array_records[f"{PARTIALS}-{tag}-{number}"]
-            headers = json.loads(_list(keys["headers"])[number])
-            for position, (name, header) in enumerate(headers.items()):
-                sealed = payload[name].numpy().tobytes()
-                data = np.frombuffer(
-                    cipher.decrypt(_nonce(position), sealed, header.encode()), dtype=np.uint8
-                )
-                fields = json.loads(header)
-                found.setdefault(name, []).append(PartialDecryption(**fields, data=data))
-        return found
-    except InvalidTag:
-        raise BractError(f"a partial decryption of {tag} was altered on its way") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise BractError(f"the partial decryptions of {tag} are incomplete: {error}") from error
 
 
 def aggregate_name(number: int) -> str:
@@ -351,21 +213,20 @@ def stripped_name(index: int) -> str:
     return f"stripped-{index}"
 
 
-def _context(session: str, sender: int, recipient: int, purpose: str) -> Context:
+def box_context(session: str, sender: int, recipient: int, purpose: str) -> Context:
+    """Return what a box belongs to: run, parties and purpose."""
     return Context(session, str(sender), str(recipient), purpose)
 
 
-def _nonce(number: int) -> bytes:
-    return number.to_bytes(12, "big")  # the key serves one message, and numbers do not repeat
-
-
-def _bytes(value: object) -> bytes:
+def as_bytes(value: object) -> bytes:
+    """Return a config record's value, refusing what is no bytes."""
     if not isinstance(value, bytes):
         raise ValueError(f"expected bytes, found {type(value).__name__}")
     return value
 
 
-def _list(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
+    """Return a config record's value, refusing what is no list."""
     if not isinstance(value, list):
         raise ValueError(f"expected a list, found {type(value).__name__}")
     return value

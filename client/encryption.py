@@ -8,16 +8,12 @@ run and outlives a message, and a restart of the SuperNode where ``state-dir`` i
 from __future__ import annotations
 
 import logging
-import os
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from flwr.app import Context, RecordDict
-from safetensors.torch import save
 from torch import Tensor
 
 from bract.ciphertexts import (
@@ -30,6 +26,7 @@ from bract.ciphertexts import (
     split_floating,
 )
 from bract.client.defenses import DefenseState
+from bract.client.keeping import Kept
 from bract.client.keys import check_key, read_key
 from bract.client.site import Site
 from bract.config import FederationConfig
@@ -43,27 +40,24 @@ from bract.keyexchange import (
     aggregate_name,
     box_keys,
     fused_tag,
-    open_bundle,
     open_key_box,
     read_recipients,
     round_tag,
-    seal_partials,
     stripped_name,
     vector_name,
     write_dealt,
 )
 from bract.keyfiles import Key, dump_key, parse_key
 from bract.paillier import (
-    Identity,
     KeyShare,
     PartialDecryption,
     combine,
     deal,
     dump_public,
     generate_keypair,
-    make_identity,
     partial_decrypt,
 )
+from bract.partials import open_bundle, seal_partials
 from bract.records import ARRAYS, CONFIG, from_arrays
 from bract.update import Tensors, difference
 
@@ -109,41 +103,34 @@ class EncryptedClient:
         self.node_id = context.node_id
         self.session = str(content.config_records[CONFIG][SESSION_KEY])
         self.seconds = {"encrypt_seconds": 0.0, "decrypt_seconds": 0.0}
-        self._store = DefenseState(
+        store = DefenseState(
             context.state,
             directory=site.state_dir,
             key=f"{config.name}-{site.name}-encryption",
             name=RECORD,
         )
-        self._state = self._store.load()
-        if _text(self._state.get("session")) != self.session.encode():
-            self._state = {"session": _bytes(self.session.encode())}
+        self._kept = Kept(store, self.session)
         self.key: Key | None = None
         if config.encryption.keys == "provisioned":
             self.key = read_key(site.paillier_key)
-        elif "key" in self._state:
-            self.key = parse_key(_text(self._state["key"]))
+        elif self._kept.key:
+            self.key = parse_key(self._kept.key)
         if self.key is not None:
             check_key(self.key, config)
 
     @property
     def model_round(self) -> int:
         """The round after which `model` is the global model; -1 where there is none yet."""
-        return int(self._state.get("round", torch.tensor(-1)))
+        return self._kept.model_round
 
     @property
     def model(self) -> Tensors:
         """The plain global model that this client keeps."""
-        prefix = "model."
-        return {
-            name.removeprefix(prefix): value
-            for name, value in self._state.items()
-            if name.startswith(prefix)
-        }
+        return self._kept.model
 
     def hello(self) -> Hello:
         """Say who this is and what it holds."""
-        identity = self._identity() or self._new_identity()
+        identity = self._kept.identity or self._kept.new_identity()
         return Hello(
             node_id=self.node_id,
             client=self.site.name,
@@ -205,15 +192,15 @@ class EncryptedClient:
         BractError
             If a box or an aggregate cannot be opened, or this client is ahead of the server.
         """
-        if self.key is None and KEY_BOX in content and self._identity() is not None:
-            identity = self._identity()
+        if self.key is None and KEY_BOX in content and self._kept.identity is not None:
+            identity = self._kept.identity
             assert identity is not None
             text = open_key_box(content, identity, session=self.session, recipient=self.node_id)
             self._keep_key(parse_key(text))
         if self.key is None:
             return False
         if self.model_round < 0 and ARRAYS in content:
-            self._keep_model(from_arrays(content.array_records[ARRAYS]), 0)
+            self._kept.keep_model(from_arrays(content.array_records[ARRAYS]), 0)
         if self.model_round < 0:
             return False
         if self.model_round > server_round - 1:
@@ -229,7 +216,7 @@ class EncryptedClient:
             tag = round_tag(number)
             mean = self.open(EncryptedUpdate.from_record(record), self._partials(content, tag), 0)
             lr = self.config.strategy.server_lr
-            self._keep_model(apply_mean(self.model, mean, lr), number)
+            self._kept.keep_model(apply_mean(self.model, mean, lr), number)
         self.seconds["decrypt_seconds"] += time.perf_counter() - started
         return True
 
@@ -312,7 +299,7 @@ class EncryptedClient:
                 self.config.encryption.clip,
                 self.config.encryption.clip,
             )
-        self._keep_model(model | integers, self.model_round)
+        self._kept.keep_model(model | integers, self.model_round)
         self.seconds["encrypt_seconds"] += time.perf_counter() - started
         return encrypted, {"clipped": float(clipped)}
 
@@ -347,57 +334,18 @@ class EncryptedClient:
         return sealed.to_content()
 
     def keep_final(self) -> Path | None:
-        """Write the final model into the client's own folder, mode 0600; None without a folder."""
-        if self.site.state_dir is None:
-            _log.warning("no state-dir in the node config: the final model is not kept")
-            return None
-        final = self.site.state_dir / f"{self.config.name}-{self.site.name}-final.safetensors"
-        temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(save({n: v.contiguous() for n, v in self.model.items()}))
-            return temporary.replace(final)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise BractError(f"{final}: the final model cannot be written ({error})") from error
+        """Write the final model into the client's own folder; None without a folder."""
+        return self._kept.write_model(self.site.state_dir, f"{self.config.name}-{self.site.name}")
 
     def _partials(self, content: RecordDict, tag: str) -> dict[str, list[PartialDecryption]]:
         if not isinstance(self.key, KeyShare):
             return {}
-        identity = self._identity()
+        identity = self._kept.identity
         if identity is None:
             raise BractError("lost its X25519 key of this run; set state-dir")
         return open_bundle(content, tag, identity, session=self.session, recipient=self.node_id)
 
-    def _identity(self) -> Identity | None:
-        if "identity" not in self._state:
-            return None
-        both = _text(self._state["identity"])
-        return Identity(both[:32], both[32:])
-
-    def _new_identity(self) -> Identity:
-        identity = make_identity()
-        self._keep(identity=_bytes(identity.private + identity.public))
-        return identity
-
     def _keep_key(self, key: Key) -> None:
         check_key(key, self.config)
         self.key = key
-        self._keep(key=_bytes(dump_key(key)))
-
-    def _keep_model(self, model: Tensors, model_round: int) -> None:
-        held = {f"model.{name}": value for name, value in model.items()}
-        self._keep(round=torch.tensor(model_round), **held)
-
-    def _keep(self, **tensors: Tensor) -> None:
-        self._state = {**self._state, **tensors}
-        self._store.save(self._state)
-
-
-def _bytes(text: bytes) -> Tensor:
-    return torch.tensor(list(text), dtype=torch.uint8)
-
-
-def _text(tensor: Tensor | None) -> bytes:
-    return b"" if tensor is None else tensor.numpy().tobytes()
+        self._kept.key = dump_key(key)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import (
-    Array,
     ArrayRecord,
     ConfigRecord,
     Message,
@@ -26,31 +25,20 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 import bract
-from bract.ciphertexts import EncryptedUpdate, combine_updates, plan_layout, readable
+from bract.ciphertexts import EncryptedUpdate, combine_updates, readable
 from bract.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.keyexchange import (
-    COUNT_KEY,
     FINAL_TYPE,
     KEY_BOX,
-    PARTIAL_TYPE,
-    RECIPIENTS,
     SESSION_KEY,
-    TAG_KEY,
     Hello,
-    SealedPartials,
     aggregate_name,
     fused_tag,
     is_hello,
     round_tag,
-    stripped_name,
-    vector_name,
-    write_bundle,
-    write_recipients,
 )
-from bract.paillier import integer_weights, strip_messages
-from bract.paillier.cipher import from_matrix
-from bract.paillier.scheme import scheme_for
+from bract.paillier import integer_weights
 from bract.records import (
     ARRAYS,
     CONFIG,
@@ -62,9 +50,11 @@ from bract.records import (
     read_final,
 )
 from bract.strategies.admission import Admission
+from bract.strategies.decryption import ThresholdDecryption
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedboosting import FedBoosting
 from bract.strategies.fedprox import FedProx
+from bract.strategies.intake import check_ciphertexts
 from bract.strategies.ledger import Ledger
 
 _log = logging.getLogger(__name__)
@@ -107,10 +97,10 @@ class EncryptedFedAvg(FedAvg):
         self.ledger = ledger or Ledger()
         self.timeout = timeout
         self.admission = Admission(encryption, self._ask)
+        self._threshold = ThresholdDecryption(self.admission, self._ask)
         self.final: dict[str, dict[str, float]] = {}
         self._net: Grid | None = None
         self._updates: dict[int, EncryptedUpdate] = {}
-        self._bundles: dict[str, list[SealedPartials]] = {}
         self._left_out: tuple[Failure, ...] = ()
         self._instructions = ConfigRecord()
 
@@ -179,7 +169,8 @@ class EncryptedFedAvg(FedAvg):
             self.ledger.append(aggregate)
         for node_id in self._updates:
             self._holds(node_id, number - 1)
-        self._updates, self._bundles = {}, {}
+        self._updates = {}
+        self._threshold.forget()
         return aggregate, metrics
 
     def deliver(self, grid: Grid, config: ConfigRecord) -> None:
@@ -233,21 +224,11 @@ class EncryptedFedAvg(FedAvg):
             If they are truncated, out of range, of another key, layout or model.
         """
         update = EncryptedUpdate.from_tensors(contribution.ciphertexts)
-        self._check_model(update)
-        public = self.admission.public
-        for part, vector in update.vectors.items():
-            if vector.key_id != public.key_id:
-                raise BractError(
-                    f"encrypted {part} under key {vector.key_id}, this run's is {public.key_id}"
-                )
-            wanted = self._wanted_layout(part, vector.layout.length)
-            if vector.layout.to_fields() != wanted or vector.weight != 1:
-                raise BractError(
-                    f"encrypted {part} with layout {vector.layout.to_fields()} and weight "
-                    f"{vector.weight}; this run has {wanted} and 1"
-                )
-            with readable():
-                scheme_for(public, vector.layout.degree).check(from_matrix(vector.data))
+        initial = from_arrays(self.ledger.initial)
+        check_ciphertexts(update, self.admission.public, self.encryption, initial)
+        first = next(iter(self._updates.values()), update)
+        if first.shapes != update.shapes:
+            raise BractError("encrypted the model's tensors in another order than the others")
         self._updates[contribution.node_id] = update
 
     def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
@@ -270,10 +251,9 @@ class EncryptedFedAvg(FedAvg):
         if self.encryption.threshold is None:
             return list(messages)
         tag = fused_tag(self.outcome.server_round)
-        bundle = self._help(tag, [EncryptedUpdate.from_record(model) for model in models])
         return [
             Message(
-                RecordDict({**m.content, **write_bundle(tag, bundle, m.metadata.dst_node_id)}),
+                RecordDict({**m.content, **self._help(tag, models, m.metadata.dst_node_id)}),
                 message_type=m.metadata.message_type,
                 dst_node_id=m.metadata.dst_node_id,
             )
@@ -309,62 +289,18 @@ class EncryptedFedAvg(FedAvg):
             aggregate = self.ledger.aggregate(earlier)
             content[aggregate_name(earlier)] = aggregate
             if self.encryption.threshold is not None:
-                bundle = self._bundle(earlier, aggregate, node_id)
-                content.update(write_bundle(round_tag(earlier), bundle, node_id))
+                content.update(self._help(round_tag(earlier), [aggregate], node_id))
         return content
 
-    def _bundle(self, number: int, aggregate: ArrayRecord, node_id: int) -> list[SealedPartials]:
-        """Return the help to decrypt one round, asked for again where a client came later."""
-        tag = round_tag(number)
-        if any(node_id not in sealed.boxes for sealed in self._bundles.get(tag, ())):
-            del self._bundles[tag]
-        if tag not in self._bundles:
-            self._bundles[tag] = self._help(tag, [EncryptedUpdate.from_record(aggregate)])
-        return self._bundles[tag]
-
-    def _help(self, tag: str, updates: Sequence[EncryptedUpdate]) -> list[SealedPartials]:
-        """Ask every client for partial decryptions; return those of as many as are needed.
-
-        Raises
-        ------
-        RunFailedError
-            If fewer than the threshold answer.
-        """
-        assert self._net is not None and self.encryption.threshold is not None
-        public = self.admission.public
-        connected = set(self._net.get_node_ids())
-        members = {n: h for n, h in self.admission.members.items() if n in connected}
-        config = ConfigRecord({**self._instructions, TAG_KEY: tag, COUNT_KEY: len(updates)})
-        content = RecordDict(
-            {
-                CONFIG: config,
-                RECIPIENTS: write_recipients({n: h.identity for n, h in members.items()}),
-            }
+    def _help(self, tag: str, aggregates: Sequence[ArrayRecord], node_id: int) -> RecordDict:
+        assert self._net is not None
+        return self._threshold.content(
+            tag,
+            aggregates,
+            node_id,
+            instructions=self._instructions,
+            connected=self._net.get_node_ids(),
         )
-        for index, update in enumerate(updates):
-            content[vector_name(index)] = update.to_record()
-            with readable():
-                content[stripped_name(index)] = ArrayRecord(
-                    {p: Array(strip_messages(public, v)) for p, v in update.vectors.items()}
-                )
-        answers, failures = self._ask(dict.fromkeys(members, content), PARTIAL_TYPE)
-        sealed = []
-        for node_id, message in answers.items():
-            try:
-                sealed.append(SealedPartials.read(message, node_id))
-            except BractError as error:
-                failures.append(self.failure(node_id, str(error)))
-        need = self.encryption.threshold
-        for failure in failures:
-            _log.error("%s: %s did not help to decrypt: %s", tag, failure.client, failure.reason)
-        if len(sealed) < need:
-            lost = "; ".join(f"{f.client}: {f.reason}" for f in failures)
-            raise RunFailedError(
-                f"{tag}: {len(sealed)} of {len(members)} clients helped to decrypt, "
-                f"encryption.threshold needs {need} ({lost or 'too few are connected'}); restart "
-                "the missing clients and resume the run"
-            )
-        return sorted(sealed, key=lambda s: s.sender)[:need]
 
     def _catch_up(self, replies: list[Message], number: int) -> list[Message]:
         """Ask clients again that could not follow; return everybody's final answers."""
@@ -386,12 +322,7 @@ class EncryptedFedAvg(FedAvg):
         hellos = [Hello.read(message, node) for node, message in behind.items()]
         for hello in hellos:
             del self.admission.members[hello.node_id]
-            # Boxes that were sealed for an identity that the client has lost are of no use.
-            self._bundles = {
-                tag: bundle
-                for tag, bundle in self._bundles.items()
-                if all(hello.node_id not in sealed.boxes for sealed in bundle)
-            }
+            self._threshold.forget(hello.node_id)
         connected = self._net.get_node_ids()
         return self.admission.register(hellos, self._instructions, connected)
 
@@ -429,23 +360,6 @@ class EncryptedFedAvg(FedAvg):
     def _integers(self, shares: Sequence[float]) -> list[int]:
         with readable():
             return integer_weights(shares, self.encryption.max_weight_sum)
-
-    def _check_model(self, update: EncryptedUpdate) -> None:
-        initial = {
-            name: tuple(value.shape)
-            for name, value in from_arrays(self.ledger.initial).items()
-            if value.is_floating_point()
-        }
-        sent = dict(pair for shapes in update.shapes.values() for pair in shapes)
-        if sent != initial:
-            wrong = sorted({n for n, _ in set(sent.items()) ^ set(initial.items())})
-            raise BractError(f"encrypted other tensors than the model has: {', '.join(wrong[:5])}")
-        first = next(iter(self._updates.values()), None)
-        if first is not None and first.shapes != update.shapes:
-            raise BractError("encrypted the model's tensors in another order than the others")
-
-    def _wanted_layout(self, part: str, length: int) -> dict[str, Any]:
-        return plan_layout(self.encryption, part, length).to_fields()
 
 
 class EncryptedFedProx(EncryptedFedAvg, FedProx):

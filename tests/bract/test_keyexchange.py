@@ -11,13 +11,11 @@ from bract.errors import BractError
 from bract.keyexchange import (
     KEY_BOX,
     box_keys,
-    open_bundle,
     open_key_box,
-    seal_partials,
-    write_bundle,
     write_key_box,
 )
 from bract.paillier import combine, make_identity, partial_decrypt
+from bract.partials import open_bundle, seal_partials, write_bundle
 
 CONFIG = EncryptionConfig(scheme="paillier", threshold=2)
 

@@ -1,0 +1,54 @@
+"""Whether a client's ciphertexts may go into a sum that nobody can look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from bract.ciphertexts import EncryptedUpdate, plan_layout, readable
+from bract.encryption import EncryptionConfig
+from bract.errors import BractError
+from bract.paillier import PublicKey
+from bract.paillier.cipher import from_matrix
+from bract.paillier.scheme import scheme_for
+
+
+def check_ciphertexts(
+    update: EncryptedUpdate,
+    public: PublicKey,
+    config: EncryptionConfig,
+    initial: Mapping[str, Tensor],
+) -> None:
+    """Refuse ciphertexts that would spoil the sum.
+
+    One of another key or layout would turn the aggregate into noise for every client.
+
+    Parameters
+    ----------
+    initial
+        The run's public initial model, whose floating point tensors have to be there.
+
+    Raises
+    ------
+    BractError
+        If they are out of range, or of another key, layout, weight or model.
+    """
+    wanted = {n: tuple(v.shape) for n, v in initial.items() if v.is_floating_point()}
+    sent = dict(pair for shapes in update.shapes.values() for pair in shapes)
+    if sent != wanted:
+        wrong = sorted({name for name, _ in set(sent.items()) ^ set(wanted.items())})
+        raise BractError(f"encrypted other tensors than the model has: {', '.join(wrong[:5])}")
+    for part, vector in update.vectors.items():
+        if vector.key_id != public.key_id:
+            raise BractError(
+                f"encrypted {part} under key {vector.key_id}, this run's is {public.key_id}"
+            )
+        layout = plan_layout(config, part, vector.layout.length)
+        if vector.layout != layout or vector.weight != 1:
+            raise BractError(
+                f"encrypted {part} with layout {vector.layout.to_fields()} and weight "
+                f"{vector.weight}; this run has {layout.to_fields()} and 1"
+            )
+        with readable():
+            scheme_for(public, layout.degree).check(from_matrix(vector.data))
