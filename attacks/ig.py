@@ -30,8 +30,10 @@ class IG(Attack):
     lr
         Step in normalised units; 0.1 in the paper.
     tv
-        Weight of total variation on pixels in [0, 1]. The paper ranges from 1e-4 to 1e-1; on the
-        LeNets with batch 1 smaller is better.
+        Weight of total variation on pixels in [0, 1]. The paper ranges from 1e-4 to 1e-1, for
+        ResNets; the cosine of a fresh sigmoid LeNet differs from 1 by less than that at any
+        image. On two training digits through the strided LeNet with 4,800 iterations, 1e-6 gave
+        31 dB and 0 gave 86 dB.
     bn
         Weight of batch-normalisation statistics; without effect on models that have none.
     signed, boxed
@@ -48,7 +50,7 @@ class IG(Attack):
     iterations: ClassVar[int] = 4800
 
     lr: float = 0.1
-    tv: float = 1e-4
+    tv: float = 1e-6
     bn: float = 0.0
     signed: bool = True
     boxed: bool = True
