@@ -60,10 +60,16 @@ class Collusion:
             return observation
         if self._private is None:
             assert self._share is not None
+            opened = "so one client and the server read no update"
+            if self.config.strategy.name == "fedboosting":
+                opened = (
+                    "but the client also holds this round's fused models, and can solve them for "
+                    "the updates, which this audit does not try"
+                )
             raise BractError(
                 f"{observation.key}: the update is encrypted (paillier); one share of a key of "
                 f"which {self._share.threshold} of {self._share.total} decrypt together opens "
-                "nothing, so one client and the server read no update"
+                f"nothing, {opened}"
             )
         update = EncryptedUpdate.from_tensors(observation.ciphertexts)
         plain = decrypt_mean(self._private, update)

@@ -88,6 +88,8 @@ def _keys(config: FederationConfig | None) -> list[Facts]:
     detail = "No key; every client holds the whole one, so any client and the server read all."
     if threshold is not None:
         detail = f"No key; any {threshold} clients decrypt together, fewer read nothing."
+    if config.strategy.name == "fedboosting":
+        detail += " FedBoosting's fused models let every client solve for the others' updates."
     return [_row(question, "no", detail)]
 
 

@@ -154,6 +154,18 @@ def test_with_a_threshold_the_colluding_tier_is_set_aside_with_the_reason(copied
     assert "any 2 clients decrypt together" in saw["The key that decrypts uploads"]["detail"]
 
 
+def test_fused_models_that_a_client_can_solve_are_not_called_unreadable(copied):
+    run, key = copied("threshold")
+    boosted = run.config_path.read_text().replace("name: fedavg", "name: fedboosting")
+    boosted = boosted.replace("weighting: examples", "weighting: softmax")
+    boosted = boosted.replace("validation: 0.0", "validation: 0.1")
+    run.config_path.write_text(boosted)
+    (facts,) = audit(run, "colluding", key)
+    assert "can solve them for the updates" in facts["refused"]
+    saw = {row["question"]: row for row in gather(run.root)["threat_model"]["saw"]}
+    assert "solve for the others' updates" in saw["The key that decrypts uploads"]["detail"]
+
+
 def test_fewer_than_three_clients_are_warned_about_in_the_report(copied):
     run, _ = copied("shared")
     assert not any("fewer than three" in note for note in gather(run.root)["notes"])
