@@ -19,7 +19,7 @@ alone leaves 1e-15 to 1e-13 on the LeNets."""
 
 _TRIES = 10
 _DIRECTIONS = 128
-_ROWS_PER_UNKNOWN = 4
+_ROWS_PER_UNKNOWN = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def levenberg_marquardt(
     ill-conditioned for first-order descent (eigenvalues span 1e5 or more on the LeNets). Each step
     solves ``(J^T J + mu I) d = -J^T r`` with pixels at a bound held there; ``mu`` falls after a
     success and rises after a failure. Rows of the Jacobian are added up with random signs into
-    four times as many rows as there are pixels (a count sketch), which keeps the solution and
+    twice as many rows as there are pixels (a count sketch), which keeps the solution and
     saves most of the work.
 
     Parameters
