@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bract.attacks.descent import Outcome, Run
 from bract.attacks.gauss_newton import SOLVED, GaussNewton
+from bract.attacks.grnn import GRNN
 from bract.attacks.ig import IG
 from bract.attacks.matching import Attack
 from bract.attacks.objectives import RelativeError
@@ -30,9 +31,11 @@ class Best(Attack):
     Where the model is smooth, Gauss-Newton goes first: a lane whose match reaches the rounding of
     the captured numbers (`bract.attacks.gauss_newton.SOLVED`) is done. Elsewhere many images
     match about equally well, the lowest residual is not the best image, and a prior must decide:
-    GRNN with a finish for images it can generate (squares of 8 to 256 pixels, a power of two), IG
-    for others. Which recipe serves which model was chosen on training digits and photographs that
-    no benchmark scores. Losses are relative squared residuals throughout.
+    GRNN for images it can generate (squares of 8 to 256 pixels, a power of two), with a
+    second-order finish where the model is smooth, IG for others. Which recipe serves which model
+    was chosen on training digits and photographs that no benchmark scores: through max pooling
+    the finish gained 0.2 dB, since the gradient jumps where a maximum changes place. Losses are
+    relative squared residuals throughout.
 
     Attributes
     ----------
@@ -64,10 +67,10 @@ class Best(Attack):
         return _merge(first, second, rest)
 
     def _generate(self, problem: Problem, run: Run) -> Outcome:
-        size = problem.image_shape[-1]
-        if size in (8, 16, 32, 64, 128, 256):
+        generated = problem.image_shape[-1] in (8, 16, 32, 64, 128, 256)
+        if generated and is_smooth(problem.victim):
             return GRNNPolish(max_unknowns=self.max_unknowns).solve(problem, run)
-        found = IG(tv=1e-6).solve(problem, run)
+        found = (GRNN() if generated else IG()).solve(problem, run)
         simulated = problem.simulate(found.images, found.labels, found.unknowns)
         found.losses = problem.distance(RelativeError(), simulated).detach()
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,7 +64,6 @@ class Run:
     plateau: Plateau | None = None
     report: Callable[[float, float], None] | None = None
     checkpoint: Path | None = None
-    started: float = field(default_factory=time.perf_counter)
     span: tuple[float, float] = (0.0, 1.0)
 
     def part(self, name: str, start: float, end: float, iterations: int | None) -> Run:

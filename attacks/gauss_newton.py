@@ -86,13 +86,21 @@ def solve_from(
     unknowns: Tensors | None = None,
     tolerance: float = 1e-3,
 ) -> Outcome:
-    """Run Levenberg-Marquardt in every lane, one after another, each from its own start."""
+    """Run Levenberg-Marquardt in every lane, one after another, each from its own start.
+
+    Once a restart has solved its observation, later ones of the same observation repeat it.
+    """
     exact = problem.to(torch.float64)
     given = problem.unknowns() if unknowns is None else unknowns
     begun = time.perf_counter()
     iterations = run.iterations or GaussNewton.iterations
     fits: list[Fit] = []
+    solved: dict[str, Fit] = {}
     for lane in range(problem.lanes):
+        key = problem.cases[lane].observation.key
+        if key in solved:
+            fits.append(solved[key])
+            continue
         deadline = None
         if run.seconds is not None:
             deadline = begun + run.seconds * (lane + 1) / problem.lanes
@@ -112,6 +120,8 @@ def solve_from(
                 tell=tell,
             )
         )
+        if fits[-1].loss < SOLVED:
+            solved[key] = fits[-1]
     run.tell(1.0, min(fit.loss for fit in fits))
     return Outcome(
         images=torch.stack([fit.images for fit in fits]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -147,7 +148,10 @@ def _sketched_jacobian(
         return sketch(change)
 
     basis = torch.eye(unknowns, dtype=point.dtype, device=point.device)
-    columns = [vmap(column)(part) for part in torch.split(basis, _DIRECTIONS)]
+    with warnings.catch_warnings():
+        # PyTorch's own forward-mode rules are compiled by an interface it deprecates.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
+        columns = [vmap(column)(part) for part in torch.split(basis, _DIRECTIONS)]
     return torch.cat(columns).T.contiguous(), sketch(value)
 
 

@@ -19,7 +19,8 @@ class ForwardModel(typing.Protocol):
     """Simulate a client.
 
     An adaptive attacker supplies another one, for example with the defense applied to the
-    simulated tensors. ``unknowns`` are further variables to find beside the images, for example
+    simulated tensors. Forward models are hashable; observations whose models are equal run as one
+    batch. ``unknowns`` are further variables to find beside the images, for example
     the outputs of a key-lock; they start where `unknowns` says.
     """
 

@@ -7,10 +7,12 @@ normalised, labels are not given to any attack.
 """
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -286,6 +288,7 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--lanes", type=int, help="restarts that run together in the speed rows")
     add("--speed-iterations", type=int, default=40)
+    add("--resume", type=Path, help="file of finished rows: read first, appended to")
     add("--no-speed", action="store_true")
     add("--no-baselines", action="store_true")
     add("--quick", action="store_true", help="2 images and 50 iterations a setting")
@@ -310,9 +313,15 @@ def main() -> None:
     if options.quick:
         options.images = 2
         plan = [s for s in plan if s.batch <= options.images]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    done = _read(options.resume)
     for setting in plan:
+        key = json.dumps([vars(setting), options.images, options.split, options.seed])
+        if key in done:
+            rows.append(done[key])
+            continue
         row = run(setting, options)
+        _append(options.resume, key, row)
         note(
             f"{row['attack']} {row['model']} {row['init']} {row['data']} batch {row['batch']}: "
             f"{row['psnr']:.1f} dB, SSIM {row['ssim']:.3f}, {row['seconds_per_image']:.1f} s/image"
@@ -326,6 +335,19 @@ def main() -> None:
             rows.append(speed(name, model, options))
             note(f"{rows[-1]['attack']} on {model}: {rows[-1]['loop_ratio']:.2f} times the loop")
     emit(rows, COLUMNS, as_json=options.json)
+
+
+def _read(path: Path | None) -> dict[str, dict[str, Any]]:
+    if path is None or not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["key"]: line["row"] for line in lines}
+
+
+def _append(path: Path | None, key: str, row: dict[str, Any]) -> None:
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps({"key": key, "row": row}) + "\n")
 
 
 def _plan(options: argparse.Namespace) -> list[Setting]:

@@ -3,7 +3,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from bract.attacks import ADAPTIVE, Best, Budget, Evidence, GaussNewton
+from bract.attacks import ADAPTIVE, Best, Budget, Evidence, GaussNewton, levenberg
 from bract.attacks.best import is_smooth
 from bract.attacks.metrics import psnr, score
 from bract.attacks.problem import open_case
@@ -31,6 +31,20 @@ def test_several_steps_on_one_image_are_solved_through(observe, tiny):
     images, labels = tiny[0][:1], tiny[1][:1]
     seen = observe(images, labels, steps=2, batch_size=1, lr=0.5)
     assert float(psnr(GaussNewton()(seen).images, images)[0]) > 50
+
+
+def test_restarts_stop_at_the_first_that_solves_the_update(observe, tiny, monkeypatch):
+    calls = []
+    solve = levenberg.levenberg_marquardt
+
+    def counted(*arguments, **settings):
+        calls.append(1)
+        return solve(*arguments, **settings)
+
+    monkeypatch.setattr("bract.attacks.gauss_newton.levenberg_marquardt", counted)
+    found = GaussNewton()(observe(tiny[0][:1], tiny[1][:1]), budget=Budget(restarts=5))
+    assert len(calls) == 1
+    assert len(found.all_restarts) == 5
 
 
 def test_too_many_pixels_are_refused_with_the_mend(observe, digits):
