@@ -35,11 +35,11 @@ class LayerLock:
 
     def coefficients(self) -> tuple[Tensor, Tensor]:
         """Return gamma and beta, each ``(channels,)``."""
-        gamma, beta = self._slowed(self.scale(self.key)), self._slowed(self.shift(self.key))
+        gamma, beta = self.scale(self.key), self.shift(self.key)
+        if self.rate != 1.0 and gamma.requires_grad:
+            for value in (gamma, beta):
+                value.register_hook(lambda gradient: self.rate * gradient)
         return (F.relu(gamma), F.relu(beta)) if self.relu else (gamma, beta)
-
-    def _slowed(self, value: Tensor) -> Tensor:
-        return self.rate * value + (1.0 - self.rate) * value.detach()
 
 
 class LockedBatchNorm2d(nn.BatchNorm2d):
@@ -67,14 +67,29 @@ class LockedBatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalise ``(B, channels, H, W)``, scale and shift."""
-        normal = super().forward(images)
         if self.coefficients is not None:
             gamma, beta = self.coefficients
-        elif self.lock is not None:
-            gamma, beta = self.lock.coefficients()
-        else:
-            return normal
-        return normal * gamma.view(-1, 1, 1) + beta.view(-1, 1, 1)
+            scaled: Tensor = super().forward(images) * gamma.view(-1, 1, 1) + beta.view(-1, 1, 1)
+            return scaled
+        if self.lock is None:
+            return super().forward(images)
+        # One pass normalises, scales and shifts, as it does with parameters of the layer's own.
+        track = self.training and self.track_running_stats
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if track and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        keep = track or not self.training
+        return F.batch_norm(
+            images,
+            self.running_mean if keep else None,
+            self.running_var if keep else None,
+            *self.lock.coefficients(),
+            training=self.training or self.running_mean is None,
+            momentum=momentum,
+            eps=self.eps,
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

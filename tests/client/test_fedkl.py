@@ -74,6 +74,44 @@ def test_scale_and_shift_are_the_lock_of_the_key_worked_by_hand():
         torch.testing.assert_close(model(images), expected)
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_locked_layer_is_the_plain_one_with_the_locks_numbers_in_it(momentum):
+    plain = nn.BatchNorm2d(2, momentum=momentum)
+    model = prepare_model(
+        nn.Sequential(nn.BatchNorm2d(2, momentum=momentum)), [{"name": "fedkl", "key_length": 8}]
+    )
+    generator = torch.Generator().manual_seed(3)
+    Lock.draw({"0": 2}, 8, generator=generator).attach(model)
+    gamma, beta = (c.detach() for c in model[0].lock.coefficients())
+    with torch.no_grad():
+        plain.weight.copy_(gamma)
+        plain.bias.copy_(beta)
+    for training in (True, True, False):
+        plain.train(training), model.train(training)
+        images = torch.randn(3, 2, 4, 4) + 1
+        torch.testing.assert_close(model(images), plain(images))
+    for name, value in model[0].state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name])
+    # What an attacker puts in its place gives the same.
+    images = torch.randn(3, 2, 4, 4)
+    own = model(images)
+    model[0].coefficients = (gamma, beta)
+    torch.testing.assert_close(model(images), own)
+
+
+def test_the_rate_slows_the_lock_layers_and_nothing_else():
+    steps = {}
+    for rate in (1.0, 0.25):
+        _, model, _ = locked(rate=rate)
+        images = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+        F.cross_entropy(model(images), torch.tensor([1, 2])).backward()
+        (layer,) = key_locks(model).values()
+        steps[rate] = (layer.lock.scale.weight.grad, model.features[0].weight.grad)
+    torch.testing.assert_close(steps[0.25][0], 0.25 * steps[1.0][0])
+    torch.testing.assert_close(steps[0.25][1], steps[1.0][1])
+    assert float(steps[1.0][0].abs().sum()) > 0
+
+
 def test_the_server_has_neither_scale_nor_shift():
     model = prepare_model(nn.Sequential(nn.BatchNorm2d(2)), [{"name": "fedkl"}])
     images = torch.randn(3, 2, 4, 4)
