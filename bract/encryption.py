@@ -65,3 +65,25 @@ class EncryptionConfig(BaseModel):
                     f"strategy.p_hat is {p_hat}; raise it to {needed}"
                 )
         return None
+
+    def cautions(self, clients: int, strategy: str) -> list[str]:
+        """Say what encryption cannot hide in this run, though it works."""
+        if not self.enabled:
+            return []
+        found = []
+        if clients < 3:
+            found.append(
+                f"with {clients} clients encryption hides no update from the clients: each "
+                "subtracts its own from the mean and holds the other's; take three or more"
+            )
+        if strategy == "fedboosting":
+            found.append(
+                "fedboosting shows every client the decrypted fused models, from which it can "
+                "solve for the others' updates: encryption hides them from the server only"
+            )
+        if self.keys == "in-band" and self.threshold is not None:
+            found.append(
+                "the first client deals the key shares and sees the whole key while it does; "
+                "where no client may, run `bract keygen --threshold` and provision the files"
+            )
+        return found

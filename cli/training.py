@@ -44,6 +44,8 @@ def run_federation(
         say(f"{run.root}: finished already")
         return run
     say(f"federation {config.name}: {config.clients} clients, {config.rounds} rounds")
+    for caution in config.encryption.cautions(config.clients, config.strategy.name):
+        say(f"warning: {caution}")
     run.update_state(
         status="starting",
         name=config.name,

@@ -103,17 +103,10 @@ class EncryptedFederation(Federation):
             layout.max_weight,
             layout.fixed_point.step,
         )
-        if self.config.strategy.name == "fedboosting":
-            _log.warning(
-                "fedboosting shows every client the decrypted fused models, from which it can "
-                "solve for the others' updates: encryption hides them from the server only"
-            )
-        if self.config.clients < 3:
-            _log.warning(
-                "with %d clients encryption hides nothing from them: each subtracts its own "
-                "update from the mean and holds the other's; take three or more",
-                self.config.clients,
-            )
+        for caution in self.config.encryption.cautions(
+            self.config.clients, self.config.strategy.name
+        ):
+            _log.warning("%s", caution)
 
 
 def mean_judgement(judged: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:

@@ -145,12 +145,6 @@ class Admission:
             "hands over" if holders else "generates",
             len(recipients),
         )
-        if not holders and self.config.threshold is not None:
-            _log.warning(
-                "%s deals the key shares and sees the whole key while it does; where no client "
-                "may, let a dealer outside the run do it (bract keygen --threshold)",
-                holder.client,
-            )
         answers, failures = self._ask({holder.node_id: content}, DEAL_TYPE)
         if failures:
             raise RunFailedError(

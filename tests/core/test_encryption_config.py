@@ -45,3 +45,15 @@ def test_what_is_refused_encrypted_is_fine_in_the_clear():
     assert build_config({"clients": 40}).clients == 40
     raised = {"scheme": "paillier", "max_weight_sum": 50}
     build_config({"clients": 6, "encryption": raised, "strategy": {"name": "fedboosting"}})
+
+
+def test_what_encryption_cannot_hide_is_said():
+    def cautions(clients, strategy="fedavg", **section):
+        config = build_config({"encryption": {"scheme": "paillier", **section}})
+        return " ".join(config.encryption.cautions(clients, strategy))
+
+    assert cautions(3) == ""
+    assert "with 2 clients" in cautions(2)
+    assert "solve for the others' updates" in cautions(3, "fedboosting")
+    assert "sees the whole key" in cautions(3, keys="in-band", threshold=2)
+    assert build_config({}).encryption.cautions(2, "fedboosting") == []
