@@ -87,6 +87,8 @@ class LocalFederation:
         """
         self.run_id = self._submit()
         seen = len(self.run.metrics())
+        tolerant = self.config.strategy.tolerate_failures and self.launch.superlink is None
+        clients = [f"client-{i}" for i in range(self.config.clients)] if tolerant else []
         asked = time.monotonic()
         while True:
             rows = self.run.metrics()
@@ -96,7 +98,7 @@ class LocalFederation:
             state = self.run.state()
             if state.get("flower_run_id") == self.run_id and state.get("status") != "running":
                 break
-            self.processes.check_alive()
+            self.processes.check_alive(expendable=clients)
             if time.monotonic() - asked > 15.0:
                 asked = time.monotonic()
                 if self._flower_status().startswith("finished") and not self._just_ended():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from bract.cli.warm import real_command, write_shims
 from bract.errors import RunFailedError
 
 READY_TIMEOUT = 90.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,6 +59,7 @@ class Processes:
         self._warm = warm
         self._mark = uuid.uuid4().hex
         self._running: list[_Process] = []
+        self._lost: set[str] = set()
         self._guardian: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
@@ -138,15 +142,28 @@ class Processes:
                 )
             time.sleep(0.05)
 
-    def check_alive(self) -> None:
-        """Raise `RunFailedError` where a process has ended by itself."""
+    def check_alive(self, expendable: Collection[str] = ()) -> None:
+        """Notice processes that have ended by themselves.
+
+        Parameters
+        ----------
+        expendable
+            Names of processes of which one is enough: the loss of another is logged, once.
+
+        Raises
+        ------
+        RunFailedError
+            If any other process has ended, or all of ``expendable``.
+        """
         for process in self._running:
             code = process.handle.poll()
-            if code is not None:
-                raise RunFailedError(
-                    f"{process.name} ended by itself with code {code}; see {process.log}",
-                    _tail(process.log),
-                )
+            if code is None or process.name in self._lost:
+                continue
+            ended = f"{process.name} ended by itself with code {code}; see {process.log}"
+            self._lost.add(process.name)
+            if process.name not in expendable or self._lost.issuperset(expendable):
+                raise RunFailedError(ended, _tail(process.log))
+            _log.warning("%s; the run goes on without it", ended)
 
     def last_traceback(self) -> str:
         """Return the last traceback that a client, or else the server, has logged."""
