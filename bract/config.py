@@ -70,6 +70,7 @@ class AuditConfig(Section):
     rounds: list[Positive] | None = None
     clients: list[str] | None = None
     iterations: Positive | None = None
+    seconds: Annotated[float, Field(gt=0.0)] | None = None
     restarts: Positive = 1
     max_images: Positive = 8
     device: str = "auto"

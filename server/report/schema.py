@@ -129,6 +129,7 @@ class Scores(_Record):
     ssim: Number = None
     lpips_alex: Number = None
     lpips_vgg: Number = None
+    stlpips: Number = None
     identified_top1: bool | None = None
     identified_top5: bool | None = None
 
@@ -158,6 +159,7 @@ class Budget(_Record):
     """What the attacker was allowed to spend on one observation."""
 
     iterations: int | None = None
+    seconds: Number = None
     restarts: int | None = None
 
 
