@@ -43,6 +43,8 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # A shell's background job hands SIGINT on ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def finish(self, timeout: float = 180) -> tuple[int, str]:
