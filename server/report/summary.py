@@ -144,6 +144,10 @@ def client_rows(
                 "rounds": len(trained),
                 "examples": next((t.num_examples for t in trained if t.num_examples), None),
                 "seconds_per_round": mean(t.seconds for t in trained),
+                "encryption_seconds_per_round": mean(
+                    total((t.encrypt_seconds, t.decrypt_seconds)) for t in trained
+                ),
+                "clipped": total(t.clipped for t in trained),
                 "train_loss": last(t.train_loss for t in trained),
                 "validation_accuracy": last(t.validation_accuracy for t in trained),
                 "captures": sum(c.client == name for c in files.captures),
