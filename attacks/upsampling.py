@@ -68,7 +68,7 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         padded, kernels = ctx.saved_tensors
-        lanes, inputs, images, height, width = ctx.shape
+        lanes, _, images, height, width = ctx.shape
         outputs = gradient.shape[1]
         count = _columns(images, height, width)
         large = padded.new_zeros(lanes, 4 * outputs, count)
