@@ -59,11 +59,11 @@ def test_a_killed_supernode_that_is_started_again_goes_on_with_its_moments(tmp_p
         {
             "name": "killed",
             "clients": 2,
-            "rounds": 5,
+            "rounds": 3,
             "data": {"image_size": 16, "validation": 0.0},
             "model": {"name": "lenet-strided", "activation": "relu"},
             "training": {"local_steps": 2},
-            "strategy": {"tolerate_failures": True, "timeout": 6.0},
+            "strategy": {"tolerate_failures": True, "timeout": 15.0},
             "defenses": [{"name": "adadefense", "alpha": ALPHA}],
         }
     )

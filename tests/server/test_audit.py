@@ -178,8 +178,8 @@ main()
 
 
 def test_an_audit_that_is_killed_goes_on_in_the_middle_of_its_attack(run):
-    choice = AuditChoice(("grnn",), iterations=300, device="cpu")
-    arguments = [str(run.root), "--attack", "grnn", "--iterations", "300", "--device", "cpu"]
+    choice = AuditChoice(("grnn",), iterations=150, device="cpu")
+    arguments = [str(run.root), "--attack", "grnn", "--iterations", "150", "--device", "cpu"]
     audit = subprocess.Popen(
         [sys.executable, "-c", KILLED, *arguments], stderr=subprocess.PIPE, text=True
     )
@@ -194,11 +194,11 @@ def test_an_audit_that_is_killed_goes_on_in_the_middle_of_its_attack(run):
     assert unfinished.stat().st_mode & 0o077 == 0
     (part,) = unfinished.glob("*.part")
     done = torch.load(part, weights_only=True)["step"]
-    assert 0 < done < 300
+    assert 0 < done < 150
     resumed = Audit(run, choice, resume=True)
     seen = []
     results = list(resumed.execute(resumed.plan(), lambda progress: seen.append(progress.fraction)))
-    assert seen[0] >= done / 300
+    assert seen[0] >= done / 150
     assert not unfinished.exists()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
