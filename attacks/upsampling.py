@@ -48,26 +48,18 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, weight: Tensor) -> Tensor:
         lanes, inputs, images, height, width = features.shape
         outputs = weight.shape[2] // inputs
-        padded = torch.nn.functional.pad(features, (1, 1, 1, 1)).flatten(2)
-        merge = _merge(weight)
-        kernels = torch.matmul(merge, weight).view(lanes, 4, 4 * outputs, inputs)
-        count = padded.shape[2] - width - 3
-        # Columns beyond `count` are never read: they would reach past the last row.
-        large = padded.new_empty(lanes, 4 * outputs, padded.shape[2])
-        made = large[:, :, :count]
+        count = _columns(images, height, width)
+        padded = features.new_zeros(lanes, inputs, count + width + 3)
+        _inner(padded, features.shape).copy_(features)
+        kernels = torch.matmul(_merge(weight), weight).view(lanes, 4, 4 * outputs, inputs)
+        large = features.new_empty(lanes, 4 * outputs, count)
         for tap, shift in enumerate(_shifts(width)):
             seen = padded[:, :, shift : shift + count]
-            if tap:
-                made.baddbmm_(kernels[:, tap], seen)
-            else:
-                torch.bmm(kernels[:, 0], seen, out=made)
+            torch.baddbmm(large, kernels[:, tap], seen, beta=1.0 if tap else 0.0, out=large)
         found = features.new_empty(lanes, outputs, images, 2 * height, 2 * width)
-        by_parity = large.view(lanes, 2, 2, outputs, images, height + 2, width + 2)
         for row in range(2):
             for column in range(2):
-                found[..., row::2, column::2] = by_parity[
-                    :, row, column, ..., row : row + height, column : column + width
-                ]
+                found[..., row::2, column::2] = _parity(large, found, row, column)
         ctx.save_for_backward(padded, kernels)
         ctx.shape = features.shape
         return found
@@ -76,26 +68,48 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         padded, kernels = ctx.saved_tensors
-        lanes, inputs, images, height, width = ctx.shape
+        lanes, _, images, height, width = ctx.shape
         outputs = gradient.shape[1]
-        slope = padded.new_zeros(lanes, 2, 2, outputs, images, height + 2, width + 2)
+        count = _columns(images, height, width)
+        large = padded.new_zeros(lanes, 4 * outputs, count)
         for row in range(2):
             for column in range(2):
-                slope[:, row, column, ..., row : row + height, column : column + width] = gradient[
-                    ..., row::2, column::2
-                ]
-        count = padded.shape[2] - width - 3
-        flat = slope.view(lanes, 4 * outputs, -1)[:, :, :count]
+                _parity(large, gradient, row, column).copy_(gradient[..., row::2, column::2])
         to_kernels = torch.empty_like(kernels)
         to_padded = torch.zeros_like(padded)
         for tap, shift in enumerate(_shifts(width)):
-            seen = slice(shift, shift + count)
-            torch.bmm(flat, padded[:, :, seen].transpose(1, 2), out=to_kernels[:, tap])
-            to_padded[:, :, seen].baddbmm_(kernels[:, tap].transpose(1, 2), flat)
-        merge = _merge(kernels)
-        to_weight = torch.matmul(merge.T, to_kernels.view(lanes, 16, -1))
-        grid = to_padded.view(lanes, inputs, images, height + 2, width + 2)
-        return grid[..., 1:-1, 1:-1], to_weight
+            seen = padded[:, :, shift : shift + count]
+            torch.bmm(large, seen.transpose(1, 2), out=to_kernels[:, tap])
+            to_padded[:, :, shift : shift + count] += torch.bmm(
+                kernels[:, tap].transpose(1, 2), large
+            )
+        to_weight = torch.matmul(_merge(kernels).T, to_kernels.view(lanes, 16, -1))
+        return _inner(to_padded, ctx.shape), to_weight
+
+
+def _columns(images: int, height: int, width: int) -> int:
+    """Positions of the padded images that are computed, in whole vectors: odd ends are slow."""
+    return -(-(images * (height + 2) * (width + 2) - width - 3) // 16) * 16
+
+
+def _inner(padded: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The images ``(L, C, B, h, w)`` inside their flattened margin of one pixel."""
+    *_, height, width = shape
+    row, lane, channel = width + 2, padded.stride(0), padded.stride(1)
+    return padded.as_strided(shape, (lane, channel, (height + 2) * row, row, 1), row + 1)
+
+
+def _parity(large: Tensor, image: Tensor, row: int, column: int) -> Tensor:
+    """Where the even or odd pixels of ``image`` ``(L, C, B, 2h, 2w)`` stand in the product."""
+    lanes, outputs, images, height, width = image.shape
+    height, width = height // 2, width // 2
+    wide, lane, channel = width + 2, large.stride(0), large.stride(1)
+    start = (2 * row + column) * outputs * channel + row * wide + column
+    return large.as_strided(
+        (lanes, outputs, images, height, width),
+        (lane, channel, (height + 2) * wide, wide, 1),
+        start,
+    )
 
 
 def _shifts(width: int) -> tuple[int, int, int, int]:

@@ -2,7 +2,8 @@
 
 Without options the table of the standard plan; ``--quick`` shortens it to a smoke test. Scores are
 means over images of the blind pick, with 95 % bootstrap intervals; the oracle pick and the
-baselines that see no gradient stand beside them. Models are freshly initialised, images are not
+baselines that see no gradient stand beside them. ``--device cuda --speed-only`` holds 64 restarts
+together against a loop over them on a GPU. Models are freshly initialised, images are not
 normalised, labels are not given to any attack.
 """
 
@@ -298,6 +299,7 @@ def main() -> None:
     add("--speed-iterations", type=int, default=40)
     add("--resume", type=Path, help="file of finished rows: read first, appended to")
     add("--no-speed", action="store_true")
+    add("--speed-only", action="store_true", help="restarts together against a loop, no scores")
     add("--no-baselines", action="store_true")
     add("--quick", action="store_true", help="2 images and 50 iterations a setting")
     options = options_parser.parse_args()
@@ -321,6 +323,8 @@ def main() -> None:
     if options.quick:
         options.images = 2
         plan = [s for s in plan if s.batch <= options.images]
+    if options.speed_only:
+        plan, options.no_baselines = [], True
     rows: list[dict[str, Any]] = []
     done = _read(options.resume)
     for setting in plan:

@@ -145,33 +145,36 @@ class LocalFederation:
         ports = free_ports(self.config.clients)
         keys = self._keys()
         for client, port in enumerate(ports):
-            name = f"client-{client}"
-            node: dict[str, str | int] = {
-                "partition-id": client,
-                "num-partitions": self.config.clients,
-                "state-dir": str((self.run.root / "state" / name).absolute()),
-                "private-seed": derive_seed(self.config.seed, "private", client),
-            }
-            if self.config.encryption.enabled:
-                # The test split lies on this machine anyway, and the server has no model to judge.
-                node["public-test"] = True
-            if keys:
-                node["paillier-key"] = str(keys[client].absolute())
-            if client < len(self.launch.devices):
-                node["device"] = self.launch.devices[client]
-            if self.config.truth:
-                node["truth-dir"] = str((self.run.truth / name).absolute())
-            self.processes.start(
-                name,
-                [
-                    *self.processes.command("flower-supernode"),
-                    "--insecure",
-                    *("--superlink", address, "--port", str(port)),
-                    *("--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in node.items())),
-                ],
-            )
+            self._start_supernode(client, address, port, keys)
         for client, port in enumerate(ports):
             self.processes.wait_for(lambda port=port: is_healthy(port), f"client-{client}")  # type: ignore[misc]
+
+    def _start_supernode(self, client: int, address: str, port: int, keys: list[Path]) -> None:
+        name = f"client-{client}"
+        node: dict[str, str | int] = {
+            "partition-id": client,
+            "num-partitions": self.config.clients,
+            "state-dir": str((self.run.root / "state" / name).absolute()),
+            "private-seed": derive_seed(self.config.seed, "private", client),
+        }
+        if self.config.encryption.enabled:
+            # The test split lies on this machine anyway, and the server has no model to judge.
+            node["public-test"] = True
+        if keys:
+            node["paillier-key"] = str(keys[client].absolute())
+        if client < len(self.launch.devices):
+            node["device"] = self.launch.devices[client]
+        if self.config.truth:
+            node["truth-dir"] = str((self.run.truth / name).absolute())
+        self.processes.start(
+            name,
+            [
+                *self.processes.command("flower-supernode"),
+                "--insecure",
+                *("--superlink", address, "--port", str(port)),
+                *("--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in node.items())),
+            ],
+        )
 
     def _keys(self) -> list[Path]:
         """Return each client's key file, after generating those of a run that has none yet."""

@@ -6,9 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
+from bract.models import create_model
+from bract.observation import Observation, ObservationStore, Protocol
 from bract.server.loopback import LoopbackGrid
+from bract.update import parameters_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -36,3 +40,32 @@ def test_fedboosting_works_in_somebody_s_own_apps(capsys):
     assert sum(found["weights"]) == pytest.approx(1.0)
     assert all(score > 0.5 for row in found["V"] for score in row)
     assert all(score > 0.5 for score in found["T"])
+
+
+def test_the_notebook_example_attacks_a_run(tmp_path, monkeypatch, capsys):
+    torch.manual_seed(0)
+    model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
+    loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3]))
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    protocol = Protocol(
+        algorithm="fedsgd", model="lenet-strided", image_shape=(1, 8, 8), classes=10, batch_size=1
+    )
+    store = ObservationStore(tmp_path / "runs" / "demo" / "captures")
+    for client, update in (("good", dict(zip(names, gradients, strict=True))), ("empty", {})):
+        store.save(
+            Observation(
+                round=1,
+                client=client,
+                parameters=parameters_of(model),
+                update=update,
+                protocol=protocol,
+            )
+        )
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(), re.DOTALL)
+    exec(compile(code, "attacks.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert "round-0001/good [3] (1, 1, 8, 8)" in said
+    assert "round-0001/empty not attacked: " in said
+    assert "s left" in said

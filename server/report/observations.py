@@ -45,6 +45,7 @@ def observation_facts(root: Path, folder: str, audit: AuditFile) -> Facts:
         "gradient_cosine": audit.gradient_cosine,
         "loss_curve": [[step, loss] for step, loss in audit.loss_curve],
         "refused": audit.refused,
+        "failed": audit.failed,
         "notes": audit.notes,
         "images": images,
         "scored": len(scored),

@@ -180,6 +180,7 @@ class AuditFile(_Record):
     loss_curve: list[tuple[float, Number]] = []
     gradient_cosine: Number = None
     refused: str | None = None
+    failed: bool = False
     scored: bool = False
     selection: str = "blind"
     images: list[ImageResult] = []

@@ -44,6 +44,7 @@ def _attack_row(client: str | None, group: Sequence[Facts]) -> Facts:
         "rounds": _unique(o["round"] for o in group),
         "images": len(images),
         "scored": len(scored),
+        "failed": sum(o["failed"] for o in group),
         "leaked": sum(bool(image["leaked"]) for image in images),
         "ssim": _score(group, scored, "ssim"),
         "psnr": _score(group, scored, "psnr"),

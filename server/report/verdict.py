@@ -73,7 +73,7 @@ def budget_text(row: Facts) -> str:
     if row["iterations"]:
         parts.append(f"{row['iterations']:,} iterations")
     if row["budget_seconds"]:
-        parts.append(f"{row['budget_seconds']:,.0f} s an upload")
+        parts.append(f"{row['budget_seconds']:g} s an upload")
     if row["restarts"] and row["restarts"] > 1:
         parts.append(f"{row['restarts']} restarts")
     return ", ".join(parts)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bract.attacks import GRNN, Budget, Engine, GRNNPolish, reconstruct
+from bract.attacks import DLG, GRNN, IG, Best, Budget, Engine, GRNNPolish, reconstruct
 from bract.attacks.generator import Generator, GeneratorSearch
 from bract.attacks.metrics import label_accuracy, score
 from bract.attacks.problem import Problem, open_case
@@ -90,3 +90,19 @@ def test_every_lane_decodes_as_its_own_generator_would(observe, tiny, images):
         wanted, probabilities = network(torch.randn(images, 8))
         assert torch.allclose(found[lane], wanted, atol=1e-5)
         assert torch.allclose(labels[lane], probabilities, atol=1e-6)
+
+
+def test_a_whole_attack_runs_at_256_pixels(observe):
+    images = torch.rand(1, 3, 256, 256)
+    found = GRNN(width=1, latent=4)(observe(images, torch.tensor([1])), budget=Budget(iterations=1))
+    assert found.images.shape == (1, 3, 256, 256)
+
+
+def test_images_of_odd_size_are_left_to_the_attacks_without_a_generator(observe):
+    images, labels = torch.rand(1, 1, 9, 9), torch.tensor([2])
+    seen = observe(images, labels)
+    for attack in (IG(), DLG(), Best()):
+        found = attack(seen, budget=Budget(iterations=2))
+        assert found.images.shape == images.shape
+    with pytest.raises(BractError, match="found 9"):
+        GRNN()(seen, budget=Budget(iterations=2))

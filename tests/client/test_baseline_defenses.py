@@ -1,3 +1,4 @@
+import importlib.util
 import math
 
 import numpy as np
@@ -6,8 +7,16 @@ import torch
 from flwr.supercore.differential_privacy import clip_inputs_inplace
 from torch import nn
 
-from bract.client.defenses import DefenseError, Noise, ProtectContext, Pruning, Soteria
+from bract.client.defenses import (
+    DefenseError,
+    Noise,
+    ProtectContext,
+    Pruning,
+    Soteria,
+    build_defenses,
+)
 from bract.client.defenses.soteria import sensitivities
+from bract.errors import BractError
 
 HERE = ProtectContext(seed=1)
 
@@ -146,3 +155,17 @@ def test_soteria_refuses_an_update_without_the_last_layer():
     context = ProtectContext(model=small_model(), images=torch.rand(1, 1, 4, 4))
     with pytest.raises(DefenseError, match=r"no 4\.weight"):
         Soteria().protect({"1.weight": torch.ones(6, 16)}, {}, context)
+
+
+def test_opacus_keeps_the_account_where_it_is_installed_and_asked_for():
+    entry = {"name": "noise", "epsilon": 1.0, "accountant": "opacus"}
+    if importlib.util.find_spec("opacus") is None:
+        with pytest.raises(BractError, match=r"bract\[opacus\]"):
+            build_defenses([entry])
+        return
+    (ours,) = build_defenses([{"name": "noise", "epsilon": 1.0}]).defenses
+    (theirs,) = build_defenses([entry]).defenses
+    assert theirs.deviation == ours.deviation
+    for rounds in (1, 10):
+        # Both bound the same mechanism; the Renyi conversion is the tighter of the two.
+        assert 0.7 * ours.spent(rounds) < theirs.spent(rounds) <= ours.spent(rounds)

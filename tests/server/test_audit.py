@@ -1,10 +1,14 @@
 import json
 import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from bract.cli.auditing import choose_audit, parse_budget
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.data import client_data, data_spec
@@ -161,3 +165,63 @@ def test_captures_of_somebodys_own_app_are_audited_unscored(run, tmp_path):
     assert (theirs.parent / "audit" / "ig" / "round-0001--client-0.json").is_file()
     page = write_report(theirs.parent)
     assert "client-1" in page.read_text()
+
+
+KILLED = """
+import sys
+import bract.attacks.descent
+bract.attacks.descent._CHECKPOINT_SECONDS = 0.2
+from bract.cli.main import main
+sys.argv = ["bract", "audit", *sys.argv[1:]]
+main()
+"""
+
+
+def test_an_audit_that_is_killed_goes_on_in_the_middle_of_its_attack(run):
+    choice = AuditChoice(("grnn",), iterations=150, device="cpu")
+    arguments = [str(run.root), "--attack", "grnn", "--iterations", "150", "--device", "cpu"]
+    audit = subprocess.Popen(
+        [sys.executable, "-c", KILLED, *arguments], stderr=subprocess.PIPE, text=True
+    )
+    unfinished = run.audit / "grnn" / "unfinished"
+    deadline = time.monotonic() + 60
+    while not list(unfinished.glob("*.part")):
+        assert audit.poll() is None, audit.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    audit.kill()
+    audit.communicate()
+    assert unfinished.stat().st_mode & 0o077 == 0
+    (part,) = unfinished.glob("*.part")
+    done = torch.load(part, weights_only=True)["step"]
+    assert 0 < done < 150
+    resumed = Audit(run, choice, resume=True)
+    seen = []
+    results = list(resumed.execute(resumed.plan(), lambda progress: seen.append(progress.fraction)))
+    assert seen[0] >= done / 150
+    assert not unfinished.exists()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    whole = execute(run, choice)
+    torch.set_num_threads(threads)
+    for one, other in zip(results, whole, strict=True):
+        assert one["final_loss"] == pytest.approx(other["final_loss"], rel=0.2)
+
+
+def test_a_budget_is_iterations_or_a_time(run):
+    assert parse_budget("2000") == (2000, None)
+    assert parse_budget("90s") == (None, 90.0)
+    assert parse_budget(" 1.5 m ") == (None, 90.0)
+    assert parse_budget("1h") == (None, 3600.0)
+    for text in ("", "0", "0s", "-5", "1.5", "soon", "5d"):
+        with pytest.raises(BractError, match="--budget"):
+            parse_budget(text)
+    choice = choose_audit(run.root, ["ig"], budget="0.5s", device="cpu")
+    assert (choice.iterations, choice.seconds) == (None, 0.5)
+    with pytest.raises(BractError, match="give one of them"):
+        choose_audit(run.root, ["ig"], iterations=5, budget="9")
+    results = execute(run, choice)
+    assert [r["budget"]["iterations"] for r in results] == [None, None]
+    assert [r["budget"]["seconds"] for r in results] == [0.5, 0.5]
+    assert sum(r["seconds"] for r in results) < 5
+    assert "0.5 s an upload" in write_report(run.root).read_text()
