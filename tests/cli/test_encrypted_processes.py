@@ -95,6 +95,9 @@ def test_fedboosting_under_a_threshold_with_shares_dealt_through_the_server(tmp_
     assert all(0.0 <= score <= 1.0 for scores in row["boosting"]["V"] for score in scores)
     assert [c["weight"] for c in row["clients"].values()] == row["boosting"]["weights"]
     assert not run.keys.exists()
+    log = (run.logs / "server.log").read_text()
+    assert "client-0 generates the Paillier key and seals it for 2 clients" in log
+    assert "round 1: boosting weights: client-0 " in log
     finals, secrets = [], []
     for client in range(3):
         folder = run.root / "state" / f"client-{client}"
