@@ -85,6 +85,7 @@ def main() -> None:
     options.add_argument("--defenses", nargs="*", default=list(CHAINS))
     arguments = options.parse_args()
     torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     rows: list[dict[str, Any]] = []
     for name in arguments.defenses:

@@ -10,23 +10,17 @@ programs on the machine do not disturb. TenSEAL and sf-heu are measured where th
 
 import argparse
 import importlib.util
-import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import gmpy2
 import numpy as np
 from numpy.typing import NDArray
+from results_io import device, emit, note, parser
 
-from bract import __version__
 from bract.paillier import (
     Layout,
     PrivateKey,
@@ -46,6 +40,18 @@ WEIGHTS = [7, 11, 13]
 CLIP = 0.1
 BITS_A_VALUE = 16
 MODELS = {"LeNet": 61_706, "ResNet-20": 272_474}
+
+COLUMNS = (
+    "bits",
+    "implementation",
+    "encrypt_us",
+    "encrypt_ratio",
+    "sum_us",
+    "sum_ratio",
+    "decrypt_us",
+    "decrypt_ratio",
+    "bytes_per_value",
+)
 
 Values = list[NDArray[np.float64]]
 Run = Callable[[Values], "Timing"]
@@ -82,26 +88,21 @@ class Implementation:
 
 def main() -> None:
     """Measure, then print a table or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bits", type=int, nargs="+", default=[2048, 3072])
-    parser.add_argument("--values", type=int, default=MODELS["LeNet"], help="values a vector")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--phe-values", type=int, default=24, help="values for one-by-one peers")
-    parser.add_argument("--json", action="store_true", help="print JSON alone on stdout")
-    options = parser.parse_args()
+    arguments = parser(__doc__, "paillier", picture=False)
+    arguments.add_argument("--bits", type=int, nargs="+", default=[2048, 3072])
+    arguments.add_argument("--values", type=int, default=MODELS["LeNet"], help="values a vector")
+    arguments.add_argument("--threads", type=int, default=1)
+    arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("--phe-values", type=int, default=24, help="values for one-by-one peers")
+    options = arguments.parse_args()
     if options.threads > 1:
         Clock.source = staticmethod(time.perf_counter)
     rows = [row for bits in options.bits for row in measure(bits, options)]
-    if options.json:
-        packages = ("gmpy2", "phe", "numpy", "tenseal", "sf-heu")
-        versions = {"bract": __version__, "python": platform.python_version()}
-        versions["gmp"] = gmpy2.mp_version()
-        versions |= {name: found for name in packages if (found := installed(name))}
-        print(json.dumps({"device": device(), "versions": versions, "rows": rows}, indent=1))
-    else:
+    if not options.json:
         print(f"{device()}, {options.threads} thread(s), {options.repeats} repetitions\n")
-        show(rows, options.bits)
+    emit(rows, COLUMNS, as_json=options.json, versions={"gmp": gmpy2.mp_version()})
+    if not options.json:
+        show_models(rows, options.bits)
 
 
 def measure(bits: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -282,19 +283,11 @@ def heu(scheme: str, bits: int) -> Run:
     return run
 
 
-def show(rows: list[dict[str, Any]], sizes: list[int]) -> None:
-    """Print the table."""
-    head = f"{'bits':>5}  {'implementation':28}"
-    head += f"{'encrypt us':>11}{'x phe':>9}{'sum us':>9}{'x phe':>8}{'decrypt us':>11}{'x phe':>8}"
-    print(head + f"{'bytes':>9}")
-    for row in rows:
-        print(
-            f"{row['bits']:>5}  {row['implementation']:28}"
-            f"{row['encrypt_us']:>11.2f}{row['encrypt_ratio']:>9.1f}"
-            f"{row['sum_us']:>9.2f}{row['sum_ratio']:>8.1f}"
-            f"{row['decrypt_us']:>11.2f}{row['decrypt_ratio']:>8.1f}{row['bytes_per_value']:>9.2f}"
-        )
-    print("\nper value, three clients; x phe: how many times faster than one value per ciphertext")
+def show_models(rows: list[dict[str, Any]], sizes: list[int]) -> None:
+    """Print what a round costs a client, by model."""
+    print(
+        "\nper value, three clients; ratio: how many times faster than phe, one value a ciphertext"
+    )
     for size in sizes:
         row = next(r for r in rows if r["bits"] == size and r["implementation"] == "bract djn")
         for model, count in MODELS.items():
@@ -339,30 +332,6 @@ def ratio(baseline: list[Timing], timings: list[Timing], name: str) -> float:
 def median(numbers: Iterable[float]) -> float:
     """Return the rounded median."""
     return round(statistics.median(numbers), 3)
-
-
-def installed(package: str) -> str | None:
-    """Return a package's version, None where it is missing."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def device() -> str:
-    """Return the processor's name and number of cores."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
-
-
-def note(text: str) -> None:
-    """Tell a person at a terminal what is running."""
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

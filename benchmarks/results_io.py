@@ -6,12 +6,15 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("bract", "flwr", "torch", "scikit-learn", "numpy", "matplotlib", "pillow")
+PACKAGES = (
+    *("bract", "flwr", "torch", "scikit-learn", "numpy", "matplotlib", "pillow"),
+    *("gmpy2", "phe", "tenseal", "sf-heu"),
+)
 
 
 def parser(doc: str, name: str, *, picture: bool = True) -> argparse.ArgumentParser:
@@ -28,13 +31,22 @@ def parser(doc: str, name: str, *, picture: bool = True) -> argparse.ArgumentPar
     return made
 
 
-def emit(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print rows as a table of ``columns``, or all of them as JSON."""
+def emit(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    *,
+    as_json: bool,
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Print rows as a table of ``columns``, or all of them as JSON.
+
+    ``versions`` are those that no installed package tells.
+    """
     if as_json:
         content = {
             "device": device(),
             "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-            "versions": {"python": platform.python_version(), **_versions()},
+            "versions": {"python": platform.python_version(), **_versions(), **(versions or {})},
             "rows": rows,
         }
         print(json.dumps(content, indent=1))

@@ -11,6 +11,7 @@ rounds differ by, ``--capture`` also times the hook alone, in this process, on t
 same federation, and sets it against the fastest round that was measured.
 """
 
+import logging
 import statistics
 import tempfile
 import time
@@ -35,6 +36,7 @@ Setup = tuple[bool, str]
 
 def main() -> None:
     """Measure in turn, then print the table or JSON."""
+    logging.basicConfig(level=logging.WARNING)
     arguments = parser(__doc__, "rounds", picture=False)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--repeats", type=int, default=3)

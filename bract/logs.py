@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 FIRST_SECONDS = 5.0
 """Work that takes less says nothing of how far it is; more does about as often."""
@@ -19,6 +21,27 @@ def log_to_stderr() -> None:
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+@contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Append the records of bract from INFO on to a file while the block runs.
+
+    Flower throws away what a ServerApp writes to stderr, but for what `flwr log` fetches.
+    """
+    logger = logging.getLogger("bract")
+    level = logger.level
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(min(level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def log_progress(logger: logging.Logger, what: str) -> Callable[[int, int], None]:

@@ -19,7 +19,7 @@ from bract.config import FederationConfig, config_of_run
 from bract.data import data_spec, test_data
 from bract.errors import BractError
 from bract.evaluation import evaluate
-from bract.logs import log_to_stderr
+from bract.logs import log_to_file, log_to_stderr
 from bract.models import create_model, initialise, prepare_model
 from bract.observation import Protocol
 from bract.records import VERSION_KEY, from_arrays, to_arrays
@@ -48,7 +48,8 @@ def main(grid: Grid, context: Context) -> None:
         bract=bract.__version__,
     )
     try:
-        _federation(config, run).train(PromptGrid(grid))
+        with log_to_file(run.logs / "server.log"):
+            _federation(config, run).train(PromptGrid(grid))
     except Exception as error:
         run.update_state(
             status="failed", finished=time.time(), error=f"{type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import (
@@ -280,6 +281,13 @@ class EncryptedFedBoosting(EncryptedFedAvg, FedBoosting):
     clients decrypt to score them. Every client can read every fused model, so what `fusing_weights`
     says about how little fusing hides from the other clients holds here too.
     """
+
+    def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
+        """Return the shares that the integer weights stand for, and record those."""
+        weights = super().weigh(contributions)
+        assert self._boosting is not None
+        self._boosting = replace(self._boosting, weights=tuple(weights))
+        return weights
 
     def ask_validators(self, nodes: Sequence[int], models: Sequence[ArrayRecord]) -> list[Message]:
         """Return the messages with the fused models, and with what a client needs to decrypt them.

@@ -1,6 +1,8 @@
 """An encrypted federation through real processes, and the audit with a client's key."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,18 @@ model: {name: lenet-strided, activation: relu}
 training: {lr: 0.1, local_steps: 4}
 data: {image_size: 16, partition: {kind: sizes, sizes: [120, 60, 2]}}
 encryption: paillier
+"""
+
+
+SHARED_OUT = """
+name: dealt
+clients: 3
+rounds: 1
+model: {name: "encrypted_runs:tiny"}
+training: {lr: 0.1, local_steps: 4}
+data: {image_size: 8, validation: 0.2, partition: {kind: sizes, sizes: [120, 60, 30]}}
+strategy: {name: fedboosting}
+encryption: {scheme: paillier, keys: in-band, threshold: 2}
 """
 
 
@@ -66,3 +80,40 @@ def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(tm
     }
     assert "no gradient attack applies" in found["oblivious"]
     assert found["colluding"] is None
+
+
+def test_fedboosting_under_a_threshold_with_shares_dealt_through_the_server(tmp_path, monkeypatch):
+    path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    (tmp_path / "dealt.yaml").write_text(SHARED_OUT)
+    command = Command(tmp_path, "run", "dealt.yaml")
+    code, errors = command.finish()
+    assert code == 0, errors
+    assert "sees the whole key" in errors
+    run = RunDirectory.open(tmp_path / "runs" / "dealt")
+    (row,) = run.metrics()[1:]
+    assert all(0.0 <= score <= 1.0 for scores in row["boosting"]["V"] for score in scores)
+    assert [c["weight"] for c in row["clients"].values()] == row["boosting"]["weights"]
+    assert not run.keys.exists()
+    log = (run.logs / "server.log").read_text()
+    assert "client-0 generates the Paillier key and seals it for 2 clients" in log
+    assert "round 1: boosting weights: client-0 " in log
+    finals, secrets = [], []
+    for client in range(3):
+        folder = run.root / "state" / f"client-{client}"
+        finals.append(load_file(folder / f"dealt-client-{client}-final.safetensors"))
+        state = load_file(next(folder.glob("*-encryption.safetensors")))
+        secrets += state["key"].numpy().tobytes().splitlines()[-6:-2]
+        secrets.append(state["identity"].numpy().tobytes()[:32])
+    assert b"KEY SHARE" in state["key"].numpy().tobytes()
+    secrets += [value.numpy().tobytes()[:64] for value in finals[0].values() if value.numel() > 15]
+    assert all(torch.equal(finals[0][name], other[name]) for other in finals for name in other)
+    held = [
+        file.read_bytes()
+        for folder in (run.captures, run.aggregates, run.logs, run.models)
+        for file in folder.rglob("*")
+        if file.is_file()
+    ]
+    assert len(held) > 6
+    for secret in secrets:
+        assert not any(secret in data for data in held)

@@ -118,7 +118,9 @@ def test_fedboosting_weights_and_scores_are_the_plain_ones(tmp_path, whole_key):
     run, grid = encrypted_run(tmp_path / "encrypted", [whole_key] * 3, **changes)
     wanted, found = plain.metrics()[-1]["boosting"], run.metrics()[-1]["boosting"]
     assert found["V"] == wanted["V"]
-    assert found["weights"] == pytest.approx(wanted["weights"])
+    shares = [client["weight"] for client in run.metrics()[-1]["clients"].values()]
+    assert found["weights"] == shares
+    assert shares == pytest.approx(wanted["weights"], abs=0.5 / 31)
     assert phases(grid) == ["query.hello", "train", "evaluate.fused", "evaluate.final"]
     fused = next(m for m in grid.log if m.metadata.message_type == "evaluate.fused")
     assert set(fused.content.array_records["fused-0"]) == {"header", "parameters"}

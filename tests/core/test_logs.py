@@ -21,6 +21,19 @@ def test_long_work_says_how_far_it_is_and_short_work_says_nothing(monkeypatch, c
     ]
 
 
+def test_a_file_takes_the_records_of_bract_while_the_block_runs(tmp_path):
+    logger = logging.getLogger("bract.test")
+    path = tmp_path / "server.log"
+    before = logging.getLogger("bract").level
+    with logs.log_to_file(path):
+        logger.info("weights are 0.5 and 0.5")
+        logger.debug("a detail")
+    logger.warning("too late")
+    assert path.read_text().splitlines()[0].endswith("INFO: weights are 0.5 and 0.5")
+    assert len(path.read_text().splitlines()) == 1
+    assert logging.getLogger("bract").level == before
+
+
 def test_logging_that_somebody_set_up_is_left_alone(monkeypatch):
     logger, root = logging.getLogger("bract"), logging.getLogger()
     before = list(logger.handlers)
