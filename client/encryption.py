@@ -23,7 +23,6 @@ from bract.ciphertexts import (
     encrypt_update,
     readable,
     shaped,
-    split_floating,
 )
 from bract.client.defenses import DefenseState
 from bract.client.keeping import Kept
@@ -268,14 +267,14 @@ class EncryptedClient:
     def encrypt(
         self, update: Tensors, buffers: Tensors
     ) -> tuple[EncryptedUpdate, dict[str, float]]:
-        """Encrypt a defended update and the change of the floating point buffers.
+        """Encrypt a defended update and the change of the buffers.
 
         Parameters
         ----------
         update
             What may leave this client, once it is encrypted.
         buffers
-            The model's buffers after training; integer ones stay here.
+            The model's buffers after training.
 
         Returns
         -------
@@ -284,9 +283,8 @@ class EncryptedClient:
         """
         assert self.key is not None
         started = time.perf_counter()
-        floating, integers = split_floating(buffers)
         model = self.model
-        change = difference({name: model[name] for name in floating}, floating)
+        change = difference({name: model[name] for name in buffers}, buffers)
         # Without the factors of n a share's owner encrypts with the public key.
         key = self.key.public if isinstance(self.key, KeyShare) else self.key
         encrypted, clipped = encrypt_update(key, update, change, self.config.encryption)
@@ -299,7 +297,6 @@ class EncryptedClient:
                 self.config.encryption.clip,
                 self.config.encryption.clip,
             )
-        self._kept.keep_model(model | integers, self.model_round)
         self.seconds["encrypt_seconds"] += time.perf_counter() - started
         return encrypted, {"clipped": float(clipped)}
 

@@ -26,7 +26,7 @@ from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 from bract.server.grid import PromptGrid
 from bract.server.hook import HonestButCurious
-from bract.strategies import create_strategy
+from bract.strategies import FedAvg, create_strategy
 from bract.update import buffers_of, parameters_of
 
 app = ServerApp()
@@ -83,7 +83,7 @@ class Federation:
         self.best_accuracy = -math.inf
         self._round_started = time.time()
         self.done = self._resume()
-        self.strategy = create_strategy(config, first_round=self.done + 1)
+        self.strategy = self._new_strategy()
 
     def train(self, grid: Grid) -> None:
         """Run the rounds that are left."""
@@ -143,6 +143,9 @@ class Federation:
         )
         model = prepare_model(model, self.config.defenses)
         return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
+
+    def _new_strategy(self) -> FedAvg:
+        return create_strategy(self.config, first_round=self.done + 1)
 
     def _resume(self) -> int:
         """Load the last model of an interrupted run; return how many rounds it has seen."""

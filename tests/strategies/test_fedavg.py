@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from toy_clients import toy_app, toy_arrays, toy_grid, value_of
 
 from bract.errors import BractError, RunFailedError
-from bract.records import from_arrays, to_arrays
+from bract.records import from_arrays, to_arrays, write_reply
 from bract.strategies import FedAvg, FedProx
 
 
@@ -44,6 +44,45 @@ def test_a_client_that_drops_out_costs_its_own_contribution_only():
     assert w == pytest.approx(-2.0)
     assert strategy.outcome.weights == pytest.approx((0.75, 0.25))
     assert [f.reason for f in strategy.outcome.failures] == ["gone"]
+
+
+def test_who_is_gone_for_good_is_not_waited_for_where_failures_are_tolerated():
+    def unplugged(message):
+        if message.metadata.dst_node_id != 3:
+            return None
+        del grid.contexts[3]
+        return "gone"
+
+    strategy = FedAvg(min_nodes=3, tolerate_failures=True)
+    grid = toy_grid(toy_app((1.0, 5.0, 100.0), examples=[30, 10, 60]), 3, faults=unplugged)
+    result = strategy.start(grid, toy_arrays(0.0), num_rounds=2, timeout=10)
+    assert value_of(result.arrays) == pytest.approx(-4.0)
+    assert [m.metadata.dst_node_id for m in grid.log].count(3) == 1
+
+
+@pytest.mark.parametrize("examples", [0, -5])
+def test_a_reply_that_claims_no_examples_is_a_failure_of_its_client(examples):
+    def app(node):
+        made = ClientApp()
+
+        @made.train()
+        def train(message, context):
+            return write_reply(
+                client=f"client-{node}",
+                version="1",
+                update={"w": torch.tensor([1.0], dtype=torch.float64)},
+                buffers={},
+                num_examples=examples if node else 7,
+                metrics={},
+                protocol={},
+                reply_to=message,
+            )
+
+        return made
+
+    strategy, _, w = play(app, 2, tolerate_failures=True)
+    assert w == pytest.approx(-1.0)
+    assert f"found {examples}" in strategy.outcome.failures[0].reason
 
 
 def test_a_fraction_of_the_nodes_trains():
