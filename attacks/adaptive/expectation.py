@@ -13,9 +13,10 @@ from bract.attacks.matching import minimise
 from bract.attacks.objectives import RelativeError
 from bract.attacks.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.pixels import PixelSearch
-from bract.attacks.problem import Case, Problem, smooth_images
+from bract.attacks.problem import Case, Problem
 from bract.attacks.simulation import forward_model, images_in, loss_gradient
 from bract.attacks.victim import Victim
+from bract.attacks.visibility import smooth_images
 from bract.observation import Observation
 from bract.update import Tensors
 

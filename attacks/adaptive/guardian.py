@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from bract.attacks.adaptive.declared import declared, gradient_scale
 from bract.attacks.adaptive.expectation import class_gradients, fitted_gradient, likely_labels
 from bract.attacks.adaptive.factor import shrinkage
-from bract.attacks.adaptive.guardian_map import GuardianHyper, GuardianMap, Path, walk
+from bract.attacks.adaptive.guardian_map import GuardianHyper, GuardianMap
+from bract.attacks.adaptive.guardian_reading import Group, Reading, path_of, read, unscaled
 from bract.attacks.evidence import ADAPTIVE, Evidence
 from bract.attacks.labels import last_layer
 from bract.attacks.simulation import images_in
@@ -28,45 +30,7 @@ TRUST = 0.05
 _STAGES = 4
 _FIT_STEPS = 120
 _MOST_IMAGES = 8
-_DIRECTIONS = 12
-_NUDGE = 1e-6
-_FLAT = 0.02
 _STRANGE = 0.5
-
-
-@dataclass(frozen=True)
-class Group:
-    """Coordinates that one run of the optimizer coupled, what was sent of them, and the bound."""
-
-    part: slice
-    sent: Tensor
-    epsilon: float
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one group says at given scalars.
-
-    Attributes
-    ----------
-    g, others
-        Likeliest update ``(D,)`` and all that fit ``(branches, D)``, each float64.
-    error
-        Bound on the error of g from a float32 client's rounding, ``(D,)``.
-    directions
-        Where g moves when the scalars do, orthonormal ``(R, D)``.
-    nothing
-        Share of the coordinates that come from no gradient.
-    apart
-        How far g's own scalars are from those that were used, relatively.
-    """
-
-    g: Tensor
-    others: Tensor
-    error: Tensor
-    directions: Tensor
-    nothing: float
-    apart: float
 
 
 @ADAPTIVE.register("guardian")
@@ -77,12 +41,11 @@ def undo_guardian(observation: Observation, history: Sequence[Observation]) -> E
     of delta is a known function of that of g. The function has turning points and jumps at zero,
     so that up to four or so values of g fit where ``|delta|`` is below about ten steps of ``lr``,
     one elsewhere. The scalars are those of any gradient near the true one: first the mean gradient
-    of random images under the label that fits best, then that of images fitted to this evidence,
-    a few times over while they
-    grow more consistent with what they lead to. What is left of their error moves g along a dozen known directions, in which
-    the match is left free (`Evidence.nuisance`); among the readings the one nearest to what is
-    simulated counts (`Evidence.alternatives`), since a gradient of an image decides between them
-    better than any density.
+    of random images under the label that fits best, then that of images fitted to this evidence, a
+    few times over while they grow more consistent with what they lead to. What is left of their
+    error moves g along a dozen known directions, in which the match is left free
+    (`Evidence.nuisance`); among the readings the one nearest to what is simulated counts
+    (`Evidence.alternatives`), since the gradient of an image decides better than any density.
 
     Plain descent (``optimizer: sgd``) only scales g: then the factor is read off the last layer
     where that tells it, and left open otherwise.
@@ -104,7 +67,7 @@ def undo_guardian(observation: Observation, history: Sequence[Observation]) -> E
     evidence = Evidence(target={})
     for stage in range(_STAGES):
         latest = [
-            read(hyper, group, _path(hyper, group, expected), expected[group.part])
+            read(hyper, group, path_of(hyper, group, expected), expected[group.part])
             for group in groups
         ]
         if readings and _apart(latest) >= _apart(readings):
@@ -126,38 +89,6 @@ def undo_guardian(observation: Observation, history: Sequence[Observation]) -> E
     }
     known = torch.tensor(labels) if len(labels) == 1 else None
     return replace(evidence, labels=known, notes=notes)
-
-
-def read(hyper: GuardianHyper, group: Group, path: Path, expected: Tensor) -> Reading:
-    """Invert one group at given scalars, choosing the reading nearest to ``expected`` ``(D,)``."""
-    delta = _delta(hyper, group, path)
-    mapped = GuardianMap(hyper, path)
-    slack = 1e-5 * float(delta.abs().max())
-    found = mapped.inverses(delta, slack)
-    nothing = found.isnan().all(dim=0)
-    pick = (found - expected).abs().nan_to_num(math.inf).argmin(dim=0)
-    g = torch.where(nothing, expected, found.gather(0, pick[None])[0])
-    at = mapped(g)
-    steep = at.slope.abs() > _FLAT * at.slope.abs().median()
-    error = torch.where(steep & ~nothing, at.rounding / at.slope.abs(), math.inf)
-    error = torch.where(delta == 0, 0.0, error)
-    moves = []
-    for nudged in _nudged(path):
-        moved = (
-            _delta(hyper, group, nudged) - delta - (GuardianMap(hyper, nudged)(g).value - at.value)
-        )
-        moves.append(torch.where(steep & (delta != 0), moved / at.slope / _NUDGE, 0.0))
-    _, strength, directions = torch.linalg.svd(torch.stack(moves), full_matrices=False)
-    kept = int((strength > 1e-5 * strength[0]).sum()) if len(strength) else 0
-    own = walk(g, hyper, group.epsilon)[1] if bool(g.any()) else path
-    return Reading(
-        g=g,
-        others=found,
-        error=error,
-        directions=directions[: min(kept, _DIRECTIONS)],
-        nothing=float(nothing.double().mean()),
-        apart=own.apart(path),
-    )
 
 
 def _groups(hyper: GuardianHyper, observation: Observation) -> list[Group]:
@@ -182,35 +113,6 @@ def _groups(hyper: GuardianHyper, observation: Observation) -> list[Group]:
     return [group for group in groups if bool(group.sent.any())]
 
 
-def _delta(hyper: GuardianHyper, group: Group, path: Path) -> Tensor:
-    """What was sent, as it was before its length was restored."""
-    if hyper.length == "bound":
-        return group.sent
-    return group.sent * (path.length / float(group.sent.norm()))
-
-
-def _path(hyper: GuardianHyper, group: Group, expected: Tensor) -> Path:
-    """The scalars of an expected update, which is given the true length where that is known."""
-    g = expected[group.part]
-    if hyper.length == "gradient":
-        g = g * (float(group.sent.norm()) / max(float(g.norm()), 1e-300))
-    return walk(g, hyper, group.epsilon)[1]
-
-
-def _nudged(path: Path) -> list[Path]:
-    """The path with each scalar that varies raised by a share of `_NUDGE`."""
-    found = [replace(path, length=path.length * (1.0 + _NUDGE))]
-    for k, step in enumerate(path.steps):
-        for i, value in enumerate(step):
-            if value in (0.0, 1.0) or (k == 0 and i < 2):
-                continue
-            scalars = list(step)
-            scalars[i] = value * (1.0 + _NUDGE)
-            moved = (scalars[0], scalars[1], scalars[2], scalars[3])
-            found.append(replace(path, steps=(*path.steps[:k], moved, *path.steps[k + 1 :])))
-    return found
-
-
 def _first_guess(
     hyper: GuardianHyper, observation: Observation, victim: Victim, groups: list[Group]
 ) -> tuple[list[int], Tensor]:
@@ -227,8 +129,8 @@ def _first_guess(
             inside = telling[group.part]
             if not bool(inside.any()):
                 continue
-            path = _path(hyper, group, expected)
-            delta = _delta(hyper, group, path)[inside]
+            path = path_of(hyper, group, expected)
+            delta = unscaled(hyper, group, path)[inside]
             g = expected[group.part][inside]
             found = GuardianMap(hyper, path).inverses(delta, 1e-5)
             near = (found - g).abs().nan_to_num(math.inf).amin(dim=0)
@@ -242,10 +144,8 @@ def _first_guess(
 
 def _last_layer_mask(observation: Observation, victim: Victim) -> Tensor:
     names = set(observation.parameters)
-    try:
+    with contextlib.suppress(BractError):
         names = {name for name in last_layer(victim) if name is not None}
-    except BractError:
-        pass
     return torch.cat(
         [torch.full((v.numel(),), n in names) for n, v in observation.parameters.items()]
     )
