@@ -11,6 +11,7 @@ vector, and names and shapes of the tensors in order) and one ``uint8`` matrix f
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from flwr.app import Array, ArrayRecord
 
 from bract.encryption import EncryptionConfig
 from bract.errors import BractError
+from bract.logs import log_progress
 from bract.paillier import (
     CipherVector,
     Layout,
@@ -34,6 +36,8 @@ from bract.paillier import (
     weighted_sum,
 )
 from bract.update import Tensors, apply_update, flatten, unflatten
+
+_log = logging.getLogger(__name__)
 
 PARAMETERS = "parameters"
 BUFFERS = "buffers"
@@ -172,7 +176,11 @@ def encrypt_update(
         values = flatten({name: value.to(torch.float64) for name, value in tensors.items()}).numpy()
         with readable():
             vectors[part], outside = encrypt(
-                key, values, plan_layout(config, part, values.size), randomness=config.randomness
+                key,
+                values,
+                plan_layout(config, part, values.size),
+                randomness=config.randomness,
+                progress=log_progress(_log, f"encrypting {part}"),
             )
         shapes[part] = tuple((name, tuple(value.shape)) for name, value in tensors.items())
         clipped += outside
@@ -186,7 +194,12 @@ def combine_updates(
     first = updates[0]
     with readable():
         vectors = {
-            part: weighted_sum(key, [update.vectors[part] for update in updates], weights)
+            part: weighted_sum(
+                key,
+                [update.vectors[part] for update in updates],
+                weights,
+                progress=log_progress(_log, f"adding {part}"),
+            )
             for part in first.vectors
         }
     return EncryptedUpdate(vectors, first.shapes)
@@ -196,7 +209,10 @@ def decrypt_mean(key: PrivateKey, update: EncryptedUpdate) -> dict[str, Tensors]
     """Return the weighted mean of the tensors of each vector, float64."""
     with readable():
         return {
-            part: shaped(decrypt(key, vector), update.shapes[part])
+            part: shaped(
+                decrypt(key, vector, progress=log_progress(_log, f"decrypting {part}")),
+                update.shapes[part],
+            )
             for part, vector in update.vectors.items()
         }
 

@@ -20,6 +20,7 @@ from bract.config import FederationConfig, config_of_run
 from bract.data import ClientData, DataSpec, client_data, data_spec, test_data
 from bract.errors import BractError
 from bract.evaluation import evaluate
+from bract.logs import log_to_stderr
 from bract.models import create_model, key_locks, with_random_key
 from bract.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY, from_arrays
 from bract.update import Tensors
@@ -131,6 +132,7 @@ def open_encrypted(message: Message, context: Context) -> Iterator[EncryptedClie
 
 @contextmanager
 def _named(context: Context) -> Iterator[Site]:
+    log_to_stderr()
     name = f"node-{context.node_id}"
     try:
         site = Site.from_node_config(context.node_config)

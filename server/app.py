@@ -19,6 +19,7 @@ from bract.config import FederationConfig, config_of_run
 from bract.data import data_spec, test_data
 from bract.errors import BractError
 from bract.evaluation import evaluate
+from bract.logs import log_to_stderr
 from bract.models import create_model, initialise, prepare_model
 from bract.observation import Protocol
 from bract.records import VERSION_KEY, from_arrays, to_arrays
@@ -35,6 +36,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train for the configured number of rounds; called by Flower."""
+    log_to_stderr()
     config = config_of_run(context.run_config)
     own_folder = Path("runs") / f"{config.name}-{context.run_id}"
     run = RunDirectory(str(context.run_config.get("run-dir") or own_folder))

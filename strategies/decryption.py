@@ -18,6 +18,7 @@ from bract.keyexchange import (
     vector_name,
     write_recipients,
 )
+from bract.logs import log_progress
 from bract.paillier import strip_messages
 from bract.partials import SealedPartials, write_bundle
 from bract.records import CONFIG, Failure
@@ -102,4 +103,13 @@ class ThresholdDecryption:
         public = self._admission.public
         vectors = EncryptedUpdate.from_record(aggregate).vectors
         with readable():
-            return ArrayRecord({p: Array(strip_messages(public, v)) for p, v in vectors.items()})
+            return ArrayRecord(
+                {
+                    part: Array(
+                        strip_messages(
+                            public, vector, progress=log_progress(_log, f"preparing {part}")
+                        )
+                    )
+                    for part, vector in vectors.items()
+                }
+            )

@@ -3,6 +3,7 @@ import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import FedProx as FlowerFedProx
 from toy_clients import toy_app, toy_arrays, toy_grid, value_of
 
 from bract.errors import BractError, RunFailedError
@@ -139,6 +140,17 @@ def test_fedprox_announces_mu_under_flowers_key_and_averages_like_fedavg():
     _, grid, w = play(toy_app((1.0, 3.0)), 2, strategy=strategy)
     assert grid.log[0].content.config_records["config"]["proximal-mu"] == 0.25
     assert w == pytest.approx(-2.0)
+
+
+def test_fedprox_ends_where_flowers_own_ends():
+    app = toy_app((1.0, 5.0), examples=[30, 10])
+    flower = FlowerFedProx(fraction_evaluate=0.0, min_train_nodes=2, proximal_mu=0.25)
+    grid = toy_grid(app, 2)
+    expected = value_of(flower.start(grid, toy_arrays(10.0), num_rounds=1).arrays)
+    _, own, w = play(app, 2, strategy=FedProx(proximal_mu=0.25, min_nodes=2), start=10.0)
+    assert w == pytest.approx(expected)
+    sent = [dict(g.log[0].content.config_records["config"]) for g in (grid, own)]
+    assert sent[0] == sent[1]
 
 
 def test_fedprox_refuses_a_negative_mu():
