@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from bract.attacks.descent import Outcome, Run
 from bract.attacks.lbfgs import LaneLBFGS
-from bract.attacks.matching import Attack, hard_labels, minimise, noise
+from bract.attacks.matching import Attack, certain_labels, hard_labels, minimise, noise
 from bract.attacks.objectives import LayerWeighting, Objective, SquaredError
 from bract.attacks.pixels import PixelSearch
 from bract.attacks.problem import Problem
@@ -19,7 +19,8 @@ from bract.attacks.registry import ATTACKS
 class DLG(Attack):
     """Deep Leakage from Gradients (Zhu et al., NeurIPS 2019).
 
-    Squared error, L-BFGS, images and soft labels found jointly from N(0, 1) starts. Restarts
+    Squared error, L-BFGS, images and soft labels (unless the evidence knows them) found jointly
+    from N(0, 1) starts. Restarts
     matter: many starts end in a poor minimum.
 
     Attributes
@@ -51,7 +52,8 @@ class DLG(Attack):
     def _search(self, problem: Problem, run: Run, *, joint: bool) -> Outcome:
         start = noise(problem, *problem.image_shape)
         logits = noise(problem, problem.image_shape[0], problem.classes)
-        search = PixelSearch(problem, start, None if joint else hard_labels(problem), logits)
+        known = certain_labels(problem) if joint else hard_labels(problem)
+        search = PixelSearch(problem, start, known, logits)
         unknowns = problem.unknowns()
         optimizer = LaneLBFGS(
             search.variables | unknowns,

@@ -243,7 +243,7 @@ def _match(problem: Problem, outcome: Outcome) -> tuple[Tensor, Tensor]:
         {n: v.detach().to(torch.float64) for n, v in outcome.unknowns.items()},
     )
     detached = {name: value.detach() for name, value in simulated.items()}
-    return agreement(detached, exact.target, exact.weights)
+    return agreement(detached, exact.reading(detached), exact.weights)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -32,17 +32,31 @@ class Evidence:
     target
         Scaled like `Observation.gradient`; may cover some of the parameters only.
     weights
-        Trust in each coordinate, same names and shapes; names left out count fully.
+        Trust in each coordinate, same names and shapes; names left out count fully. Only their
+        proportions matter: `bract.attacks.problem.open_case` scales them so that two images stay
+        as far apart as they are undefended.
+    alternatives
+        Other readings that a coordinate allows, ``(K, ...)`` for the names of ``target``: what is
+        simulated is compared with the nearest one.
+    nuisance
+        Directions along which the target is not known, ``(R, ...)`` for the names of ``target``,
+        orthonormal over all of them: differences along them do not count.
+    unknown_factor
+        Whether the target is the true one divided by an unknown factor of at least 1; the best
+        factor is found for whatever is simulated.
     forward
         How to simulate the client; None leaves the choice to the protocol.
     labels
-        Labels known with certainty, int64 ``(B,)``, or None.
+        Labels known with certainty, int64 ``(B,)``, or None; attacks do not search for them then.
     notes
         What was decided and why, JSON-ready; becomes part of the reconstruction's settings.
     """
 
     target: Tensors
     weights: Tensors | None = None
+    alternatives: Tensors | None = None
+    nuisance: Tensors | None = None
+    unknown_factor: bool = False
     forward: ForwardModel | None = None
     labels: Tensor | None = None
     notes: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from bract.attacks.descent import Outcome, Run
 from bract.attacks.generator import GeneratorSearch
-from bract.attacks.matching import Attack, hard_labels, minimise
+from bract.attacks.matching import Attack, certain_labels, hard_labels, minimise
 from bract.attacks.objectives import LayerWeighting, Objective, SquaredPlusNorm
 from bract.attacks.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.priors import image_priors
@@ -35,8 +35,8 @@ class GRNN(Attack):
     latent, width
         See `bract.attacks.generator.Generator`.
     labels
-        ``branch`` finds them with the generator's label branch, as published; ``infer`` reads
-        them from the last layer first.
+        ``branch`` finds them with the generator's label branch, as published, unless the evidence
+        knows them; ``infer`` reads them from the last layer first.
     objective, weighting
         The matching loss and the weights of the layers in it.
     """
@@ -58,7 +58,8 @@ class GRNN(Attack):
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Train one generator a lane."""
-        known = hard_labels(problem) if self.labels == "infer" else None
+        infer = self.labels == "infer"
+        known = hard_labels(problem) if infer else certain_labels(problem)
         search = GeneratorSearch(problem, latent=self.latent, width=self.width, labels=known)
         unknowns = problem.unknowns()
         optimizer = FirstOrder(

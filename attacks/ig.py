@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from bract.attacks.descent import Outcome, Run
-from bract.attacks.matching import Attack, hard_labels, minimise, noise
+from bract.attacks.matching import Attack, certain_labels, hard_labels, minimise, noise
 from bract.attacks.objectives import Cosine, LayerWeighting, Objective
 from bract.attacks.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.pixels import PixelSearch
@@ -39,7 +39,8 @@ class IG(Attack):
     signed, boxed
         As above; switch off for ablations.
     labels
-        ``infer`` reads them from the last layer, ``joint`` optimises them with the images.
+        ``infer`` reads them from the last layer, ``joint`` optimises them with the images, unless
+        the evidence knows them.
     objective, weighting
         The matching loss and the weights of the layers in it.
     schedule
@@ -62,7 +63,8 @@ class IG(Attack):
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""
         start = noise(problem, *problem.image_shape)
-        known = hard_labels(problem) if self.labels == "infer" else None
+        infer = self.labels == "infer"
+        known = hard_labels(problem) if infer else certain_labels(problem)
         logits = noise(problem, problem.image_shape[0], problem.classes)
         search = PixelSearch(problem, start, known, logits)
         unknowns = problem.unknowns()

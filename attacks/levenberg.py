@@ -109,17 +109,16 @@ def _into_box(point: Tensor, pixels: int) -> Tensor:
 
 
 def _residuals(problem: Problem, labels: Tensor, layout: Tensors) -> Callable[[Tensor], Tensor]:
-    target = problem.target
     trust = {n: w.sqrt() for n, w in (problem.weights or {}).items()}
     norm = torch.cat(
-        [(v * trust[n] if n in trust else v).flatten() for n, v in target.items()]
+        [(v * trust[n] if n in trust else v).flatten() for n, v in problem.target.items()]
     ).norm()
 
     def residual(point: Tensor) -> Tensor:
         unknowns = unflatten(point, layout)
         simulated = problem.simulate(unknowns.pop("images"), labels, unknowns)
         parts = []
-        for name, wanted in target.items():
+        for name, wanted in problem.reading(simulated).items():
             part = simulated[name] - wanted
             parts.append((part * trust[name] if name in trust else part).flatten())
         difference: Tensor = torch.cat(parts) / norm.clamp_min(1e-30)

@@ -218,6 +218,13 @@ def hard_labels(problem: Problem) -> Tensor:
     return torch.nn.functional.one_hot(labels, problem.classes).to(problem.dtype)
 
 
+def certain_labels(problem: Problem) -> Tensor | None:
+    """Labels that the evidence knows, as `hard_labels` gives them; None where it knows none."""
+    if any(case.evidence.labels is None for case in problem.cases):
+        return None
+    return hard_labels(problem)
+
+
 def noise(problem: Problem, *shape: int) -> Tensor:
     """Standard normal ``(L, *shape)``, each lane from its own seed."""
     drawn = [torch.randn(*shape, generator=g) for g in problem.generators()]

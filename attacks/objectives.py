@@ -33,10 +33,14 @@ class Cosine:
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
         """Return ``1 - <s, c> / (|s| |c|)`` in [0, 2]."""
-        simulated_norm = _sum(lambda s, _: s * s, simulated, captured, weights).clamp_min(1e-30)
-        captured_norm = _sum(lambda _, c: c * c, simulated, captured, weights).clamp_min(1e-30)
+        simulated_norm = weighted_sum(lambda s, _: s * s, simulated, captured, weights).clamp_min(
+            1e-30
+        )
+        captured_norm = weighted_sum(lambda _, c: c * c, simulated, captured, weights).clamp_min(
+            1e-30
+        )
         s_scale, c_scale = simulated_norm.rsqrt(), captured_norm.rsqrt()
-        return 0.5 * _sum(
+        return 0.5 * weighted_sum(
             lambda s, c: (s * _lane(s_scale, s) - c * _lane(c_scale, c)).square(),
             simulated,
             captured,
@@ -50,7 +54,7 @@ class SquaredError:
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
         """Return ``|s - c|^2``."""
-        return _sum(lambda s, c: (s - c).square(), simulated, captured, weights)
+        return weighted_sum(lambda s, c: (s - c).square(), simulated, captured, weights)
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class RelativeError:
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
         """Return ``|s - c|^2 / |c|^2``."""
-        error = _sum(lambda s, c: (s - c).square(), simulated, captured, weights)
-        norm = _sum(lambda _, c: c.square(), simulated, captured, weights)
+        error = weighted_sum(lambda s, c: (s - c).square(), simulated, captured, weights)
+        norm = weighted_sum(lambda _, c: c.square(), simulated, captured, weights)
         return error / norm.clamp_min(1e-30)
 
 
@@ -70,7 +74,7 @@ class AbsoluteError:
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
         """Return ``|s - c|_1``."""
-        return _sum(lambda s, c: (s - c).abs(), simulated, captured, weights)
+        return weighted_sum(lambda s, c: (s - c).abs(), simulated, captured, weights)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class SquaredPlusNorm:
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
         """Return ``d^2 + d`` for the Euclidean distance ``d``."""
-        squared = _sum(lambda s, c: (s - c).square(), simulated, captured, weights)
+        squared = weighted_sum(lambda s, c: (s - c).square(), simulated, captured, weights)
         return squared + (squared + 1e-24).sqrt()
 
 
@@ -93,7 +97,7 @@ class NoObjective:
 
     def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
         """Return zeros that keep the graph."""
-        return 0.0 * _sum(lambda s, _: s, simulated, captured, weights)
+        return 0.0 * weighted_sum(lambda s, _: s, simulated, captured, weights)
 
 
 LayerWeighting = Literal["equal", "linear", "exponential"]
@@ -129,12 +133,13 @@ def _lane(factor: Tensor, like: Tensor) -> Tensor:
     return factor.view(-1, *[1] * (like.dim() - 1))
 
 
-def _sum(
+def weighted_sum(
     term: Callable[[Tensor, Tensor], Tensor],
     simulated: Tensors,
     captured: Tensors,
     weights: Tensors | None,
 ) -> Tensor:
+    """Sum ``term(simulated, captured)`` over all coordinates, by weight, ``(L,)``."""
     lanes: list[Tensor] = []
     for name, value in captured.items():
         part = term(simulated[name], value)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks.evidence import Evidence, Tier, evidence_for
-from bract.attacks.objectives import Objective
+from bract.attacks.objectives import Objective, weighted_sum
 from bract.attacks.simulation import ForwardModel, forward_model, images_in
 from bract.attacks.victim import Victim, victim_of
+from bract.attacks.visibility import visible_share
 from bract.errors import BractError
 from bract.observation import Observation
 from bract.update import Tensors
@@ -39,6 +40,10 @@ class Case:
             self.forward,
             tuple(self.evidence.target),
             tuple(self.evidence.weights or ()),
+            _counts(self.evidence.alternatives),
+            _counts(self.evidence.nuisance),
+            self.evidence.unknown_factor,
+            self.evidence.labels is None,
             tuple(tuple(v.shape) for v in self.evidence.target.values()),
         )
 
@@ -70,6 +75,11 @@ def open_case(
     if not any(bool(value.any()) for value in evidence.target.values()):
         raise BractError(f"{observation.key}: the update is zero in every coordinate")
     forward = evidence.forward or forward_model(observation.protocol, images=images, unroll=unroll)
+    if evidence.weights is not None:
+        share = visible_share(victim, observation, forward, evidence, images)
+        weights = {name: value / share for name, value in evidence.weights.items()}
+        notes = evidence.notes | {"visible": share}
+        evidence = replace(evidence, weights=weights, notes=notes)
     return Case(observation, victim, evidence, forward, images)
 
 
@@ -81,6 +91,8 @@ class Problem:
     ----------
     parameters, buffers, target, weights
         ``(L, ...)`` by name.
+    alternatives, nuisance
+        ``(L, K, ...)`` by name, or None; see `Evidence`.
     seeds
         One seed a lane; everything random in a lane comes from it, so a result does not depend
         on which lanes ran together.
@@ -95,6 +107,8 @@ class Problem:
     buffers: Tensors
     target: Tensors
     weights: Tensors | None
+    alternatives: Tensors | None = None
+    nuisance: Tensors | None = None
 
     @classmethod
     def stack(
@@ -116,7 +130,10 @@ class Problem:
                 piled[name] = value.to(dtype) if value.is_floating_point() else value
             return piled
 
-        weights = [c.evidence.weights for c in cases if c.evidence.weights is not None]
+        def optional(groups: Sequence[Tensors | None]) -> Tensors | None:
+            given = [group for group in groups if group is not None]
+            return pile(given, tuple(given[0])) if given else None
+
         victim = first.victim
         victim.model.to(device)
         return cls(
@@ -128,7 +145,9 @@ class Problem:
             ),
             buffers=pile([c.observation.buffers for c in cases], first.victim.buffer_names),
             target=pile([c.evidence.target for c in cases], tuple(first.evidence.target)),
-            weights=pile(weights, tuple(weights[0])) if weights else None,
+            weights=optional([c.evidence.weights for c in cases]),
+            alternatives=optional([c.evidence.alternatives for c in cases]),
+            nuisance=optional([c.evidence.nuisance for c in cases]),
         )
 
     @property
@@ -197,7 +216,40 @@ class Problem:
 
     def distance(self, objective: Objective, simulated: Tensors) -> Tensor:
         """The matching loss ``(L,)``."""
-        return objective(simulated, self.target, self.weights)
+        return objective(simulated, self.reading(simulated), self.weights)
+
+    def reading(self, simulated: Tensors) -> Tensors:
+        """What the captured tensors say, as favourably to ``simulated`` as they allow.
+
+        The target, but in every coordinate the nearest alternative, moved along the directions
+        that are not known, or multiplied by the best factor of at least 1. This is the target
+        itself where the evidence leaves nothing open.
+        """
+        target = self.target
+        if self.alternatives is not None:
+            target = target | {
+                name: _nearest(simulated[name], target[name], others)
+                for name, others in self.alternatives.items()
+            }
+        if self.nuisance is not None:
+            shares = torch.stack(
+                [
+                    (along * (simulated[name] - target[name])[:, None]).flatten(2).sum(dim=2)
+                    for name, along in self.nuisance.items()
+                ]
+            ).sum(dim=0)
+            target = target | {
+                name: target[name] + torch.einsum("lr,lr...->l...", shares, along)
+                for name, along in self.nuisance.items()
+            }
+        if self.cases[0].evidence.unknown_factor:
+            cross, square = (
+                weighted_sum(term, simulated, target, self.weights)
+                for term in (lambda s, t: s * t, lambda _, t: t * t)
+            )
+            factor = (cross / square.clamp_min(1e-30)).clamp_min(1.0)
+            target = {n: v * factor.view(-1, *[1] * (v.dim() - 1)) for n, v in target.items()}
+        return target
 
     def to(self, dtype: torch.dtype) -> Problem:
         """Return a copy in another floating-point type."""
@@ -213,6 +265,8 @@ class Problem:
             buffers=cast(self.buffers),
             target=cast(self.target),
             weights=None if self.weights is None else cast(self.weights),
+            alternatives=None if self.alternatives is None else cast(self.alternatives),
+            nuisance=None if self.nuisance is None else cast(self.nuisance),
         )
 
     def select(self, lanes: Sequence[int]) -> Problem:
@@ -230,6 +284,8 @@ class Problem:
             buffers=cut(self.buffers),
             target=cut(self.target),
             weights=None if self.weights is None else cut(self.weights),
+            alternatives=None if self.alternatives is None else cut(self.alternatives),
+            nuisance=None if self.nuisance is None else cut(self.nuisance),
         )
 
     def weighted(self, weights: Tensors | None) -> Problem:
@@ -239,6 +295,16 @@ class Problem:
         own = self.weights or {}
         product = {n: w * own[n] if n in own else w for n, w in weights.items()}
         return replace(self, weights=own | product)
+
+
+def _nearest(simulated: Tensor, target: Tensor, others: Tensor) -> Tensor:
+    choices = torch.cat([target[:, None], others], dim=1)
+    pick = (choices - simulated[:, None]).abs().argmin(dim=1, keepdim=True)
+    return choices.gather(1, pick)[:, 0]
+
+
+def _counts(group: Tensors | None) -> tuple[tuple[str, int], ...]:
+    return tuple((name, len(value)) for name, value in (group or {}).items())
 
 
 def lane_seed(seed: int, key: str, restart: int) -> int:

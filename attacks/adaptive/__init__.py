@@ -1,7 +1,15 @@
 """Attackers that know the defense and its hyper-parameters; importing this registers them."""
 
 from bract.attacks.adaptive.adadefense import undo_adadefense
+from bract.attacks.adaptive.guardian import undo_guardian
 from bract.attacks.adaptive.noise import discount_noise
 from bract.attacks.adaptive.pruning import match_survivors
+from bract.attacks.adaptive.soteria import mute_pruned_features
 
-__all__ = ["discount_noise", "match_survivors", "undo_adadefense"]
+__all__ = [
+    "discount_noise",
+    "match_survivors",
+    "mute_pruned_features",
+    "undo_adadefense",
+    "undo_guardian",
+]

@@ -74,7 +74,7 @@ def test_objectives_do_not_see_coordinates_of_no_weight(observe, digits, objecti
     moved = {n: v + 5.0 * (problem.weights[n] == 0) for n, v in simulated.items()}
     before = problem.distance(objective, simulated)
     assert torch.allclose(before, problem.distance(objective, moved))
-    moved = {n: v + 5.0 * (problem.weights[n] == 1) for n, v in simulated.items()}
+    moved = {n: v + 5.0 * (problem.weights[n] > 0) for n, v in simulated.items()}
     assert not torch.allclose(before, problem.distance(objective, moved))
 
 
@@ -106,4 +106,32 @@ def test_less_energy_than_the_declared_noise_is_flagged(observe, digits):
     seen = defended(observe(digits[0][:1], digits[1][:1]), name="noise", std=1e-3)
     wrong = replace(seen.protocol, defenses=({"name": "noise", "std": 10.0},))
     with pytest.raises(BractError, match="declared noise"):
+        evidence_for(replace(seen, protocol=wrong), "adaptive")
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+def test_the_clipping_factor_of_one_image_is_read_off_the_last_layer(observe, digits, steps):
+    clean = observe(digits[0][:1], digits[1][:1], steps=steps)
+    norm = float(torch.cat([v.flatten() for v in clean.update.values()]).norm())
+    seen = defended(clean, name="noise", std=1e-7 * norm, clip=0.2 * norm)
+    found = evidence_for(seen, "adaptive")
+    assert found.notes["factor"] == pytest.approx(5.0, rel=1e-3)
+    assert not found.unknown_factor
+    for name, value in clean.gradient().items():
+        assert torch.allclose(found.target[name], value, rtol=1e-2, atol=1e-4 * norm)
+
+
+def test_a_factor_that_noise_hides_stays_open(observe, digits):
+    clean = observe(digits[0][:1], digits[1][:1])
+    norm = float(torch.cat([v.flatten() for v in clean.update.values()]).norm())
+    found = evidence_for(defended(clean, name="noise", std=0.01 * norm, clip=0.2 * norm), "adaptive")
+    assert found.unknown_factor
+    assert found.notes["factor"] is None
+
+
+def test_a_norm_above_the_declared_clipping_is_flagged(observe, digits):
+    clean = observe(digits[0][:1], digits[1][:1])
+    seen = defended(clean, name="noise", std=1e-4, clip=None)
+    wrong = replace(seen.protocol, defenses=({"name": "noise", "std": 1e-4, "clip": 0.1},))
+    with pytest.raises(BractError, match=r"clipping to 0\.1 .* correct protocol"):
         evidence_for(replace(seen, protocol=wrong), "adaptive")

@@ -1,0 +1,56 @@
+"""Against Soteria: match what it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bract.attacks.adaptive.declared import Declared, declared
+from bract.attacks.evidence import ADAPTIVE, Evidence
+from bract.attacks.victim import victim_of
+from bract.errors import BractError
+from bract.models.layers import last_linear
+from bract.observation import Observation
+
+
+class SoteriaHyper(Declared):
+    """Declared hyper-parameters of Soteria."""
+
+    ratio: float = 0.2
+
+
+@ADAPTIVE.register("soteria")
+def mute_pruned_features(observation: Observation, history: Sequence[Observation]) -> Evidence:
+    """Trust everything but the pruned features' columns of the last layer's weight.
+
+    Soteria touches that one matrix, and it shows where: a pruned feature's column is zero in every
+    row. The other columns, the bias and all other layers are as the client computed them
+    (Balunovic et al., ICLR 2022, section 5, mutes the whole layer). A column that is zero without
+    having been pruned carries no gradient and is not missed.
+
+    Raises
+    ------
+    BractError
+        If fewer columns are zero than the declared ratio prunes.
+    """
+    del history
+    hyper = declared(SoteriaHyper, observation)
+    model = victim_of(observation).model
+    weight = f"{last_linear(model)[0]}.weight"
+    zero = (observation.update[weight] == 0).all(dim=0)
+    found, expected = int(zero.sum()), int(hyper.ratio * len(zero))
+    if found < expected:
+        raise BractError(
+            f"{observation.key}: {found} columns of {weight} are zero, but the declared soteria "
+            f"(ratio {hyper.ratio}) prunes {expected}; correct protocol.defenses"
+        )
+    wanted = observation.gradient()
+    kept = (~zero).to(wanted[weight].dtype).expand_as(wanted[weight]).contiguous()
+    return Evidence(
+        target={name: wanted[name] for name in observation.parameters},
+        weights={weight: kept},
+        notes={
+            "defense": "soteria",
+            "method": "left the pruned features of the last layer out of the match",
+            "pruned": zero.nonzero().flatten().tolist(),
+        },
+    )
