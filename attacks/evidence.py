@@ -35,6 +35,12 @@ class Evidence:
         Trust in each coordinate, same names and shapes; names left out count fully.
     forward
         How to simulate the client; None leaves the choice to the protocol.
+    adapt
+        Makes of the forward model that the protocol asks for, and of the number of images, one
+        that knows the defense.
+    buffers
+        What the attacker worked out of the model's inside, by the names of its buffers, for
+        example the noise of a bottleneck; the forward model finds it among the captured buffers.
     labels
         Labels known with certainty, int64 ``(B,)``, or None.
     notes
@@ -44,6 +50,8 @@ class Evidence:
     target: Tensors
     weights: Tensors | None = None
     forward: ForwardModel | None = None
+    adapt: Callable[[ForwardModel, int], ForwardModel] | None = None
+    buffers: Tensors = field(default_factory=dict)
     labels: Tensor | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 

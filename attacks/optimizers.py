@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -66,6 +66,8 @@ class FirstOrderSettings:
     ----------
     signed
         Use the sign of the gradient (IG).
+    rates
+        What multiplies ``lr``, by variable; 1 where a name is left out.
     """
 
     kind: Literal["adam", "rmsprop"]
@@ -73,6 +75,7 @@ class FirstOrderSettings:
     schedule: str = "constant"
     momentum: float = 0.0
     signed: bool = False
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 class FirstOrder(LaneOptimizer):
@@ -86,21 +89,23 @@ class FirstOrder(LaneOptimizer):
     ) -> None:
         self._settings = settings
         self._project = project
-        values = list(variables.values())
+        self._values = list(variables.values())
+        by_rate: dict[float, list[Tensor]] = {}
+        for name, value in variables.items():
+            by_rate.setdefault(settings.rates.get(name, 1.0), []).append(value)
+        self._rates = list(by_rate)
+        groups = [{"params": v, "lr": settings.lr * rate} for rate, v in by_rate.items()]
         self._optimizer: torch.optim.Optimizer
         if settings.kind == "adam":
-            self._optimizer = torch.optim.Adam(values, lr=settings.lr)
+            self._optimizer = torch.optim.Adam(groups)
         else:
-            self._optimizer = torch.optim.RMSprop(
-                values, lr=settings.lr, momentum=settings.momentum
-            )
-        self._values = values
+            self._optimizer = torch.optim.RMSprop(groups, momentum=settings.momentum)
 
     def step(self, evaluate: Evaluate, progress: float) -> None:
         """Evaluate once, then move."""
         factor = SCHEDULES[self._settings.schedule](progress)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.lr * factor
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = self._settings.lr * rate * factor
         self._optimizer.zero_grad(set_to_none=True)
         evaluate()
         for value in self._values:

@@ -39,6 +39,7 @@ class Case:
             self.forward,
             tuple(self.evidence.target),
             tuple(self.evidence.weights or ()),
+            tuple(self.evidence.buffers),
             tuple(tuple(v.shape) for v in self.evidence.target.values()),
         )
 
@@ -64,12 +65,15 @@ def open_case(
     except BractError as error:
         raise BractError(f"{observation.key}: {error}") from error
     evidence = evidence_for(observation, tier, history)
-    strange = sorted(set(evidence.target) - set(victim.parameter_names))
+    known = {*victim.parameter_names, *observation.buffers}
+    strange = sorted(set(evidence.target) - known)
     if strange or not evidence.target:
         raise BractError(f"{observation.key}: nothing to match among {', '.join(strange[:5])}")
     if not any(bool(value.any()) for value in evidence.target.values()):
         raise BractError(f"{observation.key}: the update is zero in every coordinate")
     forward = evidence.forward or forward_model(observation.protocol, images=images, unroll=unroll)
+    if evidence.adapt is not None:
+        forward = evidence.adapt(forward, images)
     return Case(observation, victim, evidence, forward, images)
 
 
@@ -126,7 +130,10 @@ class Problem:
             parameters=pile(
                 [c.observation.parameters for c in cases], first.victim.parameter_names
             ),
-            buffers=pile([c.observation.buffers for c in cases], first.victim.buffer_names),
+            buffers=pile(
+                [c.observation.buffers | c.evidence.buffers for c in cases],
+                (*first.victim.buffer_names, *first.evidence.buffers),
+            ),
             target=pile([c.evidence.target for c in cases], tuple(first.evidence.target)),
             weights=pile(weights, tuple(weights[0])) if weights else None,
         )

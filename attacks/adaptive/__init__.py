@@ -2,6 +2,7 @@
 
 from bract.attacks.adaptive.adadefense import undo_adadefense
 from bract.attacks.adaptive.noise import discount_noise
+from bract.attacks.adaptive import fedkl, precode
 from bract.attacks.adaptive.pruning import match_survivors
 
 __all__ = ["discount_noise", "match_survivors", "undo_adadefense"]
