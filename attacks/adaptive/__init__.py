@@ -1,8 +1,16 @@
 """Attackers that know the defense and its hyper-parameters; importing this registers them."""
 
 from bract.attacks.adaptive.adadefense import undo_adadefense
+from bract.attacks.adaptive.fedkl import key_known, regress_lock
 from bract.attacks.adaptive.noise import discount_noise
-from bract.attacks.adaptive import fedkl, precode
+from bract.attacks.adaptive.precode import undo_precode
 from bract.attacks.adaptive.pruning import match_survivors
 
-__all__ = ["discount_noise", "match_survivors", "undo_adadefense"]
+__all__ = [
+    "discount_noise",
+    "key_known",
+    "match_survivors",
+    "regress_lock",
+    "undo_adadefense",
+    "undo_precode",
+]

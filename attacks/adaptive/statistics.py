@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from bract.attacks.priors import known_statistics
@@ -14,6 +13,8 @@ from bract.update import Tensors, flatten
 
 SHARE = 0.1
 """Size of the statistics beside the gradient, both as vectors."""
+
+_MEAN, _VARIANCE = ".running_mean", ".running_var"
 
 
 def statistics_to_match(observation: Observation, victim: Victim) -> tuple[Tensors, Tensors]:
@@ -55,6 +56,11 @@ def simulated_statistics(
     return found
 
 
+def layers_of(statistics: Tensors) -> tuple[str, ...]:
+    """Return the layers whose statistics these are."""
+    return tuple(n.removesuffix(_MEAN) for n in statistics if n.endswith(_MEAN))
+
+
 def statistic_names(layer: str) -> tuple[str, str]:
     """Names of a layer's mean and variance, as its buffers are called."""
-    return f"{layer}.running_mean", f"{layer}.running_var"
+    return f"{layer}{_MEAN}", f"{layer}{_VARIANCE}"
