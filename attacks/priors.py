@@ -89,9 +89,7 @@ class BatchNormStatistics:
 
     def __call__(self, problem: Problem, images: Tensor) -> Tensor:
         """Return ``weight * mean_l(|mu - mu_l|^2 + |var - var_l|^2) / (|mu_l|^2 + |var_l|^2)``."""
-        wanted = [
-            known_statistics(case.observation, case.victim)[0] for case in problem.cases
-        ]
+        wanted = [known_statistics(case.observation, case.victim)[0] for case in problem.cases]
         if not wanted[0]:
             return images.new_zeros(len(images))
         seen = problem.victim.batch_statistics(

@@ -93,7 +93,10 @@ class Victim:
                     ) -> None:
                         features = arguments[0].transpose(0, 1).flatten(1)
                         correction = min(1, features.shape[1] - 1)
-                        seen[name] = (features.mean(dim=1), features.var(dim=1, correction=correction))
+                        seen[name] = (
+                            features.mean(dim=1),
+                            features.var(dim=1, correction=correction),
+                        )
 
                     handles.append(module.register_forward_pre_hook(remember))
             try:

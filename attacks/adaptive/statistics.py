@@ -34,7 +34,8 @@ def statistics_to_match(observation: Observation, victim: Victim) -> tuple[Tenso
     gradient = flatten({name: wanted[name] for name in observation.parameters})
     count = sum(2 * len(mean) for mean, _ in known.values())
     energy = SHARE**2 * float(gradient.square().sum()) / count
-    target, weights = {}, {}
+    target: Tensors = {}
+    weights: Tensors = {}
     for layer, (mean, variance) in known.items():
         mean_name, variance_name = statistic_names(layer)
         positive = variance.clamp_min(1e-12)

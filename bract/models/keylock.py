@@ -190,7 +190,7 @@ class Lock:
 
     def coefficients(self) -> dict[str, Tensor]:
         """Return gamma and beta of every locked layer, named as the layer's own buffers."""
-        found = {}
+        found: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, pair in self.layers.items():
                 gamma, beta = LayerLock(self.key, *pair, self.relu, self.rate).coefficients()

@@ -94,9 +94,7 @@ def test_with_the_noise_known_the_image_is_solved_for(tiny):
 
 
 def test_several_images_say_that_the_noise_is_searched(digits):
-    one, several = (
-        evidence_for(hidden(digits, count).seen, "adaptive") for count in (1, 2)
-    )
+    one, several = (evidence_for(hidden(digits, count).seen, "adaptive") for count in (1, 2))
     assert "read the noise" in one.notes["method"]
     assert "searched" in several.notes["method"]
     assert not several.buffers
@@ -136,5 +134,5 @@ def test_a_bottleneck_that_drew_no_noise_is_flagged(digits, monkeypatch):
         "bract.models.precode.VariationalBottleneck._noise",
         lambda _, like: torch.zeros_like(like),
     )
-    with pytest.raises(BractError, match="mean square 0"):
+    with pytest.raises(BractError, match=r"mean square .* lies between 0\.022"):
         evidence_for(hidden(digits).seen, "adaptive")
