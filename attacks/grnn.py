@@ -73,6 +73,7 @@ class GRNN(Attack):
                 momentum=self.momentum,
                 rates=dict.fromkeys(unknowns, self.unknowns_rate),
             ),
+            sums=search.sums,
         )
         return minimise(
             problem,

@@ -7,6 +7,7 @@ import copy
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from bract.attacks.lanes import LaneNetwork
 from bract.errors import BractError
 from bract.models import auxiliary_loss, create_model, prepare_model
 from bract.models.precode import VariationalBottleneck, bottlenecks
@@ -43,6 +44,7 @@ class Victim:
                 # cannot be batched over lanes.
                 module.running_mean = module.running_var = module.num_batches_tracked = None
                 module.track_running_stats = False
+        self.network = LaneNetwork.of(self.model)
         self.parameter_names = tuple(name for name, _ in self.model.named_parameters())
         self.buffer_names = tuple(name for name, _ in self.model.named_buffers())
 
@@ -53,6 +55,7 @@ class Victim:
         hold ``gamma`` and ``beta`` of a locked layer, and the ``noise`` of a bottleneck, as well.
         Without them gamma is 1, beta 0, and a bottleneck decodes the mean.
         """
+<<<<<<< HEAD
         return self.outputs(parameters, buffers, inputs)[0]
 
     def outputs(
@@ -67,6 +70,10 @@ class Victim:
                 block.divergence = None
             return logits, added
 
+=======
+        if self.network is not None:
+            return self.network(parameters | buffers, inputs)
+>>>>>>> main
         if len(inputs) == 1:
             state = {name: value[0] for name, value in (parameters | buffers).items()}
             logits, added = one(state, inputs[0])

@@ -28,17 +28,19 @@ def choose_audit(
     iterations: int | None = None,
     device: str | None = None,
     *,
+    budget: str | None = None,
     tier: str = "oblivious",
     key: Path | None = None,
 ) -> AuditChoice:
     """Lay the command line over the ``audit`` section of the run's configuration.
 
-    Without ``key`` the colluding tier takes the first client's key of a run on this machine.
+    A ``budget`` (see `parse_budget`) takes the place of both limits of that section. Without
+    ``key`` the colluding tier takes the first client's key of a run on this machine.
 
     Raises
     ------
     BractError
-        If the tier is unknown, or has no key.
+        If the tier is unknown, or has no key, or the budget cannot be read.
     """
     run = RunDirectory.open(root)
     config = run.config()
@@ -53,13 +55,20 @@ def choose_audit(
             )
     if tier != "colluding" and key is not None:
         raise BractError(f"--key goes with --tier colluding, not with {tier}")
+    steps, seconds = iterations or section.iterations, section.seconds
+    if budget is not None:
+        steps, seconds = parse_budget(budget)
+        if steps is not None and iterations is not None:
+            raise BractError(f"--budget {budget} and --iterations {iterations}: give one of them")
+        steps = steps or iterations
     chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
     chosen_clients = clients.split(",") if clients else section.clients
     return AuditChoice(
         attacks=tuple(attacks or section.attacks),
         rounds=None if chosen_rounds is None else frozenset(chosen_rounds),
         clients=None if chosen_clients is None else frozenset(chosen_clients),
-        iterations=iterations or section.iterations,
+        iterations=steps,
+        seconds=seconds,
         restarts=restarts or section.restarts,
         max_images=section.max_images,
         device=device or section.device,
@@ -67,6 +76,30 @@ def choose_audit(
         tier=tier,
         key=key,
     )
+
+
+def parse_budget(text: str) -> tuple[int | None, float | None]:
+    """Read ``2000`` (iterations a restart), or ``90s``, ``5m``, ``1h`` (wall time an upload).
+
+    Returns
+    -------
+    tuple
+        Iterations and seconds; one of them is None.
+
+    Raises
+    ------
+    BractError
+        If the text is neither, or not above zero.
+    """
+    found = re.fullmatch(r"\s*(\d+|\d*\.\d+)\s*(s|m|h)?\s*", text)
+    value = float(found[1]) if found else 0.0
+    if found is None or not value or (not found[2] and not found[1].isdigit()):
+        raise BractError(
+            f"--budget {text!r}: expected iterations such as 2000, or a time such as 90s, 5m or 1h"
+        )
+    if found[2]:
+        return None, value * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+    return int(found[1]), None
 
 
 def parse_rounds(text: str) -> list[int]:

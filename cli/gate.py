@@ -10,7 +10,7 @@ from typing import Any
 
 from bract.errors import BractError
 
-_METRICS = ("ssim", "psnr", "mse", "lpips_alex", "lpips_vgg")
+_METRICS = ("ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips")
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,

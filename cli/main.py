@@ -123,7 +123,14 @@ def audit(
     ] = None,
     restarts: Annotated[int | None, typer.Option("--restarts", min=1)] = None,
     iterations: Annotated[
-        int | None, typer.Option("--iterations", "--budget", min=1, help="Iterations a restart.")
+        int | None, typer.Option("--iterations", min=1, help="Iterations a restart.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            help="2000 (iterations a restart), or 90s, 5m (wall time an upload, all restarts).",
+        ),
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda:N.")] = None,
     tier: Annotated[
@@ -149,7 +156,16 @@ def audit(
 
     gates = [Gate.parse(text) for text in fail_on or ()]
     choice = choose_audit(
-        run, attack, clients, rounds, restarts, iterations, device, tier=tier, key=key
+        run,
+        attack,
+        clients,
+        rounds,
+        restarts,
+        iterations,
+        device,
+        budget=budget,
+        tier=tier,
+        key=key,
     )
     hold(gates, audit_run(run, choice, resume=resume, as_json=_is_json(output)))
 

@@ -1,8 +1,9 @@
 """The audit: attack what was captured, score it against the clients' own truth, write it down.
 
 Every attacked observation leaves one JSON file and its pictures in ``audit/<attack>/``, of other
-tiers than ``oblivious`` in ``audit/<attack>-<tier>/``. A file that is there is complete, so an
-interrupted audit goes on where it stopped.
+tiers than ``oblivious`` in ``audit/<attack>-<tier>/``. A file that is there is complete, and an
+attack that runs keeps its state in ``unfinished/`` beside it, so an interrupted audit goes on
+where it stopped.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class AuditChoice:
     Attributes
     ----------
     iterations
-        Steps a restart; None takes each attack's own default.
+        Steps a restart; None takes each attack's own default, or no limit where ``seconds`` is set.
+    seconds
+        Wall time for all restarts of one observation; what comes back then depends on the machine.
     key
         Key file of the client that takes part in the ``colluding`` tier.
     """
@@ -59,6 +62,7 @@ class AuditChoice:
     rounds: frozenset[int] | None = None
     clients: frozenset[str] | None = None
     iterations: int | None = None
+    seconds: float | None = None
     restarts: int = 1
     max_images: int = 8
     device: str = "auto"
@@ -131,13 +135,15 @@ class Audit:
         progress: Callable[[Progress], None] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Run the batches; yield what is written for each observation as soon as it is."""
-        engine = Engine(device=self.choice.device, progress=progress)
         budget = Budget(
             iterations=self.choice.iterations,
+            seconds=self.choice.seconds,
             restarts=self.choice.restarts,
             max_images=self.choice.max_images,
         )
         for name, captured in batches:
+            unfinished = self._folder(name) / "unfinished"
+            engine = Engine(device=self.choice.device, progress=progress, checkpoint=unfinished)
             observations = []
             for observation in captured:
                 try:
@@ -157,6 +163,7 @@ class Audit:
             )
             for observation, result in zip(observations, results, strict=True):
                 yield self._record(name, observation, result, engine)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def _opened(self, observation: Observation) -> Observation:
         """Return what the attacker of this tier sees of an observation."""
@@ -180,6 +187,11 @@ class Audit:
         return (rounds is None or observation.round in rounds) and (
             clients is None or observation.client in clients
         )
+
+    def _iterations(self, name: str) -> int | None:
+        if self.choice.iterations is None and self.choice.seconds is None:
+            return self.attacks[name].iterations
+        return self.choice.iterations
 
     def _path(self, name: str, observation: Observation) -> Path:
         stem = observation.key.replace("/", "--")
@@ -206,7 +218,8 @@ class Audit:
             "num_examples": observation.protocol.num_examples,
             "local_steps": observation.protocol.local_steps,
             "budget": {
-                "iterations": self.choice.iterations or self.attacks[name].iterations,
+                "iterations": self._iterations(name),
+                "seconds": self.choice.seconds,
                 "restarts": self.choice.restarts,
                 "max_images": self.choice.max_images,
             },

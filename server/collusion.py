@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bract.ciphertexts import BUFFERS, PARAMETERS, EncryptedUpdate, apply_mean, decrypt_mean
+from bract.ciphertexts import PARAMETERS, EncryptedUpdate, apply_mean, decrypt_mean
 from bract.config import FederationConfig
 from bract.errors import BractError
 from bract.keyfiles import read_key_file
@@ -75,7 +75,8 @@ class Collusion:
         plain = decrypt_mean(self._private, update)
         model = self._model(observation.round - 1)
         buffers = {name: v for name, v in model.items() if name not in plain[PARAMETERS]}
-        returned = apply_mean(buffers, {BUFFERS: plain.get(BUFFERS, {})}, 1.0)
+        changes = {part: tensors for part, tensors in plain.items() if part != PARAMETERS}
+        returned = apply_mean(buffers, changes, 1.0)
         return replace(
             observation,
             parameters={name: model[name] for name in plain[PARAMETERS]},

@@ -72,6 +72,8 @@ def budget_text(row: Facts) -> str:
     parts = [str(row["tier"])]
     if row["iterations"]:
         parts.append(f"{row['iterations']:,} iterations")
+    if row["budget_seconds"]:
+        parts.append(f"{row['budget_seconds']:,.0f} s an upload")
     if row["restarts"] and row["restarts"] > 1:
         parts.append(f"{row['restarts']} restarts")
     return ", ".join(parts)
