@@ -37,8 +37,6 @@ class GRNN(Attack):
     labels
         ``branch`` finds them with the generator's label branch, as published; ``infer`` reads
         them from the last layer first.
-    unknowns_rate
-        What multiplies ``lr`` for unknowns of the forward model, which are not weights.
     objective, weighting
         The matching loss and the weights of the layers in it.
     """
@@ -55,7 +53,6 @@ class GRNN(Attack):
     latent: int = 128
     width: int = 32
     labels: Literal["branch", "infer"] = "branch"
-    unknowns_rate: float = 1.0
     objective: Objective = field(default_factory=SquaredPlusNorm)
     weighting: LayerWeighting = "equal"
 
@@ -67,11 +64,7 @@ class GRNN(Attack):
         optimizer = FirstOrder(
             search.variables | unknowns,
             FirstOrderSettings(
-                kind=self.optimizer,
-                lr=self.lr,
-                schedule=self.schedule,
-                momentum=self.momentum,
-                rates=dict.fromkeys(unknowns, self.unknowns_rate),
+                kind=self.optimizer, lr=self.lr, schedule=self.schedule, momentum=self.momentum
             ),
             sums=search.sums,
         )

@@ -55,7 +55,6 @@ class Victim:
         hold ``gamma`` and ``beta`` of a locked layer, and the ``noise`` of a bottleneck, as well.
         Without them gamma is 1, beta 0, and a bottleneck decodes the mean.
         """
-<<<<<<< HEAD
         return self.outputs(parameters, buffers, inputs)[0]
 
     def outputs(
@@ -70,10 +69,9 @@ class Victim:
                 block.divergence = None
             return logits, added
 
-=======
         if self.network is not None:
-            return self.network(parameters | buffers, inputs)
->>>>>>> main
+            logits = self.network(parameters | buffers, inputs)
+            return logits, logits.new_zeros(len(inputs))
         if len(inputs) == 1:
             state = {name: value[0] for name, value in (parameters | buffers).items()}
             logits, added = one(state, inputs[0])
@@ -88,6 +86,12 @@ class Victim:
 
         Running statistics average the same two.
         """
+        if self.network is not None:
+            entering = self.network.normalised(parameters | buffers, inputs)
+            return {
+                name: _moments_of(value.movedim(2, 1).flatten(2))
+                for name, value in entering.items()
+            }
 
         def one(state: Tensors, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
             seen: dict[str, tuple[Tensor, Tensor]] = {}
@@ -98,12 +102,7 @@ class Victim:
                     def remember(
                         _: nn.Module, arguments: tuple[Tensor, ...], name: str = name
                     ) -> None:
-                        features = arguments[0].transpose(0, 1).flatten(1)
-                        correction = min(1, features.shape[1] - 1)
-                        seen[name] = (
-                            features.mean(dim=1),
-                            features.var(dim=1, correction=correction),
-                        )
+                        seen[name] = _moments_of(arguments[0].transpose(0, 1).flatten(1))
 
                     handles.append(module.register_forward_pre_hook(remember))
             try:
@@ -164,6 +163,11 @@ class Victim:
                 f"{observation.key}: the capture lacks the buffers {', '.join(missing[:5])}, which "
                 "norm_mode 'eval' needs"
             )
+
+
+def _moments_of(features: Tensor) -> tuple[Tensor, Tensor]:
+    correction = min(1, features.shape[-1] - 1)
+    return features.mean(dim=-1), features.var(dim=-1, correction=correction)
 
 
 def victim_of(observation: Observation) -> Victim:
