@@ -140,6 +140,22 @@ def test_returned_statistics_tell_the_brightness_that_the_gradient_hides(digits)
     assert notes == ["matched", "not known from this capture"]
 
 
+@pytest.mark.parametrize("model", ["lenet-bn", "lenet-strided-bn"])
+def test_the_fast_path_of_a_locked_model_agrees_with_vmap(digits, model):
+    captured = locked(digits, 2, {"name": "fedkl", "blocks": "every"}, model, buffers_return=True)
+    problem = problem_of(captured.seen, restarts=2).to(torch.float64)
+    images = torch.rand(2, 2, 1, 16, 16, dtype=torch.float64)
+    labels = torch.full((2, 2, 10), 0.1, dtype=torch.float64)
+    unknowns = {n: v.detach().to(torch.float64) for n, v in problem.unknowns().items()}
+    assert problem.victim.network is not None
+    fast = problem.simulate(images, labels, unknowns)
+    problem.victim.network = None
+    slow = problem.simulate(images, labels, unknowns)
+    assert set(fast) == set(slow) > set(captured.seen.parameters)
+    for name, value in slow.items():
+        assert torch.allclose(fast[name], value, atol=1e-10), name
+
+
 def test_two_observations_and_their_restarts_run_as_one_batch(digits):
     seen = [locked(digits, seed=i, client=f"client-{i}").seen for i in (0, 1)]
     together = reconstruct(
