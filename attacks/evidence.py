@@ -34,7 +34,7 @@ class Evidence:
     weights
         Trust in each coordinate, same names and shapes; names left out count fully. Only their
         proportions matter: `bract.attacks.problem.open_case` scales them so that two images stay
-        as far apart as they are undefended.
+        as far apart as they are undefended. Weights of tensors that are no parameters stay.
     alternatives
         Other readings that a coordinate allows, ``(K, ...)`` for the names of ``target``: what is
         simulated is compared with the nearest one.
@@ -46,6 +46,12 @@ class Evidence:
         factor is found for whatever is simulated.
     forward
         How to simulate the client; None leaves the choice to the protocol.
+    adapt
+        Makes of the forward model that the protocol asks for, and of the number of images, one
+        that knows the defense.
+    buffers
+        What the attacker worked out of the model's inside, by the names of its buffers, for
+        example the noise of a bottleneck; the forward model finds it among the captured buffers.
     labels
         Labels known with certainty, int64 ``(B,)``, or None; attacks do not search for them then.
     notes
@@ -58,6 +64,8 @@ class Evidence:
     nuisance: Tensors | None = None
     unknown_factor: bool = False
     forward: ForwardModel | None = None
+    adapt: Callable[[ForwardModel, int], ForwardModel] | None = None
+    buffers: Tensors = field(default_factory=dict)
     labels: Tensor | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 

@@ -45,6 +45,8 @@ class IG(Attack):
         The matching loss and the weights of the layers in it.
     schedule
         ``step`` as above, ``cosine`` or ``constant``.
+    unknowns_rate
+        What multiplies ``lr`` for unknowns of the forward model, which are not pixels.
     """
 
     name: ClassVar[str] = "ig"
@@ -59,6 +61,7 @@ class IG(Attack):
     objective: Objective = field(default_factory=Cosine)
     weighting: LayerWeighting = "equal"
     schedule: str = "step"
+    unknowns_rate: float = 0.1
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""
@@ -70,7 +73,13 @@ class IG(Attack):
         unknowns = problem.unknowns()
         optimizer = FirstOrder(
             search.variables | unknowns,
-            FirstOrderSettings(kind="adam", lr=self.lr, schedule=self.schedule, signed=self.signed),
+            FirstOrderSettings(
+                kind="adam",
+                lr=self.lr,
+                schedule=self.schedule,
+                signed=self.signed,
+                rates=dict.fromkeys(unknowns, self.unknowns_rate),
+            ),
             project=search.box if self.boxed else None,
         )
         return minimise(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bract.attacks.label_sequences import label_sequences
 from bract.attacks.problem import Case
-from bract.attacks.simulation import LocalTraining
+from bract.attacks.simulation import LocalTraining, local_training
 from bract.attacks.victim import Victim
 from bract.errors import BractError
 from bract.update import Tensors
@@ -96,8 +96,9 @@ def infer_labels(case: Case, *, choice: int = 0) -> LabelGuess:
     else:
         counts = _counts(case, slope.cpu(), weight, weight_name, bias_name)
     labels = _round_counts(counts.cpu(), case.images)
-    if bias is not None and weight is not None and isinstance(case.forward, LocalTraining):
-        labels = _sequence(case, case.forward, slope, weight, labels, choice)
+    training = local_training(case.forward)
+    if bias is not None and weight is not None and training is not None:
+        labels = _sequence(case, training, slope, weight, labels, choice)
         counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
     return LabelGuess(
         labels=labels,

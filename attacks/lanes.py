@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from bract.models.keylock import LockedBatchNorm2d
+from bract.models.precode import VariationalBottleneck
 from bract.update import Tensors
 
 _LEAVE_LANES = (
@@ -50,8 +52,11 @@ class LaneNetwork:
     Use `of`, which returns None for models with layers that it does not know.
     """
 
-    def __init__(self, steps: list[tuple[str, _Step]], result: str, source: str) -> None:
+    def __init__(
+        self, steps: list[tuple[str, _Step]], result: str, source: str, norms: dict[str, str]
+    ) -> None:
         self._steps = steps
+        self._norms = norms
         self._result = result
         self._source = source
 
@@ -62,12 +67,13 @@ class LaneNetwork:
         Batch normalisation is known with the batch's own statistics, or fixed ones.
         """
         try:
-            graph = fx.Tracer().trace(model)
+            graph = _Tracer().trace(model)
         except (fx.proxy.TraceError, TypeError, ValueError, AttributeError, RuntimeError):
             # Control flow on values, or arguments that cannot be traced.
             return None
         modules = dict(model.named_modules())
         steps: list[tuple[str, _Step]] = []
+        norms: dict[str, str] = {}
         source = result = ""
         for node in graph.nodes:
             if node.op == "placeholder" and not source:
@@ -79,15 +85,31 @@ class LaneNetwork:
                 if step is None:
                     return None
                 steps.append((node.name, step))
-        return cls(steps, result, source) if source and result else None
+                if isinstance(modules.get(str(node.target)), nn.BatchNorm2d):
+                    norms[str(node.target)] = str(node.args[0])
+        return cls(steps, result, source, norms) if source and result else None
 
     def __call__(self, state: Tensors, inputs: Tensor) -> Tensor:
         """Return logits ``(L, B, classes)``; ``state`` holds parameters and buffers."""
+        result: Tensor = self._run(state, inputs)[self._result]
+        return result
+
+    def normalised(self, state: Tensors, inputs: Tensor) -> Tensors:
+        """Return what enters each batch normalisation, ``(L, B, channels, H, W)`` by layer."""
+        values = self._run(state, inputs)
+        return {layer: values[source] for layer, source in self._norms.items()}
+
+    def _run(self, state: Tensors, inputs: Tensor) -> dict[str, _Value]:
         values: dict[str, _Value] = {self._source: inputs}
         for name, step in self._steps:
             values[name] = step(values, state)
-        result: Tensor = values[self._result]
-        return result
+        return values
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        own = isinstance(m, LockedBatchNorm2d | VariationalBottleneck)
+        return own or super().is_leaf_module(m, module_qualified_name)
 
 
 def _step_of(node: fx.Node, modules: Mapping[str, nn.Module]) -> _Step | None:
@@ -147,9 +169,9 @@ def _layer_of(name: str, module: nn.Module) -> _Layer | None:
         return _Convolution.of(name, module)
     if kind is nn.Linear:
         return _linear(name)
-    if kind is nn.BatchNorm2d:
-        assert isinstance(module, nn.BatchNorm2d)
-        return _normalisation(name, module)
+    if isinstance(module, nn.BatchNorm2d) and kind in (nn.BatchNorm2d, LockedBatchNorm2d):
+        scales = ("weight", "bias") if kind is nn.BatchNorm2d else ("gamma", "beta")
+        return _normalisation(name, module, scales)
     if kind is nn.Flatten:
         assert isinstance(module, nn.Flatten)
         return (
@@ -219,8 +241,8 @@ def _linear(name: str) -> _Layer:
     return layer
 
 
-def _normalisation(name: str, module: nn.BatchNorm2d) -> _Layer:
-    names = [_join(name, part) for part in ("running_mean", "running_var", "weight", "bias")]
+def _normalisation(name: str, module: nn.BatchNorm2d, scales: tuple[str, str]) -> _Layer:
+    names = [_join(name, part) for part in ("running_mean", "running_var", *scales)]
     training = module.training or module.running_mean is None
     eps = module.eps
 

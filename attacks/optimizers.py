@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -73,6 +73,8 @@ class FirstOrderSettings:
     ----------
     signed
         Use the sign of the gradient (IG).
+    rates
+        What multiplies ``lr``, by variable; 1 where a name is left out.
     """
 
     kind: Literal["adam", "rmsprop"]
@@ -80,6 +82,7 @@ class FirstOrderSettings:
     schedule: str = "constant"
     momentum: float = 0.0
     signed: bool = False
+    rates: Mapping[str, float] = field(default_factory=dict)
 
 
 class FirstOrder(LaneOptimizer):
@@ -112,6 +115,7 @@ class FirstOrder(LaneOptimizer):
         self._settings = settings
         self._project = project
         self._values = list(variables.values())
+        self._rates = [settings.rates.get(name, 1.0) for name in variables]
         self._square = [torch.zeros_like(v, requires_grad=False) for v in self._values]
         self._moment = [torch.zeros_like(v, requires_grad=False) for v in self._values]
         self._gain = [
@@ -128,8 +132,8 @@ class FirstOrder(LaneOptimizer):
         lr = self._settings.lr * SCHEDULES[self._settings.schedule](progress)
         move = self._adam if self._settings.kind == "adam" else self._rmsprop
         with torch.no_grad():
-            for value, square, moment, gain in zip(
-                self._values, self._square, self._moment, self._gain, strict=True
+            for value, rate, square, moment, gain in zip(
+                self._values, self._rates, self._square, self._moment, self._gain, strict=True
             ):
                 if value.grad is None:
                     continue
@@ -138,7 +142,7 @@ class FirstOrder(LaneOptimizer):
                     g.nan_to_num_(0.0, 0.0, 0.0)
                     if self._settings.signed:
                         g.sign_()
-                    move(x, g, v, m, lr, gain)
+                    move(x, g, v, m, lr * rate, gain)
         if self._project is not None:
             self._project()
 

@@ -8,7 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.problem import Case, Problem
+from bract.attacks.problem import Problem
+from bract.attacks.victim import Victim
+from bract.observation import Observation
 
 
 class Prior(Protocol):
@@ -87,7 +89,7 @@ class BatchNormStatistics:
 
     def __call__(self, problem: Problem, images: Tensor) -> Tensor:
         """Return ``weight * mean_l(|mu - mu_l|^2 + |var - var_l|^2) / (|mu_l|^2 + |var_l|^2)``."""
-        wanted = [known_statistics(case) for case in problem.cases]
+        wanted = [known_statistics(case.observation, case.victim)[0] for case in problem.cases]
         if not wanted[0]:
             return images.new_zeros(len(images))
         seen = problem.victim.batch_statistics(
@@ -105,11 +107,19 @@ class BatchNormStatistics:
         return self.weight * total / len(wanted[0])
 
 
-def known_statistics(case: Case) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and biased variance of each batch norm's input, as far as the capture tells."""
-    sent, returned = case.observation.buffers, case.observation.returned_buffers
-    found = {}
-    for name, module in case.victim.model.named_modules():
+def known_statistics(
+    observation: Observation, victim: Victim
+) -> tuple[dict[str, tuple[Tensor, Tensor]], bool]:
+    """Mean and unbiased variance of each batch norm's input, as far as the capture tells.
+
+    Returns
+    -------
+    tuple of dict and bool
+        By layer; and whether they are the batch's own, all of them, rather than running ones.
+    """
+    sent, returned = observation.buffers, observation.returned_buffers
+    found, own = {}, True
+    for name, module in victim.model.named_modules():
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             continue
         mean, variance = sent.get(f"{name}.running_mean"), sent.get(f"{name}.running_var")
@@ -118,9 +128,11 @@ def known_statistics(case: Case) -> dict[str, tuple[Tensor, Tensor]]:
         count = f"{name}.num_batches_tracked"
         one_step = count in returned and int(returned[count]) - int(sent[count]) == 1
         momentum = module.momentum
-        if case.observation.protocol.norm_mode == "train" and one_step and momentum:
+        if observation.protocol.norm_mode == "train" and one_step and momentum:
             after = returned[f"{name}.running_mean"], returned[f"{name}.running_var"]
             mean = (after[0] - (1 - momentum) * mean) / momentum
             variance = (after[1] - (1 - momentum) * variance) / momentum
+        else:
+            own = False
         found[name] = (mean, variance)
-    return found
+    return found, own and bool(found)

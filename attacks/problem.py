@@ -14,7 +14,7 @@ from bract.attacks.evidence import Evidence, Tier, evidence_for
 from bract.attacks.objectives import Objective, weighted_sum
 from bract.attacks.simulation import ForwardModel, forward_model, images_in
 from bract.attacks.victim import Victim, victim_of
-from bract.attacks.visibility import visible_share
+from bract.attacks.visibility import scaled_names, visible_share
 from bract.errors import BractError
 from bract.observation import Observation
 from bract.update import Tensors
@@ -44,6 +44,7 @@ class Case:
             _counts(self.evidence.nuisance),
             self.evidence.unknown_factor,
             self.evidence.labels is None,
+            tuple(self.evidence.buffers),
             tuple(tuple(v.shape) for v in self.evidence.target.values()),
         )
 
@@ -69,15 +70,22 @@ def open_case(
     except BractError as error:
         raise BractError(f"{observation.key}: {error}") from error
     evidence = evidence_for(observation, tier, history)
-    strange = sorted(set(evidence.target) - set(victim.parameter_names))
+    known = {*victim.parameter_names, *observation.buffers}
+    strange = sorted(set(evidence.target) - known)
     if strange or not evidence.target:
         raise BractError(f"{observation.key}: nothing to match among {', '.join(strange[:5])}")
     if not any(bool(value.any()) for value in evidence.target.values()):
         raise BractError(f"{observation.key}: the update is zero in every coordinate")
     forward = evidence.forward or forward_model(observation.protocol, images=images, unroll=unroll)
-    if evidence.weights is not None:
+    if evidence.adapt is not None:
+        forward = evidence.adapt(forward, images)
+    scaled = scaled_names(victim, evidence)
+    if any(name in scaled for name in evidence.weights or ()):
         share = visible_share(victim, observation, forward, evidence, images)
-        weights = {name: value / share for name, value in evidence.weights.items()}
+        weights = dict(evidence.weights or {})
+        for name in scaled:
+            own = weights.get(name)
+            weights[name] = (torch.ones_like(evidence.target[name]) if own is None else own) / share
         notes = evidence.notes | {"visible": share}
         evidence = replace(evidence, weights=weights, notes=notes)
     return Case(observation, victim, evidence, forward, images)
@@ -143,7 +151,10 @@ class Problem:
             parameters=pile(
                 [c.observation.parameters for c in cases], first.victim.parameter_names
             ),
-            buffers=pile([c.observation.buffers for c in cases], first.victim.buffer_names),
+            buffers=pile(
+                [c.observation.buffers | c.evidence.buffers for c in cases],
+                (*first.victim.buffer_names, *first.evidence.buffers),
+            ),
             target=pile([c.evidence.target for c in cases], tuple(first.evidence.target)),
             weights=optional([c.evidence.weights for c in cases]),
             alternatives=optional([c.evidence.alternatives for c in cases]),

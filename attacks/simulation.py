@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -102,23 +103,52 @@ class LocalTraining:
         unknowns: Tensors,
     ) -> Tensors:
         """Train from ``parameters`` and return the scaled difference, differentiably."""
-        current = dict(parameters)
-        velocity: Tensors = {}
         count = inputs.shape[1]
-        for step in range(self.steps):
+
+        def gradient(step: int, current: Tensors) -> Tensors:
             taken = self.positions(step, count)
-            gradient = loss_gradient(
+            return loss_gradient(
                 victim, current, buffers | unknowns, inputs[:, taken], labels[:, taken]
             )
+
+        return self.mean_direction(parameters, self.trajectory(parameters, gradient))
+
+    def trajectory(
+        self,
+        start: Tensors,
+        gradient: Callable[[int, Tensors], Tensors],
+        rates: Mapping[str, float] | None = None,
+    ) -> Tensors:
+        """Return where the steps end, differentiably.
+
+        Parameters
+        ----------
+        gradient
+            Maps the number of the step, from 0, and where it stands to a gradient.
+        rates
+            What multiplies the learning rate, by name; 1 where a name is left out.
+        """
+        current = dict(start)
+        velocity: Tensors = {}
+        rates = rates or {}
+        for step in range(self.steps):
+            direction = gradient(step, current)
             if self.momentum:
                 velocity = {
                     name: self.momentum * velocity[name] + g if velocity else g
-                    for name, g in gradient.items()
+                    for name, g in direction.items()
                 }
-                gradient = velocity
-            current = {name: current[name] - self.lr * g for name, g in gradient.items()}
+                direction = velocity
+            current = {
+                name: current[name] - self.lr * rates.get(name, 1.0) * g
+                for name, g in direction.items()
+            }
+        return current
+
+    def mean_direction(self, start: Tensors, end: Tensors) -> Tensors:
+        """Return ``(start - end) / (lr * steps)`` for every name of ``start``."""
         scale = 1.0 / (self.lr * self.steps)
-        return {name: (parameters[name] - value) * scale for name, value in current.items()}
+        return {name: (value - end[name]) * scale for name, value in start.items()}
 
     def positions(self, step: int, count: int) -> list[int]:
         """Which of ``count`` images step number ``step`` (from 0) takes."""
@@ -127,21 +157,38 @@ class LocalTraining:
 
 
 def loss_gradient(
-    victim: Victim, parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor
+    victim: Victim,
+    parameters: Tensors,
+    buffers: Tensors,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    auxiliary: bool = False,
 ) -> Tensors:
     """Gradient of the mean soft-label cross entropy, each lane by its own parameters.
 
     It composes with autograd and with every transform of `torch.func`. Lanes do not mix, so the
     gradient of the sum over lanes holds each lane's own gradient.
+
+    Parameters
+    ----------
+    auxiliary
+        Add what the model itself adds to a client's loss (`bract.models.auxiliary_loss`).
     """
 
     def total_loss(at: Tensors) -> Tensor:
-        logits = victim(at, buffers, inputs)
+        logits, added = victim.outputs(at, buffers, inputs)
         loss = -(labels * logits.log_softmax(dim=-1)).sum(dim=-1).mean(dim=-1)
-        return loss.sum()
+        return (loss + added).sum() if auxiliary else loss.sum()
 
     gradient: Tensors = grad(total_loss)(parameters)
     return gradient
+
+
+def local_training(forward: ForwardModel) -> LocalTraining | None:
+    """Return the local steps that a forward model unrolls, also as a part of another one."""
+    found = forward if isinstance(forward, LocalTraining) else getattr(forward, "training", None)
+    return found if isinstance(found, LocalTraining) else None
 
 
 def images_in(protocol: Protocol, limit: int) -> int:

@@ -9,7 +9,8 @@ from torch.func import functional_call, vmap
 
 from bract.attacks.lanes import LaneNetwork
 from bract.errors import BractError
-from bract.models import create_model, prepare_model
+from bract.models import auxiliary_loss, create_model, prepare_model
+from bract.models.precode import VariationalBottleneck, bottlenecks
 from bract.observation import Observation, Protocol
 from bract.update import Tensors
 
@@ -36,7 +37,7 @@ class Victim:
         self.protocol = protocol
         self.model.train(protocol.norm_mode == "train")
         for module in self.model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
+            if isinstance(module, nn.modules.dropout._DropoutNd | VariationalBottleneck):
                 module.eval()
             if isinstance(module, _NORMS) and module.training:
                 # The batch's own statistics need no running ones, and updating those in place
@@ -50,26 +51,47 @@ class Victim:
     def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
         """Return logits ``(L, B, classes)`` for normalised inputs ``(L, B, C, H, W)``.
 
-        ``parameters`` and ``buffers`` hold ``(L, ...)`` for the names of the model.
+        ``parameters`` and ``buffers`` hold ``(L, ...)`` for the names of the model; buffers may
+        hold ``gamma`` and ``beta`` of a locked layer, and the ``noise`` of a bottleneck, as well.
+        Without them gamma is 1, beta 0, and a bottleneck decodes the mean.
         """
+        return self.outputs(parameters, buffers, inputs)[0]
+
+    def outputs(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits and what the model itself adds to the loss, ``(L,)``."""
+
+        def one(state: Tensors, images: Tensor) -> tuple[Tensor, Tensor]:
+            logits: Tensor = functional_call(self.model, state, (images,))
+            added = auxiliary_loss(self.model).to(logits)
+            for block in bottlenecks(self.model):
+                block.divergence = None
+            return logits, added
+
         if self.network is not None:
-            return self.network(parameters | buffers, inputs)
+            logits = self.network(parameters | buffers, inputs)
+            return logits, logits.new_zeros(len(inputs))
         if len(inputs) == 1:
             state = {name: value[0] for name, value in (parameters | buffers).items()}
-            logits: Tensor = functional_call(self.model, state, (inputs[0],))
-            return logits[None]
-
-        def one(state: Tensors, images: Tensor) -> Tensor:
-            result: Tensor = functional_call(self.model, state, (images,))
-            return result
-
-        batched: Tensor = vmap(one)(parameters | buffers, inputs)
+            logits, added = one(state, inputs[0])
+            return logits[None], added[None]
+        batched: tuple[Tensor, Tensor] = vmap(one)(parameters | buffers, inputs)
         return batched
 
     def batch_statistics(
         self, parameters: Tensors, buffers: Tensors, inputs: Tensor
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Mean and biased variance, ``(L, channels)`` each, of what every batch norm sees."""
+        """Mean and unbiased variance of what every batch norm sees, ``(L, channels)`` each.
+
+        Running statistics average the same two.
+        """
+        if self.network is not None:
+            entering = self.network.normalised(parameters | buffers, inputs)
+            return {
+                name: _moments_of(value.movedim(2, 1).flatten(2))
+                for name, value in entering.items()
+            }
 
         def one(state: Tensors, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
             seen: dict[str, tuple[Tensor, Tensor]] = {}
@@ -80,8 +102,7 @@ class Victim:
                     def remember(
                         _: nn.Module, arguments: tuple[Tensor, ...], name: str = name
                     ) -> None:
-                        features = arguments[0].transpose(0, 1).flatten(1)
-                        seen[name] = (features.mean(dim=1), features.var(dim=1, correction=0))
+                        seen[name] = _moments_of(arguments[0].transpose(0, 1).flatten(1))
 
                     handles.append(module.register_forward_pre_hook(remember))
             try:
@@ -142,6 +163,11 @@ class Victim:
                 f"{observation.key}: the capture lacks the buffers {', '.join(missing[:5])}, which "
                 "norm_mode 'eval' needs"
             )
+
+
+def _moments_of(features: Tensor) -> tuple[Tensor, Tensor]:
+    correction = min(1, features.shape[-1] - 1)
+    return features.mean(dim=-1), features.var(dim=-1, correction=correction)
 
 
 def victim_of(observation: Observation) -> Victim:

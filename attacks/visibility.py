@@ -49,7 +49,7 @@ def visible_share(
     found = forward(
         victim,
         spread(observation.parameters, victim.parameter_names),
-        spread(observation.buffers, victim.buffer_names),
+        spread(observation.buffers | evidence.buffers, (*victim.buffer_names, *evidence.buffers)),
         victim.normalise(pixels.view(lanes, images, *shape)),
         rows,
         forward.unknowns(
@@ -57,12 +57,17 @@ def visible_share(
         ),
     )
     seen = total = 0.0
-    for name in evidence.target:
+    for name in scaled_names(victim, evidence):
         apart = (found[name][:_PAIRS] - found[name][_PAIRS:]).detach().double().square()
         weight = evidence.weights.get(name)
         total += float(apart.sum())
         seen += float((apart if weight is None else apart * weight.cpu()).sum())
     return seen / total if seen > 0.0 and total > 0.0 else 1.0
+
+
+def scaled_names(victim: Victim, evidence: Evidence) -> list[str]:
+    """Names of the parameters to match: what else is matched brings its own proportion along."""
+    return [name for name in evidence.target if name in victim.parameter_names]
 
 
 def smooth_images(count: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:

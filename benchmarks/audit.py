@@ -1,12 +1,13 @@
 """What each defense leaves to an attacker who ignores it and to one who knows it.
 
-    python benchmarks/audit.py [--data digits] [--model lenet] [--defense adadefense] [--json]
+    python benchmarks/audit.py [--data digits] [--model lenet-strided] [--defense adadefense] [--json]
 
 Every image belongs to a client of its own, which sends the gradient of that one image through the
 real defense, round after round: in round r client i trains on image i + r - 1, and the server
 steps by what it received. Each row attacks all clients' uploads of one round. Tiers: ``plain`` is
 the same gradient at the same parameters before the defense, ``oblivious`` takes the upload at face
-value, ``adaptive`` knows the defense and its hyper-parameters. Scores are means over images of the
+value, ``adaptive`` knows the defense and its hyper-parameters; ``key known`` also holds FedKL's
+scale and shift, which bounds what regressing them can reach. Scores are means over images of the
 blind pick, with 95 % bootstrap intervals; ``to_plain`` is the paired difference in dB. Images,
 models and settings were not used to choose anything.
 """
@@ -23,16 +24,17 @@ from typing import Any
 import torch
 from attack_images import ImageSet, image_set
 from results_io import emit, note, parser
-from torch import Tensor
+from torch import Tensor, nn
 
-from bract.attacks import Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks import Budget, Engine, Reconstruction, Refusal, attack, reconstruct
+from bract.attacks.adaptive.fedkl import key_known
 from bract.attacks.baselines import class_mean, random_image
 from bract.attacks.metrics import bootstrap_interval, score
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
-from bract.models import create_model, initialise
+from bract.models import create_model, initialise, key_locks
 from bract.observation import Observation, Protocol
 from bract.update import Tensors, buffers_of, parameters_of
 
@@ -98,6 +100,8 @@ class Upload:
         As it would have been without one.
     history
         The same client's earlier captures.
+    coefficients
+        Scale and shift of each locked layer; empty without FedKL.
     """
 
     captured: Observation
@@ -105,6 +109,7 @@ class Upload:
     history: tuple[Observation, ...]
     truth: Tensor
     label: Tensor
+    coefficients: dict[str, tuple[Tensor, Tensor]]
 
 
 def standard_plan(iterations: int) -> list[Setting]:
@@ -117,8 +122,9 @@ def standard_plan(iterations: int) -> list[Setting]:
                 for tier in ("oblivious", "adaptive"):
                     rows.append(Setting(data, model, defense, 1, tier))
         for model in NORM_MODELS:
-            for tier in ("oblivious", "adaptive"):
-                rows.append(Setting(data, model, "fedkl", 1, tier))
+            for tier in ("key known", "adaptive", "oblivious"):
+                restarts = 4 if tier == "adaptive" else 1
+                rows.append(Setting(data, model, "fedkl", 1, tier, restarts=restarts))
         for defense in ("noise", "pruning", "soteria", "precode"):
             for tier in ("oblivious", "adaptive"):
                 rows.append(Setting(data, "lenet-strided", defense, 1, tier))
@@ -152,6 +158,11 @@ def upload(setting: Setting, images: ImageSet, client: int) -> Upload:
         truth, label = images.images[[position]], images.labels[[position]]
         context = ProtectContext(round=number, seed=1000 * client + number)
         chain.attach(network, state, context)
+        coefficients = {
+            name: tuple(value.detach().clone() for value in module.lock.coefficients())
+            for name, module in key_locks(network).items()
+            if module.lock is not None
+        }
         parameters, buffers = parameters_of(network), buffers_of(network)
         found = train_locally(
             network,
@@ -190,7 +201,7 @@ def upload(setting: Setting, images: ImageSet, client: int) -> Upload:
             for name, buffer in network.named_buffers():
                 buffer.copy_(found.buffers[name])
     plain = replace(captured, update=found.update, protocol=replace(protocol, defenses=()))
-    return Upload(captured, plain, tuple(history[:-1]), truth[0], label[0])
+    return Upload(captured, plain, tuple(history[:-1]), truth[0], label[0], coefficients)
 
 
 def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
@@ -244,9 +255,12 @@ def attack_all(
     """Run the attacker of the setting's tier on every upload."""
     shown = {u.captured.key: u for u in captured}
     observations = [u.plain if setting.tier == "plain" else u.captured for u in captured]
+    using = attack(setting.attack)
+    if setting.tier == "key known":
+        using = key_known(using, {u.captured.key: u.coefficients for u in captured})
     return reconstruct(
         observations,
-        setting.attack,
+        using,
         budget=Budget(iterations=setting.iterations, restarts=setting.restarts),
         seed=options.seed,
         tier="adaptive" if setting.tier == "adaptive" else "oblivious",
@@ -314,7 +328,7 @@ def main() -> None:
     add("--data", action="append", choices=("digits", "photos"))
     add("--model", action="append")
     add("--defense", action="append", choices=tuple(DEFENSES))
-    add("--tier", action="append", choices=("plain", "oblivious", "adaptive"))
+    add("--tier", action="append", choices=("plain", "oblivious", "adaptive", "key known"))
     add("--round", action="append", type=int)
     add("--attack", default="grnn")
     add("--images", type=int, default=16)
@@ -381,6 +395,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         "plain": "#6b7280",
         "oblivious": "#2563eb",
         "adaptive": "#dc2626",
+        "key known": "#d97706",
     }
     wide = min(3, len(panels))
     high = -(-len(panels) // wide)
@@ -403,7 +418,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_yticklabels(names)
         axis.invert_yaxis()
         axis.grid(axis="x", alpha=0.3)
-    handles: dict[str, Any] = {}
+    handles: dict[str, nn.Module] = {}
     for axis in grid.flat[: len(panels)]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)

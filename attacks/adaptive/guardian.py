@@ -30,7 +30,7 @@ TRUST = 0.05
 _STAGES = 4
 _FIT_STEPS = 120
 _MOST_IMAGES = 8
-_STRANGE = 0.5
+_STRANGE = 0.1
 
 
 @ADAPTIVE.register("guardian")

@@ -25,6 +25,7 @@ class NoiseHyper(Declared):
     std: float | None = None
     epsilon: float | None = None
     delta: float = 1e-5
+    accountant: Literal["zcdp", "opacus"] = "zcdp"
 
     def deviation(self) -> float | None:
         """Standard deviation on one coordinate; None where nothing determines it."""

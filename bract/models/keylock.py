@@ -49,10 +49,13 @@ class LockedBatchNorm2d(nn.BatchNorm2d):
     ----------
     lock
         Where gamma and beta come from. None at the server: then they are 1 and 0.
-    coefficients
-        Gamma and beta, each ``(channels,)``, instead of the lock's; an attacker who regresses
-        them sets this.
+    gamma, beta
+        Each ``(channels,)``, instead of the lock's; None unless an attacker who regresses them
+        puts them there, as `torch.func.functional_call` does by these names. Never exchanged.
     """
+
+    gamma: Tensor | None
+    beta: Tensor | None
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__(
@@ -63,12 +66,13 @@ class LockedBatchNorm2d(nn.BatchNorm2d):
             track_running_stats=norm.track_running_stats,
         )
         self.lock: LayerLock | None = None
-        self.coefficients: tuple[Tensor, Tensor] | None = None
+        self.register_buffer("gamma", None, persistent=False)
+        self.register_buffer("beta", None, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalise ``(B, channels, H, W)``, scale and shift."""
-        if self.coefficients is not None:
-            gamma, beta = self.coefficients
+        gamma, beta = self.gamma, self.beta
+        if gamma is not None and beta is not None:
             scaled: Tensor = super().forward(images) * gamma.view(-1, 1, 1) + beta.view(-1, 1, 1)
             return scaled
         if self.lock is None:
@@ -183,6 +187,15 @@ class Lock:
                 held[f"{name}/{part}.weight"] = layer.weight.detach().cpu().clone()
                 held[f"{name}/{part}.bias"] = layer.bias.detach().cpu().clone()
         return held
+
+    def coefficients(self) -> dict[str, Tensor]:
+        """Return gamma and beta of every locked layer, named as the layer's own buffers."""
+        found: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, pair in self.layers.items():
+                gamma, beta = LayerLock(self.key, *pair, self.relu, self.rate).coefficients()
+                found |= {f"{name}.gamma": gamma, f"{name}.beta": beta}
+        return found
 
     def to(self, device: torch.device | str) -> Lock:
         """Move the key and the layers, in place."""

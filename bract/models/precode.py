@@ -25,10 +25,13 @@ class VariationalBottleneck(nn.Module):
         CPU generator of the sample; None seeds a fresh one from the operating system each time,
         because a server that can replay the noise undoes the defense.
     noise
-        A standard normal sample ``(B, latent)`` to use instead, for an attacker who guesses it.
+        A standard normal sample ``(B, latent)`` to use instead; None unless an attacker who
+        guesses it puts it there, as `torch.func.functional_call` does by this name.
     divergence
         Mean Kullback-Leibler divergence to N(0, 1) over the last batch.
     """
+
+    noise: Tensor | None
 
     def __init__(self, features: int, *, latent: int, weight: float) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class VariationalBottleneck(nn.Module):
         self.decoder = nn.Linear(latent, features)
         self.weight = weight
         self.generator: torch.Generator | None = None
-        self.noise: Tensor | None = None
+        self.register_buffer("noise", None, persistent=False)
         self.divergence: Tensor | None = None
 
     def forward(self, features: Tensor) -> Tensor:

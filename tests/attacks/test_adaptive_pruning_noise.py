@@ -124,7 +124,9 @@ def test_the_clipping_factor_of_one_image_is_read_off_the_last_layer(observe, di
 def test_a_factor_that_noise_hides_stays_open(observe, digits):
     clean = observe(digits[0][:1], digits[1][:1])
     norm = float(torch.cat([v.flatten() for v in clean.update.values()]).norm())
-    found = evidence_for(defended(clean, name="noise", std=0.01 * norm, clip=0.2 * norm), "adaptive")
+    found = evidence_for(
+        defended(clean, name="noise", std=0.01 * norm, clip=0.2 * norm), "adaptive"
+    )
     assert found.unknown_factor
     assert found.notes["factor"] is None
 

@@ -14,9 +14,7 @@ from bract.client.defenses import build_defenses
 @pytest.fixture
 def reading(observe, tiny):
     """What a problem reads for a simulated vector, given evidence of one tensor by hand."""
-    case = open_case(
-        observe(tiny[0][:1], tiny[1][:1]), tier="oblivious", max_images=1, unroll=1
-    )
+    case = open_case(observe(tiny[0][:1], tiny[1][:1]), tier="oblivious", max_images=1, unroll=1)
 
     def read(simulated, target, **kinds):
         given = {k: v if v is True else {"w": torch.tensor(v)} for k, v in kinds.items()}

@@ -100,7 +100,7 @@ def test_a_locked_layer_is_the_plain_one_with_the_locks_numbers_in_it(momentum):
     # What an attacker puts in its place gives the same.
     images = torch.randn(3, 2, 4, 4)
     own = model(images)
-    model[0].coefficients = (gamma, beta)
+    model[0].gamma, model[0].beta = gamma, beta
     torch.testing.assert_close(model(images), own)
 
 
@@ -127,7 +127,7 @@ def test_an_attacker_can_put_scale_and_shift_in_and_differentiate_by_them():
     _, model, _ = locked()
     (layer,) = key_locks(model).values()
     gamma = torch.rand(6, requires_grad=True)
-    layer.coefficients = (gamma, torch.zeros(6))
+    layer.gamma, layer.beta = gamma, torch.zeros(6)
     model(torch.rand(2, 1, 32, 32)).sum().backward()
     assert float(gamma.grad.abs().sum()) > 0
 
