@@ -1,6 +1,6 @@
 """What each defense leaves to an attacker who ignores it and to one who knows it.
 
-    python benchmarks/audit.py [--data digits] [--model lenet-strided] [--defense adadefense] [--json]
+    python benchmarks/audit.py [--data digits] [--model lenet] [--defense adadefense] [--json]
 
 Every image belongs to a client of its own, which sends the gradient of that one image through the
 real defense, round after round: in round r client i trains on image i + r - 1, and the server
