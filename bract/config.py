@@ -164,16 +164,35 @@ class CaptureConfig(_Section):
     rounds: list[Positive] | None = None
 
 
-class AuditConfig(_Section):
-    """Which attacks run on the captures, and with what budget."""
+class LeakConfig(_Section):
+    """From when on a reconstruction counts as a leaked image.
 
-    attacks: list[str] = ["ig"]
+    ``level`` is the share of guesses made without the gradient that it must beat.
+    """
+
+    ssim: Fraction = 0.5
+    psnr_margin: Annotated[float, Field(ge=0.0)] = 3.0
+    level: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+
+
+class AuditConfig(_Section):
+    """Which attacks run on the captures, and with what budget.
+
+    ``tier: all`` takes every tier that applies: adaptive where a defense is declared, colluding
+    where uploads are encrypted and a key is at hand. ``seconds`` limits the time on one upload.
+    """
+
+    attacks: list[str] = ["auto"]
+    tier: Literal["all", "oblivious", "adaptive", "colluding"] = "all"
     rounds: list[Positive] | None = None
     clients: list[str] | None = None
     iterations: Positive | None = None
+    seconds: Annotated[float, Field(gt=0.0)] | None = None
     restarts: Positive = 1
+    repeats: Positive = 1
     max_images: Positive = 8
     device: str = "auto"
+    leak: LeakConfig = LeakConfig()
 
 
 def _defense_list(value: Any) -> Any:

@@ -17,6 +17,7 @@ from bract.server.report.comparison_charts import comparison_charts
 from bract.server.report.comparison_verdict import comparison_verdict
 from bract.server.report.facts import gather
 from bract.server.report.glossary import GLOSSARY
+from bract.server.report.leak import LeakRule
 from bract.server.report.pictures import Picture, picture
 from bract.server.report.render import json_ready, style, templates, write_private
 from bract.server.report.scatter import SHAPES
@@ -116,7 +117,7 @@ def gather_comparison(
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "redacted": False,
         "name": name,
-        "verdict": comparison_verdict(rows),
+        "verdict": comparison_verdict(rows, _rule(base)),
         "measure": measure,
         "tested": tested.count(measure),
         "rows": rows,
@@ -138,6 +139,11 @@ def gather_comparison(
 
 def _gather(folder: Path) -> Facts | None:
     return gather(folder) if (folder / "config.yaml").is_file() else None
+
+
+def _rule(base: Facts | None) -> LeakRule:
+    section = base["config"]["audit"]["leak"] if base and base["config"] else {}
+    return LeakRule(**section)
 
 
 def _measure(rows: Sequence[Facts]) -> str:

@@ -107,9 +107,9 @@ def test_resume_skips_what_is_done_and_a_fresh_audit_does_not(run):
     (run.audit / "ig" / "round-0001--client-1.json").unlink()
     resumed = Audit(run, CHOICE, resume=True)
     assert [r["client"] for r in resumed.results()] == ["client-0"]
-    ((name, left),) = resumed.plan()
-    assert (name, [o.client for o in left]) == ("ig", ["client-1"])
-    assert sum(len(o) for _, o in Audit(run, CHOICE).plan()) == 2
+    (left,) = resumed.plan()
+    assert (left.attack, [c.client for c in left.captures]) == ("ig", ["client-1"])
+    assert sum(len(batch.captures) for batch in Audit(run, CHOICE).plan()) == 2
 
 
 def test_without_truth_the_reconstructions_are_shown_unscored(run):

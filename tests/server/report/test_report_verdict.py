@@ -15,7 +15,8 @@ def test_a_leak_is_told_with_attack_tier_budget_client_and_counts(make_run) -> N
     found = re.fullmatch(
         r"IG \(oblivious, 4,000 iterations\) reconstructed (\d) of 9 attacked images of client-2, "
         r"closer to the originals than any guess made without the gradient; "
-        r"over all 3 clients, (\d) of 27\.",
+        r"over all 3 clients, (\d) of 27; "
+        r"mean SSIM 0\.\d\d, 95 % interval 0\.\d\d to 0\.\d\d\.",
         verdict["sentence"],
     )
     assert found and 1 <= int(found[1]) <= int(found[2])
@@ -28,7 +29,7 @@ def test_nothing_above_the_threshold_is_told_with_its_limits(make_run, writers) 
     assert verdict["level"] == "none-leaked"
     assert verdict["sentence"] == (
         "IG (oblivious, 4,000 iterations) brought back none of the 3 attacked images above the "
-        "leak threshold."
+        "leak threshold; mean SSIM 0.03, no interval from 1 upload."
     )
     assert "nothing else" in verdict["limits"]
 
