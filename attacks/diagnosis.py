@@ -27,6 +27,9 @@ from bract.update import Tensors, flatten
 FLAT = 0.01
 """A sigmoid passes less than this share of what reaches it: it is saturated. Its most is 0.25."""
 
+ROUNDING = 1e-6
+"""Distance from a cosine of 1 up to which float32 explains the difference."""
+
 REPLAYED_STEPS = 64
 """Most local steps that the truth check repeats."""
 
@@ -122,7 +125,7 @@ def truth_check(
     replayed = _replay(case.victim, observation, images[:taken], labels[:taken], steps)
     cosine, scale = _compare(replayed, target, weights)
     tried = {}
-    if not math.isfinite(cosine) or cosine < 1.0 - 1e-4:
+    if not math.isfinite(cosine) or cosine < 1.0 - ROUNDING:
         for name, other in _other_contexts(case.victim, observation).items():
             try:
                 again = _replay(victim_of(other), other, images[:taken], labels[:taken], steps)

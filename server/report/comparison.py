@@ -18,6 +18,7 @@ from bract.server.report.comparison_verdict import comparison_verdict
 from bract.server.report.facts import gather
 from bract.server.report.glossary import GLOSSARY
 from bract.server.report.leak import LeakRule
+from bract.server.report.pairing import add_differences
 from bract.server.report.pictures import Picture, picture
 from bract.server.report.render import json_ready, style, templates, write_private
 from bract.server.report.scatter import SHAPES
@@ -109,6 +110,8 @@ def gather_comparison(
     measure = _measure(rows)
     for row in rows:
         row["shown"] = _shown(row, measure, tested)
+    pictures = align(root, rows, runs)
+    add_differences(rows, pictures)
     started = [found["run"]["started"] for found in runs.values() if found["run"]["started"]]
     base = runs.get(UNDEFENDED) or next(iter(runs.values()), None)
     return {
@@ -121,7 +124,7 @@ def gather_comparison(
         "measure": measure,
         "tested": tested.count(measure),
         "rows": rows,
-        "pictures": align(root, rows, runs),
+        "pictures": pictures,
         "notes": [*notes, *_notes(rows, measure)],
         "not_tried": _not_tried(runs),
         "config": base["config"] if base else None,

@@ -20,6 +20,9 @@ OFF_SCALE = 1.25
 REPEATED = 0.999
 """Cosine from which on repeating the client on its true images gives what was captured."""
 
+NEARER = 0.1
+"""Another context fits where it leaves less than this share of the declared one's distance."""
+
 DEAD = 0.8
 """Share of units that pass nothing on, from which on much of the image cannot be seen."""
 
@@ -94,30 +97,31 @@ def _truth(audit: AuditFile, check: TruthCheck | None) -> list[_Finding]:
         )
     if not check.exact:
         return []
+    tried = {name: value for name, value in check.tried.items() if value is not None}
+    fitting = max(tried, key=lambda name: tried[name], default=None)
+    if fitting is not None and 1.0 - tried[fitting] < NEARER * (1.0 - cosine):
+        return finding(
+            "context-wrong",
+            f"The true images do not give this update as declared (cosine {cosine:.6f}), but do "
+            f"with {fitting} (cosine {tried[fitting]:.6f}): correct the declaration.",
+        )
     if cosine >= REPEATED:
         if check.scale is not None and _off(check.scale):
             return finding(
                 "context-scale",
-                f"The true images give this update {check.scale:.3g} times as long: the declared "
+                f"The update is {check.scale:.3g} times what the true images give: the declared "
                 "learning rate or number of steps is not the client's.",
             )
         return finding(
             "context-right",
-            "The true images give exactly this update: what the protocol declares is right.",
+            f"The true images give this update (cosine {cosine:.6f}): what the protocol declares "
+            "is right.",
         )
-    tried = {name: value for name, value in check.tried.items() if value is not None}
-    fitting = max(tried, key=lambda name: tried[name], default=None)
     if cosine <= -REPEATED:
         return finding(
             "context-sign",
             "The true images give this update with the opposite sign: it was recorded as "
             "local minus global.",
-        )
-    if fitting is not None and tried[fitting] >= REPEATED:
-        return finding(
-            "context-wrong",
-            f"The true images do not give this update as declared (cosine {cosine:.3f}), but do "
-            f"with {fitting} (cosine {tried[fitting]:.3f}): correct the declaration.",
         )
     return finding(
         "context-wrong",
