@@ -9,10 +9,7 @@ from bract.server.report.schema import AuditFile, Signals, TruthCheck
 Facts = dict[str, Any]
 
 MATCHED = 0.99
-"""Cosine from which on the images explain the update."""
-
-FOUND = 0.9
-"""Cosine below which the search did not arrive."""
+"""Cosine from which on the images explain the update; below it the search did not arrive."""
 
 OFF_SCALE = 1.25
 """Factor, either way, from which on a well matched update has the wrong length."""
@@ -64,7 +61,7 @@ def findings(audit: AuditFile, *, leaked: int, scored: int) -> list[Facts]:
         *_context(audit, signals),
         *_too_much(signals),
         *_quiet(signals),
-        *_match(audit, signals, leaked=leaked, scored=scored),
+        *_match(audit, signals=signals, leaked=leaked, scored=scored),
     ]
     return [{"code": code, "text": text, "source": source} for code, text, source in found]
 
@@ -235,20 +232,21 @@ def _quiet(signals: Signals) -> list[_Finding]:
     return found
 
 
-def _match(audit: AuditFile, signals: Signals, *, leaked: int, scored: int) -> list[_Finding]:
+def _match(audit: AuditFile, *, signals: Signals, leaked: int, scored: int) -> list[_Finding]:
     cosine = audit.gradient_cosine
-    if cosine is None or not scored or leaked:
-        matched = cosine is not None and cosine >= FOUND
-        return [] if matched or cosine is None else [_search(cosine, signals)]
-    if cosine >= MATCHED:
-        return [
-            _attacker(
-                "ambiguous",
-                f"The images explain the update (cosine {cosine:.3f}) and are wrong: many images "
-                "explain it, and only a better prior tells them apart.",
-            )
-        ]
-    return [_search(cosine, signals)]
+    if cosine is None:
+        return []
+    if cosine < MATCHED:
+        return [_search(cosine, signals)]
+    if not scored or leaked:
+        return []
+    return [
+        _attacker(
+            "ambiguous",
+            f"The images explain the update (cosine {cosine:.3f}) and are wrong: many images "
+            "explain it, and only a better prior tells them apart.",
+        )
+    ]
 
 
 def _search(cosine: float, signals: Signals) -> _Finding:

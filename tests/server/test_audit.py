@@ -246,25 +246,18 @@ def test_no_more_observations_are_in_memory_than_run_together(run, monkeypatch):
     template = store.load(run.captures / "round-0001" / "client-0")
     for number in (2, 3):
         store.save(replace(template, round=number))
-    alive: weakref.WeakSet[Observation] = weakref.WeakSet()
-    most = []
-    load = ObservationStore.load
+    load, alive, most = ObservationStore.load, [], []
 
     def counting(self, folder):
         found = load(self, folder)
-        alive.add(_Weak(found))
+        alive.append(folder)
+        weakref.finalize(found, alive.remove, folder)
         return found
 
-    class _Weak:
-        def __init__(self, observation):
-            weakref.finalize(observation, alive.discard, self)
-            kept.append(self)
-
-    kept: list[object] = []
     monkeypatch.setattr(ObservationStore, "load", counting)
     choice = AuditChoice(("labels",), device="cpu")
     audit = Audit(run, choice)
-    assert not alive and audit.plan() and not alive
+    assert len(audit.plan()) == 3 and not alive
     for _ in audit.execute(audit.plan()):
         most.append(len(alive))
     assert max(most) == 2  # both clients of round 1
