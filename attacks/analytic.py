@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bract.attacks.descent import Outcome, Run
 from bract.attacks.evidence import Tier
@@ -106,11 +107,9 @@ def input_layer(victim: Victim, observation: Observation) -> tuple[str, str]:
             handles.append(module.register_forward_pre_hook(remember))
     try:
         with torch.no_grad():
-            victim(
-                {n: observation.parameters[n].cpu()[None] for n in victim.parameter_names},
-                {n: observation.buffers[n].cpu()[None] for n in victim.buffer_names},
-                probe[None],
-            )
+            state = {n: observation.parameters[n].cpu() for n in victim.parameter_names}
+            state |= {n: observation.buffers[n].cpu() for n in victim.buffer_names}
+            functional_call(victim.model, state, (probe,))
     finally:
         for handle in handles:
             handle.remove()

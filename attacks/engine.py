@@ -187,7 +187,8 @@ class Engine:
     ) -> Path | None:
         if self.checkpoint is None:
             return None
-        self.checkpoint.mkdir(parents=True, exist_ok=True)
+        # Half-made reconstructions are personal data too.
+        self.checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
         names = [(case.observation.key, r, _content(case)) for case, r in chunk]
         text = json.dumps([identity, names, seed, iterations, budget.seconds, budget.max_images])
         return self.checkpoint / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.part"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from bract.attacks.problem import Problem
+from bract.attacks.upsampling import pack_kernel, upsampling_convolution
 from bract.errors import BractError
 from bract.update import Tensors
 
@@ -73,10 +73,22 @@ class UpsamplingBlock(nn.Module):
 class GeneratorSearch:
     """Candidate images as outputs of one generator a lane; its weights are the variables.
 
+    All lanes run as one batch, without `torch.func.vmap`, which would turn the convolutions into
+    grouped ones. For one image a lane, the first layer's 128 x 4,096 weights see one fixed latent
+    and act through their sum only, so that sum is the variable (`sums`); the optimizer moves it as
+    it would move the weights.
+
     Parameters
     ----------
     labels
         Rows ``(L, B, classes)`` that replace the label branch, or None to use it.
+
+    Attributes
+    ----------
+    variables
+        Leaves ``(L, ...)`` by name.
+    sums
+        What `bract.attacks.optimizers.FirstOrder` must know of variables that are sums.
     """
 
     def __init__(
@@ -98,12 +110,13 @@ class GeneratorSearch:
                     )
                 )
                 latents.append(torch.randn(images, latent))
-        self._network = networks[0].to(problem.device)
         self._labels = labels
         self._latent = torch.stack(latents).to(problem.device, problem.dtype)
-        states = [dict(n.named_parameters()) for n in networks]
+        self._blocks = len(networks[0].blocks)
+        self.sums: Tensors = {"seed.output": self._latent[:, 0]} if images == 1 else {}
+        states = [_variables_of(n, z) for n, z in zip(networks, latents, strict=True)]
         self.variables: Tensors = {
-            name: torch.stack([s[name].detach().cpu() for s in states])
+            name: torch.stack([s[name].detach() for s in states])
             .to(problem.device, problem.dtype)
             .requires_grad_()
             for name in states[0]
@@ -111,15 +124,47 @@ class GeneratorSearch:
 
     def decode(self) -> tuple[Tensor, Tensor]:
         """Run every lane's generator on its own latents."""
-        if len(self._latent) == 1:
-            state = {name: value[0] for name, value in self.variables.items()}
-            image, label = functional_call(self._network, state, (self._latent[0],))
-            images, labels = image[None], label[None]
+        v, z = self.variables, self._latent
+        if "seed.output" in v:
+            seed = v["seed.output"][:, :, None]
         else:
+            seed = torch.bmm(v["seed.weight"].transpose(1, 2), z.transpose(1, 2))
+            seed = seed.view(len(seed), -1, 16, z.shape[1]).transpose(2, 3)
+        seed = seed.reshape(*seed.shape[:3], 4, 4) + v["seed.bias"][:, :, None, None, None]
+        features = F.glu(seed, dim=1)
+        for number in range(self._blocks):
+            larger = upsampling_convolution(features, v[f"blocks.{number}.conv"])
+            features = F.glu(
+                _normalise(larger, v[f"blocks.{number}.scale"], v[f"blocks.{number}.shift"]), dim=1
+            )
+        images = torch.sigmoid(features).transpose(1, 2)
+        if self._labels is not None:
+            return images, self._labels
+        logits = torch.baddbmm(v["label.bias"][:, None], z, v["label.weight"].transpose(1, 2))
+        return images, logits.softmax(dim=-1)
 
-            def one(state: Tensors, latent: Tensor) -> tuple[Tensor, Tensor]:
-                made: tuple[Tensor, Tensor] = functional_call(self._network, state, (latent,))
-                return made
 
-            images, labels = vmap(one)(self.variables, self._latent)
-        return images, labels if self._labels is None else self._labels
+def _variables_of(network: Generator, latents: Tensor) -> Tensors:
+    """The free weights of one lane, laid out for `GeneratorSearch.decode`."""
+    weight = network.seed.weight
+    found: Tensors = {"label.weight": network.label.weight, "label.bias": network.label.bias}
+    if len(latents) == 1:
+        found["seed.output"] = torch.einsum("i,ioyx->oyx", latents[0], weight).flatten(1)
+    else:
+        found["seed.weight"] = weight.flatten(1)
+    assert network.seed.bias is not None
+    found["seed.bias"] = network.seed.bias
+    for number, block in enumerate(network.blocks):
+        assert isinstance(block, UpsamplingBlock)
+        found[f"blocks.{number}.conv"] = pack_kernel(block.conv.weight)
+        found[f"blocks.{number}.scale"] = block.norm.weight
+        found[f"blocks.{number}.shift"] = block.norm.bias
+    return found
+
+
+def _normalise(features: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Batch normalisation of ``(L, C, B, h, w)`` over the images of each lane."""
+    lanes, channels, images, height, width = features.shape
+    rows = features.reshape(1, lanes * channels, images * height, width)
+    made = F.batch_norm(rows, None, None, scale.flatten(), shift.flatten(), training=True)
+    return made.view_as(features)

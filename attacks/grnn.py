@@ -66,6 +66,7 @@ class GRNN(Attack):
             FirstOrderSettings(
                 kind=self.optimizer, lr=self.lr, schedule=self.schedule, momentum=self.momentum
             ),
+            sums=search.sums,
         )
         return minimise(
             problem,

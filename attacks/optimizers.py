@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,13 @@ from bract.update import Tensors
 
 Evaluate = Callable[[], Tensor]
 """Compute the loss ``(L,)`` at the current variables and leave their gradients in ``.grad``."""
+
+
+_BETA1, _BETA2, _ALPHA, _EPS = 0.9, 0.999, 0.99, 1e-8
+"""PyTorch's defaults for Adam and RMSprop, which the papers use."""
+
+_PIECE = 1 << 15
+"""Values at a time: with gradient, moments and a temporary, 640 KiB in float32."""
 
 
 class LaneOptimizer(ABC):
@@ -76,47 +83,127 @@ class FirstOrderSettings:
 
 
 class FirstOrder(LaneOptimizer):
-    """A coordinate-wise optimizer of PyTorch on stacked variables."""
+    """Adam or RMSprop on stacked variables, to the last bit as `torch.optim` has them.
+
+    On a CPU each variable is walked through in pieces that stay in the cache while all the
+    arithmetic of a step is done on them: a generator's step is bound by memory, not arithmetic.
+
+    Parameters
+    ----------
+    variables
+        Leaves ``(L, ...)``, changed in place.
+    project
+        Called after each step, to put variables back where they must be.
+    sums
+        Latents ``(L, n)`` by the name of a variable ``(L, ...)`` that stands for a sum
+        ``y = sum_i z_i w_i`` of n parameters that are not kept: each has the gradient z_i dy, so
+        each moves by a multiple of one common step and their sum by ``|z|_1`` times it. eps enters
+        as its mean over the parameters, which is exact to first order in eps over the root mean
+        square of the gradient.
+    """
 
     def __init__(
         self,
         variables: Tensors,
         settings: FirstOrderSettings,
         project: Callable[[], None] | None = None,
+        sums: Tensors | None = None,
     ) -> None:
         self._settings = settings
         self._project = project
-        values = list(variables.values())
-        self._optimizer: torch.optim.Optimizer
-        if settings.kind == "adam":
-            self._optimizer = torch.optim.Adam(values, lr=settings.lr)
-        else:
-            self._optimizer = torch.optim.RMSprop(
-                values, lr=settings.lr, momentum=settings.momentum
-            )
-        self._values = values
+        self._values = list(variables.values())
+        self._square = [torch.zeros_like(v, requires_grad=False) for v in self._values]
+        self._moment = [torch.zeros_like(v, requires_grad=False) for v in self._values]
+        self._gain = [
+            _Gain.of(sums[n], v) if sums and n in sums else None for n, v in variables.items()
+        ]
+        self._steps = 0
 
     def step(self, evaluate: Evaluate, progress: float) -> None:
         """Evaluate once, then move."""
-        factor = SCHEDULES[self._settings.schedule](progress)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.lr * factor
-        self._optimizer.zero_grad(set_to_none=True)
-        evaluate()
         for value in self._values:
-            if value.grad is None:
-                continue
-            value.grad.nan_to_num_(0.0, 0.0, 0.0)
-            if self._settings.signed:
-                value.grad.sign_()
-        self._optimizer.step()
+            value.grad = None
+        evaluate()
+        self._steps += 1
+        lr = self._settings.lr * SCHEDULES[self._settings.schedule](progress)
+        move = self._adam if self._settings.kind == "adam" else self._rmsprop
+        with torch.no_grad():
+            for value, square, moment, gain in zip(
+                self._values, self._square, self._moment, self._gain, strict=True
+            ):
+                if value.grad is None:
+                    continue
+                whole = gain is not None
+                for x, g, v, m in _pieces(value, value.grad, square, moment, whole=whole):
+                    g.nan_to_num_(0.0, 0.0, 0.0)
+                    if self._settings.signed:
+                        g.sign_()
+                    move(x, g, v, m, lr, gain)
         if self._project is not None:
             self._project()
 
+    def _adam(
+        self,
+        value: Tensor,
+        gradient: Tensor,
+        square: Tensor,
+        moment: Tensor,
+        lr: float,
+        gain: _Gain | None,
+    ) -> None:
+        moment.lerp_(gradient, 1 - _BETA1)
+        square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
+        root = square.sqrt().div_((1 - _BETA2**self._steps) ** 0.5)
+        value.addcdiv_(moment, _divisor(root, gain), value=-lr / (1 - _BETA1**self._steps))
+
+    def _rmsprop(
+        self,
+        value: Tensor,
+        gradient: Tensor,
+        square: Tensor,
+        moment: Tensor,
+        lr: float,
+        gain: _Gain | None,
+    ) -> None:
+        square.mul_(_ALPHA).addcmul_(gradient, gradient, value=1 - _ALPHA)
+        divisor = _divisor(square.sqrt(), gain)
+        moment.mul_(self._settings.momentum).addcdiv_(gradient, divisor)
+        value.add_(moment, alpha=-lr)
+
     def state(self) -> dict[str, Any]:
-        """The optimizer's own state dictionary."""
-        return self._optimizer.state_dict()
+        """Number of steps and the moments of each variable."""
+        return {"steps": self._steps, "squares": self._square, "moments": self._moment}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Load a state dictionary."""
-        self._optimizer.load_state_dict(state)
+        """Continue from what `state` returned."""
+        self._steps = int(state["steps"])
+        self._square, self._moment = list(state["squares"]), list(state["moments"])
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """How a sum of parameters moves: the factor ``(L, 1, ...)`` of its step, and its eps."""
+
+    factor: Tensor
+    eps: Tensor
+
+    @classmethod
+    def of(cls, latent: Tensor, like: Tensor) -> _Gain:
+        total = latent.abs().sum(dim=1).clamp_min(1e-30).view(-1, *[1] * (like.dim() - 1))
+        return cls(total, _EPS * latent.shape[1] / total)
+
+
+def _divisor(root: Tensor, gain: _Gain | None) -> Tensor:
+    if gain is None:
+        return root.add_(_EPS)
+    return root.add_(gain.eps).div_(gain.factor)
+
+
+def _pieces(
+    value: Tensor, gradient: Tensor, square: Tensor, moment: Tensor, *, whole: bool
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    tensors = (value, gradient, square, moment)
+    if whole or value.device.type != "cpu" or not all(t.is_contiguous() for t in tensors):
+        yield tensors
+        return
+    yield from zip(*(torch.split(t.view(-1), _PIECE) for t in tensors), strict=True)

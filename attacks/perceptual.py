@@ -1,9 +1,10 @@
-"""LPIPS, where its backbones are on this machine. Nothing is ever downloaded."""
+"""LPIPS, where its backbones are on this machine, and ST-LPIPS. Nothing is ever downloaded."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import io
 import warnings
 from pathlib import Path
@@ -49,6 +50,38 @@ def lpips_distance(images: Tensor, originals: Tensor, backbone: Backbone) -> Ten
     with torch.no_grad():
         distances: Tensor = network(_prepare(images), _prepare(originals))
     return distances.flatten().to(torch.float64)
+
+
+def stlpips_unavailable() -> str | None:
+    """Why ST-LPIPS cannot run here, with the mend; None where it can."""
+    needed = ("stlpips_pytorch", "torchsummary", "IPython")
+    if all(importlib.util.find_spec(name) is not None for name in needed):
+        return None
+    return (
+        "ST-LPIPS, which brings its weights along and can stand in for LPIPS, needs "
+        "pip install 'bract[stlpips]'"
+    )
+
+
+def stlpips_distance(images: Tensor, originals: Tensor) -> Tensor | None:
+    """Shift-tolerant LPIPS with AlexNet (Ghildyal and Liu, ECCV 2022), float64 ``(N,)``, or None.
+
+    Another network than LPIPS on another scale: compare its figures with each other only. Images
+    as in `lpips_distance`.
+    """
+    if stlpips_unavailable() is not None:
+        return None
+    network = _shift_tolerant()
+    with torch.no_grad():
+        distances: Tensor = network(_prepare(images), _prepare(originals))
+    return distances.flatten().to(torch.float64)
+
+
+@functools.cache
+def _shift_tolerant() -> Any:
+    from stlpips_pytorch import stlpips
+
+    return stlpips.LPIPS(net="alex", variant="shift_tolerant", verbose=False).eval()
 
 
 @functools.cache

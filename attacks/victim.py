@@ -7,6 +7,7 @@ import copy
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from bract.attacks.lanes import LaneNetwork
 from bract.errors import BractError
 from bract.models import create_model, prepare_model
 from bract.observation import Observation, Protocol
@@ -42,6 +43,7 @@ class Victim:
                 # cannot be batched over lanes.
                 module.running_mean = module.running_var = module.num_batches_tracked = None
                 module.track_running_stats = False
+        self.network = LaneNetwork.of(self.model)
         self.parameter_names = tuple(name for name, _ in self.model.named_parameters())
         self.buffer_names = tuple(name for name, _ in self.model.named_buffers())
 
@@ -50,8 +52,9 @@ class Victim:
 
         ``parameters`` and ``buffers`` hold ``(L, ...)`` for the names of the model.
         """
-        lanes = len(inputs)
-        if lanes == 1:
+        if self.network is not None:
+            return self.network(parameters | buffers, inputs)
+        if len(inputs) == 1:
             state = {name: value[0] for name, value in (parameters | buffers).items()}
             logits: Tensor = functional_call(self.model, state, (inputs[0],))
             return logits[None]

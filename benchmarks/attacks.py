@@ -23,7 +23,12 @@ from torch import Tensor, nn
 from bract.attacks import Attack, Budget, Engine, Reconstruction, Refusal, attack, reconstruct
 from bract.attacks.baselines import class_mean, prior_only, random_image
 from bract.attacks.metrics import Scores, bootstrap_interval, oracle, score
-from bract.attacks.perceptual import lpips_distance, lpips_unavailable
+from bract.attacks.perceptual import (
+    lpips_distance,
+    lpips_unavailable,
+    stlpips_distance,
+    stlpips_unavailable,
+)
 from bract.models import create_model, initialise
 from bract.observation import Observation, Protocol
 from bract.update import parameters_of
@@ -186,6 +191,9 @@ def describe(
         if lpips_unavailable(backbone) is None and setting.batch == 1:
             values = [lpips_distance(made, truth, backbone) for made, truth in pairs]
             row[f"lpips_{backbone}"] = statistics.fmean(float(v) for v in values if v is not None)
+    if stlpips_unavailable() is None and setting.batch == 1:
+        values = [stlpips_distance(made, truth) for made, truth in pairs]
+        row["stlpips"] = statistics.fmean(float(v) for v in values if v is not None)
     return row
 
 

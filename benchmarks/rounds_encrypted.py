@@ -32,7 +32,6 @@ from bract.ciphertexts import (
     decrypt_mean,
     encrypt_update,
     shaped,
-    split_floating,
 )
 from bract.cli.keygen import client_key, write_keys
 from bract.cli.launcher import Launch
@@ -172,7 +171,7 @@ def changes(model: str) -> tuple[Tensors, Tensors]:
         name: torch.randn(value.shape, generator=generator) * 0.01
         for name, value in parameters_of(built).items()
     }
-    return update, split_floating(buffers_of(built))[0]
+    return update, buffers_of(built)
 
 
 def rounds(count: int) -> Iterator[dict[str, Any]]:

@@ -6,12 +6,14 @@ from typing import Any, Protocol
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedProx as FlowerFedProx
+from flwr.serverapp.strategy import Strategy
 
 from bract.errors import RunFailedError
 from bract.fused import answer_fused
 from bract.records import from_arrays, to_arrays
 from bract.server.loopback import LoopbackGrid
-from bract.strategies import FedAvg, FedBoosting, FedProx
+from bract.strategies import FedAvg, FedBoosting
 from bract.update import Tensors
 
 
@@ -27,10 +29,15 @@ class Client(Protocol):
         """Return loss and accuracy on the client's own validation split."""
 
 
-STRATEGIES: dict[str, Callable[[int], FedAvg]] = {
+STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     "fedavg": lambda clients: FedAvg(min_nodes=clients),
     "fedavg-uniform": lambda clients: FedAvg(min_nodes=clients, weighting="uniform"),
-    "fedprox": lambda clients: FedProx(min_nodes=clients, proximal_mu=0.1),
+    "fedprox": lambda clients: FlowerFedProx(
+        fraction_evaluate=0.0,
+        min_train_nodes=clients,
+        min_available_nodes=clients,
+        proximal_mu=0.1,
+    ),
     "fedboosting": lambda clients: FedBoosting(min_nodes=clients),
     "fedboosting-proportional": lambda clients: FedBoosting(
         min_nodes=clients, weighting="proportional"
@@ -42,7 +49,7 @@ STRATEGIES: dict[str, Callable[[int], FedAvg]] = {
 
 
 def simulate(
-    strategy: FedAvg,
+    strategy: Strategy,
     clients: Sequence[Client],
     initial: Tensors,
     rounds: int,
@@ -50,6 +57,7 @@ def simulate(
 ) -> list[dict[str, Any]]:
     """Train and return one row a round: ``accuracy`` by ``judge``, ``weights``, ``arrays``.
 
+    Strategies that are not bract's do not tell their weights: an empty list stands for them.
     Where a client's training diverges the run ends there; the last row then holds ``diverged``.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -60,9 +68,10 @@ def simulate(
         if number:
             tensors = from_arrays(arrays)
             row = {"round": number, "accuracy": judge(tensors), "arrays": tensors}
-            row["weights"] = list(strategy.outcome.weights)
-            if strategy.outcome.boosting is not None:
-                row["boosting"] = strategy.outcome.boosting.to_dict()
+            outcome = strategy.outcome if isinstance(strategy, FedAvg) else None
+            row["weights"] = list(outcome.weights) if outcome else []
+            if outcome and outcome.boosting is not None:
+                row["boosting"] = outcome.boosting.to_dict()
             rows.append(row)
 
     grid = LoopbackGrid(lambda i: _app(clients[i]), [{} for _ in clients])

@@ -1,8 +1,8 @@
 """Encrypted updates on the wire: tensors to vectors of ciphertexts, and back to their mean.
 
-An encrypted update holds two vectors, ``parameters`` and, where the model has any, ``buffers``: the
-floating point buffers, as the difference ``received - local`` like the parameters. Integer buffers
-(batch normalisation's counter) are never sent; every client keeps its own.
+An encrypted update holds up to three vectors: ``parameters`` and, where the model has any,
+``buffers`` and ``integers``, its floating point and its integer buffers. Each holds differences
+``received - local``. Integers have steps of one, so their mean is exact and rounds to an integer.
 
 One array record carries it: ``header`` (JSON as ``uint8``: key id, layout and weight of each
 vector, and names and shapes of the tensors in order) and one ``uint8`` matrix for each vector.
@@ -11,6 +11,7 @@ vector, and names and shapes of the tensors in order) and one ``uint8`` matrix f
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from flwr.app import Array, ArrayRecord
 
 from bract.encryption import EncryptionConfig
 from bract.errors import BractError
+from bract.logs import log_progress
 from bract.paillier import (
     CipherVector,
     Layout,
@@ -35,8 +37,11 @@ from bract.paillier import (
 )
 from bract.update import Tensors, apply_update, flatten, unflatten
 
+_log = logging.getLogger(__name__)
+
 PARAMETERS = "parameters"
 BUFFERS = "buffers"
+INTEGERS = "integers"
 HEADER = "header"
 
 BUFFER_BITS = 32
@@ -52,7 +57,7 @@ class EncryptedUpdate:
     Attributes
     ----------
     vectors
-        Ciphertexts under ``parameters`` and ``buffers``.
+        Ciphertexts under ``parameters``, ``buffers`` and ``integers``.
     shapes
         Names and shapes of the tensors in each vector, in order.
     """
@@ -98,7 +103,7 @@ class EncryptedUpdate:
                 raise BractError(
                     f"the ciphertexts' header is damaged or missing: {error}"
                 ) from None
-            if PARAMETERS not in vectors or set(vectors) - {PARAMETERS, BUFFERS}:
+            if PARAMETERS not in vectors or set(vectors) - {PARAMETERS, BUFFERS, INTEGERS}:
                 raise BractError(f"the ciphertexts hold {', '.join(vectors) or 'nothing'}")
         update = cls(vectors, shapes)
         for part, vector in vectors.items():
@@ -124,10 +129,15 @@ def plan_layout(config: EncryptionConfig, part: str, length: int) -> Layout:
     BractError
         With the numbers, if no slot can hold the largest sum.
     """
+    clips = {
+        PARAMETERS: config.clip,
+        BUFFERS: config.buffer_clip,
+        INTEGERS: float(2 ** (BUFFER_BITS - 1) - 1),
+    }
     with readable():
         return Layout(
             length=length,
-            clip=config.clip if part == PARAMETERS else config.buffer_clip,
+            clip=clips[part],
             bits=config.bits if part == PARAMETERS else BUFFER_BITS,
             max_weight=config.max_weight_sum,
             key_bits=config.key_bits,
@@ -146,7 +156,7 @@ def encrypt_update(
     Parameters
     ----------
     update, buffers
-        Differences ``received - local`` of the parameters, and of the floating point buffers.
+        Differences ``received - local`` of the parameters, and of the buffers.
 
     Returns
     -------
@@ -159,13 +169,18 @@ def encrypt_update(
         If a value is NaN or infinite, or the key does not fit the configuration.
     """
     vectors, shapes, clipped = {}, {}, 0
-    for part, tensors in ((PARAMETERS, update), (BUFFERS, buffers)):
+    floating, integers = split_floating(buffers)
+    for part, tensors in ((PARAMETERS, update), (BUFFERS, floating), (INTEGERS, integers)):
         if not tensors:
             continue
         values = flatten({name: value.to(torch.float64) for name, value in tensors.items()}).numpy()
         with readable():
             vectors[part], outside = encrypt(
-                key, values, plan_layout(config, part, values.size), randomness=config.randomness
+                key,
+                values,
+                plan_layout(config, part, values.size),
+                randomness=config.randomness,
+                progress=log_progress(_log, f"encrypting {part}"),
             )
         shapes[part] = tuple((name, tuple(value.shape)) for name, value in tensors.items())
         clipped += outside
@@ -179,7 +194,12 @@ def combine_updates(
     first = updates[0]
     with readable():
         vectors = {
-            part: weighted_sum(key, [update.vectors[part] for update in updates], weights)
+            part: weighted_sum(
+                key,
+                [update.vectors[part] for update in updates],
+                weights,
+                progress=log_progress(_log, f"adding {part}"),
+            )
             for part in first.vectors
         }
     return EncryptedUpdate(vectors, first.shapes)
@@ -189,7 +209,10 @@ def decrypt_mean(key: PrivateKey, update: EncryptedUpdate) -> dict[str, Tensors]
     """Return the weighted mean of the tensors of each vector, float64."""
     with readable():
         return {
-            part: shaped(decrypt(key, vector), update.shapes[part])
+            part: shaped(
+                decrypt(key, vector, progress=log_progress(_log, f"decrypting {part}")),
+                update.shapes[part],
+            )
             for part, vector in update.vectors.items()
         }
 
@@ -203,7 +226,7 @@ def shaped(values: np.typing.NDArray[np.float64], shapes: Shapes) -> Tensors:
 
 
 def apply_mean(model: Mapping[str, torch.Tensor], mean: dict[str, Tensors], lr: float) -> Tensors:
-    """Return ``model`` after one aggregate: ``w - lr * mean`` and ``buffer - mean``.
+    """Return ``model`` after one aggregate: ``w - lr * mean`` and ``buffer - mean``, rounded.
 
     Raises
     ------
@@ -216,12 +239,17 @@ def apply_mean(model: Mapping[str, torch.Tensor], mean: dict[str, Tensors], lr: 
         wrong = [n for n, v in tensors.items() if n not in own or own[n].shape != v.shape]
         if wrong:
             raise BractError(f"the aggregate does not fit this model: {', '.join(wrong[:5])}")
-        moved |= apply_update(own, tensors, lr if part == PARAMETERS else 1.0)
+        if part == INTEGERS:
+            exact = {name: value.double() for name, value in own.items()}
+            rounded = apply_update(exact, tensors, 1.0)
+            moved |= {name: v.round().to(own[name].dtype) for name, v in rounded.items()}
+        else:
+            moved |= apply_update(own, tensors, lr if part == PARAMETERS else 1.0)
     return {name: moved.get(name, value) for name, value in model.items()}
 
 
 def split_floating(tensors: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
-    """Split buffers into floating point ones, which are aggregated, and the others."""
+    """Split tensors into floating point ones and the others."""
     floating = {name: value for name, value in tensors.items() if value.is_floating_point()}
     return floating, {name: value for name, value in tensors.items() if name not in floating}
 

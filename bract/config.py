@@ -7,164 +7,65 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from bract.encryption import EncryptionConfig
 from bract.errors import BractError
 from bract.registry import unknown
+from bract.sections import (
+    KINDS,
+    STRATEGY_SECTIONS,
+    DataConfig,
+    DirichletPartition,
+    FedAvgConfig,
+    FedBoostingConfig,
+    FedProxConfig,
+    Fraction,
+    IidPartition,
+    ModelConfig,
+    Partition,
+    Positive,
+    Section,
+    ShardsPartition,
+    SizesPartition,
+    StrategyConfig,
+    StrategySection,
+    TrainingConfig,
+)
 
-Positive = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class IidPartition(_Section):
-    """Every client holds a random share of equal size."""
-
-    kind: Literal["iid"] = "iid"
-
-
-class DirichletPartition(_Section):
-    """Class shares drawn from Dirichlet(alpha): the smaller alpha, the less alike the clients."""
-
-    kind: Literal["dirichlet"]
-    alpha: Annotated[float, Field(gt=0.0)] = 0.5
-    min_examples: Positive = 1
-
-
-class ShardsPartition(_Section):
-    """Examples sorted by label and cut into shards; each client holds a few of them."""
-
-    kind: Literal["shards"]
-    shards_per_client: Positive = 2
-
-
-class SizesPartition(_Section):
-    """Clients of stated sizes, drawn at random: ``sizes[i]`` examples for client ``i``."""
-
-    kind: Literal["sizes"]
-    sizes: list[Positive]
-
-
-Partition = Annotated[
-    IidPartition | DirichletPartition | ShardsPartition | SizesPartition,
-    Field(discriminator="kind"),
+__all__ = [
+    "AuditConfig",
+    "CaptureConfig",
+    "DataConfig",
+    "DirichletPartition",
+    "FedAvgConfig",
+    "FedBoostingConfig",
+    "FedProxConfig",
+    "FederationConfig",
+    "IidPartition",
+    "LeakConfig",
+    "ModelConfig",
+    "Partition",
+    "ShardsPartition",
+    "SizesPartition",
+    "StrategyConfig",
+    "TrainingConfig",
+    "build_config",
+    "config_of_run",
+    "dump_config",
+    "load_config",
+    "parse_config",
 ]
 
 
-class DataConfig(_Section):
-    """What the clients learn from, and how it is split over them.
-
-    ``normalisation`` is declared here once: training, attack and scoring all use it.
-    """
-
-    name: str = "digits"
-    path: Path | None = None
-    download: bool = False
-    image_size: Annotated[int, Field(ge=8, le=512)] = 32
-    channels: Literal[1, 3] | None = None
-    normalisation: Literal["dataset", "none"] = "dataset"
-    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    partition: Partition = IidPartition()
-
-
-class ModelConfig(_Section):
-    """The global model: a name of the registry, or ``package.module:callable``."""
-
-    name: str = "lenet"
-    activation: Literal["sigmoid", "relu"] = "sigmoid"
-    init: Literal["default", "uniform"] = "default"
-
-
-class TrainingConfig(_Section):
-    """What a client does with the model in one round.
-
-    ``fedsgd`` uploads the gradient of one batch; ``fedavg`` trains for ``local_steps`` batches,
-    or ``local_epochs`` passes where ``local_steps`` is not given, and uploads the difference.
-    """
-
-    algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
-    batch_size: Positive = 8
-    local_epochs: Positive = 1
-    local_steps: Positive | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: Annotated[float, Field(gt=0.0)] = 0.1
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-
-
-class _StrategySection(_Section):
-    server_lr: Annotated[float, Field(gt=0.0)] = 1.0
-    fraction: Fraction = 1.0
-    tolerate_failures: bool = False
-    timeout: Annotated[float, Field(gt=0.0)] = 600.0
-
-
-class FedAvgConfig(_StrategySection):
-    """Average the updates, by number of examples or uniformly."""
-
-    name: Literal["fedavg"] = "fedavg"
-    weighting: Literal["examples", "uniform"] = "examples"
-
-
-class FedProxConfig(_StrategySection):
-    """FedAvg whose clients add ``proximal_mu / 2 * ||w - w_global||^2`` to their loss."""
-
-    name: Literal["fedprox"]
-    weighting: Literal["examples", "uniform"] = "examples"
-    proximal_mu: Annotated[float, Field(ge=0.0)] = 0.1
-
-
-class FedBoostingConfig(_StrategySection):
-    """Weigh each client by how its fused model does on every client's validation split."""
-
-    name: Literal["fedboosting"]
-    weighting: Literal["softmax", "proportional"] = "softmax"
-    signal: Literal["accuracy", "loss"] = "accuracy"
-    fusing: Literal["fixed", "random"] = "fixed"
-    p_hat: Annotated[float, Field(gt=0.5, le=1.0)] = 0.9
-
-
-STRATEGY_SECTIONS: dict[str, type[_StrategySection]] = {
-    "fedavg": FedAvgConfig,
-    "fedboosting": FedBoostingConfig,
-    "fedprox": FedProxConfig,
-}
-
-
-def _strategy_name(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return value.get("name", "fedavg")
-    return getattr(value, "name", None)
-
-
-StrategyConfig = Annotated[
-    Annotated[FedAvgConfig, Tag("fedavg")]
-    | Annotated[FedBoostingConfig, Tag("fedboosting")]
-    | Annotated[FedProxConfig, Tag("fedprox")],
-    Discriminator(_strategy_name),
-]
-
-
-class CaptureConfig(_Section):
+class CaptureConfig(Section):
     """What the honest-but-curious server writes down of what it receives."""
 
     enabled: bool = True
     rounds: list[Positive] | None = None
 
 
-class LeakConfig(_Section):
+class LeakConfig(Section):
     """From when on a reconstruction counts as a leaked image.
 
     ``level`` is the share of guesses made without the gradient that it must beat.
@@ -175,7 +76,7 @@ class LeakConfig(_Section):
     level: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
 
 
-class AuditConfig(_Section):
+class AuditConfig(Section):
     """Which attacks run on the captures, and with what budget.
 
     ``tier: all`` takes every tier that applies: adaptive where a defense is declared, colluding
@@ -213,7 +114,7 @@ def _scheme_alone(value: Any) -> Any:
     return {"scheme": value} if isinstance(value, str) else value
 
 
-class FederationConfig(_Section):
+class FederationConfig(Section):
     """One federation, from data to audit. Every seed derives from ``seed``.
 
     ``defenses`` is the ordered list that every client applies to its update: each entry is a
@@ -318,7 +219,7 @@ def config_of_run(run_config: Mapping[str, Any]) -> FederationConfig:
         if key in ("federation", "run-dir"):
             continue
         if key == "strategy.name" and value != base.strategy.name:
-            shared = _StrategySection.model_fields
+            shared = StrategySection.model_fields
             content["strategy"] = {k: v for k, v in content["strategy"].items() if k in shared}
         *sections, last = key.split(".")
         target = content
@@ -353,27 +254,16 @@ def _describe(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-_KINDS: dict[tuple[str, ...], Mapping[str, type[_Section]]] = {
-    ("strategy",): STRATEGY_SECTIONS,
-    ("data", "partition"): {
-        "iid": IidPartition,
-        "dirichlet": DirichletPartition,
-        "shards": ShardsPartition,
-        "sizes": SizesPartition,
-    },
-}
-
-
 def _is_kind(location: list[str]) -> bool:
     """Tell whether the last part is the name of a section's kind, which no file spells as a key."""
-    return location[-1] in _KINDS.get(tuple(location[:-1]), {})
+    return location[-1] in KINDS.get(tuple(location[:-1]), {})
 
 
 def _keys_at(location: list[str]) -> list[str]:
     section: type[BaseModel] = FederationConfig
     for i, part in enumerate(location):
         if _is_kind(location[: i + 1]):
-            section = _KINDS[tuple(location[:i])][part]
+            section = KINDS[tuple(location[:i])][part]
             continue
         annotation = section.model_fields[part].annotation if part in section.model_fields else None
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):

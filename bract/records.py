@@ -167,13 +167,16 @@ def read_reply(message: Message) -> Contribution:
         encrypted = CIPHERTEXTS in content
         declared = content.config_records[DECLARED]
         metrics: dict[str, Any] = dict(content.metric_records[METRICS])
+        num_examples = int(metrics.pop(NUM_EXAMPLES_KEY))
+        if num_examples < 1:
+            raise ValueError(f"a positive {NUM_EXAMPLES_KEY} (found {num_examples})")
         return Contribution(
             node_id=node_id,
             client=str(declared["client"]),
             update={} if encrypted else from_arrays(content.array_records[UPDATE]),
             buffers=from_arrays(content.array_records[BUFFERS]) if BUFFERS in content else {},
             ciphertexts=from_arrays(content.array_records[CIPHERTEXTS]) if encrypted else {},
-            num_examples=int(metrics.pop(NUM_EXAMPLES_KEY)),
+            num_examples=num_examples,
             metrics={name: float(value) for name, value in metrics.items()},
             protocol=json.loads(str(declared["protocol"])),
         )

@@ -31,8 +31,11 @@ def buffers_of(model: nn.Module) -> Tensors:
 
 
 def difference(sent: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> Tensors:
-    """Return ``sent - local`` for every name of ``sent``: the update of local training."""
-    return {name: sent[name] - local[name] for name in sent}
+    """Return ``sent - local`` for every name of ``sent``: the update of local training.
+
+    Differences of truth values are integers.
+    """
+    return {name: _number(sent[name]) - _number(local[name]) for name in sent}
 
 
 def apply_update(
@@ -73,3 +76,7 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
         name: part.reshape(value.shape).to(value.dtype)
         for (name, value), part in zip(like.items(), parts, strict=True)
     }
+
+
+def _number(value: Tensor) -> Tensor:
+    return value.to(torch.int64) if value.dtype == torch.bool else value

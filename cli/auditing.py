@@ -98,12 +98,13 @@ def choose_audit(
 ) -> AuditChoice:
     """Lay the command line over the ``audit`` section of the run's configuration, for one tier.
 
-    Without ``key`` the colluding tier takes the first client's key of a run on this machine.
+    A ``budget`` (see `parse_budget`) takes the place of both limits of that section. Without
+    ``key`` the colluding tier takes the first client's key of a run on this machine.
 
     Raises
     ------
     BractError
-        If the tier is unknown, or has no key.
+        If the tier is unknown, or has no key, or the budget cannot be read.
     """
     run = RunDirectory.open(root)
     config = run.config()
@@ -118,11 +119,12 @@ def choose_audit(
             )
     if tier != "colluding" and key is not None:
         raise BractError(f"--key goes with --tier colluding, not with {tier}")
-    if budget is not None and iterations is not None:
-        raise BractError("--budget and --iterations: give one of them")
-    steps, seconds = (iterations, None) if budget is None else parse_budget(budget)
-    if steps is None and seconds is None:
-        steps, seconds = section.iterations, section.seconds
+    steps, seconds = iterations or section.iterations, section.seconds
+    if budget is not None:
+        steps, seconds = parse_budget(budget)
+        if steps is not None and iterations is not None:
+            raise BractError(f"--budget {budget} and --iterations {iterations}: give one of them")
+        steps = steps or iterations
     chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
     chosen_clients = clients.split(",") if clients else section.clients
     return AuditChoice(
@@ -142,22 +144,27 @@ def choose_audit(
 
 
 def parse_budget(text: str) -> tuple[int | None, float | None]:
-    """Read ``2000`` (iterations), ``90s`` or ``5m`` (time); return iterations and seconds.
+    """Read ``2000`` (iterations a restart), or ``90s``, ``5m``, ``1h`` (wall time an upload).
+
+    Returns
+    -------
+    tuple
+        Iterations and seconds; one of them is None.
 
     Raises
     ------
     BractError
-        If it is neither, or not positive.
+        If the text is neither, or not above zero.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h)?\s*", text)
-    amount = float(found[1]) if found else 0.0
-    if found is None or amount <= 0 or (found[2] is None and not amount.is_integer()):
+    found = re.fullmatch(r"\s*(\d+|\d*\.\d+)\s*(s|m|h)?\s*", text)
+    value = float(found[1]) if found else 0.0
+    if found is None or not value or (not found[2] and not found[1].isdigit()):
         raise BractError(
-            f"--budget {text!r}: expected iterations such as 2000, or a time such as 90s or 5m"
+            f"--budget {text!r}: expected iterations such as 2000, or a time such as 90s, 5m or 1h"
         )
-    if found[2] is None:
-        return int(amount), None
-    return None, amount * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+    if found[2]:
+        return None, value * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+    return int(found[1]), None
 
 
 def parse_rounds(text: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,6 +37,14 @@ def set_up_logging(verbose: bool = False) -> None:
 def say(text: str) -> None:
     """Print a line for the person, to stderr."""
     stderr.print(text, markup=False, soft_wrap=True)
+
+
+def working(text: str) -> AbstractContextManager[object]:
+    """Show what is going on while the block runs: a spinner on a terminal, one line elsewhere."""
+    if stderr.is_terminal:
+        return stderr.status(text)
+    say(text)
+    return nullcontext()
 
 
 def print_json(content: Any) -> None:

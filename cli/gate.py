@@ -15,7 +15,7 @@ from bract.server.report.leak import LeakRule, leaked_images
 from bract.server.report.schema import AuditFile
 
 _LEAKED = "leaked"
-_METRICS = (_LEAKED, "ssim", "psnr", "mse", "lpips_alex", "lpips_vgg")
+_METRICS = (_LEAKED, "ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips")
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bract.cli.console import say
+from bract.cli.console import say, working
 from bract.encryption import EncryptionConfig
 from bract.errors import BractError
 
@@ -71,7 +71,8 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
 
 def keygen(folder: Path, config: EncryptionConfig, clients: int) -> None:
     """Write the files and say what each is for."""
-    public, *secret = write_keys(folder, config, clients)
+    with working(f"generating a key of {config.key_bits} bits, which can take a minute"):
+        public, *secret = write_keys(folder, config, clients)
     say(f"{public}: the public key")
     if config.threshold is None:
         say(

@@ -122,14 +122,15 @@ def audit(
         str | None, typer.Option("--rounds", help="Rounds, such as 1,3 or 1-5.")
     ] = None,
     restarts: Annotated[int | None, typer.Option("--restarts", min=1)] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, help="Iterations a restart.")
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            "--budget", help="Iterations a restart (2000), or time for each upload (90s, 5m)."
+            "--budget",
+            help="2000 (iterations a restart), or 90s, 5m (wall time an upload, all restarts).",
         ),
-    ] = None,
-    iterations: Annotated[
-        int | None, typer.Option("--iterations", min=1, help="As --budget, iterations alone.")
     ] = None,
     repeats: Annotated[
         int | None, typer.Option("--repeats", min=1, help="Whole attacks, each with its own seed.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
@@ -21,18 +20,15 @@ from bract.ciphertexts import (
     apply_mean,
     decrypt_mean,
     encrypt_update,
-    readable,
-    shaped,
-    split_floating,
 )
 from bract.client.defenses import DefenseState
 from bract.client.keeping import Kept
 from bract.client.keys import check_key, read_key
+from bract.client.sharing import deal_keys, join_partials, partials_of
 from bract.client.site import Site
 from bract.config import FederationConfig
 from bract.errors import BractError
 from bract.keyexchange import (
-    COUNT_KEY,
     KEY_BOX,
     SESSION_KEY,
     TAG_KEY,
@@ -43,20 +39,10 @@ from bract.keyexchange import (
     open_key_box,
     read_recipients,
     round_tag,
-    stripped_name,
-    vector_name,
     write_dealt,
 )
 from bract.keyfiles import Key, dump_key, parse_key
-from bract.paillier import (
-    KeyShare,
-    PartialDecryption,
-    combine,
-    deal,
-    dump_public,
-    generate_keypair,
-    partial_decrypt,
-)
+from bract.paillier import KeyShare, PartialDecryption, dump_public
 from bract.partials import open_bundle, seal_partials
 from bract.records import ARRAYS, CONFIG, from_arrays
 from bract.update import Tensors, difference
@@ -149,35 +135,11 @@ class EncryptedClient:
             If shares were dealt before: the dealer has forgotten the whole key.
         """
         recipients = read_recipients(content)
-        section = self.config.encryption
-        if section.threshold is None:
-            if self.key is None:
-                with readable():
-                    self._keep_key(
-                        generate_keypair(section.key_bits, randomness=section.randomness)
-                    )
-            assert self.key is not None
-            keys = dict.fromkeys(recipients, dump_key(self.key))
-        else:
-            if self.key is not None:
-                raise BractError(
-                    "this client has dealt the key shares already and forgot the whole key, so it "
-                    "has none for a client that joins or lost its share; give the clients "
-                    "state-dir, or provision key files"
-                )
-            with readable():
-                own, *others = deal(
-                    section.threshold,
-                    self.config.clients,
-                    section.key_bits,
-                    degree=section.degree,
-                    randomness=section.randomness,
-                )
+        own, keys = deal_keys(self.key, list(recipients), self.config)
+        if self.key is None:
             self._keep_key(own)
-            keys = {n: dump_key(s) for n, s in zip(recipients, others, strict=False)}
-        assert self.key is not None
         boxes = box_keys(keys, recipients, session=self.session, sender=self.node_id)
-        return write_dealt(dump_public(self.key.public), boxes)
+        return write_dealt(dump_public(own.public), boxes)
 
     def catch_up(self, content: RecordDict, server_round: int) -> bool:
         """Take what the message brings and move the model to the end of the round before.
@@ -253,29 +215,21 @@ class EncryptedClient:
             By ``<index>.<part>``; empty where the key is whole.
         """
         assert self.key is not None
-        if not isinstance(self.key, KeyShare):
-            return decrypt_mean(self.key, update)
-        means = {}
-        for part, vector in update.vectors.items():
-            found = [
-                replace(p, data=p.data.reshape(vector.data.shape))
-                for p in partials.get(f"{index}.{part}", [])
-            ]
-            with readable():
-                means[part] = shaped(combine(self.key.public, vector, found), update.shapes[part])
-        return means
+        if isinstance(self.key, KeyShare):
+            return join_partials(self.key, update, partials, index)
+        return decrypt_mean(self.key, update)
 
     def encrypt(
         self, update: Tensors, buffers: Tensors
     ) -> tuple[EncryptedUpdate, dict[str, float]]:
-        """Encrypt a defended update and the change of the floating point buffers.
+        """Encrypt a defended update and the change of the buffers.
 
         Parameters
         ----------
         update
             What may leave this client, once it is encrypted.
         buffers
-            The model's buffers after training; integer ones stay here.
+            The model's buffers after training.
 
         Returns
         -------
@@ -284,9 +238,8 @@ class EncryptedClient:
         """
         assert self.key is not None
         started = time.perf_counter()
-        floating, integers = split_floating(buffers)
         model = self.model
-        change = difference({name: model[name] for name in floating}, floating)
+        change = difference({name: model[name] for name in buffers}, buffers)
         # Without the factors of n a share's owner encrypts with the public key.
         key = self.key.public if isinstance(self.key, KeyShare) else self.key
         encrypted, clipped = encrypt_update(key, update, change, self.config.encryption)
@@ -299,7 +252,6 @@ class EncryptedClient:
                 self.config.encryption.clip,
                 self.config.encryption.clip,
             )
-        self._kept.keep_model(model | integers, self.model_round)
         self.seconds["encrypt_seconds"] += time.perf_counter() - started
         return encrypted, {"clipped": float(clipped)}
 
@@ -313,23 +265,12 @@ class EncryptedClient:
         """
         if not isinstance(self.key, KeyShare):
             raise BractError("holds no key share, so it cannot help to decrypt")
-        instructions = content.config_records[CONFIG]
-        count, tag = int(str(instructions[COUNT_KEY])), str(instructions[TAG_KEY])
-        partials: dict[str, PartialDecryption] = {}
-        for index in range(count):
-            update = EncryptedUpdate.from_record(content.array_records[vector_name(index)])
-            stripped = content.array_records[stripped_name(index)]
-            for part, vector in update.vectors.items():
-                with readable():
-                    partials[f"{index}.{part}"] = partial_decrypt(
-                        self.key, vector, stripped[part].numpy()
-                    )
         sealed = seal_partials(
-            partials,
+            partials_of(self.key, content),
             read_recipients(content),
             session=self.session,
             sender=self.node_id,
-            tag=tag,
+            tag=str(content.config_records[CONFIG][TAG_KEY]),
         )
         return sealed.to_content()
 

@@ -19,6 +19,7 @@ from bract.config import FederationConfig, config_of_run
 from bract.data import data_spec, test_data
 from bract.errors import BractError
 from bract.evaluation import evaluate
+from bract.logs import log_to_stderr
 from bract.models import create_model, initialise, prepare_model
 from bract.observation import Protocol
 from bract.records import VERSION_KEY, from_arrays, to_arrays
@@ -26,7 +27,7 @@ from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 from bract.server.grid import PromptGrid
 from bract.server.hook import HonestButCurious
-from bract.strategies import create_strategy
+from bract.strategies import FedAvg, create_strategy
 from bract.update import buffers_of, parameters_of
 
 app = ServerApp()
@@ -35,6 +36,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train for the configured number of rounds; called by Flower."""
+    log_to_stderr()
     config = config_of_run(context.run_config)
     own_folder = Path("runs") / f"{config.name}-{context.run_id}"
     run = RunDirectory(str(context.run_config.get("run-dir") or own_folder))
@@ -83,7 +85,7 @@ class Federation:
         self.best_accuracy = -math.inf
         self._round_started = time.time()
         self.done = self._resume()
-        self.strategy = create_strategy(config, first_round=self.done + 1)
+        self.strategy = self._new_strategy()
 
     def train(self, grid: Grid) -> None:
         """Run the rounds that are left."""
@@ -143,6 +145,9 @@ class Federation:
         )
         model = prepare_model(model, self.config.defenses)
         return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
+
+    def _new_strategy(self) -> FedAvg:
+        return create_strategy(self.config, first_round=self.done + 1)
 
     def _resume(self) -> int:
         """Load the last model of an interrupted run; return how many rounds it has seen."""

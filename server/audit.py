@@ -1,8 +1,9 @@
 """The audit: attack what was captured, score it against the clients' own truth, write it down.
 
 Every attacked observation leaves one JSON file and its pictures in ``audit/<attack>/``, of other
-tiers than ``oblivious`` in ``audit/<attack>-<tier>/``. A file that is there is complete, so an
-interrupted audit goes on where it stopped.
+tiers than ``oblivious`` in ``audit/<attack>-<tier>/``. A file that is there is complete, and an
+attack that runs keeps its state in ``unfinished/`` beside it, so an interrupted audit goes on
+where it stopped.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class AuditChoice:
     clients
         Names of clients; ``aggregate`` is every client's mean update (colluding tier).
     iterations
-        Steps a restart; None takes each attack's own default, or no limit beside ``seconds``.
+        Steps a restart; None takes each attack's own default, or no limit where ``seconds`` is set.
     seconds
-        Wall time for one observation; results then depend on the machine.
+        Wall time for all restarts of one observation; what comes back then depends on the machine.
     repeats
         Whole attacks on each observation, each with a seed of its own and its own blind pick.
     key
@@ -134,7 +135,6 @@ class Audit:
         self, batches: Iterable[Batch], progress: Callable[[Progress], None] | None = None
     ) -> Iterator[dict[str, Any]]:
         """Run the batches; yield what is written for each observation as soon as it is."""
-        engine = Engine(device=self.choice.device, progress=progress)
         budget = Budget(
             iterations=self.choice.iterations,
             seconds=self.choice.seconds,
@@ -142,6 +142,8 @@ class Audit:
             max_images=self.choice.max_images,
         )
         for batch in batches:
+            unfinished = self._folder(batch.attack) / "unfinished"
+            engine = Engine(device=self.choice.device, progress=progress, checkpoint=unfinished)
             opened: list[tuple[Capture, Observation]] = []
             for capture in batch.captures:
                 try:
@@ -164,6 +166,7 @@ class Audit:
             )
             for (capture, observation), result in zip(opened, results, strict=True):
                 yield self._record(batch, capture, result, engine, observation)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def _seed(self, batch: Batch) -> int:
         repeats = (batch.repeat,) if batch.repeat else ()

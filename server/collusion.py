@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from bract.ciphertexts import (
-    BUFFERS,
     PARAMETERS,
     EncryptedUpdate,
     apply_mean,
@@ -130,7 +129,8 @@ class Collusion:
     def _seen(self, observation: Observation, plain: dict[str, Tensors]) -> Observation:
         model = self._model(observation.round - 1)
         buffers = {name: v for name, v in model.items() if name not in plain[PARAMETERS]}
-        returned = apply_mean(buffers, {BUFFERS: plain.get(BUFFERS, {})}, 1.0)
+        changes = {part: tensors for part, tensors in plain.items() if part != PARAMETERS}
+        returned = apply_mean(buffers, changes, 1.0)
         return replace(
             observation,
             parameters={name: model[name] for name in plain[PARAMETERS]},

@@ -14,6 +14,7 @@ from bract.config import FederationConfig
 from bract.records import NUM_EXAMPLES_KEY
 from bract.rundir import RunDirectory
 from bract.server.app import Federation
+from bract.strategies import FedAvg, create_strategy
 from bract.strategies.ledger import Ledger
 from bract.strategies.secure import EncryptedFedAvg
 from bract.update import parameters_of
@@ -41,8 +42,6 @@ class EncryptedFederation(Federation):
         self.ledger = Ledger(run.aggregates)
         self._pending: dict[str, Any] | None = run.state().get(_PENDING)
         super().__init__(config, run)
-        assert isinstance(self.strategy, EncryptedFedAvg)
-        self.strategy.ledger = self.ledger
         self._say_plan()
 
     def train(self, grid: Grid) -> None:
@@ -53,6 +52,9 @@ class EncryptedFederation(Federation):
         assert isinstance(self.strategy, EncryptedFedAvg)
         self._complete(self.ledger.last, self.strategy.final)
         self._hold(None)
+
+    def _new_strategy(self) -> FedAvg:
+        return create_strategy(self.config, first_round=self.done + 1, ledger=self.ledger)
 
     def _resume(self) -> int:
         return self.ledger.last

@@ -21,7 +21,12 @@ from bract.attacks.metrics import (
     psnr,
     ssim,
 )
-from bract.attacks.perceptual import lpips_distance, lpips_unavailable
+from bract.attacks.perceptual import (
+    lpips_distance,
+    lpips_unavailable,
+    stlpips_distance,
+    stlpips_unavailable,
+)
 from bract.server.captures import Capture
 
 _log = logging.getLogger(__name__)
@@ -117,6 +122,7 @@ def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tens
         "ssim": ssim(paired, originals),
         "lpips_alex": lpips_distance(paired, originals, "alex"),
         "lpips_vgg": lpips_distance(paired, originals, "vgg"),
+        "stlpips": stlpips_distance(paired, originals),
     }
     ranks: list[int | None] = [None] * len(paired)
     if len(images) >= len(truth.images):
@@ -146,6 +152,6 @@ def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tens
 
 
 def lpips_notes() -> list[str]:
-    """Say which LPIPS columns are not available here, and how to get them."""
-    reasons = (lpips_unavailable("alex"), lpips_unavailable("vgg"))
+    """Say which perceptual columns are not available here, and how to get them."""
+    reasons = (lpips_unavailable("alex"), lpips_unavailable("vgg"), stlpips_unavailable())
     return [f"not available: {reason}" for reason in reasons if reason]

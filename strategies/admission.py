@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -22,11 +23,9 @@ from bract.keyexchange import (
 )
 from bract.paillier import PublicKey, load_public
 from bract.records import CONFIG, Failure
+from bract.strategies.net import Net
 
 _log = logging.getLogger(__name__)
-
-Ask = Callable[[Mapping[int, RecordDict], str], tuple[dict[int, Message], list[Failure]]]
-"""Send contents by node id as one message type; return the answers by node id, and who failed."""
 
 
 class Admission:
@@ -36,20 +35,23 @@ class Admission:
     ----------
     config
         How updates are encrypted.
-    ask
-        How to send messages.
+    net
+        How clients are reached.
 
     Attributes
     ----------
+    instructions
+        The config record that every message of the run carries.
     members
         Who was admitted, by node id.
     boxes
         Key boxes that wait for their recipients, as they travel in the next train message.
     """
 
-    def __init__(self, config: EncryptionConfig, ask: Ask) -> None:
+    def __init__(self, config: EncryptionConfig, net: Net) -> None:
         self.config = config
-        self._ask = ask
+        self._net = net
+        self.instructions = ConfigRecord()
         self.members: dict[int, Hello] = {}
         self.boxes: dict[int, ConfigRecord] = {}
         self._public: PublicKey | None = None
@@ -60,45 +62,54 @@ class Admission:
         assert self._public is not None, "nobody was admitted"
         return self._public
 
-    def admit(self, nodes: Iterable[int], instructions: ConfigRecord) -> list[Failure]:
-        """Greet the nodes that are not members yet; hand the key to who lacks it.
+    def admit(self) -> list[Failure]:
+        """Greet the connected nodes that are not members yet; hand the key to who lacks it.
 
         Returns
         -------
         list of Failure
             Who could not be admitted, and why.
         """
-        strangers = sorted(set(nodes) - set(self.members))
+        strangers = sorted(self._net.connected() - set(self.members))
         if not strangers:
             return []
-        content = RecordDict({CONFIG: instructions})
-        answers, failures = self._ask(dict.fromkeys(strangers, content), HELLO_TYPE)
-        hellos = []
-        for node_id, message in answers.items():
-            try:
-                hellos.append(Hello.read(message, node_id))
-            except BractError as error:
-                failures.append(Failure(node_id, f"node-{node_id}", str(error)))
-        return failures + self.register(hellos, instructions, nodes)
+        content = RecordDict({CONFIG: self.instructions})
+        answers, failures = self._net.ask(dict.fromkeys(strangers, content), HELLO_TYPE)
+        return failures + self._register(answers)
 
-    def register(
-        self, hellos: Iterable[Hello], instructions: ConfigRecord, connected: Iterable[int]
-    ) -> list[Failure]:
-        """Admit clients that have said who they are, or say it again.
+    def readmit(self, behind: Mapping[int, Message]) -> list[Failure]:
+        """Admit members anew that said, by node id, that they hold less than was thought."""
+        for node_id in behind:
+            del self.members[node_id]
+        return self._register(behind)
+
+    def holds(self, node_id: int, model_round: int) -> None:
+        """Note that a member has answered, so it has the key and the model after that round."""
+        self.boxes.pop(node_id, None)
+        self.members[node_id] = replace(self.members[node_id], model_round=model_round)
+
+    def _register(self, answers: Mapping[int, Message]) -> list[Failure]:
+        """Admit clients that have said, by node id, who they are.
 
         Raises
         ------
         RunFailedError
             If the client that has to generate or hand over the key does not.
         """
+        hellos, failures = [], []
+        for node_id, message in answers.items():
+            try:
+                hellos.append(Hello.read(message, node_id))
+            except BractError as error:
+                failures.append(Failure(node_id, f"node-{node_id}", str(error)))
         arrived = sorted(hellos, key=lambda h: (h.partition, h.node_id))
-        failures = self._settle_key(arrived)
+        failures += self._settle_key(arrived)
         refused = {failure.node_id for failure in failures}
         arrived = [hello for hello in arrived if hello.node_id not in refused]
         if self.config.keys == "in-band":
             without = [hello for hello in arrived if not hello.key]
             if without:
-                self._hand_over(without, arrived, instructions, set(connected))
+                self._hand_over(without, arrived)
         self.members |= {hello.node_id: hello for hello in arrived}
         return failures
 
@@ -126,26 +137,20 @@ class Admission:
             if hello.key and _key_id(hello) != self.public.key_id
         ]
 
-    def _hand_over(
-        self,
-        without: list[Hello],
-        arrived: list[Hello],
-        instructions: ConfigRecord,
-        connected: set[int],
-    ) -> None:
+    def _hand_over(self, without: list[Hello], arrived: list[Hello]) -> None:
         lacking = {hello.node_id for hello in without}
-        known = [n for n in sorted(self.members) if n in connected - lacking]
+        known = sorted(set(self.members) & self._net.connected() - lacking)
         holders = [hello for hello in arrived if hello.key] + [self.members[n] for n in known]
         holder = holders[0] if holders else without[0]
         recipients = {h.node_id: h.identity for h in without if h.node_id != holder.node_id}
-        content = RecordDict({CONFIG: instructions, RECIPIENTS: write_recipients(recipients)})
+        content = RecordDict({CONFIG: self.instructions, RECIPIENTS: write_recipients(recipients)})
         _log.info(
             "%s %s the Paillier key and seals it for %d clients",
             holder.client,
             "hands over" if holders else "generates",
             len(recipients),
         )
-        answers, failures = self._ask({holder.node_id: content}, DEAL_TYPE)
+        answers, failures = self._net.ask({holder.node_id: content}, DEAL_TYPE)
         if failures:
             raise RunFailedError(
                 f"{failures[0].client} did not hand over the key: {failures[0].reason}"

@@ -74,8 +74,8 @@ def aggregate(
 ) -> Tensors:
     """Return the next global parameters and buffers.
 
-    Parameters follow ``w - server_lr * sum_i p_i update_i``; floating point buffers become
-    ``sum_i p_i buffer_i``; integer buffers are taken from the client of the largest weight.
+    Parameters follow ``w - server_lr * sum_i p_i update_i``; buffers become ``sum_i p_i buffer_i``,
+    integer ones rounded.
 
     Parameters
     ----------
@@ -95,15 +95,15 @@ def aggregate(
     parameters = {name: value for name, value in arrays.items() if name in first.update}
     step = weighted_sum([c.update for c in contributions], weights)
     updated = apply_update(parameters, step, server_lr)
-    leader = contributions[max(range(len(weights)), key=lambda i: weights[i])]
     averaged = weighted_sum(
-        [{n: b for n, b in c.buffers.items() if b.is_floating_point()} for c in contributions],
-        weights,
+        [{name: b.double() for name, b in c.buffers.items()} for c in contributions], weights
     )
-    return {
-        name: updated.get(name, averaged.get(name, leader.buffers.get(name, value)))
-        for name, value in arrays.items()
+    buffers = {
+        name: (mean if arrays[name].is_floating_point() else mean.round()).to(arrays[name].dtype)
+        for name, mean in averaged.items()
+        if name in arrays
     }
+    return {name: updated.get(name, buffers.get(name, value)) for name, value in arrays.items()}
 
 
 def check_contribution(arrays: Mapping[str, Tensor], contribution: Contribution) -> None:

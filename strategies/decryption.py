@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -18,10 +18,12 @@ from bract.keyexchange import (
     vector_name,
     write_recipients,
 )
+from bract.logs import log_progress
 from bract.paillier import strip_messages
 from bract.partials import SealedPartials, write_bundle
 from bract.records import CONFIG, Failure
-from bract.strategies.admission import Admission, Ask
+from bract.strategies.admission import Admission
+from bract.strategies.net import Net
 
 _log = logging.getLogger(__name__)
 
@@ -33,24 +35,16 @@ class ThresholdDecryption:
     ----------
     admission
         Who takes part, under which key.
-    ask
-        How to send messages.
+    net
+        How clients are reached.
     """
 
-    def __init__(self, admission: Admission, ask: Ask) -> None:
+    def __init__(self, admission: Admission, net: Net) -> None:
         self._admission = admission
-        self._ask = ask
+        self._net = net
         self._bundles: dict[str, list[SealedPartials]] = {}
 
-    def content(
-        self,
-        tag: str,
-        aggregates: Sequence[ArrayRecord],
-        recipient: int,
-        *,
-        instructions: ConfigRecord,
-        connected: Iterable[int],
-    ) -> RecordDict:
+    def content(self, tag: str, aggregates: Sequence[ArrayRecord], recipient: int) -> RecordDict:
         """Return the records with which one client decrypts ``aggregates``.
 
         The clients are asked once for a tag, and again where a recipient came later.
@@ -63,7 +57,7 @@ class ThresholdDecryption:
         if any(recipient not in sealed.boxes for sealed in self._bundles.get(tag, ())):
             del self._bundles[tag]
         if tag not in self._bundles:
-            self._bundles[tag] = self._collect(tag, aggregates, instructions, connected)
+            self._bundles[tag] = self._collect(tag, aggregates)
         return write_bundle(tag, self._bundles[tag], recipient)
 
     def forget(self, recipient: int | None = None) -> None:
@@ -74,22 +68,18 @@ class ThresholdDecryption:
             if recipient is not None and all(recipient not in sealed.boxes for sealed in bundle)
         }
 
-    def _collect(
-        self,
-        tag: str,
-        aggregates: Sequence[ArrayRecord],
-        instructions: ConfigRecord,
-        connected: Iterable[int],
-    ) -> list[SealedPartials]:
-        here = set(connected)
+    def _collect(self, tag: str, aggregates: Sequence[ArrayRecord]) -> list[SealedPartials]:
+        here = self._net.connected()
         members = {n: hello for n, hello in self._admission.members.items() if n in here}
-        config = ConfigRecord({**instructions, TAG_KEY: tag, COUNT_KEY: len(aggregates)})
+        config = ConfigRecord(
+            {**self._admission.instructions, TAG_KEY: tag, COUNT_KEY: len(aggregates)}
+        )
         identities = {node: hello.identity for node, hello in members.items()}
         content = RecordDict({CONFIG: config, RECIPIENTS: write_recipients(identities)})
         for index, aggregate in enumerate(aggregates):
             content[vector_name(index)] = aggregate
             content[stripped_name(index)] = self._strip(aggregate)
-        answers, failures = self._ask(dict.fromkeys(members, content), PARTIAL_TYPE)
+        answers, failures = self._net.ask(dict.fromkeys(members, content), PARTIAL_TYPE)
         sealed = []
         for node_id, message in answers.items():
             try:
@@ -113,4 +103,13 @@ class ThresholdDecryption:
         public = self._admission.public
         vectors = EncryptedUpdate.from_record(aggregate).vectors
         with readable():
-            return ArrayRecord({p: Array(strip_messages(public, v)) for p, v in vectors.items()})
+            return ArrayRecord(
+                {
+                    part: Array(
+                        strip_messages(
+                            public, vector, progress=log_progress(_log, f"preparing {part}")
+                        )
+                    )
+                    for part, vector in vectors.items()
+                }
+            )

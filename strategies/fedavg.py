@@ -64,10 +64,12 @@ class FedAvg(FlowerFedAvg):
     fraction
         Share of the connected nodes that trains in a round.
     min_nodes
-        Nodes that must be connected before a round starts.
+        Nodes that must be connected before a round starts; where failures are tolerated, before
+        the first one.
     tolerate_failures
         False: a client that fails ends the run with an error that names it. True: its
-        contribution is left out and the weights are renormalised over who answered.
+        contribution is left out and the weights are renormalised over who answered; who is gone
+        is not waited for in later rounds.
     first_round
         Number of the first round, above 1 where an interrupted run is resumed.
     """
@@ -103,6 +105,8 @@ class FedAvg(FlowerFedAvg):
     ) -> Iterable[Message]:
         """Ask a sample of the nodes to train on ``arrays``."""
         self._sent = from_arrays(arrays)
+        if self.tolerate_failures and server_round > 1:
+            self.min_train_nodes = self.min_available_nodes = 1
         number = server_round + self.first_round - 1
         self._asked = list(super().configure_train(number, arrays, config, grid))
         return self._asked

@@ -27,14 +27,14 @@ def check_ciphertexts(
     Parameters
     ----------
     initial
-        The run's public initial model, whose floating point tensors have to be there.
+        The run's public initial model, whose tensors have to be there.
 
     Raises
     ------
     BractError
         If they are out of range, or of another key, layout, weight or model.
     """
-    wanted = {n: tuple(v.shape) for n, v in initial.items() if v.is_floating_point()}
+    wanted = {n: tuple(v.shape) for n, v in initial.items()}
     sent = dict(pair for shapes in update.shapes.values() for pair in shapes)
     if sent != wanted:
         wrong = sorted({name for name, _ in set(sent.items()) ^ set(wanted.items())})

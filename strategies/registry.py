@@ -2,90 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bract.config import (
-    FedAvgConfig,
-    FedBoostingConfig,
-    FederationConfig,
-    FedProxConfig,
-)
+from bract.config import FedBoostingConfig, FederationConfig
 from bract.registry import Registry
 from bract.seeds import derive_seed
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedboosting import FedBoosting
 from bract.strategies.fedprox import FedProx
 
-STRATEGIES: Registry[Callable[[FederationConfig, int], FedAvg]] = Registry("strategy")
+if TYPE_CHECKING:
+    from bract.strategies.ledger import Ledger
+
+STRATEGIES: Registry[type[FedAvg]] = Registry("strategy")
+STRATEGIES.register("fedavg")(FedAvg)
+STRATEGIES.register("fedprox")(FedProx)
+STRATEGIES.register("fedboosting")(FedBoosting)
 
 
-def create_strategy(config: FederationConfig, *, first_round: int = 1) -> FedAvg:
-    """Build the configured strategy.
+def create_strategy(
+    config: FederationConfig, *, first_round: int = 1, ledger: Ledger | None = None
+) -> FedAvg:
+    """Build the configured strategy, over ciphertexts where the federation encrypts.
 
     Parameters
     ----------
     first_round
         Number of the first round, above 1 where an interrupted run is resumed.
+    ledger
+        Where an encrypted run keeps its aggregates; in memory if not given.
     """
-    return STRATEGIES[config.strategy.name](config, first_round)
-
-
-def _build(kind: type[FedAvg], config: FederationConfig, first_round: int, **own: Any) -> FedAvg:
-    section = config.strategy
-    options = {
-        "server_lr": section.server_lr,
-        "fraction": section.fraction,
-        "min_nodes": config.clients,
-        "tolerate_failures": section.tolerate_failures,
-        "first_round": first_round,
-        **own,
-    }
+    section, kind = config.strategy, STRATEGIES[config.strategy.name]
+    # The other keys of a section are arguments of its strategy.
+    options: dict[str, Any] = section.model_dump(exclude={"name", "timeout"})
+    options |= {"min_nodes": config.clients, "first_round": first_round}
+    if isinstance(section, FedBoostingConfig):
+        options["seed"] = derive_seed(config.seed, "boosting")
+        options["validation_timeout"] = section.timeout
     if not config.encryption.enabled:
         return kind(**options)
     # gmpy2 and phe are loaded by encrypted runs only.
     from bract.strategies.secure import encrypted
 
-    return encrypted(kind)(encryption=config.encryption, timeout=section.timeout, **options)
-
-
-@STRATEGIES.register("fedavg")
-def _fedavg(config: FederationConfig, first_round: int) -> FedAvg:
-    section = config.strategy
-    assert isinstance(section, FedAvgConfig)
-    return _build(
-        FedAvg,
-        config,
-        first_round,
-        weighting=section.weighting,
-    )
-
-
-@STRATEGIES.register("fedprox")
-def _fedprox(config: FederationConfig, first_round: int) -> FedAvg:
-    section = config.strategy
-    assert isinstance(section, FedProxConfig)
-    return _build(
-        FedProx,
-        config,
-        first_round,
-        proximal_mu=section.proximal_mu,
-        weighting=section.weighting,
-    )
-
-
-@STRATEGIES.register("fedboosting")
-def _fedboosting(config: FederationConfig, first_round: int) -> FedAvg:
-    section = config.strategy
-    assert isinstance(section, FedBoostingConfig)
-    return _build(
-        FedBoosting,
-        config,
-        first_round,
-        weighting=section.weighting,
-        signal=section.signal,
-        fusing=section.fusing,
-        p_hat=section.p_hat,
-        seed=derive_seed(config.seed, "boosting"),
-        validation_timeout=section.timeout,
+    return encrypted(kind)(
+        encryption=config.encryption, ledger=ledger, timeout=section.timeout, **options
     )

@@ -10,7 +10,7 @@ decryption costs one more phase.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flwr.app import (
@@ -28,20 +28,9 @@ import bract
 from bract.ciphertexts import EncryptedUpdate, combine_updates, readable
 from bract.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
-from bract.keyexchange import (
-    FINAL_TYPE,
-    KEY_BOX,
-    SESSION_KEY,
-    Hello,
-    aggregate_name,
-    fused_tag,
-    is_hello,
-    round_tag,
-)
+from bract.keyexchange import SESSION_KEY, fused_tag, is_hello
 from bract.paillier import integer_weights
 from bract.records import (
-    ARRAYS,
-    CONFIG,
     ROUND_KEY,
     VERSION_KEY,
     Contribution,
@@ -50,12 +39,13 @@ from bract.records import (
     read_final,
 )
 from bract.strategies.admission import Admission
-from bract.strategies.decryption import ThresholdDecryption
+from bract.strategies.delivery import Delivery
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedboosting import FedBoosting
 from bract.strategies.fedprox import FedProx
 from bract.strategies.intake import check_ciphertexts
 from bract.strategies.ledger import Ledger
+from bract.strategies.net import Net
 
 _log = logging.getLogger(__name__)
 
@@ -95,14 +85,12 @@ class EncryptedFedAvg(FedAvg):
         super().__init__(**options)
         self.encryption = encryption
         self.ledger = ledger or Ledger()
-        self.timeout = timeout
-        self.admission = Admission(encryption, self._ask)
-        self._threshold = ThresholdDecryption(self.admission, self._ask)
         self.final: dict[str, dict[str, float]] = {}
-        self._net: Grid | None = None
+        self._net = Net(self.pair, timeout)
+        self._admission = Admission(encryption, self._net)
+        self._delivery = Delivery(self._admission, self.ledger, self._net)
         self._updates: dict[int, EncryptedUpdate] = {}
         self._left_out: tuple[Failure, ...] = ()
-        self._instructions = ConfigRecord()
 
     def start(
         self,
@@ -147,7 +135,7 @@ class EncryptedFedAvg(FedAvg):
         self._asked = [
             self._train_message(m.metadata.dst_node_id, number)
             for m in messages
-            if m.metadata.dst_node_id in self.admission.members
+            if m.metadata.dst_node_id in self._admission.members
         ]
         return self._asked
 
@@ -168,9 +156,9 @@ class EncryptedFedAvg(FedAvg):
         if aggregate is not None:
             self.ledger.append(aggregate)
         for node_id in self._updates:
-            self._holds(node_id, number - 1)
+            self._admission.holds(node_id, number - 1)
         self._updates = {}
-        self._threshold.forget()
+        self._delivery.forget_help()
         return aggregate, metrics
 
     def deliver(self, grid: Grid, config: ConfigRecord) -> None:
@@ -185,14 +173,7 @@ class EncryptedFedAvg(FedAvg):
         config[SESSION_KEY] = self.ledger.session
         config[ROUND_KEY] = number
         self._prepare(grid, config)
-        connected = set(grid.get_node_ids())
-        nodes = [node for node in self.admission.members if node in connected]
-        answers, failures = self._ask({n: self._content(n, number) for n in nodes}, FINAL_TYPE)
-        behind = {n: m for n, m in answers.items() if is_hello(m)}
-        if behind:
-            failures += self._register_again(behind)
-            again, lost = self._ask({n: self._content(n, number) for n in behind}, FINAL_TYPE)
-            answers, failures = answers | again, failures + lost
+        answers, failures = self._delivery.finish(number)
         self.final = {}
         for node_id, message in answers.items():
             try:
@@ -225,7 +206,7 @@ class EncryptedFedAvg(FedAvg):
         """
         update = EncryptedUpdate.from_tensors(contribution.ciphertexts)
         initial = from_arrays(self.ledger.initial)
-        check_ciphertexts(update, self.admission.public, self.encryption, initial)
+        check_ciphertexts(update, self._admission.public, self.encryption, initial)
         first = next(iter(self._updates.values()), update)
         if first.shapes != update.shapes:
             raise BractError("encrypted the model's tensors in another order than the others")
@@ -242,65 +223,25 @@ class EncryptedFedAvg(FedAvg):
     ) -> ArrayRecord:
         """Return the encryption of ``sum_i weights[i] update_i``."""
         updates = [self._updates[c.node_id] for c in contributions]
-        public = self.admission.public
+        public = self._admission.public
         return combine_updates(public, updates, self._integers(weights)).to_record()
 
-    def ask_validators(self, nodes: Sequence[int], models: Sequence[ArrayRecord]) -> list[Message]:
-        """Return FedBoosting's messages, with what the clients need to decrypt the fused models."""
-        messages = super().ask_validators(nodes, models)  # type: ignore[misc]
-        if self.encryption.threshold is None:
-            return list(messages)
-        tag = fused_tag(self.outcome.server_round)
-        return [
-            Message(
-                RecordDict({**m.content, **self._help(tag, models, m.metadata.dst_node_id)}),
-                message_type=m.metadata.message_type,
-                dst_node_id=m.metadata.dst_node_id,
-            )
-            for m in messages
-        ]
-
     def _prepare(self, grid: Grid, config: ConfigRecord) -> None:
-        self._net = grid
+        self._net.grid = grid
         config[VERSION_KEY] = bract.__version__
-        self._instructions = ConfigRecord(dict(config))
-        self._left_out = tuple(self.admission.admit(grid.get_node_ids(), self._instructions))
-        self._names |= {n: hello.client for n, hello in self.admission.members.items()}
+        self._admission.instructions = ConfigRecord(dict(config))
+        self._left_out = tuple(self._admission.admit())
+        members = self._admission.members
+        self._names |= {node: hello.client for node, hello in members.items()}
         for failure in self._left_out:
             _log.error("%s takes no part: %s", failure.client, failure.reason)
-        if self._left_out and (not self.tolerate_failures or not self.admission.members):
+        if self._left_out and (not self.tolerate_failures or not members):
             who = "; ".join(f"{f.client}: {f.reason}" for f in self._left_out)
             raise RunFailedError(f"keys: {who}")
 
     def _train_message(self, node_id: int, number: int) -> Message:
-        return Message(
-            self._content(node_id, number), message_type=MessageType.TRAIN, dst_node_id=node_id
-        )
-
-    def _content(self, node_id: int, number: int) -> RecordDict:
-        """Return what a client needs to begin round ``number`` from where it stands."""
-        content = RecordDict({CONFIG: self._instructions})
-        held = self.admission.members[node_id].model_round
-        if held < 0:
-            content[ARRAYS] = self.ledger.initial
-        if node_id in self.admission.boxes:
-            content[KEY_BOX] = self.admission.boxes[node_id]
-        for earlier in range(max(held, 0) + 1, number):
-            aggregate = self.ledger.aggregate(earlier)
-            content[aggregate_name(earlier)] = aggregate
-            if self.encryption.threshold is not None:
-                content.update(self._help(round_tag(earlier), [aggregate], node_id))
-        return content
-
-    def _help(self, tag: str, aggregates: Sequence[ArrayRecord], node_id: int) -> RecordDict:
-        assert self._net is not None
-        return self._threshold.content(
-            tag,
-            aggregates,
-            node_id,
-            instructions=self._instructions,
-            connected=self._net.get_node_ids(),
-        )
+        content = self._delivery.content(node_id, number)
+        return Message(content, message_type=MessageType.TRAIN, dst_node_id=node_id)
 
     def _catch_up(self, replies: list[Message], number: int) -> list[Message]:
         """Ask clients again that could not follow; return everybody's final answers."""
@@ -308,54 +249,20 @@ class EncryptedFedAvg(FedAvg):
         behind = {asked[m.metadata.reply_to_message_id]: m for m in replies if is_hello(m)}
         if not behind:
             return replies
-        assert self._net is not None
         names = ", ".join(self._names[node] for node in behind)
         _log.warning("round %d: %s could not follow; sent again what it lacks", number, names)
-        self._left_out += tuple(self._register_again(behind))
-        again = [self._train_message(n, number) for n in behind if n in self.admission.members]
+        self._left_out += tuple(self._delivery.readmit(behind))
+        members = self._admission.members
+        again = [self._train_message(n, number) for n in behind if n in members]
         self._asked = [m for m in self._asked if m.metadata.dst_node_id not in behind] + again
         answered = [m for m in replies if not is_hello(m)]
-        return answered + list(self._net.send_and_receive(again, timeout=self.timeout))
-
-    def _register_again(self, behind: Mapping[int, Message]) -> list[Failure]:
-        assert self._net is not None
-        hellos = [Hello.read(message, node) for node, message in behind.items()]
-        for hello in hellos:
-            del self.admission.members[hello.node_id]
-            self._threshold.forget(hello.node_id)
-        connected = self._net.get_node_ids()
-        return self.admission.register(hellos, self._instructions, connected)
+        return answered + self._net.send(again)
 
     def _read(
         self, replies: Iterable[Message]
     ) -> tuple[tuple[Contribution, ...], tuple[Failure, ...]]:
         contributions, failures = super()._read(replies)
         return contributions, failures + self._left_out
-
-    def _ask(
-        self, contents: Mapping[int, RecordDict], kind: str
-    ) -> tuple[dict[int, Message], list[Failure]]:
-        assert self._net is not None
-        asked = [
-            Message(content, message_type=kind, dst_node_id=node)
-            for node, content in contents.items()
-        ]
-        answers, failures = self.pair(
-            asked, self._net.send_and_receive(asked, timeout=self.timeout)
-        )
-        return dict(sorted(answers)), failures
-
-    def _holds(self, node_id: int, model_round: int) -> None:
-        hello = self.admission.members[node_id]
-        self.admission.boxes.pop(node_id, None)
-        self.admission.members[node_id] = Hello(
-            node_id=node_id,
-            client=hello.client,
-            partition=hello.partition,
-            key=hello.key,
-            identity=hello.identity,
-            model_round=model_round,
-        )
 
     def _integers(self, shares: Sequence[float]) -> list[int]:
         with readable():
@@ -373,6 +280,23 @@ class EncryptedFedBoosting(EncryptedFedAvg, FedBoosting):
     clients decrypt to score them. Every client can read every fused model, so what `fusing_weights`
     says about how little fusing hides from the other clients holds here too.
     """
+
+    def ask_validators(self, nodes: Sequence[int], models: Sequence[ArrayRecord]) -> list[Message]:
+        """Return the messages with the fused models, and with what a client needs to decrypt them.
+
+        Raises
+        ------
+        RunFailedError
+            If fewer clients than the threshold help.
+        """
+        messages = super().ask_validators(nodes, models)
+        for message in messages:
+            node_id = message.metadata.dst_node_id
+            help_of_others = self._delivery.help(
+                fused_tag(self.outcome.server_round), models, node_id
+            )
+            message.content = RecordDict({**message.content, **help_of_others})
+        return messages
 
 
 def encrypted(kind: type[FedAvg]) -> type[EncryptedFedAvg]:

@@ -13,7 +13,7 @@ from bract.server.report.leak import LeakRule
 from bract.server.report.observations import observation_facts
 from bract.server.report.reading import RunFiles, read_run
 from bract.server.report.summary import attack_rows, client_rows, leakage_rows, natural, total
-from bract.server.report.threats import few_clients, protected, threat_model
+from bract.server.report.threats import clipped_values, few_clients, protected, threat_model
 from bract.server.report.verdict import verdict, worst_observation
 
 REPORT_SCHEMA = 1
@@ -78,7 +78,7 @@ def gather(run_dir: Path) -> Facts:
             for failure in row.failures
         ],
         "skipped": [{"file": name, "reason": reason} for name, reason in files.skipped],
-        "notes": few_clients(files) + _notes(observations, attacks),
+        "notes": few_clients(files) + clipped_values(files) + _notes(observations, attacks),
         "threat_model": threat_model(files, observations),
     }
 

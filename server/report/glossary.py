@@ -30,7 +30,7 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "lpips",
         "LPIPS",
         "A distance between two pictures as a trained image network (AlexNet or VGG) perceives "
-        "them. Here lower is closer.",
+        "them. Here lower is closer. ST is its shift-tolerant variant (AlexNet), on another scale.",
     ),
     (
         "labels",

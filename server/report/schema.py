@@ -67,7 +67,7 @@ class GlobalRow(_Record):
 
 
 class ClientRow(_Record):
-    """What one client reported in one round."""
+    """What one client reported in one round; ``clipped`` counts values that encryption cut."""
 
     train_loss: Number = None
     num_examples: int | None = None
@@ -76,6 +76,9 @@ class ClientRow(_Record):
     defense_seconds: Number = None
     validation_accuracy: Number = None
     random_key_accuracy: Number = None
+    clipped: Number = None
+    encrypt_seconds: Number = None
+    decrypt_seconds: Number = None
 
 
 class Failure(_Record):
@@ -126,6 +129,7 @@ class Scores(_Record):
     ssim: Number = None
     lpips_alex: Number = None
     lpips_vgg: Number = None
+    stlpips: Number = None
     identified_top1: bool | None = None
     identified_top5: bool | None = None
 

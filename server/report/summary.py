@@ -62,12 +62,12 @@ def _attack_row(client: str | None, group: Sequence[Facts]) -> Facts:
         "gradient_cosine": mean(o["gradient_cosine"] for o in group),
         "seconds": total(o["seconds"] for o in group),
         "iterations": max((b["iterations"] or 0 for b in budgets), default=0) or None,
+        "budget_seconds": max((b["seconds"] or 0.0 for b in budgets), default=0.0) or None,
         "restarts": max((b["restarts"] or 0 for b in budgets), default=0) or None,
-        "seconds_allowed": max((b["seconds"] or 0.0 for b in budgets), default=0.0) or None,
     }
 
 
-_MEANS = ("mse", "lpips_alex", "lpips_vgg", "identified_top1", "identified_top5")
+_MEANS = ("mse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1", "identified_top5")
 
 
 Where = tuple[int, str]
@@ -183,6 +183,10 @@ def client_rows(
                 "rounds": len(trained),
                 "examples": next((t.num_examples for t in trained if t.num_examples), None),
                 "seconds_per_round": mean(t.seconds for t in trained),
+                "encryption_seconds_per_round": mean(
+                    total((t.encrypt_seconds, t.decrypt_seconds)) for t in trained
+                ),
+                "clipped": total(t.clipped for t in trained),
                 "train_loss": last(t.train_loss for t in trained),
                 "validation_accuracy": last(t.validation_accuracy for t in trained),
                 "captures": sum(c.client == name for c in files.captures),

@@ -106,6 +106,24 @@ def few_clients(files: RunFiles) -> list[str]:
     ]
 
 
+def clipped_values(files: RunFiles) -> list[str]:
+    """Say where encryption cut values, which biases the mean that the clients decrypt."""
+    found = [
+        (row.round, client, int(report.clipped))
+        for row in files.metrics
+        for client, report in row.clients.items()
+        if report.clipped
+    ]
+    if not found:
+        return []
+    number, client, most = max(found, key=lambda entry: entry[2])
+    return [
+        f"Encryption cut {sum(count for *_, count in found)} values that lay outside the clip "
+        f"range, {most} of them in round {number} at {client}. The mean is that of the cut values: "
+        "raise encryption.clip where they are many."
+    ]
+
+
 def _statistics(captures: Sequence[CaptureFile]) -> Facts:
     question = "Batch-normalisation statistics"
     returned = sum(bool(_running(c, "returned_buffers")) for c in captures)

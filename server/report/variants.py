@@ -176,7 +176,7 @@ def _pooled(clients: Mapping[str, Facts], key: str, tested: ExampleCounts) -> fl
 _ATTACK = (
     "attack", "attack_name", "tier", "images", "scored", "leaked", "ssim", "psnr",
     "label_accuracy", "identified_top1", "baselines", "gradient_cosine", "seconds", "iterations",
-    "restarts",
+    "budget_seconds", "restarts",
 )  # fmt: skip
 
 

@@ -83,8 +83,8 @@ def budget_text(row: Facts) -> str:
     parts = [str(row["tier"])]
     if row["iterations"]:
         parts.append(f"{row['iterations']:,} iterations")
-    if row["seconds_allowed"]:
-        parts.append(f"{row['seconds_allowed']:g} s an upload")
+    if row["budget_seconds"]:
+        parts.append(f"{row['budget_seconds']:,.0f} s an upload")
     if row["restarts"] and row["restarts"] > 1:
         parts.append(f"{row['restarts']} restarts")
     if row["repeats"] > 1:

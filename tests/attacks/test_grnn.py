@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from bract.attacks import GRNN, Budget, Engine, GRNNPolish, reconstruct
-from bract.attacks.generator import Generator
+from bract.attacks.generator import Generator, GeneratorSearch
 from bract.attacks.metrics import label_accuracy, score
+from bract.attacks.problem import Problem, open_case
 from bract.errors import BractError
 
 
@@ -70,3 +71,22 @@ def test_beyond_max_unknowns_the_polish_is_lbfgs_and_still_improves(observe, tin
     rough = GRNN()(seen, budget=budget)
     polished = GRNNPolish(max_unknowns=1)(seen, budget=budget)
     assert polished.gradient_residual < 0.5 * rough.gradient_residual
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_every_lane_decodes_as_its_own_generator_would(observe, tiny, images):
+    cases = [
+        open_case(
+            observe(tiny[0][:images], tiny[1][:images]), tier="oblivious", max_images=8, unroll=16
+        )
+    ] * 2
+    lanes = [(case, restart) for restart, case in enumerate(cases)]
+    problem = Problem.stack(lanes, seed=0, device=torch.device("cpu"))
+    found, labels = GeneratorSearch(problem, latent=8, width=4).decode()
+    for lane, generator in enumerate(problem.generators()):
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        torch.manual_seed(seed)
+        network = Generator(size=8, channels=1, classes=10, latent=8, width=4)
+        wanted, probabilities = network(torch.randn(images, 8))
+        assert torch.allclose(found[lane], wanted, atol=1e-5)
+        assert torch.allclose(labels[lane], probabilities, atol=1e-6)

@@ -14,7 +14,12 @@ from bract.attacks.metrics import (
     score,
     ssim,
 )
-from bract.attacks.perceptual import lpips_distance, lpips_unavailable
+from bract.attacks.perceptual import (
+    lpips_distance,
+    lpips_unavailable,
+    stlpips_distance,
+    stlpips_unavailable,
+)
 from bract.errors import BractError
 
 
@@ -129,3 +134,19 @@ def test_lpips_without_weights_says_how_to_get_them(monkeypatch, tmp_path):
     assert reason is not None
     assert "vgg16" in reason
     assert str(tmp_path) in reason
+
+
+def test_st_lpips_stands_beside_lpips_under_its_own_name_or_says_how_to_get_it():
+    image = torch.rand(2, 1, 32, 32)
+    reason = stlpips_unavailable()
+    found = stlpips_distance(image, image.flip(-1))
+    if reason is not None:
+        assert "bract[stlpips]" in reason
+        assert found is None
+        return
+    assert found is not None
+    assert found.shape == (2,)
+    assert (found > 0).all()
+    same = stlpips_distance(image, image)
+    assert same is not None
+    assert same.tolist() == [0.0, 0.0]

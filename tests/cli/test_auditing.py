@@ -68,6 +68,6 @@ def test_the_command_line_s_budget_replaces_the_configuration_s(root):
     choice = choose_audit(root, budget="500", repeats=1)
     assert (choice.iterations, choice.seconds, choice.repeats) == (500, None, 1)
     choice = choose_audit(root, iterations=7)
-    assert (choice.iterations, choice.seconds) == (7, None)
+    assert (choice.iterations, choice.seconds) == (7, 30.0)
     with pytest.raises(BractError, match="give one of them"):
         choose_audit(root, budget="5", iterations=5)

@@ -13,6 +13,8 @@ def test_a_key_pair_is_written_for_the_owner_alone_and_never_replaced(tmp_path):
     folder = tmp_path / "keys"
     result = CliRunner().invoke(app, ["keygen", str(folder), "--bits", "2048"])
     assert result.exit_code == 0, result.output
+    for words in ("generating a key of 2048 bits", "public.pem", "private.pem", "paillier-key"):
+        assert words in result.output
     assert sorted(p.name for p in folder.iterdir()) == ["private.pem", "public.pem"]
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / "private.pem").stat().st_mode & 0o777 == 0o600

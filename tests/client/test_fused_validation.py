@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import bract.client.app as client_app
+import bract.client.session
 from bract.config import build_config, dump_config
 from bract.data import client_data, data_spec
 from bract.evaluation import evaluate
@@ -76,7 +77,7 @@ def test_a_poisoned_client_gets_less_than_the_uniform_weight_from_the_second_rou
             order[data.validation_labels],
         )
 
-    monkeypatch.setattr(client_app, "client_data", poisoned)
+    monkeypatch.setattr(bract.client.session, "client_data", poisoned)
     _, run, _ = federation(tmp_path)
     rows = [row for row in run.metrics() if row["round"] >= 2]
     assert len(rows) == ROUNDS - 1

@@ -104,9 +104,9 @@ class QuickstartFederation(LocalFederation):
     """Real SuperLink and SuperNodes, with the app above instead of bract's."""
 
     def _write_app(self):
-        package = self._folder / "app" / "quickstart"
+        package = self.processes.folder / "app" / "quickstart"
         package.mkdir(parents=True)
-        (self._folder / "app" / "pyproject.toml").write_text(MANIFEST)
+        (self.processes.folder / "app" / "pyproject.toml").write_text(MANIFEST)
         (package / "__init__.py").write_text("")
         (package / "task.py").write_text(TASK)
         (package / "client_app.py").write_text(CLIENT)
@@ -118,7 +118,7 @@ class QuickstartFederation(LocalFederation):
         deadline = time.monotonic() + 150
         while not self._flower_status().startswith("finished"):
             assert time.monotonic() < deadline, "the run did not end"
-            self._check_alive()
+            self.processes.check_alive()
             time.sleep(0.5)
         return self._flower_status()
 

@@ -16,6 +16,7 @@ from bract.ciphertexts import (
 )
 from bract.encryption import EncryptionConfig
 from bract.errors import BractError
+from bract.update import difference
 
 CONFIG = EncryptionConfig(scheme="paillier", clip=0.5, buffer_clip=64.0)
 BOUNDS = {
@@ -83,6 +84,22 @@ def test_a_model_moves_by_the_learning_rate_and_its_buffers_by_their_change():
     torch.testing.assert_close(moved["running_mean"], torch.tensor([3.0]))
     assert moved["num_batches_tracked"] == 7
     assert list(moved) == list(model)
+
+
+def test_integer_buffers_are_averaged_exactly_and_rounded(whole_key):
+    counts, flags = [7, 2**31 + 4, 10], [True, True, False]
+    model = {"w": torch.zeros(1), "count": torch.tensor(2**31), "flag": torch.tensor(True)}
+    updates = []
+    for count, flag in zip(counts, flags, strict=True):
+        local = {"count": torch.tensor(count), "flag": torch.tensor(flag)}
+        change = difference({name: model[name] for name in local}, local)
+        updates.append(encrypt_update(whole_key, {"w": torch.zeros(1)}, change, CONFIG))
+    assert [clipped for _, clipped in updates] == [0, 0, 0]
+    total = combine_updates(whole_key.public, [u for u, _ in updates], [1, 2, 1])
+    moved = apply_mean(model, decrypt_mean(whole_key, total), 1.0)
+    assert moved["count"].item() == round((7 + 2 * (2**31 + 4) + 10) / 4)
+    assert moved["count"].dtype == torch.int64
+    assert moved["flag"].item() is True
 
 
 def test_an_aggregate_of_another_model_is_refused():

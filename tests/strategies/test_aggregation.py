@@ -71,12 +71,13 @@ def test_the_next_model_is_the_weighted_step_times_the_server_learning_rate():
     assert result["w"].item() == pytest.approx(-0.25)
 
 
-def test_floating_buffers_are_averaged_and_integer_buffers_follow_the_largest_weight():
+def test_buffers_are_averaged_and_integer_ones_rounded():
     sent = {"w": torch.zeros(1), "mean": torch.zeros(1), "steps": torch.tensor(0)}
     answers = [contribution([0.0], mean=[1.0], steps=3), contribution([0.0], mean=[5.0], steps=7)]
     result = aggregate(sent, answers, [0.25, 0.75], 1.0)
     assert result["mean"].item() == pytest.approx(4.0)
-    assert result["steps"].item() == 7
+    assert result["steps"].item() == 6
+    assert result["steps"].dtype == torch.int64
 
 
 def test_fedavg_weights_follow_the_examples_or_are_uniform():

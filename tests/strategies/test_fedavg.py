@@ -3,10 +3,11 @@ import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import FedProx as FlowerFedProx
 from toy_clients import toy_app, toy_arrays, toy_grid, value_of
 
 from bract.errors import BractError, RunFailedError
-from bract.records import from_arrays, to_arrays
+from bract.records import from_arrays, to_arrays, write_reply
 from bract.strategies import FedAvg, FedProx
 
 
@@ -44,6 +45,45 @@ def test_a_client_that_drops_out_costs_its_own_contribution_only():
     assert w == pytest.approx(-2.0)
     assert strategy.outcome.weights == pytest.approx((0.75, 0.25))
     assert [f.reason for f in strategy.outcome.failures] == ["gone"]
+
+
+def test_who_is_gone_for_good_is_not_waited_for_where_failures_are_tolerated():
+    def unplugged(message):
+        if message.metadata.dst_node_id != 3:
+            return None
+        del grid.contexts[3]
+        return "gone"
+
+    strategy = FedAvg(min_nodes=3, tolerate_failures=True)
+    grid = toy_grid(toy_app((1.0, 5.0, 100.0), examples=[30, 10, 60]), 3, faults=unplugged)
+    result = strategy.start(grid, toy_arrays(0.0), num_rounds=2, timeout=10)
+    assert value_of(result.arrays) == pytest.approx(-4.0)
+    assert [m.metadata.dst_node_id for m in grid.log].count(3) == 1
+
+
+@pytest.mark.parametrize("examples", [0, -5])
+def test_a_reply_that_claims_no_examples_is_a_failure_of_its_client(examples):
+    def app(node):
+        made = ClientApp()
+
+        @made.train()
+        def train(message, context):
+            return write_reply(
+                client=f"client-{node}",
+                version="1",
+                update={"w": torch.tensor([1.0], dtype=torch.float64)},
+                buffers={},
+                num_examples=examples if node else 7,
+                metrics={},
+                protocol={},
+                reply_to=message,
+            )
+
+        return made
+
+    strategy, _, w = play(app, 2, tolerate_failures=True)
+    assert w == pytest.approx(-1.0)
+    assert f"found {examples}" in strategy.outcome.failures[0].reason
 
 
 def test_a_fraction_of_the_nodes_trains():
@@ -100,6 +140,17 @@ def test_fedprox_announces_mu_under_flowers_key_and_averages_like_fedavg():
     _, grid, w = play(toy_app((1.0, 3.0)), 2, strategy=strategy)
     assert grid.log[0].content.config_records["config"]["proximal-mu"] == 0.25
     assert w == pytest.approx(-2.0)
+
+
+def test_fedprox_ends_where_flowers_own_ends():
+    app = toy_app((1.0, 5.0), examples=[30, 10])
+    flower = FlowerFedProx(fraction_evaluate=0.0, min_train_nodes=2, proximal_mu=0.25)
+    grid = toy_grid(app, 2)
+    expected = value_of(flower.start(grid, toy_arrays(10.0), num_rounds=1).arrays)
+    _, own, w = play(app, 2, strategy=FedProx(proximal_mu=0.25, min_nodes=2), start=10.0)
+    assert w == pytest.approx(expected)
+    sent = [dict(g.log[0].content.config_records["config"]) for g in (grid, own)]
+    assert sent[0] == sent[1]
 
 
 def test_fedprox_refuses_a_negative_mu():

@@ -1,0 +1,34 @@
+import logging
+
+from bract import logs
+
+
+def test_long_work_says_how_far_it_is_and_short_work_says_nothing(monkeypatch, caplog):
+    times = iter([0.0, 1.0, 2.0, 100.0, 103.0, 106.0, 109.0, 112.0])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(times))
+    logger = logging.getLogger("bract.test")
+    with caplog.at_level(logging.INFO):
+        tell = logs.log_progress(logger, "quick")
+        tell(64, 128)
+        tell(128, 128)
+        assert caplog.text == ""
+        tell = logs.log_progress(logger, "encrypting parameters")
+        for done in (64, 128, 192, 256):
+            tell(done, 256)
+    assert [r.getMessage() for r in caplog.records] == [
+        "encrypting parameters: 128 of 256 ciphertexts, 6 s",
+        "encrypting parameters: 256 of 256 ciphertexts, 12 s",
+    ]
+
+
+def test_logging_that_somebody_set_up_is_left_alone(monkeypatch):
+    logger, root = logging.getLogger("bract"), logging.getLogger()
+    before = list(logger.handlers)
+    logs.log_to_stderr()
+    assert logger.handlers == before
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "level", logger.level)
+    logs.log_to_stderr()
+    logs.log_to_stderr()
+    assert len(logger.handlers) == 1
