@@ -23,7 +23,7 @@ from bract.errors import BractError
 from bract.observation import Observation
 from bract.rundir import RunDirectory, write_text
 from bract.seeds import derive_seed
-from bract.server.captures import AGGREGATE, Capture, Captures, Lazy
+from bract.server.captures import Capture, Captures, Lazy
 from bract.server.collusion import Collusion
 from bract.server.judging import Attempt, Judge
 from bract.server.scoring import load_truth
@@ -174,13 +174,13 @@ class Audit:
 
     def _tier(self, batch: Batch) -> Tier:
         """Return what the attacker knows; what undoes a defense knows one client's update only."""
-        if any(capture.client == AGGREGATE for capture in batch.captures):
+        if any(capture.members for capture in batch.captures):
             return "oblivious"
         return self.choice.tier
 
     def _open(self, capture: Capture) -> Observation:
         """Return what the attacker of this tier sees of an observation."""
-        if capture.client == AGGREGATE and self._collusion is not None:
+        if capture.members and self._collusion is not None:
             return self._collusion.aggregate(capture)
         observation = self._captures.load(capture)
         return observation if self._collusion is None else self._collusion.open(observation)
@@ -202,7 +202,7 @@ class Audit:
                 if (rounds_chosen is None or c.round in rounds_chosen)
                 and (clients is None or c.client in clients)
             ),
-            key=lambda c: (c.round, c.client == AGGREGATE),
+            key=lambda c: (c.round, bool(c.members)),
         )
 
     def _path(self, name: str, capture: Capture, repeat: int) -> Path:
@@ -230,6 +230,7 @@ class Audit:
             "schema": AUDIT_SCHEMA,
             "round": capture.round,
             "client": capture.client,
+            "members": list(capture.members),
             "attack": name,
             "tier": self.choice.tier,
             "defenses": [d.get("name") for d in capture.protocol.defenses],
@@ -275,7 +276,7 @@ def _together(captures: Sequence[Capture]) -> Iterator[list[Capture]]:
     """Yield captures that may run as one batch: of one round, no aggregate among clients."""
     kinds: dict[tuple[int, bool], list[Capture]] = {}
     for capture in captures:
-        kinds.setdefault((capture.round, capture.client == AGGREGATE), []).append(capture)
+        kinds.setdefault((capture.round, bool(capture.members)), []).append(capture)
     for group in kinds.values():
         for at in range(0, len(group), BATCH):
             yield group[at : at + BATCH]

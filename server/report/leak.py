@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 
 from bract.config import FederationConfig, LeakConfig
-from bract.server.captures import AGGREGATE
 from bract.server.report.schema import AuditFile, Baseline, ImageResult
 
 Reason = Literal["ssim", "identified"]
@@ -111,7 +110,7 @@ def leaked_images(
 
 def group_of(audit: AuditFile) -> Group:
     """Return what an audit's images are pooled and tabled by."""
-    return audit.attack, audit.tier, audit.client == AGGREGATE
+    return audit.attack, audit.tier, bool(audit.members)
 
 
 def best(baselines: Mapping[str, Baseline], score: Score) -> float | None:

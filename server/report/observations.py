@@ -46,7 +46,7 @@ def observation_facts(
     """
     images = [_image_facts(root, folder, audit, image, rule, reach) for image in audit.images]
     leaked = sum(bool(image["leaked"]) for image in images)
-    joint = audit.client == AGGREGATE
+    joint = bool(audit.members)
     method = audit.method or audit.attack
     scored = [image for image in images if image["scores"]]
     return {

@@ -212,13 +212,15 @@ class Signals(_Record):
 class AuditFile(_Record):
     """``audit/<attack>/round-R--CLIENT.json``: one attack on one observation.
 
-    ``method`` is the attack that made the images, where ``attack`` chose among several; repeats
-    of an attack with other seeds count from 0.
+    ``members`` are the clients whose mean update it is, empty for a single client's. ``method`` is
+    the attack that made the images, where ``attack`` chose among several; repeats of an attack
+    with other seeds count from 0.
     """
 
     round: int
     client: str
     attack: str
+    members: list[str] = []
     method: str | None = None
     repeat: int = 0
     tier: Tier = "oblivious"

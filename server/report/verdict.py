@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bract.server.captures import AGGREGATE
 from bract.server.report.leak import LeakRule
 from bract.server.report.schema import TIERS
 from bract.server.report.summary import severity, strength
@@ -141,7 +140,7 @@ def _overall(
     worst = max(clients, key=lambda row: (row["leaked"], *strength(row)))
     sentence = (
         f"{who} reconstructed {worst['leaked']} of {_attempts(worst)} of "
-        f"{_whose(worst['client'])}, closer to the originals than any guess made without the "
+        f"{worst['client']}, closer to the originals than any guess made without the "
         "gradient"
     )
     if len(clients) > 1:
@@ -154,10 +153,6 @@ def _overall(
 def _attempts(row: Facts) -> str:
     """Count attacked images; with several seeds each image is attacked several times."""
     return _count(row["scored"], "attacked image" if row["repeats"] == 1 else "attempt")
-
-
-def _whose(client: str) -> str:
-    return "all clients" if client == AGGREGATE else client
 
 
 def _limits(level: str) -> str:

@@ -89,7 +89,7 @@ def test_an_image_must_beat_what_guesses_reach_over_all_images() -> None:
 
 def test_each_tier_and_the_aggregate_have_guesses_of_their_own() -> None:
     one, other = guessed(0.1, scores=(0.6,)), guessed(0.9, scores=(0.6,))
-    joint = other.model_copy(update={"client": "aggregate"})
+    joint = other.model_copy(update={"client": "aggregate", "members": ["a", "b"]})
     assert [a.client for a, _, _ in leaked_images([one, joint], RULE)] == ["a"]
     assert leaked_images([one, other], RULE) == []
 
