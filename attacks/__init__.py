@@ -3,6 +3,7 @@
 from bract.attacks import adaptive
 from bract.attacks.analytic import Analytic
 from bract.attacks.best import Best
+from bract.attacks.choice import Auto
 from bract.attacks.descent import Plateau
 from bract.attacks.dlg import DLG, IDLG
 from bract.attacks.engine import Engine, Progress
@@ -11,7 +12,7 @@ from bract.attacks.gauss_newton import GaussNewton
 from bract.attacks.grnn import GRNN
 from bract.attacks.ig import IG
 from bract.attacks.label_inference import LabelInference
-from bract.attacks.matching import Attack
+from bract.attacks.matching import Attack, Attacker
 from bract.attacks.polish import GRNNPolish
 from bract.attacks.reconstruction import Budget, Reconstruction, Refusal, Restart
 from bract.attacks.registry import ATTACKS, attack, reconstruct
@@ -25,6 +26,8 @@ __all__ = [
     "IG",
     "Analytic",
     "Attack",
+    "Attacker",
+    "Auto",
     "Best",
     "Budget",
     "Engine",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bract.attacks.matching import Attack
+from bract.attacks.matching import Attacker
 from bract.attacks.objectives import NoObjective
 from bract.errors import BractError
 
@@ -33,7 +33,7 @@ def random_image(images: Tensor, count: int, *, seed: int) -> Tensor:
     return images[torch.randint(0, len(images), (count,), generator=generator)]
 
 
-def prior_only(attack: Attack) -> Attack:
+def prior_only(attack: Attacker) -> Attacker:
     """The same attack with nothing to match: its start and its prior make the image.
 
     Raises

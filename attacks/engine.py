@@ -119,7 +119,7 @@ class Engine:
         seed: int,
         identity: str,
     ) -> list[list[Solved]]:
-        """Attack cases of one shape, ``budget.restarts`` times each; one list a case.
+        """Attack cases of one shape, once for each of the budget's starts; one list a case.
 
         Parameters
         ----------
@@ -127,7 +127,8 @@ class Engine:
             Names attack and hyper-parameters; a checkpoint is used for the same identity only.
         """
         device = self.torch_device()
-        pending = [(case, r) for case in cases for r in range(budget.restarts)]
+        starts = budget.chosen_starts
+        pending = [(case, r) for case in cases for r in starts]
         size = self.lanes or (CPU_LANES if device.type == "cpu" else CUDA_LANES)
         iterations = budget.iterations
         if iterations is None and budget.seconds is None:
@@ -144,7 +145,7 @@ class Engine:
                 continue
             run = Run(
                 iterations=iterations,
-                seconds=budget.seconds and budget.seconds * len(chunk) / budget.restarts,
+                seconds=budget.seconds and budget.seconds * len(chunk) / len(starts),
                 plateau=self.plateau,
                 report=self._reporter(started, len(solved), len(chunk), total),
                 checkpoint=store,
@@ -173,7 +174,7 @@ class Engine:
                 write_atomically(store.with_suffix(".done"), [vars(entry) for entry in finished])
             solved += finished
             pending = pending[len(chunk) :]
-        r = budget.restarts
+        r = len(starts)
         return [solved[i * r : (i + 1) * r] for i in range(len(cases))]
 
     def _store(

@@ -28,20 +28,11 @@ History = Callable[[Observation], Sequence[Observation]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(ABC):
-    """A gradient inversion attack: hyper-parameters, and a call that runs it.
+class Attacker(ABC):
+    """What can be run on observations: one attack, or a choice among several."""
 
-    Attributes
-    ----------
-    unroll
-        Most local steps that are simulated one by one; longer training is matched by its mean
-        gradient.
-    """
-
-    name: ClassVar[str] = "attack"
+    name: ClassVar[str] = "attacker"
     iterations: ClassVar[int] = 1
-
-    unroll: int = 16
 
     def __call__(
         self,
@@ -73,6 +64,7 @@ class Attack(ABC):
             raise BractError(result.reason)
         return result
 
+    @abstractmethod
     def run(
         self,
         observations: Sequence[Observation],
@@ -83,7 +75,7 @@ class Attack(ABC):
         engine: Engine,
         history: History | None = None,
     ) -> list[Reconstruction | Refusal]:
-        """Attack many observations; those of one shape run as one batch on the device.
+        """Attack many observations.
 
         Returns
         -------
@@ -91,6 +83,38 @@ class Attack(ABC):
             One entry an observation, in order; one that cannot be attacked is a `Refusal` with
             its reason, and does not stop the others.
         """
+
+    def settings(self) -> dict[str, Any]:
+        """Hyper-parameters, JSON-ready."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Attacker):
+    """A gradient inversion attack: hyper-parameters, and a call that runs it.
+
+    Attributes
+    ----------
+    unroll
+        Most local steps that are simulated one by one; longer training is matched by its mean
+        gradient.
+    """
+
+    name: ClassVar[str] = "attack"
+
+    unroll: int = 16
+
+    def run(
+        self,
+        observations: Sequence[Observation],
+        *,
+        budget: Budget,
+        seed: int,
+        tier: Tier,
+        engine: Engine,
+        history: History | None = None,
+    ) -> list[Reconstruction | Refusal]:
+        """Attack many observations; those of one shape run as one batch on the device."""
         outcomes: dict[int, Reconstruction | Refusal] = {}
         groups: dict[Any, list[tuple[int, Case]]] = {}
         for index, observation in enumerate(observations):
@@ -127,7 +151,7 @@ class Attack(ABC):
                 return [Refusal(attack=self.name, observation=key, reason=str(error))]
             return [r for c in cases for r in self._attempt([c], budget, seed, tier, engine)]
         return [
-            self._choose(case, restarts, seed, tier)
+            self._choose(case, restarts, budget, seed, tier)
             for case, restarts in zip(cases, solved, strict=True)
         ]
 
@@ -147,11 +171,9 @@ class Attack(ABC):
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Attack every lane within the limits of ``run``."""
 
-    def settings(self) -> dict[str, Any]:
-        """Hyper-parameters, JSON-ready."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-
-    def _choose(self, case: Case, restarts: list[Solved], seed: int, tier: Tier) -> Reconstruction:
+    def _choose(
+        self, case: Case, restarts: list[Solved], budget: Budget, seed: int, tier: Tier
+    ) -> Reconstruction:
         best = min(range(len(restarts)), key=lambda i: restarts[i].loss)
         chosen = restarts[best]
         return Reconstruction(
@@ -166,14 +188,24 @@ class Attack(ABC):
             seconds=sum(r.seconds for r in restarts),
             iterations=chosen.iterations,
             all_restarts=[
-                Restart(images=r.images, label_probabilities=r.labels, loss=r.loss)
-                for r in restarts
+                Restart(
+                    images=r.images,
+                    label_probabilities=r.labels,
+                    loss=r.loss,
+                    number=number,
+                    cosine=r.cosine,
+                    residual=r.residual,
+                    loss_curve=r.curve,
+                    iterations=r.iterations,
+                    seconds=r.seconds,
+                )
+                for number, r in zip(budget.chosen_starts, restarts, strict=True)
             ],
             gradient_cosine=chosen.cosine,
             gradient_residual=chosen.residual,
             settings=self.settings()
             | {
-                "restart": best,
+                "restart": budget.chosen_starts[best],
                 "restarts": len(restarts),
                 "images": case.images,
                 "forward": _plain(case.forward),

@@ -28,12 +28,16 @@ class Budget:
     max_images
         Most images that are reconstructed from one observation. An update of more examples is
         explained with this many.
+    starts
+        Numbers of the restarts to run, each of which begins at its own random point; None takes
+        ``0`` to ``restarts - 1``.
     """
 
     iterations: int | None = None
     restarts: int = 1
     seconds: float | None = None
     max_images: int = 8
+    starts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -44,6 +48,13 @@ class Budget:
         ):
             if value is not None and not value > 0:
                 raise BractError(f"budget.{name} is {value!r}; expected a positive number")
+        if self.starts is not None and not self.starts:
+            raise BractError("budget.starts is empty; expected numbers of restarts, or None")
+
+    @property
+    def chosen_starts(self) -> tuple[int, ...]:
+        """Numbers of the restarts that run."""
+        return tuple(range(self.restarts)) if self.starts is None else self.starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +69,23 @@ class Restart:
         float32 ``(B, classes)``, rows sum to 1.
     loss
         The attacker's loss of exactly these images; infinite where no iterate was finite.
+    number
+        Which restart it is; the same number begins at the same point whatever the budget.
+    cosine, residual
+        As `Reconstruction.gradient_cosine` and ``gradient_residual``, for these images.
+    loss_curve, iterations, seconds
+        As those of `Reconstruction`, for this restart alone.
     """
 
     images: Tensor
     label_probabilities: Tensor
     loss: float
+    number: int = 0
+    cosine: float | None = None
+    residual: float | None = None
+    loss_curve: list[tuple[int, float]] = field(default_factory=list)
+    iterations: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

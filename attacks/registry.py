@@ -7,16 +7,16 @@ from typing import Any
 
 from bract.attacks.engine import Engine
 from bract.attacks.evidence import Tier
-from bract.attacks.matching import Attack, History
+from bract.attacks.matching import Attacker, History
 from bract.attacks.reconstruction import Budget, Reconstruction, Refusal
 from bract.errors import BractError
 from bract.observation import Observation
 from bract.registry import Registry, unknown
 
-ATTACKS: Registry[type[Attack]] = Registry("attack")
+ATTACKS: Registry[type[Attacker]] = Registry("attack")
 
 
-def attack(name: str, **settings: Any) -> Attack:
+def attack(name: str, **settings: Any) -> Attacker:
     """Build an attack by its registered name, with some hyper-parameters changed.
 
     Raises
@@ -34,7 +34,7 @@ def attack(name: str, **settings: Any) -> Attack:
 
 def reconstruct(
     observations: Observation | Sequence[Observation],
-    using: str | Attack = "ig",
+    using: str | Attacker = "ig",
     *,
     budget: Budget | None = None,
     seed: int = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
@@ -20,6 +20,7 @@ from bract.sections import (
     FedAvgConfig,
     FedBoostingConfig,
     FedProxConfig,
+    Fraction,
     IidPartition,
     ModelConfig,
     Partition,
@@ -42,6 +43,7 @@ __all__ = [
     "FedProxConfig",
     "FederationConfig",
     "IidPartition",
+    "LeakConfig",
     "ModelConfig",
     "Partition",
     "ShardsPartition",
@@ -63,17 +65,35 @@ class CaptureConfig(Section):
     rounds: list[Positive] | None = None
 
 
-class AuditConfig(Section):
-    """Which attacks run on the captures, and with what budget."""
+class LeakConfig(Section):
+    """From when on a reconstruction counts as a leaked image.
 
-    attacks: list[str] = ["ig"]
+    ``level`` is the share of guesses made without the gradient that it must beat.
+    """
+
+    ssim: Fraction = 0.5
+    psnr_margin: Annotated[float, Field(ge=0.0)] = 3.0
+    level: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+
+
+class AuditConfig(Section):
+    """Which attacks run on the captures, and with what budget.
+
+    ``tier: all`` takes every tier that applies: adaptive where a defense is declared, colluding
+    where uploads are encrypted and a key is at hand. ``seconds`` limits the time on one upload.
+    """
+
+    attacks: list[str] = ["auto"]
+    tier: Literal["all", "oblivious", "adaptive", "colluding"] = "all"
     rounds: list[Positive] | None = None
     clients: list[str] | None = None
     iterations: Positive | None = None
     seconds: Annotated[float, Field(gt=0.0)] | None = None
     restarts: Positive = 1
+    repeats: Positive = 1
     max_images: Positive = 8
     device: str = "auto"
+    leak: LeakConfig = LeakConfig()
 
 
 def _defense_list(value: Any) -> Any:

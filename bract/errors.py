@@ -18,3 +18,7 @@ class RunFailedError(BractError):
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
         self.details = details
+
+
+class LeakageError(Exception):
+    """What an audit brought back crosses a threshold; the command exits with code 3."""

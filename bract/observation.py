@@ -241,14 +241,8 @@ class ObservationStore:
         BractError
             If the folder is half-written or corrupted; `SchemaError` for another schema version.
         """
+        description = self.describe(folder)
         try:
-            description = json.loads((folder / "observation.json").read_text())
-            found = description["schema"]
-            if found != SCHEMA_VERSION:
-                raise SchemaError(
-                    f"{folder}: observation schema {found}, this version reads {SCHEMA_VERSION}; "
-                    "capture it again or use the bract version that wrote it"
-                )
             groups: dict[str, Tensors] = {}
             for group in _TENSOR_GROUPS:
                 names = description["order"][group]
@@ -265,6 +259,28 @@ class ObservationStore:
             raise BractError(
                 f"{folder}: half-written or corrupted capture ({type(error).__name__}: {error})"
             ) from error
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """Read what is known of one observation without its tensors.
+
+        Raises
+        ------
+        BractError
+            As `load` does.
+        """
+        try:
+            description: dict[str, Any] = json.loads((folder / "observation.json").read_text())
+            found = description["schema"]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise BractError(
+                f"{folder}: half-written or corrupted capture ({type(error).__name__}: {error})"
+            ) from error
+        if found != SCHEMA_VERSION:
+            raise SchemaError(
+                f"{folder}: observation schema {found}, this version reads {SCHEMA_VERSION}; "
+                "capture it again or use the bract version that wrote it"
+            )
+        return description
 
     def folders(self) -> list[Path]:
         """Return the folders of whole and broken observations, by round and client."""

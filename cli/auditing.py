@@ -10,13 +10,76 @@ from typing import Any
 
 import torch
 
+from bract.attacks.engine import Progress
 from bract.attacks.evidence import TIERS
-from bract.cli.console import WorkProgress, print_json, say
+from bract.cli.console import WorkProgress, say
 from bract.cli.keygen import client_key
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.server.audit import Audit, AuditChoice
+from bract.server.captures import Captures
+
+
+def choose_audits(
+    root: Path,
+    attacks: list[str] | None = None,
+    clients: str | None = None,
+    rounds: str | None = None,
+    restarts: int | None = None,
+    iterations: int | None = None,
+    device: str | None = None,
+    *,
+    budget: str | None = None,
+    repeats: int | None = None,
+    tier: str | None = None,
+    key: Path | None = None,
+) -> list[AuditChoice]:
+    """Lay the command line over the ``audit`` section of the run's configuration, tier by tier.
+
+    Parameters
+    ----------
+    tier
+        A tier, or ``all`` for every one that applies to the run; None takes the configuration's.
+
+    Raises
+    ------
+    BractError
+        If the tier is unknown, or the one that was asked for has no key.
+    """
+    run = RunDirectory.open(root)
+    wanted = tier or run.config().audit.tier
+    chosen = _tiers_that_apply(run, key) if wanted == "all" else [wanted]
+    return [
+        choose_audit(
+            root,
+            attacks,
+            clients,
+            rounds,
+            restarts,
+            iterations,
+            device,
+            budget=budget,
+            repeats=repeats,
+            tier=one,
+            key=key if wanted != "all" or one == "colluding" else None,
+        )
+        for one in chosen
+    ]
+
+
+def _tiers_that_apply(run: RunDirectory, key: Path | None) -> list[str]:
+    protocols = [capture.protocol for capture in Captures(run.captures).index]
+    tiers = ["oblivious"]
+    if any(p.defenses for p in protocols):
+        tiers.append("adaptive")
+    threshold = run.config().encryption.threshold
+    at_hand = key is not None or client_key(run.keys, 0, threshold).is_file()
+    if at_hand and any(p.encryption != "none" for p in protocols):
+        tiers.append("colluding")
+    elif key is not None:
+        raise BractError("--key: no captured upload is encrypted; leave it out")
+    return tiers
 
 
 def choose_audit(
@@ -29,10 +92,11 @@ def choose_audit(
     device: str | None = None,
     *,
     budget: str | None = None,
+    repeats: int | None = None,
     tier: str = "oblivious",
     key: Path | None = None,
 ) -> AuditChoice:
-    """Lay the command line over the ``audit`` section of the run's configuration.
+    """Lay the command line over the ``audit`` section of the run's configuration, for one tier.
 
     A ``budget`` (see `parse_budget`) takes the place of both limits of that section. Without
     ``key`` the colluding tier takes the first client's key of a run on this machine.
@@ -46,7 +110,7 @@ def choose_audit(
     config = run.config()
     section = config.audit
     if tier not in TIERS:
-        raise BractError(unknown("tier", tier, TIERS))
+        raise BractError(unknown("tier", tier, [*TIERS, "all"]))
     if tier == "colluding" and key is None:
         key = client_key(run.keys, 0, config.encryption.threshold)
         if not key.is_file():
@@ -70,6 +134,7 @@ def choose_audit(
         iterations=steps,
         seconds=seconds,
         restarts=restarts or section.restarts,
+        repeats=repeats or section.repeats,
         max_images=section.max_images,
         device=device or section.device,
         seed=config.seed,
@@ -120,40 +185,37 @@ def parse_rounds(text: str) -> list[int]:
     return rounds
 
 
-def audit_run(
-    root: Path, choice: AuditChoice, *, resume: bool = False, as_json: bool = False
-) -> list[dict[str, Any]]:
+def audit_run(root: Path, choice: AuditChoice, *, resume: bool = False) -> list[dict[str, Any]]:
     """Run the audit with progress; return what is on disk for each chosen observation."""
     run = RunDirectory.open(root)
     # A model that is declared as package.module:callable lies in the folder of somebody's app.
     sys.path.insert(0, str(Path.cwd()))
     audit = Audit(run, choice, resume=resume)
     batches = audit.plan()
-    total = sum(len(observations) for _, observations in batches)
+    total = sum(len(batch.captures) for batch in batches)
     if not total:
-        say(f"{run.root}: nothing left to attack")
+        say(f"{run.root}: nothing left to attack in the {choice.tier} tier")
     if "OMP_NUM_THREADS" not in os.environ:
         # The attacked models are small: threads that wait for each other cost more than they
         # give, and on a busy machine many times more.
         torch.set_num_threads(1)
-    with WorkProgress(total, "attack") as bar:
-
-        def show(progress: Any) -> None:
-            bar.within(progress.fraction * size, f"loss {progress.loss:.4f}")
-
+    with WorkProgress(total, f"attack, {choice.tier}") as bar:
         for batch in batches:
-            size = len(batch[1])
+            size = len(batch.captures)
+
+            def show(progress: Progress, size: int = size) -> None:
+                bar.within(progress.fraction * size, f"loss {progress.loss:.4f}")
+
             for facts in audit.execute([batch], show):
                 bar.finish_item(describe(facts))
-    results = audit.results()
-    if as_json:
-        print_json(results)
-    return results
+    return audit.results()
 
 
 def describe(facts: dict[str, Any]) -> str:
     """Put one attacked observation in words."""
     who = f"{facts['attack']} on round {facts['round']}, {facts['client']}"
+    if facts.get("method", facts["attack"]) != facts["attack"]:
+        who = f"{who}, by {facts['method']}"
     if facts["refused"]:
         return f"{who}: not attacked: {facts['refused']}"
     scores = [image["scores"] for image in facts["images"] if image["scores"]]

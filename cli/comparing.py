@@ -125,7 +125,7 @@ def _claim(root: Path, planned: Plan, *, resume: bool, overwrite: bool) -> None:
         )
 
 
-def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("oblivious",)) -> Steps:
+def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)) -> Steps:
     """Return the steps of ``bract run``, ``bract audit`` (once for each tier) and ``bract report``.
 
     Raises
@@ -134,18 +134,20 @@ def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("oblivi
         If a tier is unknown.
     """
     from bract.attacks.evidence import TIERS
-    from bract.cli.auditing import audit_run, choose_audit
+    from bract.cli.auditing import audit_run, choose_audits
     from bract.cli.launcher import Launch
     from bract.cli.training import run_federation
     from bract.server.report import write_report
 
-    strange = next((tier for tier in tiers if tier not in TIERS), None)
+    known = (*TIERS, "all")
+    strange = next((tier for tier in tiers if tier not in known), None)
     if strange is not None:
-        raise BractError(unknown("tier", strange, TIERS))
+        raise BractError(unknown("tier", strange, known))
 
     def audit(root: Path) -> None:
         for tier in dict.fromkeys(tiers):
-            audit_run(root, choose_audit(root, tier=tier), resume=resume)
+            for choice in choose_audits(root, tier=tier):
+                audit_run(root, choice, resume=resume)
 
     return Steps(
         train=lambda config, runs: run_federation(config, runs, Launch(), resume=resume).root,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bract.cli.auditing import audit_run, choose_audit
+from bract.cli.auditing import audit_run, choose_audits
 from bract.cli.console import say
 from bract.cli.launcher import Launch
 from bract.cli.reporting import report_run
@@ -18,6 +18,7 @@ def run_demo(runs: Path) -> Path:
     say("1/3 a federation of three clients learns handwritten digits")
     run = run_federation(config, runs, Launch(), overwrite=True)
     say("2/3 the server attacks what it captured")
-    audit_run(run.root, choose_audit(run.root))
+    for choice in choose_audits(run.root):
+        audit_run(run.root, choice)
     say("3/3 the report")
     return report_run(run.root, redact=False, as_json=False)

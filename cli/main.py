@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import bract
-from bract.errors import BractError, RunFailedError
+from bract.errors import BractError, LeakageError, RunFailedError
 
 app = typer.Typer(
     name="bract",
@@ -132,11 +132,17 @@ def audit(
             help="2000 (iterations a restart), or 90s, 5m (wall time an upload, all restarts).",
         ),
     ] = None,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", min=1, help="Whole attacks, each with its own seed.")
+    ] = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda:N.")] = None,
     tier: Annotated[
-        str,
-        typer.Option("--tier", help="What the attacker knows: oblivious, adaptive or colluding."),
-    ] = "oblivious",
+        str | None,
+        typer.Option(
+            "--tier",
+            help="What the attacker knows: oblivious, adaptive, colluding, or all that apply.",
+        ),
+    ] = None,
     key: Annotated[
         Path | None,
         typer.Option("--key", help="Key file of one client, for the colluding tier."),
@@ -151,11 +157,14 @@ def audit(
     output: Annotated[str, typer.Option("--format", help="default or json.")] = "default",
 ) -> None:
     """Attack what the server captured in RUN, and score what came back."""
-    from bract.cli.auditing import audit_run, choose_audit
-    from bract.cli.gate import Gate, hold
+    from bract.cli.auditing import audit_run, choose_audits
+    from bract.cli.console import print_json
+    from bract.cli.gate import Gate, hold, rule_of
 
     gates = [Gate.parse(text) for text in fail_on or ()]
-    choice = choose_audit(
+    as_json = _is_json(output)
+    results = []
+    for choice in choose_audits(
         run,
         attack,
         clients,
@@ -164,10 +173,14 @@ def audit(
         iterations,
         device,
         budget=budget,
+        repeats=repeats,
         tier=tier,
         key=key,
-    )
-    hold(gates, audit_run(run, choice, resume=resume, as_json=_is_json(output)))
+    ):
+        results += audit_run(run, choice, resume=resume)
+    if as_json:
+        print_json(results)
+    hold(gates, results, rule_of(run))
 
 
 @app.command()
@@ -227,7 +240,7 @@ def compare(
     ] = None,
     tier: Annotated[
         list[str] | None,
-        typer.Option("--tier", help="oblivious (default), adaptive or colluding; repeat it."),
+        typer.Option("--tier", help="all (default), oblivious, adaptive or colluding; repeat it."),
     ] = None,
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
     resume: Annotated[
@@ -253,7 +266,7 @@ def compare(
     compare_defenses(
         load_config(config),
         runs,
-        command_steps(resume=resume, redact=redact, tiers=tier or ["oblivious"]),
+        command_steps(resume=resume, redact=redact, tiers=tier or ["all"]),
         defenses=defense,
         resume=resume,
         overwrite=overwrite,
@@ -283,7 +296,6 @@ def _interrupt(_number: int, _frame: object) -> None:
 def main() -> None:
     """Run the command line; never show a traceback for bad input."""
     from bract.cli.console import say
-    from bract.cli.gate import LeakageError
 
     signal.signal(signal.SIGTERM, _interrupt)
     try:

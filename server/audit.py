@@ -9,39 +9,29 @@ where it stopped.
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from bract.attacks import Attack, Budget, Engine, Reconstruction, Refusal, attack
-from bract.attacks.baselines import class_mean, prior_only, random_image
+from bract.attacks import ATTACKS, Attacker, Budget, Engine, Reconstruction, Refusal, attack
 from bract.attacks.engine import Progress
-from bract.attacks.metrics import oracle, score
+from bract.attacks.evidence import Tier
 from bract.config import FederationConfig
-from bract.data import test_data
 from bract.errors import BractError
-from bract.observation import Observation, ObservationStore
+from bract.observation import Observation
 from bract.rundir import RunDirectory, write_text
 from bract.seeds import derive_seed
+from bract.server.captures import Capture, Captures, Lazy
 from bract.server.collusion import Collusion
-from bract.server.pictures import save_picture
-from bract.server.scoring import Truth, load_truth, lpips_notes, score_images
-
-_log = logging.getLogger(__name__)
+from bract.server.judging import Attempt, Judge
+from bract.server.scoring import load_truth
 
 AUDIT_SCHEMA = 1
-PRIOR_ITERATIONS = 200
-"""Steps of the prior-only baseline: with no gradient to match, it settles early."""
 
-CANDIDATES = 99
-"""Reference images among which an original must be retrieved, beside itself."""
+BATCH = 16
+"""Most observations whose tensors are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +40,16 @@ class AuditChoice:
 
     Attributes
     ----------
+    attacks
+        Registered names; ``auto`` chooses among several for each observation, blind.
+    clients
+        Names of clients; ``aggregate`` is every client's mean update (colluding tier).
     iterations
         Steps a restart; None takes each attack's own default, or no limit where ``seconds`` is set.
     seconds
         Wall time for all restarts of one observation; what comes back then depends on the machine.
+    repeats
+        Whole attacks on each observation, each with a seed of its own and its own blind pick.
     key
         Key file of the client that takes part in the ``colluding`` tier.
     """
@@ -64,11 +60,21 @@ class AuditChoice:
     iterations: int | None = None
     seconds: float | None = None
     restarts: int = 1
+    repeats: int = 1
     max_images: int = 8
     device: str = "auto"
     seed: int = 0
-    tier: str = "oblivious"
+    tier: Tier = "oblivious"
     key: Path | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What runs together: one attack, with one seed, on captures of one round."""
+
+    attack: str
+    repeat: int
+    captures: tuple[Capture, ...]
 
 
 class Audit:
@@ -89,35 +95,30 @@ class Audit:
         self.run = run
         self.choice = choice
         self.config: FederationConfig = run.config()
-        self.attacks = {name: attack(name) for name in choice.attacks}
+        self.attacks: dict[str, Attacker] = {name: attack(name) for name in choice.attacks}
         if not resume:
             for name in self.attacks:
                 shutil.rmtree(self._folder(name), ignore_errors=True)
         self._collusion: Collusion | None = None
         if choice.tier == "colluding" and choice.key is not None:
             self._collusion = Collusion(run, choice.key)
-        self._all: list[Observation] | None = None
-        self._reference: tuple[Tensor, Tensor] | None = None
-        self._prior_images: dict[tuple[str, int], Tensor | None] = {}
+        self._captures = Captures(run.captures)
+        self._judge = Judge(self.config.data, choice.seed, choice.device, choice.max_images)
 
-    def plan(self) -> list[tuple[str, list[Observation]]]:
-        """Return batches of attack and observations, one round each, without what is done."""
-        observations = self._chosen()
-        if not observations:
+    def plan(self) -> list[Batch]:
+        """Return what is to be done, one round at a time, without what is done."""
+        chosen = self._chosen()
+        if not chosen:
             raise BractError(
                 f"{self.run.captures}: no capture to attack among the chosen rounds and clients; "
                 "was capture.enabled on, and did a round finish?"
             )
         batches = []
         for name in self.attacks:
-            for number in sorted({o.round for o in observations}):
-                left = [
-                    o
-                    for o in observations
-                    if o.round == number and not self._path(name, o).exists()
-                ]
-                if left:
-                    batches.append((name, left))
+            for repeat in range(self.choice.repeats):
+                left = [c for c in chosen if not self._path(name, c, repeat).exists()]
+                for together in _together(left):
+                    batches.append(Batch(name, repeat, tuple(together)))
         return batches
 
     def results(self) -> list[dict[str, Any]]:
@@ -125,14 +126,13 @@ class Audit:
         return [
             json.loads(path.read_text())
             for name in self.attacks
-            for observation in self._chosen()
-            if (path := self._path(name, observation)).is_file()
+            for capture in self._chosen()
+            for repeat in range(self.choice.repeats)
+            if (path := self._path(name, capture, repeat)).is_file()
         ]
 
     def execute(
-        self,
-        batches: Sequence[tuple[str, list[Observation]]],
-        progress: Callable[[Progress], None] | None = None,
+        self, batches: Iterable[Batch], progress: Callable[[Progress], None] | None = None
     ) -> Iterator[dict[str, Any]]:
         """Run the batches; yield what is written for each observation as soon as it is."""
         budget = Budget(
@@ -141,61 +141,74 @@ class Audit:
             restarts=self.choice.restarts,
             max_images=self.choice.max_images,
         )
-        for name, captured in batches:
-            unfinished = self._folder(name) / "unfinished"
+        for batch in batches:
+            unfinished = self._folder(batch.attack) / "unfinished"
             engine = Engine(device=self.choice.device, progress=progress, checkpoint=unfinished)
-            observations = []
-            for observation in captured:
+            opened: list[tuple[Capture, Observation]] = []
+            for capture in batch.captures:
                 try:
-                    observations.append(self._opened(observation))
+                    opened.append((capture, self._open(capture)))
                 except BractError as error:
-                    refusal = Refusal(attack=name, observation=observation.key, reason=str(error))
-                    yield self._record(name, observation, refusal, engine)
-            if not observations:
+                    refusal = Refusal(
+                        attack=batch.attack, observation=capture.key, reason=str(error)
+                    )
+                    yield self._record(batch, capture, refusal, engine)
+            if not opened:
                 continue
-            results = self.attacks[name].run(
-                observations,
+            captures = {observation.key: capture for capture, observation in opened}
+            results = self.attacks[batch.attack].run(
+                [observation for _, observation in opened],
                 budget=budget,
-                seed=derive_seed(self.choice.seed, "audit", name),
-                tier=self.choice.tier,  # type: ignore[arg-type]
+                seed=self._seed(batch),
+                tier=self._tier(batch),
                 engine=engine,
-                history=self._history,
+                history=lambda observation: self._history(captures[observation.key]),  # noqa: B023
             )
-            for observation, result in zip(observations, results, strict=True):
-                yield self._record(name, observation, result, engine)
+            for (capture, observation), result in zip(opened, results, strict=True):
+                yield self._record(batch, capture, result, engine, observation)
             shutil.rmtree(unfinished, ignore_errors=True)
 
-    def _opened(self, observation: Observation) -> Observation:
+    def _seed(self, batch: Batch) -> int:
+        repeats = (batch.repeat,) if batch.repeat else ()
+        return derive_seed(self.choice.seed, "audit", batch.attack, *repeats)
+
+    def _tier(self, batch: Batch) -> Tier:
+        """Return what the attacker knows; what undoes a defense knows one client's update only."""
+        if any(capture.members for capture in batch.captures):
+            return "oblivious"
+        return self.choice.tier
+
+    def _open(self, capture: Capture) -> Observation:
         """Return what the attacker of this tier sees of an observation."""
+        if capture.members and self._collusion is not None:
+            return self._collusion.aggregate(capture)
+        observation = self._captures.load(capture)
         return observation if self._collusion is None else self._collusion.open(observation)
 
-    def _chosen(self) -> list[Observation]:
-        return [o for o in self._captured() if self._is_chosen(o)]
-
-    def _captured(self) -> list[Observation]:
-        if self._all is None:
-            self._all = list(ObservationStore(self.run.captures))
-        return self._all
-
-    def _history(self, observation: Observation) -> list[Observation]:
+    def _history(self, capture: Capture) -> Lazy:
         """Return the earlier observations of the same client, by round."""
-        of_client = [o for o in self._captured() if o.client == observation.client]
-        return sorted((o for o in of_client if o.round < observation.round), key=lambda o: o.round)
+        return Lazy(self._captures.before(capture), self._open)
 
-    def _is_chosen(self, observation: Observation) -> bool:
-        rounds, clients = self.choice.rounds, self.choice.clients
-        return (rounds is None or observation.round in rounds) and (
-            clients is None or observation.client in clients
+    def _chosen(self) -> list[Capture]:
+        found = list(self._captures.index)
+        if self._collusion is not None:
+            rounds = dict.fromkeys(capture.round for capture in found)
+            found += self._collusion.aggregates(self._captures.of_round(r) for r in rounds)
+        rounds_chosen, clients = self.choice.rounds, self.choice.clients
+        return sorted(
+            (
+                c
+                for c in found
+                if (rounds_chosen is None or c.round in rounds_chosen)
+                and (clients is None or c.client in clients)
+            ),
+            key=lambda c: (c.round, bool(c.members)),
         )
 
-    def _iterations(self, name: str) -> int | None:
-        if self.choice.iterations is None and self.choice.seconds is None:
-            return self.attacks[name].iterations
-        return self.choice.iterations
-
-    def _path(self, name: str, observation: Observation) -> Path:
-        stem = observation.key.replace("/", "--")
-        return self._folder(name) / f"{stem}.json"
+    def _path(self, name: str, capture: Capture, repeat: int) -> Path:
+        stem = capture.key.replace("/", "--")
+        again = f"--repeat-{repeat}" if repeat else ""
+        return self._folder(name) / f"{stem}{again}.json"
 
     def _folder(self, name: str) -> Path:
         """Return where an attack's results of this tier lie; those of the others stay."""
@@ -203,128 +216,67 @@ class Audit:
         return self.run.audit / f"{name}{tier}"
 
     def _record(
-        self, name: str, observation: Observation, result: Reconstruction | Refusal, engine: Engine
+        self,
+        batch: Batch,
+        capture: Capture,
+        result: Reconstruction | Refusal,
+        engine: Engine,
+        observation: Observation | None = None,
     ) -> dict[str, Any]:
-        path = self._path(name, observation)
+        name = batch.attack
+        path = self._path(name, capture, batch.repeat)
         path.parent.mkdir(parents=True, exist_ok=True)
         facts: dict[str, Any] = {
             "schema": AUDIT_SCHEMA,
-            "round": observation.round,
-            "client": observation.client,
+            "round": capture.round,
+            "client": capture.client,
+            "members": list(capture.members),
             "attack": name,
             "tier": self.choice.tier,
-            "defenses": [d.get("name") for d in observation.protocol.defenses],
-            "encryption": observation.protocol.encryption,
-            "num_examples": observation.protocol.num_examples,
-            "local_steps": observation.protocol.local_steps,
-            "budget": {
-                "iterations": self._iterations(name),
-                "seconds": self.choice.seconds,
-                "restarts": self.choice.restarts,
-                "max_images": self.choice.max_images,
-            },
+            "defenses": [d.get("name") for d in capture.protocol.defenses],
+            "encryption": capture.protocol.encryption,
+            "num_examples": capture.protocol.num_examples,
+            "local_steps": capture.protocol.local_steps,
             "seed": self.choice.seed,
+            "repeat": batch.repeat,
             "device": str(engine.torch_device()),
             "selection": "blind",
         }
-        if isinstance(result, Refusal):
-            facts |= {"refused": result.reason, "scored": False, "images": [], "notes": []}
+        if isinstance(result, Refusal) or observation is None:
+            reason = result.reason if isinstance(result, Refusal) else None
+            facts |= {"refused": reason, "scored": False, "images": [], "notes": []}
+            facts["budget"] = self._budget(name)
         else:
             facts |= {"refused": None, **result.summary(), "attack": name}
-            facts |= self._judge(name, observation, result, path)
+            facts["tier"] = self.choice.tier
+            tier = self._tier(batch)
+            history = self._history(capture)
+            attempt = Attempt(name, observation, result, tier, history)
+            truth = load_truth(self.run.truth, capture) if self.run.is_configured else None
+            facts |= self._judge.judge(attempt, truth, path)
+            facts["budget"] = self._budget(attempt.method)
         write_text(path, json.dumps(facts, indent=1))
         path.chmod(0o600)
         return facts
 
-    def _judge(
-        self, name: str, observation: Observation, result: Reconstruction, path: Path
-    ) -> dict[str, Any]:
-        """Save the pictures of one reconstruction; score it where the client kept the truth."""
-        truth = load_truth(self.run.truth, observation) if self.run.is_configured else None
-        images = result.images
-        originals: Tensor | None = None
-        true_labels: list[int] | None = None
-        judged: dict[str, Any] = {"scored": truth is not None, "notes": lpips_notes()}
-        blind = best = None
-        if truth is not None:
-            scored = score_images(images, result.labels, truth, self._candidates())
-            blind, originals, order = scored.rows, scored.originals, scored.order
-            images, true_labels = images[order], scored.labels
-            judged |= {
-                "label_accuracy": scored.label_accuracy,
-                "candidates": scored.candidates,
-                "intervals": scored.intervals,
-                "baselines": self._baselines(name, observation, truth, len(images)),
-            }
-            pick = oracle([r.images for r in result.all_restarts], originals)
-            chosen = result.all_restarts[pick]
-            guessed = chosen.label_probabilities.argmax(1)
-            best = score_images(chosen.images, guessed, truth, self._candidates()).rows
-        else:
-            order = torch.arange(len(images))
-        probabilities = result.label_probabilities[order]
-        judged["images"] = [
-            {
-                "index": i,
-                "label": int(probabilities[i].argmax()),
-                "label_confidence": float(probabilities[i].max()),
-                "true_label": None if true_labels is None else true_labels[i],
-                "reconstruction": save_picture(images[i], path, i, "reconstruction"),
-                "original": None
-                if originals is None
-                else save_picture(originals[i], path, i, "original"),
-                "scores": None if blind is None else blind[i],
-                "oracle": None if best is None else best[i],
-            }
-            for i in range(len(images))
-        ]
-        return judged
-
-    def _baselines(
-        self, name: str, observation: Observation, truth: Truth, count: int
-    ) -> dict[str, dict[str, float]]:
-        """Score what needs no gradient, matched and scored the same way as the attack."""
-        images, labels = self._reference_data()
-        guesses: dict[str, Tensor | None] = {
-            "class_mean": class_mean(images, labels, truth.labels[:count]),
-            "random_image": random_image(
-                images, count, seed=derive_seed(self.choice.seed, "baseline", observation.key)
-            ),
-            "prior_only": self._prior(name, observation, count),
+    def _budget(self, method: str) -> dict[str, Any]:
+        """Return what one restart of the attack that made the images was allowed."""
+        iterations = self.choice.iterations
+        if iterations is None and self.choice.seconds is None:
+            iterations = ATTACKS[method].iterations
+        return {
+            "iterations": iterations,
+            "seconds": self.choice.seconds,
+            "restarts": self.choice.restarts,
+            "max_images": self.choice.max_images,
         }
-        means = {}
-        for baseline, guess in guesses.items():
-            if guess is None:
-                continue
-            scores = score(guess, truth.images)
-            means[baseline] = {
-                "mse": fmean(scores.mse),
-                "psnr": fmean(scores.psnr),
-                "ssim": fmean(scores.ssim),
-            }
-        return means
 
-    def _prior(self, name: str, observation: Observation, count: int) -> Tensor | None:
-        """Return what the attack makes without a gradient to match; the same for every client."""
-        if (name, count) not in self._prior_images:
-            try:
-                without: Attack = prior_only(self.attacks[name])
-                result = without(
-                    observation,
-                    budget=Budget(iterations=PRIOR_ITERATIONS, max_images=self.choice.max_images),
-                    seed=derive_seed(self.choice.seed, "prior", name),
-                    device=self.choice.device,
-                )
-                self._prior_images[name, count] = result.images
-            except BractError as error:
-                _log.info("%s: no prior-only baseline: %s", name, error)
-                self._prior_images[name, count] = None
-        return self._prior_images[name, count]
 
-    def _candidates(self) -> Tensor:
-        return self._reference_data()[0][:CANDIDATES]
-
-    def _reference_data(self) -> tuple[Tensor, Tensor]:
-        if self._reference is None:
-            self._reference = test_data(self.config.data)
-        return self._reference
+def _together(captures: Sequence[Capture]) -> Iterator[list[Capture]]:
+    """Yield captures that may run as one batch: of one round, no aggregate among clients."""
+    kinds: dict[tuple[int, bool], list[Capture]] = {}
+    for capture in captures:
+        kinds.setdefault((capture.round, bool(capture.members)), []).append(capture)
+    for group in kinds.values():
+        for at in range(0, len(group), BATCH):
+            yield group[at : at + BATCH]

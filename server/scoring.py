@@ -27,7 +27,7 @@ from bract.attacks.perceptual import (
     stlpips_distance,
     stlpips_unavailable,
 )
-from bract.observation import Observation
+from bract.server.captures import Capture
 
 _log = logging.getLogger(__name__)
 
@@ -69,16 +69,29 @@ class ScoredImages:
     intervals: dict[str, list[float]]
 
 
-def load_truth(folder: Path, observation: Observation) -> Truth | None:
-    """Read what the client kept of this round; None, with a warning, where it is not readable."""
-    path = folder / observation.client / f"round-{observation.round:04d}.safetensors"
+def load_truth(folder: Path, capture: Capture) -> Truth | None:
+    """Read what the client kept of this round; None, with a warning, where it is not readable.
+
+    Of an aggregate it is what all its clients kept, or None where one of them kept nothing.
+    """
+    kept = [
+        _load_client(folder / client / f"round-{capture.round:04d}.safetensors", capture)
+        for client in capture.members or (capture.client,)
+    ]
+    known = [truth for truth in kept if truth is not None]
+    if len(known) < len(kept):
+        return None
+    return Truth(torch.cat([t.images for t in known]), torch.cat([t.labels for t in known]))
+
+
+def _load_client(path: Path, capture: Capture) -> Truth | None:
     if not path.is_file():
         return None
     try:
         content = load_file(path)
         return Truth(content["images"], content["labels"])
     except (OSError, KeyError, SafetensorError) as error:
-        _log.warning("%s: not readable (%s); %s is unscored", path, error, observation.key)
+        _log.warning("%s: not readable (%s); %s is unscored", path, error, capture.key)
         return None
 
 

@@ -20,7 +20,8 @@ def align(root: Path, rows: Sequence[Facts], runs: Mapping[str, Facts]) -> list[
     Every variant is represented by its strongest attack. The runs share seeds, so a client used
     the same images in the same round of each; an attack may have matched others of them, so
     images are paired by the content of the original. Without originals they are paired by their
-    position in the result, which says little for batches: ``paired`` is False.
+    position in the result, which says little for batches: ``paired`` is False. Of an attack that
+    was repeated with other seeds the first is shown, and ``seeds`` holds the scores of each.
 
     Parameters
     ----------
@@ -45,7 +46,9 @@ def align(root: Path, rows: Sequence[Facts], runs: Mapping[str, Facts]) -> list[
                 seen[mark] += 1
                 key = (o["round"], o["client"], mark, seen[mark])
                 entry = found.setdefault(key, _entry(o, row["variant"], image))
-                entry["variants"][row["variant"]] = _result(row["variant"], image)
+                shown = entry["variants"].setdefault(row["variant"], _result(row["variant"], image))
+                for name, values in shown["seeds"].items():
+                    values.append((image["scores"] or {}).get(name))
     return sorted(found.values(), key=_rank)
 
 
@@ -80,6 +83,7 @@ def _result(variant: str, image: Facts) -> Facts:
         "identified_top1": scores.get("identified_top1"),
         "label": image["label"],
         "leaked": image["leaked"],
+        "seeds": {"ssim": [], "psnr": []},
     }
 
 

@@ -17,6 +17,8 @@ from bract.server.report.comparison_charts import comparison_charts
 from bract.server.report.comparison_verdict import comparison_verdict
 from bract.server.report.facts import gather
 from bract.server.report.glossary import GLOSSARY
+from bract.server.report.leak import LeakRule
+from bract.server.report.pairing import add_differences
 from bract.server.report.pictures import Picture, picture
 from bract.server.report.render import json_ready, style, templates, write_private
 from bract.server.report.scatter import SHAPES
@@ -108,6 +110,8 @@ def gather_comparison(
     measure = _measure(rows)
     for row in rows:
         row["shown"] = _shown(row, measure, tested)
+    pictures = align(root, rows, runs)
+    add_differences(rows, pictures)
     started = [found["run"]["started"] for found in runs.values() if found["run"]["started"]]
     base = runs.get(UNDEFENDED) or next(iter(runs.values()), None)
     return {
@@ -116,11 +120,11 @@ def gather_comparison(
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "redacted": False,
         "name": name,
-        "verdict": comparison_verdict(rows),
+        "verdict": comparison_verdict(rows, _rule(base)),
         "measure": measure,
         "tested": tested.count(measure),
         "rows": rows,
-        "pictures": align(root, rows, runs),
+        "pictures": pictures,
         "notes": [*notes, *_notes(rows, measure)],
         "not_tried": _not_tried(runs),
         "config": base["config"] if base else None,
@@ -138,6 +142,11 @@ def gather_comparison(
 
 def _gather(folder: Path) -> Facts | None:
     return gather(folder) if (folder / "config.yaml").is_file() else None
+
+
+def _rule(base: Facts | None) -> LeakRule:
+    section = base["config"]["audit"]["leak"] if base and base["config"] else {}
+    return LeakRule(**section)
 
 
 def _measure(rows: Sequence[Facts]) -> str:

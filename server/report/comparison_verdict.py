@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bract.server.report.leak import LEAK_RULE, LEAK_SSIM
+from bract.server.report.leak import LeakRule
 from bract.server.report.variants import UNDEFENDED
 from bract.server.report.words import plural
 
 Facts = dict[str, Any]
 
 
-def comparison_verdict(rows: Sequence[Facts]) -> Facts:
+def comparison_verdict(rows: Sequence[Facts], rule: LeakRule) -> Facts:
     """Return the verdict over a comparison: ``level``, ``sentence``, ``limits``, ``rule``.
 
     ``level`` is ``leaked`` (from some variant), ``none-leaked``, ``unscored``, ``not-attacked``
@@ -24,8 +24,8 @@ def comparison_verdict(rows: Sequence[Facts]) -> Facts:
         "level": level,
         "sentence": sentence,
         "limits": _limits(rows, level),
-        "rule": LEAK_RULE,
-        "thresholds": {"ssim": LEAK_SSIM},
+        "rule": rule.text,
+        "thresholds": {"ssim": rule.ssim},
     }
 
 

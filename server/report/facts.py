@@ -9,6 +9,7 @@ from typing import Any
 
 from bract import __version__
 from bract.server.report.boosting import boosting_rows
+from bract.server.report.leak import LeakRule
 from bract.server.report.observations import observation_facts
 from bract.server.report.reading import RunFiles, read_run
 from bract.server.report.summary import attack_rows, client_rows, leakage_rows, natural, total
@@ -35,14 +36,19 @@ def gather(run_dir: Path) -> Facts:
         If a file in it has another schema version than this one reads.
     """
     files = read_run(run_dir)
-    observations = [observation_facts(run_dir, folder, audit) for folder, audit in files.audits]
-    observations.sort(key=lambda o: (o["attack"], o["tier"], o["round"], natural(o["client"])))
+    rule = LeakRule.of(files.config)
+    reach = rule.reach(audit for _, audit in files.audits)
+    observations = [
+        observation_facts(run_dir, folder, audit, rule, reach) for folder, audit in files.audits
+    ]
+    observations.sort(key=_order)
     attacks = attack_rows(observations)
     judgement = verdict(
         observations,
         attacks,
         captures=len(files.captures),
         protected=protected(files, observations),
+        rule=rule,
     )
     return {
         "schema": REPORT_SCHEMA,
@@ -75,6 +81,11 @@ def gather(run_dir: Path) -> Facts:
         "notes": few_clients(files) + clipped_values(files) + _notes(observations, attacks),
         "threat_model": threat_model(files, observations),
     }
+
+
+def _order(observation: Facts) -> tuple[Any, ...]:
+    where = (observation["round"], natural(observation["client"]), observation["repeat"])
+    return (observation["attack"], observation["tier"], *where)
 
 
 def _run_facts(files: RunFiles, observations: list[Facts]) -> Facts:
@@ -130,6 +141,15 @@ def _round_facts(files: RunFiles) -> list[Facts]:
 
 def _notes(observations: list[Facts], attacks: list[Facts]) -> list[str]:
     notes = list(dict.fromkeys(note for o in observations for note in o["notes"]))
+    overall = [row for row in attacks if row["client"] is None]
+    for tier in dict.fromkeys(row["tier"] for row in overall):
+        names = [row["attack_name"] for row in overall if row["tier"] == tier and row["scored"]]
+        if len(names) > 1:
+            notes.append(
+                f"{', '.join(names)} ran one by one in the {tier} tier, and the one whose results "
+                "are nearest to the originals makes the verdict; an attacker cannot choose that "
+                "way. The attack `auto` chooses among several without the originals."
+            )
     for row in attacks:
         where = f"{row['attack_name']} ({row['tier']})"
         if row["client"] is None and row["ssim"]["missing"]:

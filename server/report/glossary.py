@@ -54,14 +54,17 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "interval",
         "Interval",
-        "Where the mean would plausibly lie for other images of the same kind (95 %, by "
-        "resampling the images). With few images it is wide, and below three there is none.",
+        "Where the mean would plausibly lie for other uploads of the same kind (95 %, by "
+        "resampling whole uploads: images of one upload are not independent). With few uploads it "
+        "is wide, and below three there is none.",
     ),
     (
         "blind",
         "Blind and oracle",
         "Blind: the attacker chose the result by their own loss, as a real one must. Oracle: "
-        "chosen by peeking at the original; shown beside it as the most that was within reach.",
+        "chosen by peeking at the original; shown beside it as the most that was within reach. "
+        "Where several attacks competed, the winner too was chosen blind, by how well its images "
+        "explain the upload.",
     ),
     (
         "tier",

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bract.server.report.leak import best, leak_reason
+from bract.server.captures import AGGREGATE
+from bract.server.report.diagnosis import findings
+from bract.server.report.leak import Group, LeakRule, Score, best
 from bract.server.report.schema import AuditFile, ImageResult
 
 Facts = dict[str, Any]
 
+SCORES: tuple[Score, ...] = ("ssim", "psnr")
+
 ATTACK_NAMES = {
     "analytic": "Analytic",
+    "auto": "Auto",
+    "best": "Best recipe",
+    "labels": "Labels",
+    "gauss-newton": "Gauss-Newton",
+    "grnn-polish": "GRNN with polish",
     "dlg": "DLG",
     "idlg": "iDLG",
     "ig": "IG",
@@ -21,16 +31,30 @@ ATTACK_NAMES = {
 }
 
 
-def observation_facts(root: Path, folder: str, audit: AuditFile) -> Facts:
+def observation_facts(
+    root: Path, folder: str, audit: AuditFile, rule: LeakRule, reach: Mapping[Group, float]
+) -> Facts:
     """Return the facts of one audit file; picture paths become relative to ``root``.
 
-    A picture outside the attack's own folder, or one that is not there, becomes None.
+    A picture outside the attack's own folder, or one that is not there, becomes None. Attacks on
+    a round's aggregate are told apart from those on single uploads by ``attack``.
+
+    Parameters
+    ----------
+    rule, reach
+        When an image counts as leaked, and what `LeakRule.reach` gave for the run.
     """
-    images = [_image_facts(root, folder, audit, image) for image in audit.images]
+    images = [_image_facts(root, folder, audit, image, rule, reach) for image in audit.images]
+    leaked = sum(bool(image["leaked"]) for image in images)
+    joint = bool(audit.members)
+    method = audit.method or audit.attack
     scored = [image for image in images if image["scores"]]
     return {
-        "attack": audit.attack,
-        "attack_name": ATTACK_NAMES.get(audit.attack, audit.attack),
+        "attack": f"{audit.attack}@{AGGREGATE}" if joint else audit.attack,
+        "attack_name": _name(audit.attack) + (" on the aggregate" if joint else ""),
+        "method": method,
+        "method_name": _name(method),
+        "repeat": audit.repeat,
         "tier": audit.tier,
         "round": audit.round,
         "client": audit.client,
@@ -49,7 +73,9 @@ def observation_facts(root: Path, folder: str, audit: AuditFile) -> Facts:
         "notes": audit.notes,
         "images": images,
         "scored": len(scored),
-        "leaked": sum(bool(image["leaked"]) for image in images),
+        "leaked": leaked,
+        "diagnosis": findings(audit, leaked=leaked, scored=len(scored)),
+        "signals": audit.diagnosis.model_dump() if audit.diagnosis else None,
         "label_accuracy": audit.label_accuracy,
         "intervals": {name: list(pair) for name, pair in audit.intervals.items()},
         "baselines": {name: b.model_dump() for name, b in audit.baselines.items()},
@@ -60,9 +86,20 @@ def observation_facts(root: Path, folder: str, audit: AuditFile) -> Facts:
     }
 
 
-def _image_facts(root: Path, folder: str, audit: AuditFile, image: ImageResult) -> Facts:
+def _name(attack: str) -> str:
+    return ATTACK_NAMES.get(attack, attack)
+
+
+def _image_facts(
+    root: Path,
+    folder: str,
+    audit: AuditFile,
+    image: ImageResult,
+    rule: LeakRule,
+    reach: Mapping[Group, float],
+) -> Facts:
     scores = image.scores if audit.scored else None
-    reason = leak_reason(scores, audit.baselines) if scores else None
+    reason = rule.reason(image, audit, reach)
     return {
         "index": image.index,
         "label": image.label,
@@ -72,6 +109,7 @@ def _image_facts(root: Path, folder: str, audit: AuditFile, image: ImageResult) 
         "original": _picture(root, folder, image.original),
         "scores": scores.model_dump() if scores else None,
         "oracle": image.oracle.model_dump() if image.oracle and audit.scored else None,
+        "guess": {name: best(image.baselines, name) for name in SCORES},
         "leaked": bool(reason) if scores else None,
         "leaked_by": reason,
     }

@@ -58,6 +58,7 @@ def redacted(facts: Facts) -> Facts:
     result = copy.deepcopy(facts)
     result["redacted"] = True
     for observation in result["observations"]:
+        observation["settings"].pop("labels_read", None)
         for image in observation["images"]:
             for key in ("reconstruction", "original", "label", "label_confidence", "true_label"):
                 image[key] = None

@@ -135,7 +135,7 @@ class Scores(_Record):
 
 
 class Baseline(_Record):
-    """Mean scores of a guess made without the gradient."""
+    """Scores of a guess made without the gradient."""
 
     mse: Number = None
     psnr: Decibels = None
@@ -143,7 +143,10 @@ class Baseline(_Record):
 
 
 class ImageResult(_Record):
-    """One reconstructed image; file names are relative to the attack's folder."""
+    """One reconstructed image; file names are relative to the attack's folder.
+
+    ``baselines`` are the scores of guesses made without the gradient for this very image.
+    """
 
     index: int
     label: int | None = None
@@ -153,6 +156,7 @@ class ImageResult(_Record):
     original: str | None = None
     scores: Scores | None = None
     oracle: Scores | None = None
+    baselines: dict[str, Baseline] = {}
 
 
 class Budget(_Record):
@@ -163,12 +167,62 @@ class Budget(_Record):
     restarts: int | None = None
 
 
+class Declared(_Record):
+    """A number that the protocol declares beside the one that the attack worked with."""
+
+    declared: int | None = None
+    searched: int | None = None
+    simulated: int | None = None
+
+
+class LayerMatch(_Record):
+    """How one tensor was matched; ``size`` is its root mean square, the largest tensor's is 1."""
+
+    cosine: Number = None
+    size: Number = None
+
+
+class TruthCheck(_Record):
+    """The client's computation repeated on its true images (`attacks.diagnosis.truth_check`)."""
+
+    cosine: Number = None
+    scale: Number = None
+    exact: bool = False
+    tried: dict[str, Number] = {}
+
+
+class Signals(_Record):
+    """What was measured about one attack on one observation (`attacks.diagnosis.signals`)."""
+
+    scale: Number = None
+    layers: dict[str, LayerMatch] = {}
+    zero: Number = None
+    dead: Number = None
+    negative: int | None = None
+    unbalanced: Number = None
+    unsure: Number = None
+    images: Declared = Declared()
+    steps: Declared = Declared()
+    norm: Number = None
+    norm_ratio: Number = None
+    falling: Number = None
+    truth_check: TruthCheck | None = None
+
+
 class AuditFile(_Record):
-    """``audit/<attack>/round-R--CLIENT.json``: one attack on one observation."""
+    """``audit/<attack>/round-R--CLIENT.json``: one attack on one observation.
+
+    ``members`` are the clients whose mean update it is, empty for a single client's. ``method`` is
+    the attack that made the images, where ``attack`` chose among several; repeats of an attack
+    with other seeds count from 0.
+    """
 
     round: int
     client: str
     attack: str
+    members: list[str] = []
+    method: str | None = None
+    repeat: int = 0
     tier: Tier = "oblivious"
     defenses: list[dict[str, Any] | str] = []
     encryption: str = "none"
@@ -179,6 +233,8 @@ class AuditFile(_Record):
     seconds: Number = None
     loss_curve: list[tuple[float, Number]] = []
     gradient_cosine: Number = None
+    gradient_residual: Number = None
+    diagnosis: Signals | None = None
     refused: str | None = None
     failed: bool = False
     scored: bool = False
@@ -186,6 +242,7 @@ class AuditFile(_Record):
     images: list[ImageResult] = []
     intervals: dict[str, tuple[float, float]] = {}
     label_accuracy: Number = None
+    candidates: int | None = None
     baselines: dict[str, Baseline] = {}
     notes: list[str] = []
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
+from bract.attacks.metrics import bootstrap_interval
 from bract.server.report.reading import RunFiles
 
 Facts = dict[str, Any]
 
-RESAMPLES = 2000
+FEWEST = 3
+"""Uploads from which on there is an interval."""
+
 BASELINES = ("class_mean", "random_image", "prior_only")
 
 
@@ -34,6 +36,7 @@ def attack_rows(observations: Sequence[Facts]) -> list[Facts]:
 def _attack_row(client: str | None, group: Sequence[Facts]) -> Facts:
     images = [image for o in group for image in o["images"]]
     scored = [image for image in images if image["scores"]]
+    known = [(_upload(o), image) for o in group for image in o["images"] if image["scores"]]
     oracle = [image for image in images if image["oracle"]]
     budgets = [o["budget"] for o in group]
     return {
@@ -41,13 +44,18 @@ def _attack_row(client: str | None, group: Sequence[Facts]) -> Facts:
         "attack_name": group[0]["attack_name"],
         "tier": group[0]["tier"],
         "client": client,
+        "methods": dict(Counter(o["method_name"] for o in group if o["method"] != o["attack"])),
+        "repeats": len({o["repeat"] for o in group}),
+        "uploads": len({_upload(o) for o in group}),
         "rounds": _unique(o["round"] for o in group),
         "images": len(images),
         "scored": len(scored),
         "failed": sum(o["failed"] for o in group),
         "leaked": sum(bool(image["leaked"]) for image in images),
-        "ssim": _score(group, scored, "ssim"),
-        "psnr": _score(group, scored, "psnr"),
+        "leaked_share": spread([(where, float(i["leaked"])) for where, i in known]),
+        "ssim": _score(group, known, "ssim"),
+        "psnr": _score(group, known, "psnr"),
+        "margin": {name: _margin(known, name) for name in ("ssim", "psnr")},
         **{name: mean(i["scores"][name] for i in scored) for name in _MEANS},
         "oracle": {name: mean(i["oracle"][name] for i in oracle) for name in ("ssim", "psnr")},
         "label_accuracy": mean(o["label_accuracy"] for o in group for _ in o["images"]),
@@ -63,18 +71,42 @@ def _attack_row(client: str | None, group: Sequence[Facts]) -> Facts:
 _MEANS = ("mse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1", "identified_top5")
 
 
-def _score(group: Sequence[Facts], scored: Sequence[Facts], name: str) -> Facts:
-    values = [i["scores"][name] for i in scored if i["scores"][name] is not None]
-    low, high = interval(values)
+Where = tuple[int, str]
+"""Round and client: the images of one upload are not independent of each other."""
+
+
+def _upload(observation: Facts) -> Where:
+    return observation["round"], observation["client"]
+
+
+def _score(group: Sequence[Facts], known: Sequence[tuple[Where, Facts]], name: str) -> Facts:
+    values = [(where, i["scores"][name]) for where, i in known if i["scores"][name] is not None]
+    found = spread(values)
     if len(group) == 1 and name in group[0]["intervals"]:
-        low, high = group[0]["intervals"][name]
+        found["low"], found["high"] = group[0]["intervals"][name]
     return {
-        "mean": mean(values),
-        "low": low,
-        "high": high,
-        "best": max(values, default=None),
-        "missing": len(scored) - len(values),
+        **found,
+        "best": max((value for _, value in values), default=None),
+        "missing": len(known) - len(values),
     }
+
+
+def _margin(known: Sequence[tuple[Where, Facts]], name: str) -> Facts:
+    """Return how far images are above the best guess for each, without the gradient."""
+    return spread(
+        [
+            (where, i["scores"][name] - i["guess"][name])
+            for where, i in known
+            if i["scores"][name] is not None and i["guess"][name] is not None
+        ]
+    )
+
+
+def spread(values: Sequence[tuple[Where, float]]) -> Facts:
+    """Return ``mean``, ``low`` and ``high`` of values, each with the upload that it came from."""
+    numbers = [value for _, value in values]
+    low, high = interval(numbers, [where for where, _ in values])
+    return {"mean": mean(numbers), "low": low, "high": high}
 
 
 def _baselines(group: Sequence[Facts]) -> Facts:
@@ -91,18 +123,25 @@ def _baselines(group: Sequence[Facts]) -> Facts:
     return result
 
 
-def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the 95 % percentile bootstrap interval of the mean; None below three values.
+def interval(
+    values: Sequence[float], uploads: Sequence[object] | None = None
+) -> tuple[float | None, float | None]:
+    """Return the 95 % percentile bootstrap interval of the mean, with whole uploads resampled.
 
-    Images are resampled with a fixed seed, so the same values give the same interval.
+    Parameters
+    ----------
+    uploads
+        Which upload each value came from; those of one are drawn together. None takes every value
+        for independent.
+
+    Returns
+    -------
+    tuple
+        None, None below `FEWEST` uploads. The same values give the same interval.
     """
-    if len(values) < 3:
+    if len(values if uploads is None else set(uploads)) < FEWEST:
         return None, None
-    rng = np.random.default_rng(0)
-    sample = np.asarray(values, dtype=np.float64)
-    means = rng.choice(sample, size=(RESAMPLES, len(sample)), replace=True).mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
+    return bootstrap_interval(values, groups=uploads)
 
 
 def leakage_rows(observations: Sequence[Facts]) -> list[Facts]:

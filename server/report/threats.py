@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bract.config import FederationConfig
+from bract.server.captures import AGGREGATE
 from bract.server.report.reading import RunFiles
 from bract.server.report.schema import TIERS, CaptureFile
 
@@ -13,8 +14,8 @@ Facts = dict[str, Any]
 
 FAMILIES = (
     ("closed-form reconstruction from fully connected layers", {"analytic"}),
-    ("gradient matching over pixels (DLG, iDLG, IG)", {"dlg", "idlg", "ig"}),
-    ("gradient matching through a generator (GRNN)", {"grnn"}),
+    ("gradient matching over pixels (DLG, iDLG, IG)", {"dlg", "idlg", "ig", "gauss-newton"}),
+    ("gradient matching through a generator (GRNN)", {"grnn", "grnn-polish", "best"}),
     ("matching with batch-normalisation statistics as a prior (GradInversion)", {"gradinversion"}),
     ("search in a generator trained on similar images (GGL)", {"ggl"}),
 )
@@ -212,14 +213,25 @@ def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
         for tier in TIERS
         if tier not in tried and (tier == "oblivious" or protected(files, observations))
     ]
-    used = {o["attack"] for o in done}
+    used = {o["attack"] for o in done} | {name for o in done for name in _trials(o)}
     missing += [name for name, members in FAMILIES if not members & used]
     attacked = {(o["round"], o["client"]) for o in done}
     left = [c for c in files.captures if (c.round, c.client) not in attacked]
     if left:
         missing.append(f"{len(left)} of the {len(files.captures)} captured uploads")
-    missing.append("combining several rounds or clients in one attack, and the aggregate itself")
+    joint = any(o["attack"].endswith(f"@{AGGREGATE}") for o in done)
+    missing.append(
+        "combining several rounds or clients in one attack"
+        + ("" if joint else ", and the aggregate itself")
+    )
     return missing
+
+
+def _trials(observation: Facts) -> set[str]:
+    """Names of the attacks that competed for one upload."""
+    settings = observation["settings"]
+    tried = {str(trial.get("attack")) for trial in settings.get("trials") or ()}
+    return tried | set(settings.get("not_applicable") or ())
 
 
 def _values(protocols: Iterable[Facts], key: str) -> list[str]:

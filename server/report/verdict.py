@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bract.server.report.leak import LEAK_PSNR_MARGIN, LEAK_RULE, LEAK_SSIM
+from bract.server.report.leak import LeakRule
 from bract.server.report.schema import TIERS
 from bract.server.report.summary import severity, strength
 
@@ -21,15 +21,21 @@ TIER_MEANING = {
 
 
 def verdict(
-    observations: Sequence[Facts], attacks: Sequence[Facts], *, captures: int, protected: bool
+    observations: Sequence[Facts],
+    attacks: Sequence[Facts],
+    *,
+    captures: int,
+    protected: bool,
+    rule: LeakRule,
 ) -> Facts:
     """Return the verdict over a run, and one for each tier.
 
     ``captures`` counts the uploads that the server holds; ``protected`` says whether any of them
-    was defended or encrypted, without which the higher tiers have nothing more to know.
+    was defended or encrypted, without which the higher tiers have nothing more to know; ``rule``
+    says when an image counts as leaked.
 
     ``level`` is ``leaked``, ``none-leaked``, ``unscored``, ``refused`` or ``not-attacked``. The
-    sentences name tier, attack and budget, and never call a run safe.
+    sentences name tier, attack, budget and interval, and never call a run safe.
     """
     overall = [row for row in attacks if row["client"] is None]
     headline = max(overall, key=strength, default=None)
@@ -38,8 +44,12 @@ def verdict(
         "level": level,
         "sentence": sentence,
         "limits": _limits(level),
-        "rule": LEAK_RULE,
-        "thresholds": {"ssim": LEAK_SSIM, "psnr_margin_db": LEAK_PSNR_MARGIN},
+        "rule": rule.text,
+        "thresholds": {
+            "ssim": rule.ssim,
+            "psnr_margin_db": rule.psnr_margin,
+            "level": rule.level,
+        },
         "headline": headline,
         "tiers": [_tier(tier, overall, observations, protected) for tier in TIERS],
     }
@@ -76,7 +86,24 @@ def budget_text(row: Facts) -> str:
         parts.append(f"{row['budget_seconds']:g} s an upload")
     if row["restarts"] and row["restarts"] > 1:
         parts.append(f"{row['restarts']} restarts")
+    if row["repeats"] > 1:
+        parts.append(f"{row['repeats']} seeds")
+    if row["methods"]:
+        names = sorted(row["methods"], key=lambda name: (-row["methods"][name], name))
+        parts.append(f"settling blind on {' or '.join(names)}")
     return ", ".join(parts)
+
+
+def spread_text(row: Facts) -> str:
+    """Say mean SSIM and its interval: ``mean SSIM 0.52, 95 % interval 0.41 to 0.63``."""
+    ssim = row["ssim"]
+    if ssim["mean"] is None:
+        return "no finite SSIM"
+    text = f"mean SSIM {ssim['mean']:.2f}"
+    if ssim["low"] is None:
+        return f"{text}, no interval from {_count(row['uploads'], 'upload')}"
+    within = " within one upload" if row["uploads"] == 1 else ""
+    return f"{text}, 95 % interval {ssim['low']:.2f} to {ssim['high']:.2f}{within}"
 
 
 def _overall(
@@ -107,19 +134,25 @@ def _overall(
             if len({(r["attack"], r["tier"]) for r in attacks}) == 2:
                 who = "Neither attack tried"
         return "none-leaked", (
-            f"{who} {subject} {_count(headline['scored'], 'attacked image')} above the leak "
-            "threshold."
+            f"{who} {subject} {_attempts(headline)} above the leak threshold; "
+            f"{spread_text(headline)}."
         )
     worst = max(clients, key=lambda row: (row["leaked"], *strength(row)))
     sentence = (
-        f"{who} reconstructed {worst['leaked']} of {_count(worst['scored'], 'attacked image')} of "
-        f"{worst['client']}, closer to the originals than any guess made without the gradient"
+        f"{who} reconstructed {worst['leaked']} of {_attempts(worst)} of "
+        f"{worst['client']}, closer to the originals than any guess made without the "
+        "gradient"
     )
     if len(clients) > 1:
         sentence += (
             f"; over all {len(clients)} clients, {headline['leaked']} of {headline['scored']}"
         )
-    return "leaked", sentence + "."
+    return "leaked", f"{sentence}; {spread_text(headline)}."
+
+
+def _attempts(row: Facts) -> str:
+    """Count attacked images; with several seeds each image is attacked several times."""
+    return _count(row["scored"], "attacked image" if row["repeats"] == 1 else "attempt")
 
 
 def _limits(level: str) -> str:
@@ -159,7 +192,9 @@ def _tier(
         "leaked": strongest["leaked"] if strongest else 0,
     }
     if strongest and strongest["scored"]:
-        facts["sentence"] = f"{strongest['attack_name']}: {budget_text(strongest)}"
+        facts["sentence"] = (
+            f"{strongest['attack_name']}: {budget_text(strongest)}; {spread_text(strongest)}"
+        )
     elif strongest:
         facts["sentence"] = (
             f"{strongest['attack_name']}: {strongest['images']} reconstructions, not scored"

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bract.attacks import GRNN, IG, Budget, Engine, Plateau, Refusal, reconstruct
-from bract.attacks.matching import Attack
+from bract.attacks.matching import Attacker
 from bract.errors import BractError
 
 
@@ -101,5 +101,5 @@ def test_every_registered_attack_is_an_attack_with_its_own_name():
     names = list(ATTACKS)
     assert {"ig", "grnn", "dlg", "idlg", "analytic", "labels", "best"} <= set(names)
     for name in names:
-        assert issubclass(ATTACKS[name], Attack)
+        assert issubclass(ATTACKS[name], Attacker)
         assert ATTACKS[name].name == name

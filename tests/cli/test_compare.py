@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from bract.cli.variants import parse_defense, plan
 from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError, RunFailedError
+from bract.observation import Protocol
 from bract.rundir import RunDirectory
 from bract.server.audit import AuditChoice
+from bract.server.captures import Capture
 from bract.server.report.variants import ExampleCounts
 
 
@@ -270,6 +273,29 @@ def test_each_variant_is_attacked_once_for_each_tier(tmp_path: Path, monkeypatch
         ("undefended", "adaptive", True),
         ("pruning", "oblivious", True),
         ("pruning", "adaptive", True),
+    ]
+
+
+def test_all_tiers_are_those_that_apply_to_the_variant(tmp_path: Path, monkeypatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def audit_run(root: Path, choice: AuditChoice, *, resume: bool) -> None:
+        asked.append((root.name, choice.tier))
+
+    def index(root: Path) -> Any:
+        named = [{"name": "pruning"}] if root.parent.name == "pruning" else []
+        return SimpleNamespace(index=[Capture(1, "a", Protocol(defenses=tuple(named)))])
+
+    monkeypatch.setattr(auditing, "audit_run", audit_run)
+    monkeypatch.setattr(auditing, "Captures", index)
+    steps = command_steps(resume=False, redact=False)
+    recorder = Recorder()
+    mixed = Steps(recorder.train, steps.audit, recorder.report)
+    compare_defenses(config(), tmp_path, mixed, defenses=["pruning"])
+    assert asked == [
+        ("undefended", "oblivious"),
+        ("pruning", "oblivious"),
+        ("pruning", "adaptive"),
     ]
 
 

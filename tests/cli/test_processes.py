@@ -8,14 +8,21 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from bract.observation import ObservationStore
+from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.client.training import train_locally
+from bract.data import client_data, data_spec
+from bract.models import create_model
+from bract.observation import Observation, ObservationStore
 from bract.rundir import RunDirectory
+from bract.seeds import derive_seed
 
 pytestmark = pytest.mark.processes
 
@@ -83,6 +90,32 @@ def wait_for_round(run: RunDirectory, number: int, command: Command) -> None:
         time.sleep(0.1)
 
 
+def assert_computed_alike(run: RunDirectory, captured: Observation) -> None:
+    """What came through the processes is what the same client computes in memory, and so is
+    what an attack makes of it."""
+    config = run.config()
+    spec = data_spec(config.data)
+    model = create_model("lenet-strided", classes=10, channels=1, image_size=32, activation="relu")
+    model.load_state_dict(captured.parameters)
+    data = client_data(config, 2)
+    again = train_locally(
+        model,
+        data.images,
+        data.labels,
+        config=config.training,
+        spec=spec,
+        seed=derive_seed(config.seed, "train", 2, captured.round),
+        device=torch.device("cpu"),
+    )
+    for name, value in again.update.items():
+        torch.testing.assert_close(captured.update[name], value, rtol=1e-4, atol=1e-7)
+    in_memory = replace(captured, update=again.update)
+    budget = Budget(iterations=5)
+    one, two = (reconstruct(o, "ig", budget=budget, device="cpu")[0] for o in (captured, in_memory))
+    assert isinstance(one, Reconstruction) and isinstance(two, Reconstruction)
+    assert one.gradient_cosine == pytest.approx(two.gradient_cosine, abs=1e-4)
+
+
 def test_a_federation_trains_captures_and_keeps_the_truth_at_the_clients(tmp_path):
     write_config(tmp_path, rounds=2)
     command = Command(tmp_path, "run", "quick.yaml")
@@ -105,6 +138,7 @@ def test_a_federation_trains_captures_and_keeps_the_truth_at_the_clients(tmp_pat
     assert small.protocol.mean == (0.3053,)
     truth = load_file(run.truth / "client-2" / "round-0001.safetensors")
     assert truth["images"].shape == (2, 1, 32, 32)
+    assert_computed_alike(run, small)
     # What the client keeps for itself is nowhere in what the server wrote down.
     pixels = truth["images"].numpy().tobytes()
     for file in run.captures.rglob("*.safetensors"):

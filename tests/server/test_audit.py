@@ -3,11 +3,16 @@ import shutil
 import subprocess
 import sys
 import time
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from bract.attacks import Budget, reconstruct
+from bract.attacks.metrics import score
 from bract.cli.auditing import choose_audit, parse_budget
 from bract.client.truth import save_truth
 from bract.config import build_config
@@ -16,8 +21,9 @@ from bract.errors import BractError
 from bract.models import create_model, initialise
 from bract.observation import Observation, ObservationStore, Protocol
 from bract.rundir import RunDirectory
+from bract.seeds import derive_seed
 from bract.server.audit import Audit, AuditChoice
-from bract.server.report import write_report
+from bract.server.report import gather, write_report
 from bract.update import parameters_of
 
 CHOICE = AuditChoice(attacks=("ig",), iterations=30, device="cpu")
@@ -89,7 +95,12 @@ def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run)
             assert (path.parent / image["reconstruction"]).is_file()
             assert (path.parent / image["original"]).is_file()
             assert set(image["scores"]) == set(image["oracle"])
-        assert {"class_mean", "random_image", "prior_only"} == set(facts["baselines"])
+        names = {"class_mean", "random_image", "prior_only"}
+        assert names == set(facts["baselines"])
+        for name in names:
+            each = [image["baselines"][name]["ssim"] for image in facts["images"]]
+            assert sum(each) / 2 == pytest.approx(facts["baselines"][name]["ssim"])
+        assert facts["diagnosis"]["truth_check"]["cosine"] > 1 - 1e-6
         assert facts["label_accuracy"] == 1.0
         assert facts["candidates"] == 100
         assert facts["selection"] == "blind"
@@ -111,9 +122,9 @@ def test_resume_skips_what_is_done_and_a_fresh_audit_does_not(run):
     (run.audit / "ig" / "round-0001--client-1.json").unlink()
     resumed = Audit(run, CHOICE, resume=True)
     assert [r["client"] for r in resumed.results()] == ["client-0"]
-    ((name, left),) = resumed.plan()
-    assert (name, [o.client for o in left]) == ("ig", ["client-1"])
-    assert sum(len(o) for _, o in Audit(run, CHOICE).plan()) == 2
+    (left,) = resumed.plan()
+    assert (left.attack, [c.client for c in left.captures]) == ("ig", ["client-1"])
+    assert sum(len(batch.captures) for batch in Audit(run, CHOICE).plan()) == 2
 
 
 def test_without_truth_the_reconstructions_are_shown_unscored(run):
@@ -225,3 +236,99 @@ def test_a_budget_is_iterations_or_a_time(run):
     assert [r["budget"]["seconds"] for r in results] == [0.5, 0.5]
     assert sum(r["seconds"] for r in results) < 5
     assert "0.5 s an upload" in write_report(run.root).read_text()
+
+
+def test_the_same_figures_in_memory_from_disk_and_through_the_audit(run):
+    """One observation, three ways: bit for bit the same images and figures."""
+    folder = run.captures / "round-0001" / "client-0"
+    read = ObservationStore(run.captures).load(folder)
+    kept = {
+        group: {name: value.clone() for name, value in getattr(read, group).items()}
+        for group in ("parameters", "update", "buffers")
+    }
+    in_memory = Observation(round=1, client="client-0", protocol=read.protocol, **kept)
+    seed = derive_seed(0, "audit", "ig")
+    budget = Budget(iterations=30, restarts=2)
+    one, two = (
+        reconstruct(o, "ig", budget=budget, seed=seed, device="cpu")[0] for o in (in_memory, read)
+    )
+    assert torch.equal(one.images, two.images)
+    assert one.loss_curve == two.loss_curve and one.final_loss == two.final_loss
+    (facts,) = execute(
+        run,
+        AuditChoice(
+            ("ig",), clients=frozenset({"client-0"}), iterations=30, restarts=2, device="cpu"
+        ),
+    )
+    assert facts["seed"] == seed
+    assert facts["final_loss"] == one.final_loss
+    assert facts["gradient_cosine"] == one.gradient_cosine
+    assert facts["restart_losses"] == [r.loss for r in one.all_restarts]
+    truth = load_file(run.truth / "client-0" / "round-0001.safetensors")
+    expected = score(one.images, truth["images"])
+    for name in ("mse", "psnr", "ssim"):
+        found = [image["scores"][name] for image in facts["images"]]
+        assert found == getattr(expected, name)
+
+
+def test_auto_is_audited_like_an_attack_and_names_what_it_chose(run):
+    choice = AuditChoice(("auto",), clients=frozenset({"client-0"}), iterations=20, device="cpu")
+    (facts,) = execute(run, choice)
+    assert facts["attack"] == "auto"
+    assert facts["method"] == facts["settings"]["chosen"] in {"best", "ig"}
+    assert facts["budget"]["iterations"] == 20
+    (found,) = gather(run.root)["observations"]
+    assert found["method_name"] in {"Best recipe", "IG"}
+    sentence = gather(run.root)["verdict"]["sentence"]
+    assert f"settling blind on {found['method_name']})" in sentence
+    assert Audit(run, choice, resume=True).plan() == []
+
+
+def test_repeats_have_seeds_and_files_of_their_own_and_count_as_attempts(run):
+    choice = AuditChoice(
+        ("ig",), clients=frozenset({"client-0"}), iterations=5, repeats=2, device="cpu"
+    )
+    first, second = execute(run, choice)
+    assert (first["repeat"], second["repeat"]) == (0, 1)
+    assert first["seed"] != second["seed"] and first["final_loss"] != second["final_loss"]
+    assert (run.audit / "ig" / "round-0001--client-0--repeat-1.json").is_file()
+    facts = gather(run.root)
+    assert [o["repeat"] for o in facts["observations"]] == [0, 1]
+    row = facts["attacks"][0]
+    assert (row["repeats"], row["uploads"], row["scored"]) == (2, 1, 4)
+    assert (
+        "of the 4 attempts" in facts["verdict"]["sentence"]
+        or "4 attempts" in (facts["verdict"]["sentence"])
+    )
+    (run.audit / "ig" / "round-0001--client-0--repeat-1.json").unlink()
+    (left,) = Audit(run, choice, resume=True).plan()
+    assert left.repeat == 1
+
+
+def test_no_more_observations_are_in_memory_than_run_together(run, monkeypatch):
+    store = ObservationStore(run.captures)
+    template = store.load(run.captures / "round-0001" / "client-0")
+    for number in (2, 3):
+        store.save(replace(template, round=number))
+    load, alive, most = ObservationStore.load, [], []
+
+    def counting(self, folder):
+        found = load(self, folder)
+        alive.append(folder)
+        weakref.finalize(found, alive.remove, folder)
+        return found
+
+    monkeypatch.setattr(ObservationStore, "load", counting)
+    choice = AuditChoice(("labels",), device="cpu")
+    audit = Audit(run, choice)
+    assert len(audit.plan()) == 3 and not alive
+    for _ in audit.execute(audit.plan()):
+        most.append(len(alive))
+    assert max(most) == 2  # both clients of round 1
+
+
+def test_a_broken_capture_is_refused_by_name_when_it_is_reached(run):
+    (run.captures / "round-0001" / "client-1" / "update.safetensors").write_bytes(b"short")
+    results = {r["client"]: r for r in execute(run)}
+    assert "half-written or corrupted" in results["client-1"]["refused"]
+    assert results["client-0"]["refused"] is None

@@ -14,6 +14,7 @@ from bract.errors import BractError
 from bract.observation import ObservationStore
 from bract.paillier import FixedPoint
 from bract.server.audit import Audit
+from bract.server.captures import Captures
 from bract.server.collusion import Collusion
 from bract.server.report.facts import gather
 
@@ -185,3 +186,52 @@ def test_the_colluding_tier_asks_for_a_key(copied):
     run.keys.mkdir()
     shutil.copy(key, run.keys / "private.pem")
     assert choose_audit(run.root, tier="colluding").key == run.keys / "private.pem"
+
+
+@pytest.mark.parametrize("kind", ["shared", "threshold"])
+def test_the_aggregate_is_the_weighted_mean_of_the_clients_updates(runs, kind):
+    folder, made = runs
+    plain = {o.client: o for o in ObservationStore(made["plain"].captures) if o.round == 1}
+    examples = [plain[f"client-{i}"].protocol.num_examples for i in range(3)]
+    assert examples == [60, 30, 10]
+    collusion = Collusion(made[kind], key_of(folder, kind))
+    (capture,) = collusion.aggregates([Captures(made[kind].captures).of_round(1)])
+    assert (capture.client, capture.members) == ("aggregate", tuple(sorted(plain)))
+    found = collusion.aggregate(capture)
+    for name, value in found.update.items():
+        wanted = sum(n / 100 * plain[f"client-{i}"].update[name] for i, n in enumerate(examples))
+        assert float((value - wanted).abs().max()) <= STEP
+    assert found.protocol.num_examples == 100
+    assert list(found.parameters) == list(found.update)
+    for name, value in found.parameters.items():
+        assert torch.equal(value, plain["client-0"].parameters[name])
+
+
+def test_the_aggregate_is_attacked_in_the_colluding_tier_beside_the_clients(copied):
+    for kind, opened in (("shared", True), ("threshold", False)):
+        run, key = copied(kind)
+        choice = choose_audit(run.root, ["ig"], rounds="1", iterations=3, tier="colluding", key=key)
+        job = Audit(run, choice)
+        results = {r["client"]: r for r in job.execute(job.plan())}
+        assert set(results) == {"client-0", "client-1", "client-2", "aggregate"}
+        assert (results["client-0"]["refused"] is None) == opened
+        found = results["aggregate"]
+        assert found["refused"] is None and found["tier"] == "colluding"
+        assert len(found["images"]) == 8
+        facts = gather(run.root)
+        rows = {row["attack"] for row in facts["attacks"]}
+        assert "ig@aggregate" in rows
+        missing = facts["threat_model"]["not_tried"]
+        assert not any("the aggregate itself" in item for item in missing)
+
+
+def test_a_lone_share_does_not_repeat_the_aggregate_and_says_what_is_missing(runs, tmp_path):
+    folder, made = runs
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    key = shutil.copy(key_of(folder, "threshold"), alone / "share.pem")
+    collusion = Collusion(made["threshold"], alone / "share.pem")
+    assert key.is_file()
+    (capture,) = collusion.aggregates([Captures(made["threshold"].captures).of_round(2)])
+    with pytest.raises(BractError, match="only 1 key shares lie in the folder of --key"):
+        collusion.aggregate(capture)

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from bract.server.report import comparison, write_report
 from bract.server.report.comparison import gather_comparison, write_comparison
 from bract.server.report.comparison_charts import variant_colours
+from bract.server.report.pairing import add_differences
 from bract.server.report.scatter import HEIGHT, Point, accuracy_axis, scatter
 from bract.server.report.variants import ExampleCounts, Variant, upload_bytes, wilson
 
@@ -87,6 +88,45 @@ def test_each_variant_is_a_row_with_leakage_accuracy_and_costs(make: Make) -> No
     assert defended["accuracy"] == pytest.approx(0.1 + 0.85 * (1 - 0.45**2) - 0.02)
     assert [r["round"] for r in plain["rounds"]] == [0, 1, 2]
     assert (facts["schema"], facts["measure"]) == (1, "global")
+
+
+def test_the_same_images_are_compared_with_the_undefended_run(make: Make) -> None:
+    make("undefended")
+    root = make("guardian", noise=0.9)
+    make("pruning", attack=False)
+    facts = gather_comparison(root, [UNDEFENDED, GUARDIAN, PRUNING], name="digits")
+    assert row(facts, "undefended")["paired"] is None
+    assert row(facts, "pruning")["paired"] is None
+    paired = row(facts, "guardian")["paired"]
+    assert paired["images"] == 12
+    differences = [
+        e["variants"]["guardian"]["ssim"] - e["variants"]["undefended"]["ssim"]
+        for e in facts["pictures"]
+    ]
+    assert paired["ssim"]["mean"] == pytest.approx(sum(differences) / 12)
+    # Four uploads: the interval leaves out no difference for free, and none of it reaches 0.
+    assert min(differences) <= paired["ssim"]["low"] < paired["ssim"]["high"] < 0
+    page = write_comparison(root, [UNDEFENDED, GUARDIAN, PRUNING], name="digits").read_text()
+    assert "on 12 same images" in page
+
+
+def test_images_are_paired_by_their_originals_and_seeds_of_one_are_averaged() -> None:
+    def entry(client: str, plain: list[float], defended: list[float], paired: bool) -> Any:
+        found = {
+            name: {"seeds": {"ssim": values, "psnr": []}}
+            for name, values in (("undefended", plain), ("guardian", defended))
+        }
+        return {"round": 1, "client": client, "paired": paired, "variants": found}
+
+    pictures = [
+        entry("a", [0.8, 0.6], [0.2], True),
+        entry("b", [0.5], [0.4, 0.2], True),
+        entry("c", [1.0], [0.0], False),
+    ]
+    rows: list[dict[str, Any]] = [{"variant": "undefended"}, {"variant": "guardian"}]
+    add_differences(rows, pictures)
+    assert rows[1]["paired"]["images"] == 2
+    assert rows[1]["paired"]["ssim"] == {"mean": pytest.approx(-0.35), "low": None, "high": None}
 
 
 def test_bytes_are_the_tensors_of_what_came_back(tmp_path: Path) -> None:

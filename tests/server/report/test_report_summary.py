@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bract.server.report import gather
-from bract.server.report.summary import interval, severity, strength
+from bract.server.report.summary import attack_rows, interval, severity, strength
 
 
 def test_an_interval_needs_three_values() -> None:
@@ -20,6 +20,49 @@ def test_an_interval_repeats_and_holds_the_mean() -> None:
     assert (low, high) == interval(values)
     assert low is not None and high is not None
     assert low < np.mean(values) < high
+
+
+def test_images_of_one_upload_are_drawn_together() -> None:
+    # Four uploads of ten equal images: as wide as four values, not as forty.
+    levels = [0.0, 0.2, 0.6, 1.0]
+    values = [level for level in levels for _ in range(10)]
+    uploads = [name for name in "abcd" for _ in range(10)]
+    assert interval(values, uploads) == interval(levels)
+    alone = interval(values)
+    low, high = interval(values, uploads)
+    assert low is not None and high is not None and alone[0] is not None and alone[1] is not None
+    assert high - low > 2 * (alone[1] - alone[0])
+
+
+def test_two_uploads_give_no_interval_however_many_images() -> None:
+    assert interval([0.1] * 50 + [0.9] * 50, ["a"] * 50 + ["b"] * 50) == (None, None)
+
+
+def test_the_margin_is_over_the_best_guess_for_each_image() -> None:
+    def image(ssim: float, *guesses: float) -> dict[str, object]:
+        scores = dict.fromkeys(("psnr", "mse", "lpips_alex", "lpips_vgg"), None) | {"ssim": ssim}
+        scores |= {"identified_top1": None, "identified_top5": None}
+        guess = {"ssim": max(guesses), "psnr": None}
+        return {"scores": scores, "oracle": None, "leaked": False, "guess": guess}
+
+    group = [
+        {
+            "attack": "ig", "attack_name": "IG", "method": "ig", "method_name": "IG",
+            "tier": "oblivious", "round": number, "client": "a", "repeat": 0, "refused": None,
+            "images": images, "intervals": {}, "label_accuracy": 1.0, "baselines": {},
+            "gradient_cosine": 1.0, "seconds": 1.0,
+            "budget": {"iterations": 1, "seconds": None, "restarts": 1},
+        }
+        for number, images in enumerate(
+            ([image(0.9, 0.1, 0.4)], [image(0.5, 0.2), image(0.7, 0.5)], [image(0.2, 0.4)]), 1
+        )
+    ]  # fmt: skip
+    row = attack_rows(group)[0]
+    # 0.5, 0.3, 0.2 and -0.2.
+    assert row["margin"]["ssim"]["mean"] == pytest.approx(0.2)
+    assert row["margin"]["ssim"]["low"] < 0.2 < row["margin"]["ssim"]["high"]
+    assert row["margin"]["psnr"] == {"mean": None, "low": None, "high": None}
+    assert row["uploads"] == 3
 
 
 def test_an_interval_is_near_the_normal_one_for_many_values() -> None:
@@ -49,7 +92,8 @@ def test_a_single_upload_keeps_the_interval_that_its_audit_gave(make_run, writer
     writers.audit(root, 1, "a", intervals={"ssim": [0.123, 0.456]})
     row = gather(root)["attacks"][0]
     assert (row["ssim"]["low"], row["ssim"]["high"]) == (0.123, 0.456)
-    assert row["psnr"]["low"] is not None
+    # The rest come from whole uploads, and one says nothing about others.
+    assert row["psnr"]["low"] is None and row["psnr"]["mean"] is not None
 
 
 def test_leaks_outrank_scores_and_scores_outrank_nothing() -> None:

@@ -15,7 +15,8 @@ def test_a_leak_is_told_with_attack_tier_budget_client_and_counts(make_run) -> N
     found = re.fullmatch(
         r"IG \(oblivious, 4,000 iterations\) reconstructed (\d) of 9 attacked images of client-2, "
         r"closer to the originals than any guess made without the gradient; "
-        r"over all 3 clients, (\d) of 27\.",
+        r"over all 3 clients, (\d) of 27; "
+        r"mean SSIM 0\.\d\d, 95 % interval 0\.\d\d to 0\.\d\d\.",
         verdict["sentence"],
     )
     assert found and 1 <= int(found[1]) <= int(found[2])
@@ -28,7 +29,7 @@ def test_nothing_above_the_threshold_is_told_with_its_limits(make_run, writers) 
     assert verdict["level"] == "none-leaked"
     assert verdict["sentence"] == (
         "IG (oblivious, 4,000 iterations) brought back none of the 3 attacked images above the "
-        "leak threshold."
+        "leak threshold; mean SSIM 0.03, no interval from 1 upload."
     )
     assert "nothing else" in verdict["limits"]
 
@@ -77,3 +78,34 @@ def test_no_verdict_says_safe(make_run, writers, shape: str) -> None:
         [verdict["sentence"], verdict["limits"], *(t["sentence"] for t in verdict["tiers"])]
     )
     assert not re.search(r"\b(safe|secure|private|protected)\b", words, re.IGNORECASE)
+
+
+def test_the_verdict_is_by_the_thresholds_of_the_configuration(make_run) -> None:
+    root = make_run()
+    leaked = gather(root)["verdict"]["headline"]["leaked"]
+    config = root / "config.yaml"
+    config.write_text(config.read_text().replace("ssim: 0.5", "ssim: 0.999"))
+    config.write_text(config.read_text().replace("psnr_margin: 3.0", "psnr_margin: 90.0"))
+    verdict = gather(root)["verdict"]
+    assert verdict["headline"]["leaked"] == 0 < leaked
+    assert verdict["thresholds"] == {"ssim": 0.999, "psnr_margin_db": 90.0, "level": 0.95}
+    assert "at least 0.999" in verdict["rule"]
+
+
+def test_attacks_run_one_by_one_are_not_called_a_blind_choice(make_run, writers) -> None:
+    root = make_run(rounds=1)
+    assert not any("one by one" in note for note in gather(root)["notes"])
+    writers.audit(root, 1, "client-0", attack="grnn")
+    assert any("GRNN, IG ran one by one in the oblivious tier" in n for n in gather(root)["notes"])
+
+
+def test_a_choice_of_attacks_names_what_it_settled_on_and_its_time(make_run, writers) -> None:
+    root = make_run(rounds=1, audit=False)
+    for client, method in (("client-0", "ig"), ("client-1", "best"), ("client-2", "ig")):
+        writers.audit(
+            root, 1, client, attack="auto", method=method, noise=0.06,
+            budget={"iterations": None, "seconds": 90.0, "restarts": 2},
+        )  # fmt: skip
+    sentence = gather(root)["verdict"]["sentence"]
+    start = "Auto (oblivious, 90 s an upload, 2 restarts, settling blind on IG or Best recipe)"
+    assert sentence.startswith(start)

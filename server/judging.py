@@ -1,0 +1,226 @@
+"""From a reconstruction to what the audit writes: scores, guesses without a gradient, signals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from bract.attacks import Budget, Reconstruction, attack
+from bract.attacks.baselines import class_mean, prior_only, random_image
+from bract.attacks.diagnosis import signals, truth_check
+from bract.attacks.evidence import Tier
+from bract.attacks.metrics import oracle, score
+from bract.config import DataConfig
+from bract.data import test_data
+from bract.errors import BractError
+from bract.observation import Observation
+from bract.seeds import derive_seed
+from bract.server.pictures import save_picture
+from bract.server.scoring import ScoredImages, Truth, lpips_notes, score_images
+
+_log = logging.getLogger(__name__)
+
+PRIOR_ITERATIONS = 200
+"""Steps of the prior-only baseline: with no gradient to match, it settles early."""
+
+CANDIDATES = 99
+"""Reference images among which an original must be retrieved, beside itself."""
+
+Guesses = dict[str, list[dict[str, float]]]
+"""Scores of each guess without a gradient, one entry an image, by the baseline's name."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attack on one observation, as it ran.
+
+    Attributes
+    ----------
+    tier
+        What the attacker knew when it read the update.
+    history
+        Earlier observations of the same client.
+    """
+
+    name: str
+    observation: Observation
+    result: Reconstruction
+    tier: Tier
+    history: Sequence[Observation] = ()
+
+    @property
+    def method(self) -> str:
+        """The attack that made the images: the one that was chosen, where there was a choice."""
+        return str(self.result.settings.get("chosen", self.name))
+
+
+@dataclass
+class Judge:
+    """Scores attempts; reference images and prior-only images are made once.
+
+    Parameters
+    ----------
+    data
+        Where the reference images come from; they are test data, which nobody trained on.
+    seed, device, max_images
+        As in the audit's choice.
+    """
+
+    data: DataConfig
+    seed: int
+    device: str
+    max_images: int
+    _reference: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _priors: dict[tuple[str, int], Tensor | None] = field(default_factory=dict, repr=False)
+
+    def judge(self, attempt: Attempt, truth: Truth | None, path: Path) -> dict[str, Any]:
+        """Save the pictures beside ``path``; return facts, scored where the truth is known."""
+        result = attempt.result
+        facts = {
+            "method": attempt.method,
+            "scored": truth is not None,
+            "notes": lpips_notes(),
+            "diagnosis": self._diagnose(attempt, truth),
+        }
+        if truth is None:
+            return facts | {"images": self._unscored(result, path)}
+        scored = score_images(result.images, result.labels, truth, self._candidates())
+        guesses = self._guesses(attempt, truth, len(result.images))
+        pick = result.all_restarts[
+            oracle([r.images for r in result.all_restarts], scored.originals)
+        ]
+        best = score_images(
+            pick.images, pick.label_probabilities.argmax(1), truth, self._candidates()
+        ).rows
+        return facts | {
+            "label_accuracy": scored.label_accuracy,
+            "candidates": scored.candidates,
+            "intervals": scored.intervals,
+            "baselines": {name: _mean(rows) for name, rows in guesses.items()},
+            "images": _scored_images(result, scored, best, guesses, path),
+        }
+
+    def _unscored(self, result: Reconstruction, path: Path) -> list[dict[str, Any]]:
+        return [
+            {
+                **_picture_facts(result, i, i, path),
+                "true_label": None,
+                "original": None,
+                "scores": None,
+                "oracle": None,
+                "baselines": {},
+            }
+            for i in range(len(result.images))
+        ]
+
+    def _diagnose(self, attempt: Attempt, truth: Truth | None) -> dict[str, Any] | None:
+        """Measure why it got this far; None where no gradient was matched."""
+        try:
+            found = signals(
+                attempt.observation,
+                attempt.result,
+                tier=attempt.tier,
+                history=attempt.history,
+                max_images=self.max_images,
+            )
+        except BractError as error:
+            _log.info("%s: no diagnosis: %s", attempt.observation.key, error)
+            return None
+        check = None
+        if truth is not None:
+            try:
+                check = truth_check(
+                    attempt.observation,
+                    truth.images,
+                    truth.labels,
+                    tier=attempt.tier,
+                    history=attempt.history,
+                )
+            except BractError as error:
+                _log.info("%s: no truth check: %s", attempt.observation.key, error)
+        return {**found, "truth_check": check}
+
+    def _guesses(self, attempt: Attempt, truth: Truth, count: int) -> Guesses:
+        """Score what needs no gradient, matched and scored the same way as the attack."""
+        images, labels = self._reference_data()
+        seed = derive_seed(self.seed, "baseline", attempt.observation.key)
+        made: dict[str, Tensor | None] = {
+            "class_mean": class_mean(images, labels, truth.labels[:count]),
+            "random_image": random_image(images, count, seed=seed),
+            "prior_only": self._prior(attempt, count),
+        }
+        guesses: Guesses = {}
+        for name, guess in made.items():
+            if guess is None:
+                continue
+            found = score(guess, truth.images)
+            guesses[name] = [
+                {"mse": m, "psnr": p, "ssim": s}
+                for m, p, s in zip(found.mse, found.psnr, found.ssim, strict=True)
+            ]
+        return guesses
+
+    def _prior(self, attempt: Attempt, count: int) -> Tensor | None:
+        """Return what the attack makes without a gradient to match; the same for every client."""
+        name = attempt.method
+        if (name, count) not in self._priors:
+            try:
+                result = prior_only(attack(name))(
+                    attempt.observation,
+                    budget=Budget(iterations=PRIOR_ITERATIONS, max_images=self.max_images),
+                    seed=derive_seed(self.seed, "prior", name),
+                    device=self.device,
+                )
+                self._priors[name, count] = result.images
+            except BractError as error:
+                _log.info("%s: no prior-only baseline: %s", name, error)
+                self._priors[name, count] = None
+        return self._priors[name, count]
+
+    def _candidates(self) -> Tensor:
+        return self._reference_data()[0][:CANDIDATES]
+
+    def _reference_data(self) -> tuple[Tensor, Tensor]:
+        if self._reference is None:
+            self._reference = test_data(self.data)
+        return self._reference
+
+
+def _scored_images(
+    result: Reconstruction,
+    scored: ScoredImages,
+    best: list[dict[str, Any]],
+    guesses: Guesses,
+    path: Path,
+) -> list[dict[str, Any]]:
+    return [
+        {
+            **_picture_facts(result, i, int(scored.order[i]), path),
+            "true_label": scored.labels[i],
+            "original": save_picture(scored.originals[i], path, i, "original"),
+            "scores": row,
+            "oracle": best[i],
+            "baselines": {name: rows[i] for name, rows in guesses.items()},
+        }
+        for i, row in enumerate(scored.rows)
+    ]
+
+
+def _picture_facts(result: Reconstruction, index: int, row: int, path: Path) -> dict[str, Any]:
+    probabilities = result.label_probabilities[row]
+    return {
+        "index": index,
+        "label": int(probabilities.argmax()),
+        "label_confidence": float(probabilities.max()),
+        "reconstruction": save_picture(result.images[row], path, index, "reconstruction"),
+    }
+
+
+def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: fmean(row[name] for row in rows) for name in rows[0]}

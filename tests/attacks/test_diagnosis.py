@@ -1,0 +1,188 @@
+"""Signals with known answers, and the truth check against clients whose context is misdeclared."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bract.attacks import IG, Budget, Reconstruction
+from bract.attacks.diagnosis import dead_units, signals, truth_check
+from bract.attacks.victim import Victim
+from bract.observation import Protocol
+
+
+def claim(observation, images, labels, curve=()):
+    """What an attack that found exactly these images would hand back."""
+    hot = nn.functional.one_hot(labels, observation.protocol.classes).float()
+    return Reconstruction(
+        attack="ig",
+        observation=observation.key,
+        tier="oblivious",
+        seed=0,
+        images=images,
+        label_probabilities=hot,
+        final_loss=0.0,
+        loss_curve=list(curve),
+        seconds=0.0,
+        iterations=0,
+        all_restarts=[],
+    )
+
+
+def measure(observation, images, labels, curve=(), **options):
+    result = claim(observation, images, labels, curve)
+    return signals(observation, result, tier="oblivious", **{"max_images": 8, **options})
+
+
+def test_the_true_images_match_every_layer_at_scale_one(observe, digits):
+    images, labels = digits[0][:2], digits[1][:2]
+    found = measure(observe(images, labels), images, labels)
+    assert found["scale"] == pytest.approx(1.0, abs=1e-4)
+    assert all(layer["cosine"] > 1 - 1e-5 for layer in found["layers"].values())
+    assert max(layer["size"] for layer in found["layers"].values()) == 1.0
+    assert found["images"] == {"declared": 2, "searched": 2}
+    assert found["steps"] == {"declared": 1, "simulated": 1}
+    assert found["unbalanced"] < 1e-5
+
+
+def test_a_wrong_learning_rate_shows_as_scale(observe, digits):
+    images, labels = digits[0][:1], digits[1][:1]
+    right = observe(images, labels, steps=1, lr=0.5)
+    wrong = replace(right, protocol=replace(right.protocol, lr=0.1))
+    assert measure(wrong, images, labels)["scale"] == pytest.approx(5.0, rel=1e-3)
+    assert truth_check(wrong, images, labels)["scale"] == pytest.approx(5.0, rel=1e-3)
+
+
+def test_one_example_has_one_negative_class_and_the_wrong_sign_has_nine(observe, digits):
+    images, labels = digits[0][:1], digits[1][:1]
+    right = observe(images, labels)
+    assert measure(right, images, labels)["negative"] == 1
+    turned = replace(right, update={n: -v for n, v in right.update.items()})
+    assert measure(turned, images, labels)["negative"] == 9
+    assert truth_check(turned, images, labels)["cosine"] == pytest.approx(-1.0, abs=1e-5)
+
+
+def test_more_images_and_steps_than_the_attack_handles_are_counted(observe, tiny):
+    images, labels = tiny[0][:6], tiny[1][:6]
+    long = observe(images, labels, steps=6, batch_size=1, lr=0.1)
+    found = measure(long, images[:2], labels[:2], max_images=2, unroll=3)
+    assert found["images"] == {"declared": 6, "searched": 2}
+    assert found["steps"] == {"declared": 6, "simulated": 1}
+    unrolled = measure(long, images, labels, unroll=6)
+    assert unrolled["steps"] == {"declared": 6, "simulated": 6}
+
+
+def test_the_probability_of_wrong_classes_is_read_from_the_last_bias(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
+    observation = observe(images, labels)
+    bias = observation.update["classifier.bias" if "classifier.bias" in observation.update else
+                              list(observation.update)[-1]]  # fmt: skip
+    found = measure(observation, images, labels)
+    # The gradient is p - y, so the positive part is 1 - p of the true class.
+    assert found["unsure"] == pytest.approx(-float(bias[labels[0]]), rel=1e-5)
+
+
+def test_how_much_the_gradient_shrank_since_the_first_round(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
+    now = observe(images, labels)
+    first = replace(now, update={n: 4.0 * v for n, v in now.update.items()})
+    found = measure(now, images, labels, history=[first])
+    assert found["norm_ratio"] == pytest.approx(0.25)
+    assert measure(now, images, labels)["norm_ratio"] is None
+
+
+def test_a_loss_that_still_falls_at_the_end_is_seen(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
+    observation = observe(images, labels)
+    falling = [(i, 0.9**i) for i in range(20)]
+    # Two of twenty points back it was 1 / 0.81 times as high.
+    assert measure(observation, images, labels, falling)["falling"] == pytest.approx(0.19)
+    flat = [(i, 1.0) for i in range(20)]
+    assert measure(observation, images, labels, flat)["falling"] == 0.0
+    assert measure(observation, images, labels, flat[:5])["falling"] is None
+
+
+def test_dead_rectifiers_and_saturated_sigmoids_are_counted_by_hand():
+    layer = nn.Linear(4, 4)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.copy_(torch.tensor([-1.0, 1.0, 1.0, 9.0]))
+    image = torch.rand(2, 1, 2, 2)
+
+    def share(activation):
+        model = nn.Sequential(nn.Flatten(), layer, activation)
+        victim = Victim(model, Protocol(classes=4))
+        return dead_units(victim, dict(model.named_parameters()), {}, image)
+
+    assert share(nn.ReLU()) == 0.25
+    assert share(nn.Sigmoid()) == 0.25  # of 9: 0.9999 * 0.0001 is below a hundredth
+    assert share(nn.Tanh()) is None
+
+
+def test_a_channel_that_shows_anything_anywhere_is_alive():
+    conv = nn.Conv2d(1, 2, 1)
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1, 1))
+        conv.bias.copy_(torch.tensor([-0.9, 0.0]))
+    image = torch.zeros(1, 1, 2, 2)
+    image[0, 0, 0, 0] = 1.0
+    model = nn.Sequential(conv, nn.ReLU())
+    victim = Victim(model, Protocol())
+    assert dead_units(victim, dict(model.named_parameters()), {}, image) == 0.5
+
+
+@pytest.mark.parametrize("steps", [None, 1, 3])
+def test_the_true_images_repeat_what_the_client_sent(observe, tiny, steps):
+    images, labels = tiny[0][:6], tiny[1][:6]
+    observation = observe(
+        images, labels, steps=steps, batch_size=None if steps is None else 2, lr=0.3, momentum=0.5
+    )
+    check = truth_check(observation, images, labels)
+    assert check["cosine"] > 1 - 1e-6
+    assert check["scale"] == pytest.approx(1.0, abs=1e-4)
+    assert check["exact"] is True and check["tried"] == {}
+
+
+def test_later_epochs_are_not_called_exact(observe, tiny):
+    images, labels = tiny[0][:4], tiny[1][:4]
+    again = observe(images, labels, steps=3, batch_size=2, lr=0.1)
+    assert truth_check(again, images, labels)["exact"] is False
+
+
+def test_the_mode_of_batch_normalisation_that_fits_is_named(observe, tiny):
+    images, labels = tiny[0][:4], tiny[1][:4]
+    right = observe(images, labels, model="lenet-strided-bn")
+    wrong = replace(right, protocol=replace(right.protocol, norm_mode="eval"))
+    check = truth_check(wrong, images, labels)
+    assert check["cosine"] < 0.99
+    assert check["tried"]["norm_mode: train"] > 1 - 1e-6
+
+
+def test_pixels_that_were_never_normalised_are_found_out(observe, tiny):
+    images, labels = tiny[0][:2], tiny[1][:2]
+    # What the model saw as (x - 0.3) / 0.4 is taken for pixels here.
+    plain = observe(images * 0.4 + 0.3, labels)
+    check = truth_check(plain, images, labels)
+    # Fresh sigmoids hardly see the difference, but it is far above rounding.
+    assert 0.999 < check["cosine"] < 1 - 3e-6
+    assert check["tried"]["pixels without normalisation"] > 1 - 1e-9
+
+
+def test_what_cannot_be_repeated_is_left_out(observe, tiny):
+    images, labels = tiny[0][:2], tiny[1][:2]
+    trained = observe(images, labels, steps=2, batch_size=1, lr=0.1)
+    adam = replace(trained, protocol=replace(trained.protocol, optimizer="adam"))
+    assert truth_check(adam, images, labels) is None
+    long = replace(trained, protocol=replace(trained.protocol, local_steps=65))
+    assert truth_check(long, images, labels) is None
+
+
+def test_an_attack_s_own_result_can_be_measured(observe, tiny):
+    images, labels = tiny[0][:1], tiny[1][:1]
+    observation = observe(images, labels)
+    result = IG()(observation, budget=Budget(iterations=30))
+    found = signals(observation, result, tier="oblivious", max_images=8)
+    assert found["scale"] > 0.0
+    assert found["falling"] is not None
+    assert found["dead"] is not None
