@@ -40,7 +40,9 @@ def test_two_uploads_give_no_interval_however_many_images() -> None:
 
 def test_the_margin_is_over_the_best_guess_for_each_image() -> None:
     def image(ssim: float, *guesses: float) -> dict[str, object]:
-        scores = dict.fromkeys(("psnr", "mse", "lpips_alex", "lpips_vgg"), None) | {"ssim": ssim}
+        scores = dict.fromkeys(("psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips"), None) | {
+            "ssim": ssim
+        }
         scores |= {"identified_top1": None, "identified_top5": None}
         guess = {"ssim": max(guesses), "psnr": None}
         return {"scores": scores, "oracle": None, "leaked": False, "guess": guess}
@@ -50,7 +52,7 @@ def test_the_margin_is_over_the_best_guess_for_each_image() -> None:
             "attack": "ig", "attack_name": "IG", "method": "ig", "method_name": "IG",
             "tier": "oblivious", "round": number, "client": "a", "repeat": 0, "refused": None,
             "images": images, "intervals": {}, "label_accuracy": 1.0, "baselines": {},
-            "gradient_cosine": 1.0, "seconds": 1.0,
+            "gradient_cosine": 1.0, "seconds": 1.0, "failed": 0,
             "budget": {"iterations": 1, "seconds": None, "restarts": 1},
         }
         for number, images in enumerate(
