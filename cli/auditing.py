@@ -126,7 +126,7 @@ def choose_audit(
             raise BractError(f"--budget {budget} and --iterations {iterations}: give one of them")
         steps = steps or iterations
     chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
-    chosen_clients = clients.split(",") if clients else section.clients
+    chosen_clients = parse_clients(clients) if clients else section.clients
     return AuditChoice(
         attacks=tuple(attacks or section.attacks),
         rounds=None if chosen_rounds is None else frozenset(chosen_rounds),
@@ -165,6 +165,20 @@ def parse_budget(text: str) -> tuple[int | None, float | None]:
     if found[2]:
         return None, value * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
     return int(found[1]), None
+
+
+def parse_clients(text: str) -> list[str]:
+    """Read ``client-0,client-1``; blanks around a name do not count.
+
+    Raises
+    ------
+    BractError
+        If a name is empty.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise BractError(f"--clients {text!r}: expected names such as client-0,client-1")
+    return names
 
 
 def parse_rounds(text: str) -> list[int]:

@@ -8,8 +8,7 @@ where it stopped.
 
 from __future__ import annotations
 
-import json
-import shutil
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,15 @@ from bract.attacks.evidence import Tier
 from bract.config import FederationConfig
 from bract.errors import BractError
 from bract.observation import Observation
-from bract.rundir import RunDirectory, write_text
+from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
-from bract.server.captures import Capture, Captures, Lazy
+from bract.server.captures import Capture, Captures, Lazy, select
 from bract.server.collusion import Collusion
 from bract.server.judging import Attempt, Judge
+from bract.server.results import Results
 from bract.server.scoring import load_truth
+
+_log = logging.getLogger(__name__)
 
 AUDIT_SCHEMA = 1
 
@@ -87,49 +89,85 @@ class Audit:
     choice
         What to attack.
     resume
-        Skip observations that an earlier audit with the same choice has done; otherwise the
-        chosen attacks' earlier results are removed.
+        Skip observations that an earlier audit of the same settings has done. Otherwise every
+        chosen one is attacked, and its earlier results are removed when the first attack begins;
+        those of other clients, rounds, attacks and tiers stay.
+
+    Raises
+    ------
+    BractError
+        If an attack, client or device is unknown, no capture is of the chosen rounds and clients,
+        or the key cannot be read. Nothing has been removed then.
     """
 
     def __init__(self, run: RunDirectory, choice: AuditChoice, *, resume: bool = False) -> None:
         self.run = run
         self.choice = choice
+        self.resume = resume
         self.config: FederationConfig = run.config()
         self.attacks: dict[str, Attacker] = {name: attack(name) for name in choice.attacks}
-        if not resume:
-            for name in self.attacks:
-                shutil.rmtree(self._folder(name), ignore_errors=True)
+        Engine(device=choice.device).torch_device()
         self._collusion: Collusion | None = None
         if choice.tier == "colluding" and choice.key is not None:
             self._collusion = Collusion(run, choice.key)
         self._captures = Captures(run.captures)
+        self._chosen = self._choose()
         self._judge = Judge(self.config.data, choice.seed, choice.device, choice.max_images)
+        self._files = Results(run.audit, choice.tier)
+        self._begun = False
 
     def plan(self) -> list[Batch]:
-        """Return what is to be done, one round at a time, without what is done."""
-        chosen = self._chosen()
-        if not chosen:
-            raise BractError(
-                f"{self.run.captures}: no capture to attack among the chosen rounds and clients; "
-                "was capture.enabled on, and did a round finish?"
-            )
+        """Return what is to be done, one round at a time; with ``resume`` without what is done."""
         batches = []
         for name in self.attacks:
             for repeat in range(self.choice.repeats):
-                left = [c for c in chosen if not self._path(name, c, repeat).exists()]
-                for together in _together(left):
+                for together in _together([c for c in self._chosen if self._due(name, c, repeat)]):
                     batches.append(Batch(name, repeat, tuple(together)))
         return batches
 
     def results(self) -> list[dict[str, Any]]:
         """Read what was written for the chosen observations, by this audit or earlier ones."""
         return [
-            json.loads(path.read_text())
+            facts
             for name in self.attacks
-            for capture in self._chosen()
+            for capture in self._chosen
             for repeat in range(self.choice.repeats)
-            if (path := self._path(name, capture, repeat)).is_file()
+            if (facts := self._files.read(name, capture, repeat)) is not None
         ]
+
+    def _due(self, name: str, capture: Capture, repeat: int) -> bool:
+        """Say whether there is no result of these settings; a refusal is tried again."""
+        facts = self._files.read(name, capture, repeat) if self.resume else None
+        if facts is None or facts.get("refused"):
+            return True
+        method = facts.get("method", name)
+        found = [facts.get(key) for key in ("schema", "tier", "seed", "budget")]
+        return method not in ATTACKS or found != [
+            AUDIT_SCHEMA,
+            self.choice.tier,
+            self._seed(name, repeat),
+            self._budget(method),
+        ]
+
+    def _begin(self) -> None:
+        """Remove what the chosen observations' new results take the place of."""
+        if self._begun:
+            return
+        self._begun = True
+        stale = 0
+        for name in self.attacks:
+            if not self.resume:
+                self._files.forget(name)
+            for capture in self._chosen:
+                if not self.resume:
+                    self._files.remove(name, capture)
+                    continue
+                for repeat in range(self.choice.repeats):
+                    if self._due(name, capture, repeat):
+                        stale += self._files.path(name, capture, repeat).exists()
+                        self._files.remove(name, capture, repeat)
+        if stale:
+            _log.info("%d earlier results were refused or of other settings: attacked again", stale)
 
     def execute(
         self, batches: Iterable[Batch], progress: Callable[[Progress], None] | None = None
@@ -142,7 +180,8 @@ class Audit:
             max_images=self.choice.max_images,
         )
         for batch in batches:
-            unfinished = self._folder(batch.attack) / "unfinished"
+            self._begin()
+            unfinished = self._files.unfinished(batch.attack)
             engine = Engine(device=self.choice.device, progress=progress, checkpoint=unfinished)
             opened: list[tuple[Capture, Observation]] = []
             for capture in batch.captures:
@@ -159,18 +198,17 @@ class Audit:
             results = self.attacks[batch.attack].run(
                 [observation for _, observation in opened],
                 budget=budget,
-                seed=self._seed(batch),
+                seed=self._seed(batch.attack, batch.repeat),
                 tier=self._tier(batch),
                 engine=engine,
                 history=lambda observation: self._history(captures[observation.key]),  # noqa: B023
             )
             for (capture, observation), result in zip(opened, results, strict=True):
                 yield self._record(batch, capture, result, engine, observation)
-            shutil.rmtree(unfinished, ignore_errors=True)
+            self._files.forget(batch.attack)
 
-    def _seed(self, batch: Batch) -> int:
-        repeats = (batch.repeat,) if batch.repeat else ()
-        return derive_seed(self.choice.seed, "audit", batch.attack, *repeats)
+    def _seed(self, name: str, repeat: int) -> int:
+        return derive_seed(self.choice.seed, "audit", name, *((repeat,) if repeat else ()))
 
     def _tier(self, batch: Batch) -> Tier:
         """Return what the attacker knows; what undoes a defense knows one client's update only."""
@@ -189,31 +227,13 @@ class Audit:
         """Return the earlier observations of the same client, by round."""
         return Lazy(self._captures.before(capture), self._open)
 
-    def _chosen(self) -> list[Capture]:
+    def _choose(self) -> list[Capture]:
         found = list(self._captures.index)
         if self._collusion is not None:
-            rounds = dict.fromkeys(capture.round for capture in found)
-            found += self._collusion.aggregates(self._captures.of_round(r) for r in rounds)
-        rounds_chosen, clients = self.choice.rounds, self.choice.clients
-        return sorted(
-            (
-                c
-                for c in found
-                if (rounds_chosen is None or c.round in rounds_chosen)
-                and (clients is None or c.client in clients)
-            ),
-            key=lambda c: (c.round, bool(c.members)),
-        )
-
-    def _path(self, name: str, capture: Capture, repeat: int) -> Path:
-        stem = capture.key.replace("/", "--")
-        again = f"--repeat-{repeat}" if repeat else ""
-        return self._folder(name) / f"{stem}{again}.json"
-
-    def _folder(self, name: str) -> Path:
-        """Return where an attack's results of this tier lie; those of the others stay."""
-        tier = "" if self.choice.tier == "oblivious" else f"-{self.choice.tier}"
-        return self.run.audit / f"{name}{tier}"
+            numbers = dict.fromkeys(capture.round for capture in found)
+            found += self._collusion.aggregates(self._captures.of_round(r) for r in numbers)
+        chosen = select(found, rounds=self.choice.rounds, clients=self.choice.clients)
+        return sorted(chosen, key=lambda c: (c.round, bool(c.members)))
 
     def _record(
         self,
@@ -224,7 +244,7 @@ class Audit:
         observation: Observation | None = None,
     ) -> dict[str, Any]:
         name = batch.attack
-        path = self._path(name, capture, batch.repeat)
+        path = self._files.path(name, capture, batch.repeat)
         path.parent.mkdir(parents=True, exist_ok=True)
         facts: dict[str, Any] = {
             "schema": AUDIT_SCHEMA,
@@ -255,8 +275,7 @@ class Audit:
             truth = load_truth(self.run.truth, capture) if self.run.is_configured else None
             facts |= self._judge.judge(attempt, truth, path)
             facts["budget"] = self._budget(attempt.method)
-        write_text(path, json.dumps(facts, indent=1))
-        path.chmod(0o600)
+        self._files.write(name, capture, batch.repeat, facts)
         return facts
 
     def _budget(self, method: str) -> dict[str, Any]:

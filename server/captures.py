@@ -96,6 +96,44 @@ class Captures:
         return sorted(mine, key=lambda c: c.round)
 
 
+def select(
+    found: Sequence[Capture],
+    *,
+    rounds: frozenset[int] | None = None,
+    clients: frozenset[str] | None = None,
+) -> list[Capture]:
+    """Return the captures of these rounds and clients; None takes every one.
+
+    A round that is missing beside others that are there is named in a warning.
+
+    Raises
+    ------
+    BractError
+        If a client has no capture at all, or nothing is left.
+    """
+    names = sorted({capture.client for capture in found})
+    numbers = sorted({capture.round for capture in found})
+    if strange := sorted((clients or frozenset()) - set(names)):
+        only = "; the aggregate belongs to --tier colluding" if AGGREGATE in strange else ""
+        raise BractError(
+            f"no capture is of client {', '.join(map(repr, strange))}; "
+            f"there are {', '.join(names) or 'none'}{only}"
+        )
+    chosen = [
+        c
+        for c in found
+        if (rounds is None or c.round in rounds) and (clients is None or c.client in clients)
+    ]
+    if not chosen:
+        mend = "was capture.enabled on, and did a round finish?"
+        if numbers:
+            mend = f"captured were rounds {', '.join(map(str, numbers))}"
+        raise BractError(f"no capture to attack among the chosen rounds and clients; {mend}")
+    if missing := sorted((rounds or frozenset()) - set(numbers)):
+        _log.warning("round %s: not captured", ", ".join(map(str, missing)))
+    return chosen
+
+
 @dataclass(frozen=True)
 class Lazy(Sequence[Observation]):
     """Observations that are read when they are reached; iterating holds one at a time.

@@ -71,3 +71,9 @@ def test_the_command_line_s_budget_replaces_the_configuration_s(root):
     assert (choice.iterations, choice.seconds) == (7, 30.0)
     with pytest.raises(BractError, match="give one of them"):
         choose_audit(root, budget="5", iterations=5)
+
+
+def test_blanks_around_client_names_do_not_count(root):
+    assert choose_audit(root, clients="a, b ").clients == {"a", "b"}
+    with pytest.raises(BractError, match="such as client-0,client-1"):
+        choose_audit(root, clients="a,,b")

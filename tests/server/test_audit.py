@@ -168,6 +168,67 @@ def test_choosing_nothing_is_an_error(run):
         Audit(run, AuditChoice(("igg",)))
 
 
+def left_by(run, attack="ig"):
+    return sorted(path.name for path in (run.audit / attack).glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rounds": frozenset({9})}, "captured were rounds 1"),
+        ({"clients": frozenset({"client-0", "cleint-1"})}, "there are client-0, client-1"),
+        ({"clients": frozenset({"aggregate"})}, "belongs to --tier colluding"),
+        ({"device": "cuda:99"}, "CUDA devices found"),
+        ({"tier": "colluding", "key": "nowhere.pem"}, "holds no aggregates"),
+    ],
+)
+def test_a_choice_that_cannot_be_attacked_costs_no_earlier_result(run, options, said):
+    execute(run, replace(CHOICE, iterations=3))
+    before = left_by(run)
+    assert len(before) == 10
+    with pytest.raises(BractError, match=said):
+        execute(run, replace(CHOICE, **options))
+    assert left_by(run) == before
+
+
+def test_results_of_who_was_not_chosen_stay_and_stale_repeats_go(run):
+    few = replace(CHOICE, iterations=3)
+    execute(run, replace(few, repeats=2))
+    before = left_by(run)
+    others = [name for name in before if "client-1" in name]
+    audit = Audit(run, replace(few, clients=frozenset({"client-0"})))
+    batches = audit.plan()
+    assert left_by(run) == before
+    list(audit.execute(batches))
+    after = left_by(run)
+    assert [name for name in after if "client-1" in name] == others
+    assert [name for name in after if "client-0" in name] == [
+        name for name in before if "client-0" in name and "repeat" not in name
+    ]
+
+
+def test_resume_repeats_what_was_refused_or_had_other_settings(run):
+    few = replace(CHOICE, iterations=3)
+    execute(run, few)
+    assert Audit(run, few, resume=True).plan() == []
+    for other in (
+        {"iterations": 4},
+        {"seed": 9},
+        {"restarts": 2},
+        {"max_images": 1},
+        {"iterations": None, "seconds": 0.5},
+    ):
+        plan = Audit(run, replace(few, **other), resume=True).plan()
+        assert sum(len(batch.captures) for batch in plan) == 2, other
+    execute(run, replace(few, iterations=4), resume=True)
+    facts = Audit(run, few, resume=True).results()
+    assert [r["budget"]["iterations"] for r in facts] == [4, 4]
+    path = run.audit / "ig" / "round-0001--client-1.json"
+    path.write_text(json.dumps(facts[1] | {"refused": "a reason of the past", "images": []}))
+    (again,) = execute(run, replace(few, iterations=4), resume=True)
+    assert (again["client"], again["refused"]) == ("client-1", None)
+
+
 def test_captures_of_somebodys_own_app_are_audited_unscored(run, tmp_path):
     theirs = tmp_path / "theirs" / "captures"
     shutil.copytree(run.captures, theirs)
