@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, attack
 from bract.attacks.baselines import class_mean, prior_only, random_image
 from bract.attacks.diagnosis import signals, truth_check
 from bract.attacks.evidence import Tier
-from bract.attacks.metrics import oracle, score
+from bract.attacks.metrics import mse, oracle, psnr, ssim
 from bract.config import DataConfig
 from bract.data import test_data
 from bract.errors import BractError
@@ -31,6 +32,8 @@ PRIOR_ITERATIONS = 200
 
 CANDIDATES = 99
 """Reference images among which an original must be retrieved, beside itself."""
+
+_SCORES = {"mse": mse, "psnr": psnr, "ssim": ssim}
 
 Guesses = dict[str, list[dict[str, float]]]
 """Scores of each guess without a gradient, one entry an image, by the baseline's name."""
@@ -91,17 +94,20 @@ class Judge:
         if truth is None:
             return facts | {"images": self._unscored(result, path)}
         scored = score_images(result.images, result.labels, truth, self._candidates())
-        guesses = self._guesses(attempt, truth, len(result.images))
+        guesses = self._guesses(attempt, scored)
         pick = result.all_restarts[
             oracle([r.images for r in result.all_restarts], scored.originals)
         ]
         best = score_images(
-            pick.images, pick.label_probabilities.argmax(1), truth, self._candidates()
+            pick.images,
+            pick.label_probabilities.argmax(1),
+            Truth(scored.originals, torch.tensor(scored.labels)),
+            self._candidates(),
+            identify=scored.identified,
         ).rows
         return facts | {
             "label_accuracy": scored.label_accuracy,
             "candidates": scored.candidates,
-            "intervals": scored.intervals,
             "baselines": {name: _mean(rows) for name, rows in guesses.items()},
             "images": _scored_images(result, scored, best, guesses, path),
         }
@@ -146,24 +152,23 @@ class Judge:
                 _log.info("%s: no truth check: %s", attempt.observation.key, error)
         return {**found, "truth_check": check}
 
-    def _guesses(self, attempt: Attempt, truth: Truth, count: int) -> Guesses:
-        """Score what needs no gradient, matched and scored the same way as the attack."""
+    def _guesses(self, attempt: Attempt, scored: ScoredImages) -> Guesses:
+        """Score what needs no gradient against the same originals, image by image."""
         images, labels = self._reference_data()
+        count = len(scored.originals)
         seed = derive_seed(self.seed, "baseline", attempt.observation.key)
         made: dict[str, Tensor | None] = {
-            "class_mean": class_mean(images, labels, truth.labels[:count]),
+            "class_mean": class_mean(images, labels, torch.tensor(scored.labels)),
             "random_image": random_image(images, count, seed=seed),
             "prior_only": self._prior(attempt, count),
         }
         guesses: Guesses = {}
         for name, guess in made.items():
-            if guess is None:
-                continue
-            found = score(guess, truth.images)
-            guesses[name] = [
-                {"mse": m, "psnr": p, "ssim": s}
-                for m, p, s in zip(found.mse, found.psnr, found.ssim, strict=True)
-            ]
+            if guess is not None:
+                scores = {n: score(guess, scored.originals) for n, score in _SCORES.items()}
+                guesses[name] = [
+                    {n: float(values[i]) for n, values in scores.items()} for i in range(count)
+                ]
         return guesses
 
     def _prior(self, attempt: Attempt, count: int) -> Tensor | None:
@@ -177,7 +182,7 @@ class Judge:
                     seed=derive_seed(self.seed, "prior", name),
                     device=self.device,
                 )
-                self._priors[name, count] = result.images
+                self._priors[name, count] = result.images[:count]
             except BractError as error:
                 _log.info("%s: no prior-only baseline: %s", name, error)
                 self._priors[name, count] = None

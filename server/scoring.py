@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bract.attacks.metrics import (
-    bootstrap_interval,
     identifiability,
     label_accuracy,
     match,
@@ -54,10 +53,10 @@ class ScoredImages:
         The originals of the pairs and their true labels.
     label_accuracy
         Share of these labels that was guessed, as multisets.
+    identified
+        Whether originals had to be retrieved; ``rank`` is None where not.
     candidates
         Images among which an original had to be retrieved, itself included.
-    intervals
-        Bootstrap interval of each mean over the pairs.
     """
 
     rows: list[dict[str, Any]]
@@ -65,8 +64,8 @@ class ScoredImages:
     originals: Tensor
     labels: list[int]
     label_accuracy: float
+    identified: bool
     candidates: int
-    intervals: dict[str, list[float]]
 
 
 def load_truth(folder: Path, capture: Capture) -> Truth | None:
@@ -95,7 +94,14 @@ def _load_client(path: Path, capture: Capture) -> Truth | None:
         return None
 
 
-def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tensor) -> ScoredImages:
+def score_images(
+    images: Tensor,
+    guessed: Tensor,
+    truth: Truth,
+    candidates: Tensor,
+    *,
+    identify: bool = True,
+) -> ScoredImages:
     """Match reconstructions to originals, one to one, and score the pairs.
 
     Where fewer images were reconstructed than the client used, each one is scored against the
@@ -110,7 +116,10 @@ def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tens
         int64 ``(B,)``, the labels that the attacker found.
     candidates
         Reference images for retrieval, without the originals.
+    identify
+        False leaves identification open, for originals that were chosen by other images.
     """
+    identify = identify and len(images) >= len(truth.images)
     if len(images) >= len(truth.images):
         order, kept = match(images, truth.images), torch.arange(len(truth.images))
     else:
@@ -125,7 +134,7 @@ def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tens
         "stlpips": stlpips_distance(paired, originals),
     }
     ranks: list[int | None] = [None] * len(paired)
-    if len(images) >= len(truth.images):
+    if identify:
         ranks = identifiability(paired, originals, candidates).tolist()
     rows = [
         {name: None if values is None else float(values[i]) for name, values in columns.items()}
@@ -142,12 +151,8 @@ def score_images(images: Tensor, guessed: Tensor, truth: Truth, candidates: Tens
         originals=originals,
         labels=labels.tolist(),
         label_accuracy=label_accuracy(guessed, labels),
+        identified=identify,
         candidates=len(candidates) + 1,
-        intervals={
-            name: list(bootstrap_interval(values.tolist()))
-            for name, values in columns.items()
-            if values is not None
-        },
     )
 
 

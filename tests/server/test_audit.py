@@ -11,19 +11,22 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from bract.attacks import Budget, reconstruct
-from bract.attacks.metrics import score
+from bract.attacks import Budget, Reconstruction, Restart, reconstruct
+from bract.attacks.metrics import mse, score
 from bract.cli.auditing import choose_audit, parse_budget
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.data import client_data, data_spec
+from bract.data import test_data as load_test_data
 from bract.errors import BractError
 from bract.models import create_model, initialise
 from bract.observation import Observation, ObservationStore, Protocol
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 from bract.server.audit import Audit, AuditChoice
+from bract.server.judging import Attempt, Judge
 from bract.server.report import gather, write_report
+from bract.server.scoring import Truth
 from bract.update import parameters_of
 
 CHOICE = AuditChoice(attacks=("ig",), iterations=30, device="cpu")
@@ -227,6 +230,48 @@ def test_resume_repeats_what_was_refused_or_had_other_settings(run):
     path.write_text(json.dumps(facts[1] | {"refused": "a reason of the past", "images": []}))
     (again,) = execute(run, replace(few, iterations=4), resume=True)
     assert (again["client"], again["refused"]) == ("client-1", None)
+
+
+def test_guesses_are_about_the_original_that_an_image_was_matched_with(run):
+    """One of two images comes back, and it is the second: the guesses are about that one too."""
+    observation = ObservationStore(run.captures).load(run.captures / "round-0001" / "client-0")
+    kept = load_file(run.truth / "client-0" / "round-0001.safetensors")
+    assert kept["labels"][0] != kept["labels"][1]
+    second, other = kept["images"][1:], kept["images"][:1]
+    hot = F.one_hot(kept["labels"][1:], 10).float()
+    picks = [
+        Restart(images=images, label_probabilities=hot, loss=1.0) for images in (second, other)
+    ]
+    result = Reconstruction(
+        attack="ig",
+        observation=observation.key,
+        tier="oblivious",
+        seed=0,
+        images=second,
+        label_probabilities=hot,
+        final_loss=1.0,
+        loss_curve=[],
+        seconds=0.0,
+        iterations=1,
+        all_restarts=picks[1:],
+    )
+    data = run.config().data
+    judge = Judge(data, 0, "cpu", max_images=1)
+    run.audit.mkdir()
+    facts = judge.judge(
+        Attempt("ig", observation, result, "oblivious"),
+        Truth(kept["images"], kept["labels"]),
+        run.audit / "one.json",
+    )
+    (image,) = facts["images"]
+    assert image["true_label"] == kept["labels"][1] and image["scores"]["mse"] == 0.0
+    images, labels = load_test_data(data)
+    mean = images[labels == kept["labels"][1]].mean(0, keepdim=True)
+    assert image["baselines"]["class_mean"]["mse"] == pytest.approx(float(mse(mean, second)))
+    for name in ("random_image", "prior_only"):
+        assert image["baselines"][name]["mse"] > 0.0
+    assert image["oracle"]["mse"] == pytest.approx(float(mse(other, second)))
+    assert image["oracle"]["rank"] is None
 
 
 def test_captures_of_somebodys_own_app_are_audited_unscored(run, tmp_path):
