@@ -77,7 +77,6 @@ def observation_facts(
         "diagnosis": findings(audit, leaked=leaked, scored=len(scored)),
         "signals": audit.diagnosis.model_dump() if audit.diagnosis else None,
         "label_accuracy": audit.label_accuracy,
-        "intervals": {name: list(pair) for name, pair in audit.intervals.items()},
         "baselines": {name: b.model_dump() for name, b in audit.baselines.items()},
         "best_baseline": {
             "ssim": best(audit.baselines, "ssim"),

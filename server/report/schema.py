@@ -240,7 +240,6 @@ class AuditFile(_Record):
     scored: bool = False
     selection: str = "blind"
     images: list[ImageResult] = []
-    intervals: dict[str, tuple[float, float]] = {}
     label_accuracy: Number = None
     candidates: int | None = None
     baselines: dict[str, Baseline] = {}

@@ -53,8 +53,8 @@ def _attack_row(client: str | None, group: Sequence[Facts]) -> Facts:
         "failed": sum(o["failed"] for o in group),
         "leaked": sum(bool(image["leaked"]) for image in images),
         "leaked_share": spread([(where, float(i["leaked"])) for where, i in known]),
-        "ssim": _score(group, known, "ssim"),
-        "psnr": _score(group, known, "psnr"),
+        "ssim": _score(known, "ssim"),
+        "psnr": _score(known, "psnr"),
         "margin": {name: _margin(known, name) for name in ("ssim", "psnr")},
         **{name: mean(i["scores"][name] for i in scored) for name in _MEANS},
         "oracle": {name: mean(i["oracle"][name] for i in oracle) for name in ("ssim", "psnr")},
@@ -79,16 +79,18 @@ def _upload(observation: Facts) -> Where:
     return observation["round"], observation["client"]
 
 
-def _score(group: Sequence[Facts], known: Sequence[tuple[Where, Facts]], name: str) -> Facts:
-    values = [(where, i["scores"][name]) for where, i in known if i["scores"][name] is not None]
-    found = spread(values)
-    if len(group) == 1 and name in group[0]["intervals"]:
-        found["low"], found["high"] = group[0]["intervals"][name]
+def _score(known: Sequence[tuple[Where, Facts]], name: str) -> Facts:
+    values = _values(known, name)
     return {
-        **found,
+        **spread(values),
         "best": max((value for _, value in values), default=None),
         "missing": len(known) - len(values),
     }
+
+
+def _values(known: Sequence[tuple[Where, Facts]], name: str) -> list[tuple[Where, float]]:
+    found = [(where, image["scores"][name]) for where, image in known]
+    return [(where, float(value)) for where, value in found if value is not None]
 
 
 def _margin(known: Sequence[tuple[Where, Facts]], name: str) -> Facts:

@@ -102,8 +102,7 @@ def spread_text(row: Facts) -> str:
     text = f"mean SSIM {ssim['mean']:.2f}"
     if ssim["low"] is None:
         return f"{text}, no interval from {_count(row['uploads'], 'upload')}"
-    within = " within one upload" if row["uploads"] == 1 else ""
-    return f"{text}, 95 % interval {ssim['low']:.2f} to {ssim['high']:.2f}{within}"
+    return f"{text}, 95 % interval {ssim['low']:.2f} to {ssim['high']:.2f}"
 
 
 def _overall(

@@ -167,7 +167,6 @@ def write_audit(
         "scored": truth,
         "selection": "blind",
         "images": results,
-        "intervals": {},
         "label_accuracy": (1.0 if noise < 0.5 else 1 - 1 / images) if truth else None,
         "baselines": baselines if truth and images else {},
         "notes": ["LPIPS not available: lpips is not installed"],

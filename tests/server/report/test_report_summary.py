@@ -51,7 +51,7 @@ def test_the_margin_is_over_the_best_guess_for_each_image() -> None:
         {
             "attack": "ig", "attack_name": "IG", "method": "ig", "method_name": "IG",
             "tier": "oblivious", "round": number, "client": "a", "repeat": 0, "refused": None,
-            "images": images, "intervals": {}, "label_accuracy": 1.0, "baselines": {},
+            "images": images, "label_accuracy": 1.0, "baselines": {},
             "gradient_cosine": 1.0, "seconds": 1.0, "failed": 0,
             "budget": {"iterations": 1, "seconds": None, "restarts": 1},
         }
@@ -89,13 +89,16 @@ def test_means_run_over_images_not_over_uploads(make_run, writers) -> None:
     assert row["label_accuracy"] == pytest.approx(0.75)
 
 
-def test_a_single_upload_keeps_the_interval_that_its_audit_gave(make_run, writers) -> None:
+@pytest.mark.parametrize("images", [1, 4])
+def test_a_single_upload_has_no_interval_however_many_images(make_run, writers, images) -> None:
     root = make_run(clients=["a"], rounds=1, audit=False)
-    writers.audit(root, 1, "a", intervals={"ssim": [0.123, 0.456]})
-    row = gather(root)["attacks"][0]
-    assert (row["ssim"]["low"], row["ssim"]["high"]) == (0.123, 0.456)
-    # The rest come from whole uploads, and one says nothing about others.
-    assert row["psnr"]["low"] is None and row["psnr"]["mean"] is not None
+    writers.audit(root, 1, "a", images=images, intervals={"ssim": [0.5, 0.5]})
+    facts = gather(root)
+    row = facts["attacks"][0]
+    for name in ("ssim", "psnr"):
+        assert row[name]["mean"] is not None
+        assert row[name]["low"] is None and row[name]["high"] is None
+    assert "no interval from 1 upload" in facts["verdict"]["tiers"][0]["sentence"]
 
 
 def test_leaks_outrank_scores_and_scores_outrank_nothing() -> None:
