@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, attack
 from bract.attacks.baselines import class_mean, prior_only, random_image
-from bract.attacks.diagnosis import signals, truth_check
+from bract.attacks.diagnosis import signals
 from bract.attacks.evidence import Tier
 from bract.attacks.metrics import mse, oracle, psnr, ssim
 from bract.config import DataConfig
@@ -24,6 +24,7 @@ from bract.observation import Observation
 from bract.seeds import derive_seed
 from bract.server.pictures import save_picture
 from bract.server.scoring import ScoredImages, Truth, lpips_notes, score_images
+from bract.server.truth_check import truth_check
 
 _log = logging.getLogger(__name__)
 

@@ -190,6 +190,14 @@ def _too_much(signals: Signals) -> list[_Finding]:
                 "as one gradient, which blurs them.",
             )
         )
+    if signals.optimizer is not None:
+        found.append(
+            _attacker(
+                "optimizer",
+                f"The client trained with {signals.optimizer}, and its optimizer is not simulated: "
+                "the attack matched the update as if plain SGD had made it.",
+            )
+        )
     return found
 
 

@@ -183,7 +183,7 @@ class LayerMatch(_Record):
 
 
 class TruthCheck(_Record):
-    """The client's computation repeated on its true images (`attacks.diagnosis.truth_check`)."""
+    """The client's computation repeated on its true images (`server.truth_check`)."""
 
     cosine: Number = None
     scale: Number = None
@@ -203,6 +203,7 @@ class Signals(_Record):
     unsure: Number = None
     images: Declared = Declared()
     steps: Declared = Declared()
+    optimizer: str | None = None
     norm: Number = None
     norm_ratio: Number = None
     falling: Number = None

@@ -53,6 +53,7 @@ def found(cosine: float = 0.999, defense: str | None = None, **signals: Any) -> 
         ("unbalanced", {"unbalanced": 0.3}),
         ("many-images", {"images": {"declared": 60, "searched": 8}}),
         ("many-steps", {"steps": {"declared": 54, "simulated": 1}}),
+        ("optimizer", {"optimizer": "adam"}),
         ("dead", {"dead": 0.95}),
         ("vanished", {"layers": {"a": {"size": 1.0}, "b": {"size": 1e-9}}}),
         ("learned", {"unsure": 0.01}),
