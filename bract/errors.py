@@ -21,4 +21,4 @@ class RunFailedError(BractError):
 
 
 class LeakageError(Exception):
-    """What an audit brought back crosses a threshold; the command exits with code 3."""
+    """A gate crossed, or one that had nothing to judge; the command exits with code 3."""

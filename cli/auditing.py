@@ -201,19 +201,34 @@ def parse_rounds(text: str) -> list[int]:
 
 def audit_run(root: Path, choice: AuditChoice, *, resume: bool = False) -> list[dict[str, Any]]:
     """Run the audit with progress; return what is on disk for each chosen observation."""
-    run = RunDirectory.open(root)
+    return execute(open_audit(root, choice, resume=resume))
+
+
+def open_audit(root: Path, choice: AuditChoice, *, resume: bool = False) -> Audit:
+    """Check a choice against the run; nothing is attacked or removed yet.
+
+    Raises
+    ------
+    BractError
+        If the choice cannot be attacked.
+    """
     # A model that is declared as package.module:callable lies in the folder of somebody's app.
     sys.path.insert(0, str(Path.cwd()))
-    audit = Audit(run, choice, resume=resume)
+    return Audit(RunDirectory.open(root), choice, resume=resume)
+
+
+def execute(audit: Audit) -> list[dict[str, Any]]:
+    """Attack what is left, with progress; return what is on disk for each chosen observation."""
+    tier = audit.choice.tier
     batches = audit.plan()
     total = sum(len(batch.captures) for batch in batches)
     if not total:
-        say(f"{run.root}: nothing left to attack in the {choice.tier} tier")
+        say(f"{audit.run.root}: nothing left to attack in the {tier} tier")
     if "OMP_NUM_THREADS" not in os.environ:
         # The attacked models are small: threads that wait for each other cost more than they
         # give, and on a busy machine many times more.
         torch.set_num_threads(1)
-    with WorkProgress(total, f"attack, {choice.tier}") as bar:
+    with WorkProgress(total, f"attack, {tier}") as bar:
         for batch in batches:
             size = len(batch.captures)
 

@@ -1,6 +1,7 @@
 """The ``bract`` command.
 
-Exit codes: 0 done, 1 failed, 2 bad input, 3 leakage above ``--fail-on``, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 bad input, 3 leakage above ``--fail-on`` or nothing for it
+to judge, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -157,14 +158,13 @@ def audit(
     output: Annotated[str, typer.Option("--format", help="default or json.")] = "default",
 ) -> None:
     """Attack what the server captured in RUN, and score what came back."""
-    from bract.cli.auditing import audit_run, choose_audits
+    from bract.cli.auditing import choose_audits, execute, open_audit
     from bract.cli.console import print_json
-    from bract.cli.gate import Gate, hold, rule_of
+    from bract.cli.gate import Gate, check_tiers, hold, rule_of
 
     gates = [Gate.parse(text) for text in fail_on or ()]
     as_json = _is_json(output)
-    results = []
-    for choice in choose_audits(
+    choices = choose_audits(
         run,
         attack,
         clients,
@@ -176,8 +176,10 @@ def audit(
         repeats=repeats,
         tier=tier,
         key=key,
-    ):
-        results += audit_run(run, choice, resume=resume)
+    )
+    check_tiers(gates, [choice.tier for choice in choices])
+    audits = [open_audit(run, choice, resume=resume) for choice in choices]
+    results = [facts for audit in audits for facts in execute(audit)]
     if as_json:
         print_json(results)
     hold(gates, results, rule_of(run))
