@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bract.errors import BractError
+from bract.strict_json import json_ready
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,18 +146,16 @@ class Reconstruction:
         return not torch.isfinite(torch.tensor(self.final_loss)).item()
 
     def summary(self) -> dict[str, Any]:
-        """Everything but the tensors, JSON-ready."""
-        return {
+        """Everything but the tensors, JSON-ready; numbers that are not finite become None."""
+        facts: dict[str, Any] = {
             "attack": self.attack,
             "observation": self.observation,
             "tier": self.tier,
             "seed": self.seed,
             "labels": [int(label) for label in self.labels],
-            "final_loss": self.final_loss if not self.failed else None,
+            "final_loss": self.final_loss,
             "failed": self.failed,
-            "restart_losses": [
-                r.loss if r.loss != float("inf") else None for r in self.all_restarts
-            ],
+            "restart_losses": [r.loss for r in self.all_restarts],
             "loss_curve": [[step, loss] for step, loss in self.loss_curve],
             "seconds": self.seconds,
             "iterations": self.iterations,
@@ -164,6 +163,8 @@ class Reconstruction:
             "gradient_residual": self.gradient_residual,
             "settings": self.settings,
         }
+        ready: dict[str, Any] = json_ready(facts)
+        return ready
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,10 +250,13 @@ def describe(facts: dict[str, Any]) -> str:
     scores = [image["scores"] for image in facts["images"] if image["scores"]]
     if not scores:
         return f"{who}: {len(facts['images'])} reconstructions, unscored (no truth kept)"
-    best = max(scores, key=lambda row: row["ssim"])
     found = f"{len(scores)} images"
+    known = [row for row in scores if row["ssim"] is not None and row["psnr"] is not None]
+    if not known:
+        return f"{who}: {found}, none of them with finite scores"
+    best = max(known, key=lambda row: float(row["ssim"]))
     if best["identified_top1"] is not None:
-        found = f"{sum(row['identified_top1'] for row in scores)} of {found} identified"
+        found = f"{sum(row['identified_top1'] for row in known)} of {found} identified"
     return (
         f"{who}: {found}, best SSIM {best['ssim']:.2f}, PSNR {best['psnr']:.1f} dB, "
         f"{facts['seconds']:.0f} s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +20,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from bract.strict_json import dump_json
 
 stderr = Console(stderr=True, highlight=False)
 
@@ -49,7 +50,7 @@ def working(text: str) -> AbstractContextManager[object]:
 
 def print_json(content: Any) -> None:
     """Print one JSON document to stdout."""
-    sys.stdout.write(json.dumps(content, indent=1) + "\n")
+    sys.stdout.write(dump_json(content) + "\n")
 
 
 class _LiveBar:

@@ -27,6 +27,7 @@ from bract.server.collusion import Collusion
 from bract.server.judging import Attempt, Judge
 from bract.server.results import Results
 from bract.server.scoring import load_truth
+from bract.strict_json import json_ready
 
 _log = logging.getLogger(__name__)
 
@@ -275,6 +276,7 @@ class Audit:
             truth = load_truth(self.run.truth, capture) if self.run.is_configured else None
             facts |= self._judge.judge(attempt, truth, path)
             facts["budget"] = self._budget(attempt.method)
+        facts = json_ready(facts)
         self._files.write(name, capture, batch.repeat, facts)
         return facts
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from bract.rundir import write_text
 from bract.server.captures import Capture
+from bract.strict_json import dump_json
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Results:
     def write(self, attack: str, capture: Capture, repeat: int, facts: dict[str, Any]) -> None:
         """Write one result whole, mode 0600."""
         path = self.path(attack, capture, repeat)
-        write_text(path, json.dumps(facts, indent=1))
+        write_text(path, dump_json(facts))
         path.chmod(0o600)
 
     def remove(self, attack: str, capture: Capture, repeat: int | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from bract.server.report.glossary import GLOSSARY
 from bract.server.report.leak import LeakRule
 from bract.server.report.pairing import add_differences
 from bract.server.report.pictures import Picture, picture
-from bract.server.report.render import json_ready, style, templates, write_private
+from bract.server.report.render import style, templates, write_private
 from bract.server.report.scatter import SHAPES
 from bract.server.report.summary import total
 from bract.server.report.variants import (
@@ -32,6 +31,7 @@ from bract.server.report.variants import (
     wilson,
 )
 from bract.server.report.words import plural
+from bract.strict_json import dump_json
 
 COMPARISON_SCHEMA = 1
 MATRIX_IMAGES = 10
@@ -74,7 +74,7 @@ def write_comparison(
     if redact:
         facts = _redacted(facts)
     page = render_comparison(root, facts)
-    content = json.dumps(json_ready(facts), indent=1, ensure_ascii=False, allow_nan=False)
+    content = dump_json(facts, ascii_only=False)
     write_private(root / "comparison.json", content + "\n")
     return write_private(root / "report.html", page)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 import uuid
@@ -21,6 +20,7 @@ from bract.server.report.facts import gather
 from bract.server.report.glossary import GLOSSARY
 from bract.server.report.pictures import Picture, picture
 from bract.server.report.summary import severity
+from bract.strict_json import dump_json
 
 STRIP_IMAGES = 8
 GALLERY_IMAGES = 240
@@ -48,7 +48,7 @@ def write_report(run_dir: Path, redact: bool = False) -> Path:
     if redact:
         facts = redacted(facts)
     page = render(run_dir, facts)
-    content = json.dumps(json_ready(facts), indent=1, ensure_ascii=False, allow_nan=False)
+    content = dump_json(facts, ascii_only=False)
     write_private(run_dir / "report.json", content + "\n")
     return write_private(run_dir / "report.html", page)
 
@@ -146,17 +146,6 @@ def _gallery(observations: list[Facts]) -> Facts:
         chosen.add(i)
         budget -= len(observations[i]["images"])
     return {"shown": [observations[i] for i in sorted(chosen)], "total": len(able)}
-
-
-def json_ready(value: Any) -> Any:
-    """Return a copy in which numbers that JSON does not have are None."""
-    if isinstance(value, dict):
-        return {key: json_ready(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_ready(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def write_private(path: Path, text: str) -> Path:

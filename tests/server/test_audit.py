@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from bract.attacks import Budget, Reconstruction, Restart, reconstruct
 from bract.attacks.metrics import mse, score
-from bract.cli.auditing import choose_audit, parse_budget
+from bract.cli.auditing import choose_audit, describe, parse_budget
+from bract.cli.console import print_json
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.data import client_data, data_spec
@@ -23,6 +24,7 @@ from bract.models import create_model, initialise
 from bract.observation import Observation, ObservationStore, Protocol
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
+from bract.server import judging, scoring
 from bract.server.audit import Audit, AuditChoice
 from bract.server.judging import Attempt, Judge
 from bract.server.report import gather, write_report
@@ -272,6 +274,53 @@ def test_guesses_are_about_the_original_that_an_image_was_matched_with(run):
         assert image["baselines"][name]["mse"] > 0.0
     assert image["oracle"]["mse"] == pytest.approx(float(mse(other, second)))
     assert image["oracle"]["rank"] is None
+
+
+def strict(text):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_numbers_that_are_not_finite_leave_strict_json(run, monkeypatch, capsys):
+    nan = float("nan")
+    monkeypatch.setattr(scoring, "ssim", lambda images, _: torch.full((len(images),), nan))
+    monkeypatch.setattr(judging, "signals", lambda *_, **__: {"scale": float("inf"), "norm": nan})
+    results = execute(run, replace(CHOICE, iterations=3))
+    for facts in results:
+        path = run.audit / "ig" / f"round-0001--{facts['client']}.json"
+        assert strict(path.read_text()) == facts
+        assert facts["images"][0]["scores"]["ssim"] is None
+        assert facts["diagnosis"]["scale"] is None and facts["diagnosis"]["norm"] is None
+    assert "none of them with finite scores" in describe(results[0])
+    print_json([{"loss": float("inf"), "pair": (nan, 1)}])
+    assert strict(capsys.readouterr().out) == [{"loss": None, "pair": [None, 1]}]
+
+
+def test_a_reconstruction_without_a_finite_loss_has_a_strict_summary():
+    hot = torch.full((1, 10), 0.1)
+    nan = float("nan")
+    found = Reconstruction(
+        attack="ig",
+        observation="round-0001/a",
+        tier="oblivious",
+        seed=0,
+        images=torch.zeros(1, 1, 8, 8),
+        label_probabilities=hot,
+        final_loss=float("inf"),
+        loss_curve=[(0, nan), (1, float("inf")), (2, 0.5)],
+        seconds=1.0,
+        iterations=3,
+        all_restarts=[Restart(images=torch.zeros(1, 1, 8, 8), label_probabilities=hot, loss=nan)],
+        gradient_cosine=nan,
+        settings={"trials": [{"residual": -float("inf")}], "evidence": (nan, 1)},
+    )
+    facts = found.summary()
+    assert strict(json.dumps(facts)) == facts
+    assert facts["failed"] and facts["final_loss"] is None and facts["restart_losses"] == [None]
+    assert facts["loss_curve"] == [[0, None], [1, None], [2, 0.5]]
+    assert facts["settings"] == {"trials": [{"residual": None}], "evidence": [None, 1]}
 
 
 def test_captures_of_somebodys_own_app_are_audited_unscored(run, tmp_path):
