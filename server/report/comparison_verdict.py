@@ -88,7 +88,18 @@ def _limits(rows: Sequence[Facts], level: str) -> str:
             "Give the attacks more iterations or restarts, or choose stronger ones, until the "
             "undefended run leaks; only then does a comparison say something about a defense."
         )
-    return f"{_attackers(rows)} {_scope(rows)}"
+    return " ".join(filter(None, (_attackers(rows), _choice(rows), _scope(rows))))
+
+
+def _choice(rows: Sequence[Facts]) -> str:
+    """Say how the attacker behind a figure was chosen, where there was a choice."""
+    most = max((sum(bool(a["scored"]) for a in row["attacks"]) for row in rows), default=0)
+    if most < 2:
+        return ""
+    return (
+        f"Each figure is that of the strongest of up to {most} attackers, chosen with the "
+        "originals; its interval does not cover that choice."
+    )
 
 
 def _attackers(rows: Sequence[Facts]) -> str:
@@ -106,7 +117,7 @@ def _attackers(rows: Sequence[Facts]) -> str:
     text = "The attackers were oblivious, and adaptive ones who knew the defense and its settings"
     if others:
         return f"{text}; against {_joined(others)} no adaptive attacker was tried."
-    return f"{text}; each figure is the strongest attack’s."
+    return f"{text}."
 
 
 def _scope(rows: Sequence[Facts]) -> str:

@@ -13,7 +13,7 @@ from bract.server.report.leak import LeakRule
 from bract.server.report.observations import observation_facts
 from bract.server.report.reading import RunFiles, read_run
 from bract.server.report.summary import attack_rows, client_rows, leakage_rows, natural, total
-from bract.server.report.threats import clipped_values, few_clients, protected, threat_model
+from bract.server.report.threats import clipped_values, few_clients, threat_model, tiers_that_apply
 from bract.server.report.verdict import verdict, worst_observation
 
 REPORT_SCHEMA = 1
@@ -47,7 +47,7 @@ def gather(run_dir: Path) -> Facts:
         observations,
         attacks,
         captures=len(files.captures),
-        protected=protected(files, observations),
+        applies=tiers_that_apply(files, observations),
         rule=rule,
     )
     return {

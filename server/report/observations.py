@@ -67,6 +67,7 @@ def observation_facts(
         "seconds": audit.seconds,
         "selection": audit.selection,
         "gradient_cosine": audit.gradient_cosine,
+        "gradient_residual": audit.gradient_residual,
         "loss_curve": [[step, loss] for step, loss in audit.loss_curve],
         "refused": audit.refused,
         "failed": audit.failed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bract.attacks.levenberg import SOLVED
 from bract.config import FederationConfig
 from bract.server.captures import AGGREGATE
 from bract.server.report.reading import RunFiles
@@ -15,10 +16,13 @@ Facts = dict[str, Any]
 FAMILIES = (
     ("closed-form reconstruction from fully connected layers", {"analytic"}),
     ("gradient matching over pixels (DLG, iDLG, IG)", {"dlg", "idlg", "ig", "gauss-newton"}),
-    ("gradient matching through a generator (GRNN)", {"grnn", "grnn-polish", "best"}),
+    ("gradient matching through a generator (GRNN)", {"grnn", "grnn-polish"}),
     ("matching with batch-normalisation statistics as a prior (GradInversion)", {"gradinversion"}),
     ("search in a generator trained on similar images (GGL)", {"ggl"}),
 )
+GENERATED = (8, 16, 32, 64, 128, 256)
+"""Sides of the images that `best` leaves to a generator."""
+
 OUT_OF_SCOPE = (
     "a server that alters the model or the protocol to extract more (an active attacker)",
     "membership and property inference: whether a record was used, rather than how it looks",
@@ -39,13 +43,17 @@ def threat_model(files: RunFiles, observations: Sequence[Facts]) -> Facts:
     }
 
 
-def protected(files: RunFiles, observations: Sequence[Facts]) -> bool:
-    """Say whether any upload of the run was defended or encrypted; True where nothing is known."""
+def tiers_that_apply(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
+    """Return the tiers that have something to know; all of them where nothing is known.
+
+    The adaptive tier needs a defense to know, the colluding one an encryption to open.
+    """
     protocols = [capture.protocol for capture in files.captures]
-    return not (protocols or observations) or any(
-        p.get("defenses") or p.get("encryption", "none") != "none"
-        for p in [*protocols, *observations]
-    )
+    seen = [*protocols, *observations]
+    defended = not seen or any(p.get("defenses") for p in seen)
+    encrypted = not seen or any(p.get("encryption", "none") != "none" for p in seen)
+    has = {"oblivious": True, "adaptive": defended, "colluding": encrypted}
+    return [tier for tier in TIERS if has[tier]]
 
 
 def _saw(files: RunFiles) -> list[Facts]:
@@ -211,9 +219,10 @@ def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
     missing = [
         f"the {tier} tier"
         for tier in TIERS
-        if tier not in tried and (tier == "oblivious" or protected(files, observations))
+        if tier not in tried and tier in tiers_that_apply(files, observations)
     ]
-    used = {o["attack"] for o in done} | {name for o in done for name in _trials(o)}
+    side = _side(files)
+    used = {name for o in done for name in _methods(o, side)}
     missing += [name for name, members in FAMILIES if not members & used]
     attacked = {(o["round"], o["client"]) for o in done}
     left = [c for c in files.captures if (c.round, c.client) not in attacked]
@@ -227,11 +236,32 @@ def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
     return missing
 
 
-def _trials(observation: Facts) -> set[str]:
-    """Names of the attacks that competed for one upload."""
+def _methods(observation: Facts, side: int | None) -> set[str]:
+    """Names of the methods that were tried on one upload, `best` by what it came down to."""
     settings = observation["settings"]
-    tried = {str(trial.get("attack")) for trial in settings.get("trials") or ()}
-    return tried | set(settings.get("not_applicable") or ())
+    residual = observation["gradient_residual"]
+    found = {_recipe(observation["method"], None if residual is None else residual**2, side)}
+    for trial in settings.get("trials") or ():
+        found.add(_recipe(str(trial.get("attack")), trial.get("loss"), side))
+    return found | set(settings.get("not_applicable") or ())
+
+
+def _recipe(method: str, squared_residual: float | None, side: int | None) -> str:
+    """Say which method made the images of one attempt.
+
+    `best` stops where Gauss-Newton solves the equations; elsewhere a generator makes images of
+    the sizes that it can, and IG the others.
+    """
+    if method != "best":
+        return method
+    if squared_residual is not None and squared_residual < SOLVED:
+        return "gauss-newton"
+    return "grnn" if side is None or side in GENERATED else "ig"
+
+
+def _side(files: RunFiles) -> int | None:
+    shapes = [capture.protocol.get("image_shape") for capture in files.captures]
+    return next((int(shape[-1]) for shape in shapes if shape), None)
 
 
 def _values(protocols: Iterable[Facts], key: str) -> list[str]:

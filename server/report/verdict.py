@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bract.server.report.leak import LeakRule
@@ -25,21 +25,22 @@ def verdict(
     attacks: Sequence[Facts],
     *,
     captures: int,
-    protected: bool,
+    applies: Collection[str],
     rule: LeakRule,
 ) -> Facts:
     """Return the verdict over a run, and one for each tier.
 
-    ``captures`` counts the uploads that the server holds; ``protected`` says whether any of them
-    was defended or encrypted, without which the higher tiers have nothing more to know; ``rule``
-    says when an image counts as leaked.
+    ``captures`` counts the uploads that the server holds; ``applies`` names the tiers that have
+    something to know (`bract.server.report.threats.tiers_that_apply`); ``rule`` says when an image
+    counts as leaked. Where several attackers were tried the strongest makes the headline; that
+    choice takes the originals, and the sentence says so.
 
     ``level`` is ``leaked``, ``none-leaked``, ``unscored``, ``refused`` or ``not-attacked``. The
     sentences name tier, attack, budget and interval, and never call a run safe.
     """
     overall = [row for row in attacks if row["client"] is None]
-    headline = max(overall, key=strength, default=None)
-    level, sentence = _overall(headline, attacks, observations, captures)
+    headline = max(overall, key=lambda row: (*strength(row), _match(row)), default=None)
+    level, sentence = _overall(headline, attacks, observations, captures, rule)
     return {
         "level": level,
         "sentence": sentence,
@@ -51,7 +52,7 @@ def verdict(
             "level": rule.level,
         },
         "headline": headline,
-        "tiers": [_tier(tier, overall, observations, protected) for tier in TIERS],
+        "tiers": [_tier(tier, overall, observations, applies) for tier in TIERS],
     }
 
 
@@ -105,8 +106,23 @@ def spread_text(row: Facts) -> str:
     return f"{text}, 95 % interval {ssim['low']:.2f} to {ssim['high']:.2f}"
 
 
+def choice_text(rows: Sequence[Facts]) -> str:
+    """Say that the strongest of these attack rows was chosen with the originals; or nothing."""
+    scored = [row for row in rows if row["scored"]]
+    if len(scored) < 2:
+        return ""
+    text = f"; the strongest of {len(scored)} attackers, chosen with the originals"
+    if max(scored, key=strength)["ssim"]["low"] is not None:
+        text += ", a choice that its interval does not cover"
+    return text
+
+
 def _overall(
-    headline: Facts | None, attacks: Sequence[Facts], observations: Sequence[Facts], captures: int
+    headline: Facts | None,
+    attacks: Sequence[Facts],
+    observations: Sequence[Facts],
+    captures: int,
+    rule: LeakRule,
 ) -> tuple[str, str]:
     if headline is None and observations:
         count = _count(len(observations), "upload")
@@ -126,6 +142,7 @@ def _overall(
             f"{_count(len(clients), 'client')}; without the originals nobody has measured how "
             "close they are."
         )
+    chosen = choice_text([row for row in attacks if row["client"] is None])
     if not headline["leaked"]:
         subject = "brought back none of the"
         if len([row for row in attacks if row["client"] is None]) > 1:
@@ -134,19 +151,37 @@ def _overall(
                 who = "Neither attack tried"
         return "none-leaked", (
             f"{who} {subject} {_attempts(headline)} above the leak threshold; "
-            f"{spread_text(headline)}."
+            f"{spread_text(headline)}{chosen}."
         )
     worst = max(clients, key=lambda row: (row["leaked"], *strength(row)))
     sentence = (
         f"{who} reconstructed {worst['leaked']} of {_attempts(worst)} of "
-        f"{worst['client']}, closer to the originals than any guess made without the "
-        "gradient"
+        f"{worst['client']}{_beside_guesses(worst, observations, rule)}"
     )
     if len(clients) > 1:
         sentence += (
             f"; over all {len(clients)} clients, {headline['leaked']} of {headline['scored']}"
         )
-    return "leaked", f"{sentence}; {spread_text(headline)}."
+    return "leaked", f"{sentence}; {spread_text(headline)}{chosen}."
+
+
+def _beside_guesses(row: Facts, observations: Sequence[Facts], rule: LeakRule) -> str:
+    """Say what the leaked images of one client were held against, as the rule has it."""
+    leaked = [
+        (image, image["guess"]["ssim"], o["best_baseline"]["ssim"])
+        for o in observations
+        if _same(o, row) and o["client"] == row["client"] and not o["refused"]
+        for image in o["images"]
+        if image["leaked"]
+    ]
+    if any(own is None and upload is None for _, own, upload in leaked):
+        return ", with no guess made without the gradient recorded to hold them against"
+    if any(own is None for _, own, _ in leaked):
+        return ", each above the guesses made without the gradient for its upload"
+    text = ", each above the guesses made without the gradient for its image"
+    if all(image["leaked_by"] == "ssim" for image, *_ in leaked):
+        text += f" and {rule.level:.0%} of those for all attacked images"
+    return text
 
 
 def _attempts(row: Facts) -> str:
@@ -176,7 +211,7 @@ def _limits(level: str) -> str:
 
 
 def _tier(
-    tier: str, overall: Sequence[Facts], observations: Sequence[Facts], protected: bool
+    tier: str, overall: Sequence[Facts], observations: Sequence[Facts], applies: Collection[str]
 ) -> Facts:
     rows = [row for row in overall if row["tier"] == tier]
     strongest = max(rows, key=strength, default=None)
@@ -184,7 +219,7 @@ def _tier(
         "tier": tier,
         "meaning": TIER_MEANING[tier],
         "tried": bool(rows),
-        "needed": tier == "oblivious" or protected,
+        "needed": tier in applies,
         "attacks": [row["attack_name"] for row in rows],
         "strongest": strongest["attack_name"] if strongest else None,
         "scored": strongest["scored"] if strongest else 0,
@@ -193,6 +228,7 @@ def _tier(
     if strongest and strongest["scored"]:
         facts["sentence"] = (
             f"{strongest['attack_name']}: {budget_text(strongest)}; {spread_text(strongest)}"
+            f"{choice_text(rows)}"
         )
     elif strongest:
         facts["sentence"] = (

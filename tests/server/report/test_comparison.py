@@ -175,6 +175,10 @@ def test_the_strongest_attack_stands_for_a_variant_and_all_are_kept(make: Make, 
     assert found["attack"]["tier"] == "adaptive" and found["leaked"] == 6
     assert [a["tier"] for a in found["attacks"]] == ["oblivious", "adaptive"]
     assert any("not the same attack for all" in note for note in facts["notes"])
+    assert (
+        "Each figure is that of the strongest of up to 2 attackers, chosen with the originals; "
+        "its interval does not cover that choice."
+    ) in facts["verdict"]["limits"]
 
 
 def test_a_lock_at_the_clients_makes_theirs_the_accuracy_of_every_variant(make: Make) -> None:

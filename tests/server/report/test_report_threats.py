@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from bract.observation import Observation, ObservationStore, Protocol
@@ -85,3 +86,51 @@ def test_attack_families_and_uploads_left_out_are_listed(make_run) -> None:
     assert "gradient matching through a generator (GRNN)" in not_tried
     assert not any("IG)" in item for item in not_tried)
     assert "the adaptive tier" not in not_tried
+
+
+def test_a_tier_is_missing_only_where_it_has_something_to_know(make_run, writers) -> None:
+    root = make_run(clients=["a"], rounds=1)
+    assert not any("tier" in item for item in gather(root)["threat_model"]["not_tried"])
+    writers.capture(root, 1, "a", defenses=[{"name": "pruning"}])
+    missing = gather(root)["threat_model"]["not_tried"]
+    assert "the adaptive tier" in missing and "the colluding tier" not in missing
+    writers.capture(root, 1, "a", encryption="paillier")
+    missing = gather(root)["threat_model"]["not_tried"]
+    assert "the colluding tier" in missing and "the adaptive tier" not in missing
+
+
+@pytest.mark.parametrize(
+    ("facts", "tried"),
+    [
+        ({"attack": "best", "gradient_residual": 0.3}, "GRNN"),
+        ({"attack": "best", "gradient_residual": 1e-7}, "IG"),
+        ({"attack": "auto", "method": "ig"}, "IG"),
+        ({"attack": "auto", "method": "analytic"}, "closed-form"),
+        (
+            {
+                "attack": "auto",
+                "method": "best",
+                "gradient_residual": 1e-7,
+                "settings": {"trials": [{"attack": "best", "loss": 1e-14}]},
+            },
+            "IG",
+        ),
+        (
+            {
+                "attack": "auto",
+                "method": "ig",
+                "settings": {"trials": [{"attack": "best", "loss": 0.2}]},
+            },
+            "GRNN",
+        ),
+    ],
+)
+def test_best_is_booked_as_what_it_came_down_to(make_run, writers, facts, tried) -> None:
+    root = make_run(clients=["a"], rounds=1, audit=False)
+    writers.audit(root, 1, "a", **facts)
+    families = {"closed-form", "IG", "GRNN"}
+    missing = " ".join(gather(root)["threat_model"]["not_tried"])
+    names = {"closed-form": "closed-form", "IG": "(DLG, iDLG, IG)", "GRNN": "(GRNN)"}
+    found = {name for name in families if names[name] not in missing}
+    assert tried in found
+    assert ("GRNN" in found) == (tried == "GRNN")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -14,7 +15,7 @@ def test_a_leak_is_told_with_attack_tier_budget_client_and_counts(make_run) -> N
     assert verdict["level"] == "leaked"
     found = re.fullmatch(
         r"IG \(oblivious, 4,000 iterations\) reconstructed (\d) of 9 attacked images of client-2, "
-        r"closer to the originals than any guess made without the gradient; "
+        r"each above the guesses made without the gradient for its upload; "
         r"over all 3 clients, (\d) of 27; "
         r"mean SSIM 0\.\d\d, 95 % interval 0\.\d\d to 0\.\d\d\.",
         verdict["sentence"],
@@ -55,8 +56,8 @@ def test_the_strongest_tier_makes_the_headline(make_run, writers) -> None:
     oblivious, adaptive, colluding = verdict["tiers"]
     assert oblivious["tried"] and oblivious["leaked"] == 0
     assert adaptive["tried"] and adaptive["leaked"] > 0
-    assert not colluding["tried"] and colluding["needed"]
-    assert colluding["sentence"] == "Not tried in this audit."
+    assert not colluding["tried"] and not colluding["needed"]
+    assert colluding["sentence"] == "No keys were in use."
 
 
 def test_without_a_defense_the_higher_tiers_do_not_apply(make_run) -> None:
@@ -109,3 +110,49 @@ def test_a_choice_of_attacks_names_what_it_settled_on_and_its_time(make_run, wri
     sentence = gather(root)["verdict"]["sentence"]
     start = "Auto (oblivious, 90 s an upload, 2 restarts, settling blind on IG or Best recipe)"
     assert sentence.startswith(start)
+
+
+def test_the_strongest_of_several_is_said_to_be_chosen_with_the_originals(
+    make_run, writers
+) -> None:
+    root = make_run(rounds=1)
+    alone = gather(root)["verdict"]
+    assert "chosen with the originals" not in alone["sentence"] + alone["tiers"][0]["sentence"]
+    for client in ("client-0", "client-1", "client-2"):
+        writers.audit(root, 1, client, attack="grnn", noise=0.9)
+    verdict = gather(root)["verdict"]
+    said = "; the strongest of 2 attackers, chosen with the originals, a choice that its interval"
+    assert said in verdict["sentence"] and said in verdict["tiers"][0]["sentence"]
+    for path in (root / "audit").glob("*/*--client-[12].json"):
+        path.unlink()
+    sentence = gather(root)["verdict"]["sentence"]
+    assert sentence.endswith("; the strongest of 2 attackers, chosen with the originals.")
+
+
+def test_without_originals_the_best_match_makes_the_headline(make_run, writers) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "client-0", truth=False, attack="aa", gradient_cosine=0.2)
+    writers.audit(root, 1, "client-0", truth=False, attack="zz", gradient_cosine=0.9)
+    assert gather(root)["verdict"]["headline"]["attack"] == "zz"
+
+
+def test_a_leak_is_held_against_the_guesses_that_were_recorded(make_run, writers) -> None:
+    root = make_run(rounds=1, audit=False)
+    path = writers.audit(root, 1, "client-0", noise=0.05)
+    content = json.loads(path.read_text())
+
+    def sentence(baselines, guess, **scores) -> str:
+        for image in content["images"]:
+            image["baselines"] = {"random_image": guess} if guess else {}
+            image["scores"] |= scores
+        path.write_text(json.dumps(content | {"baselines": baselines}))
+        return gather(root)["verdict"]["sentence"]
+
+    assert "with no guess made without the gradient recorded" in sentence({}, None)
+    mean = {"random_image": {"ssim": 0.1, "psnr": 8.0}}
+    assert "the guesses made without the gradient for its upload;" in sentence(mean, None)
+    guess = {"ssim": 0.1, "psnr": 8.0}
+    level = "for its image and 95% of those for all attacked images;"
+    assert level in sentence(mean, guess)
+    identified = sentence(mean, guess, ssim=0.4, identified_top1=True)
+    assert "for its image;" in identified and level not in identified
