@@ -21,7 +21,9 @@ BASELINES = ("class_mean", "random_image", "prior_only")
 def attack_rows(observations: Sequence[Facts]) -> list[Facts]:
     """Return one row for each attack, tier and client, after one over all clients.
 
-    ``client`` is None in the row over all clients. Refused observations are left out.
+    ``client`` is None in the row over all clients. Refused observations are left out. ``ssim`` and
+    ``psnr`` hold ``mean``, ``low`` and ``high``; the other scores are means, whose intervals
+    ``intervals`` holds by name.
     """
     rows: list[Facts] = []
     done = [o for o in observations if not o["refused"]]
@@ -39,6 +41,16 @@ def _attack_row(client: str | None, group: Sequence[Facts]) -> Facts:
     known = [(_upload(o), image) for o in group for image in o["images"] if image["scores"]]
     oracle = [image for image in images if image["oracle"]]
     budgets = [o["budget"] for o in group]
+    others = {name: spread(_values(known, name)) for name in _MEANS} | {
+        "label_accuracy": spread(
+            [
+                (_upload(o), float(o["label_accuracy"]))
+                for o in group
+                if o["label_accuracy"] is not None
+                for _ in o["images"]
+            ]
+        )
+    }
     return {
         "attack": group[0]["attack"],
         "attack_name": group[0]["attack_name"],
@@ -56,9 +68,9 @@ def _attack_row(client: str | None, group: Sequence[Facts]) -> Facts:
         "ssim": _score(known, "ssim"),
         "psnr": _score(known, "psnr"),
         "margin": {name: _margin(known, name) for name in ("ssim", "psnr")},
-        **{name: mean(i["scores"][name] for i in scored) for name in _MEANS},
+        **{name: found["mean"] for name, found in others.items()},
+        "intervals": {name: [found["low"], found["high"]] for name, found in others.items()},
         "oracle": {name: mean(i["oracle"][name] for i in oracle) for name in ("ssim", "psnr")},
-        "label_accuracy": mean(o["label_accuracy"] for o in group for _ in o["images"]),
         "baselines": _baselines(group),
         "gradient_cosine": mean(o["gradient_cosine"] for o in group),
         "seconds": total(o["seconds"] for o in group),

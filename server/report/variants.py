@@ -175,8 +175,8 @@ def _pooled(clients: Mapping[str, Facts], key: str, tested: ExampleCounts) -> fl
 
 _ATTACK = (
     "attack", "attack_name", "tier", "images", "scored", "leaked", "ssim", "psnr",
-    "label_accuracy", "identified_top1", "baselines", "gradient_cosine", "seconds", "iterations",
-    "budget_seconds", "restarts",
+    "label_accuracy", "identified_top1", "intervals", "baselines", "gradient_cosine", "seconds",
+    "iterations", "budget_seconds", "restarts",
 )  # fmt: skip
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
-from bract.server.report import gather
+from bract.server.report import gather, write_report
 from bract.server.report.summary import attack_rows, interval, severity, strength
+from bract.server.report.words import percent
 
 
 def test_an_interval_needs_three_values() -> None:
@@ -99,6 +102,29 @@ def test_a_single_upload_has_no_interval_however_many_images(make_run, writers, 
         assert row[name]["mean"] is not None
         assert row[name]["low"] is None and row[name]["high"] is None
     assert "no interval from 1 upload" in facts["verdict"]["tiers"][0]["sentence"]
+
+
+def test_every_score_has_an_interval_over_uploads(make_run) -> None:
+    root = make_run(rounds=2, clients=["a", "b"])
+    for path in (root / "audit" / "ig").glob("*.json"):
+        content = json.loads(path.read_text())
+        for image in content["images"]:
+            image["scores"] |= {"stlpips": image["scores"]["mse"], "identified_top1": True}
+        path.write_text(json.dumps(content))
+    row, first, _ = gather(root)["attacks"]
+    assert set(row["intervals"]) == {
+        "mse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1", "identified_top5",
+        "label_accuracy",
+    }  # fmt: skip
+    for name in ("mse", "stlpips", "label_accuracy"):
+        low, high = row["intervals"][name]
+        assert low < row[name] < high, name
+    assert row["intervals"]["identified_top1"] == [1.0, 1.0]
+    assert row["intervals"]["lpips_vgg"] == [None, None]
+    # One client's two uploads are too few.
+    assert first["uploads"] == 2 and first["intervals"]["mse"] == [None, None]
+    low, high = row["intervals"]["label_accuracy"]
+    assert f"{percent(low)} to {percent(high)}" in write_report(root).read_text()
 
 
 def test_leaks_outrank_scores_and_scores_outrank_nothing() -> None:
