@@ -9,7 +9,7 @@ where it stopped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from bract.errors import BractError
 from bract.observation import Observation
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
+from bract.server.batches import Batch, together
 from bract.server.captures import Capture, Captures, Lazy, select
 from bract.server.collusion import Collusion
 from bract.server.judging import Attempt, Judge
@@ -33,8 +34,10 @@ _log = logging.getLogger(__name__)
 
 AUDIT_SCHEMA = 1
 
-BATCH = 16
-"""Most observations whose tensors are in memory at once."""
+MEAN_OF_DEFENDED = (
+    "The aggregate of defended updates was attacked as it is (an oblivious reading): what undoes a "
+    "defense works on one client's update."
+)
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,6 @@ class AuditChoice:
     key: Path | None = None
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What runs together: one attack, with one seed, on captures of one round."""
-
-    attack: str
-    repeat: int
-    captures: tuple[Capture, ...]
-
-
 class Audit:
     """One audit of a run.
 
@@ -107,7 +101,7 @@ class Audit:
         self.resume = resume
         self.config: FederationConfig = run.config()
         self.attacks: dict[str, Attacker] = {name: attack(name) for name in choice.attacks}
-        Engine(device=choice.device).torch_device()
+        self._device = Engine(device=choice.device).torch_device().type
         self._collusion: Collusion | None = None
         if choice.tier == "colluding" and choice.key is not None:
             self._collusion = Collusion(run, choice.key)
@@ -118,12 +112,13 @@ class Audit:
         self._begun = False
 
     def plan(self) -> list[Batch]:
-        """Return what is to be done, one round at a time; with ``resume`` without what is done."""
-        batches = []
+        """Return what is to be done; with ``resume`` without what is done."""
+        batches: list[Batch] = []
         for name in self.attacks:
             for repeat in range(self.choice.repeats):
-                for together in _together([c for c in self._chosen if self._due(name, c, repeat)]):
-                    batches.append(Batch(name, repeat, tuple(together)))
+                due = [c for c in self._chosen if self._due(name, c, repeat)]
+                groups = together(due, device=self._device, max_images=self.choice.max_images)
+                batches += [Batch(name, repeat, captures) for captures in groups]
         return batches
 
     def results(self) -> list[dict[str, Any]]:
@@ -254,6 +249,7 @@ class Audit:
             "members": list(capture.members),
             "attack": name,
             "tier": self.choice.tier,
+            "read_as": self._tier(batch),
             "defenses": [d.get("name") for d in capture.protocol.defenses],
             "encryption": capture.protocol.encryption,
             "num_examples": capture.protocol.num_examples,
@@ -276,6 +272,8 @@ class Audit:
             truth = load_truth(self.run.truth, capture) if self.run.is_configured else None
             facts |= self._judge.judge(attempt, truth, path)
             facts["budget"] = self._budget(attempt.method)
+            if facts["defenses"] and tier != self.choice.tier:
+                facts["notes"] = [*facts["notes"], MEAN_OF_DEFENDED]
         facts = json_ready(facts)
         self._files.write(name, capture, batch.repeat, facts)
         return facts
@@ -291,13 +289,3 @@ class Audit:
             "restarts": self.choice.restarts,
             "max_images": self.choice.max_images,
         }
-
-
-def _together(captures: Sequence[Capture]) -> Iterator[list[Capture]]:
-    """Yield captures that may run as one batch: of one round, no aggregate among clients."""
-    kinds: dict[tuple[int, bool], list[Capture]] = {}
-    for capture in captures:
-        kinds.setdefault((capture.round, bool(capture.members)), []).append(capture)
-    for group in kinds.values():
-        for at in range(0, len(group), BATCH):
-            yield group[at : at + BATCH]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bract.server.report.schema import AuditFile, Signals, TruthCheck
+from bract.server.report.schema import AuditFile, Signals, Tier, TruthCheck
 
 Facts = dict[str, Any]
 
@@ -66,6 +66,10 @@ def findings(audit: AuditFile, *, leaked: int, scored: int) -> list[Facts]:
     return [{"code": code, "text": text, "source": source} for code, text, source in found]
 
 
+def _reading(audit: AuditFile) -> Tier:
+    return audit.read_as or audit.tier
+
+
 _Finding = tuple[str, str, str]
 
 
@@ -81,7 +85,7 @@ def _truth(audit: AuditFile, check: TruthCheck | None) -> list[_Finding]:
         return [(code, text, "scorer")]
 
     cosine = check.cosine
-    if audit.defenses and audit.tier == "oblivious":
+    if audit.defenses and _reading(audit) == "oblivious":
         return finding(
             "distorted",
             f"The defense turned the update away from the client's own: cosine {cosine:.3f}.",
@@ -128,7 +132,7 @@ def _truth(audit: AuditFile, check: TruthCheck | None) -> list[_Finding]:
 
 
 def _defense(audit: AuditFile) -> list[_Finding]:
-    if not audit.defenses or audit.tier != "oblivious":
+    if not audit.defenses or _reading(audit) != "oblivious":
         return []
     return [
         _attacker(
@@ -140,7 +144,7 @@ def _defense(audit: AuditFile) -> list[_Finding]:
 
 def _context(audit: AuditFile, signals: Signals) -> list[_Finding]:
     found = []
-    if audit.defenses and audit.tier == "oblivious":
+    if audit.defenses and _reading(audit) == "oblivious":
         return []
     cosine, scale = audit.gradient_cosine, signals.scale
     if scale is not None and cosine is not None and cosine >= MATCHED and _off(scale):

@@ -56,6 +56,7 @@ def observation_facts(
         "method_name": _name(method),
         "repeat": audit.repeat,
         "tier": audit.tier,
+        "read_as": audit.read_as or audit.tier,
         "round": audit.round,
         "client": audit.client,
         "defenses": [d if isinstance(d, str) else str(d.get("name", d)) for d in audit.defenses],

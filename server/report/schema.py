@@ -215,7 +215,8 @@ class AuditFile(_Record):
 
     ``members`` are the clients whose mean update it is, empty for a single client's. ``method`` is
     the attack that made the images, where ``attack`` chose among several; repeats of an attack
-    with other seeds count from 0.
+    with other seeds count from 0. ``read_as`` is the tier whose reading of the update was attacked:
+    the colluding tier reads an aggregate obliviously.
     """
 
     round: int
@@ -225,6 +226,7 @@ class AuditFile(_Record):
     method: str | None = None
     repeat: int = 0
     tier: Tier = "oblivious"
+    read_as: Tier | None = None
     defenses: list[dict[str, Any] | str] = []
     encryption: str = "none"
     settings: dict[str, Any] = {}

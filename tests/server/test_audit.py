@@ -24,7 +24,7 @@ from bract.models import create_model, initialise
 from bract.observation import Observation, ObservationStore, Protocol
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
-from bract.server import judging, scoring
+from bract.server import batches, judging, scoring
 from bract.server.audit import Audit, AuditChoice
 from bract.server.judging import Attempt, Judge
 from bract.server.report import gather, write_report
@@ -474,12 +474,16 @@ def test_no_more_observations_are_in_memory_than_run_together(run, monkeypatch):
         return found
 
     monkeypatch.setattr(ObservationStore, "load", counting)
+    monkeypatch.setitem(batches.MOST, "cpu", 4)
     choice = AuditChoice(("labels",), device="cpu")
     audit = Audit(run, choice)
-    assert len(audit.plan()) == 3 and not alive
-    for _ in audit.execute(audit.plan()):
+    assert [len(batch.captures) for batch in audit.plan()] == [4] and not alive
+    monkeypatch.setitem(batches.MOST, "cpu", 2)
+    planned = audit.plan()
+    assert [len(batch.captures) for batch in planned] == [2, 2]
+    for _ in audit.execute(planned):
         most.append(len(alive))
-    assert max(most) == 2  # both clients of round 1
+    assert max(most) == 2
 
 
 def test_a_broken_capture_is_refused_by_name_when_it_is_reached(run):

@@ -217,6 +217,8 @@ def test_the_aggregate_is_attacked_in_the_colluding_tier_beside_the_clients(copi
         assert (results["client-0"]["refused"] is None) == opened
         found = results["aggregate"]
         assert found["refused"] is None and found["tier"] == "colluding"
+        assert found["read_as"] == "oblivious"
+        assert results["client-0"]["read_as"] == "colluding"
         assert len(found["images"]) == 8
         facts = gather(run.root)
         rows = {row["attack"] for row in facts["attacks"]}

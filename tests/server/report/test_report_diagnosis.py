@@ -28,12 +28,13 @@ QUIET = {
 
 
 def found(cosine: float = 0.999, defense: str | None = None, **signals: Any) -> dict[str, str]:
-    tier = signals.pop("tier", "oblivious")
+    tier, read_as = signals.pop("tier", "oblivious"), signals.pop("read_as", None)
     audit = AuditFile(
         round=1,
         client="a",
         attack="ig",
         tier=tier,
+        read_as=read_as,
         defenses=[defense] if defense else [],
         gradient_cosine=cosine,
         scored=True,
@@ -81,6 +82,13 @@ def test_each_cause_is_named_by_its_signal_and_not_without_it(
     assert code in found(**signals)
     if code != "ambiguous":
         assert code not in found()
+
+
+def test_an_aggregate_of_defended_updates_is_read_obliviously() -> None:
+    check = {"truth_check": {**PERFECT, "cosine": 0.3}, "defense": "guardian"}
+    assert "not-recovered" in found(tier="colluding", **check)
+    both = found(tier="colluding", read_as="oblivious", **check)
+    assert "distorted" in both and "defense-ignored" in both and "not-recovered" not in both
 
 
 def test_another_context_is_named_where_it_fits_ten_times_better() -> None:
