@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, attack
-from bract.attacks.baselines import class_mean, prior_only, random_image
+from bract.attacks.baselines import prior_only
 from bract.attacks.diagnosis import signals
 from bract.attacks.evidence import Tier
 from bract.attacks.metrics import mse, oracle, psnr, ssim
 from bract.config import DataConfig
-from bract.data import test_data
 from bract.errors import BractError
 from bract.observation import Observation
 from bract.seeds import derive_seed
 from bract.server.pictures import save_picture
+from bract.server.reference import Reference
 from bract.server.scoring import ScoredImages, Truth, lpips_notes, score_images
 from bract.server.truth_check import truth_check
 
@@ -30,9 +30,6 @@ _log = logging.getLogger(__name__)
 
 PRIOR_ITERATIONS = 200
 """Steps of the prior-only baseline: with no gradient to match, it settles early."""
-
-CANDIDATES = 99
-"""Reference images among which an original must be retrieved, beside itself."""
 
 _SCORES = {"mse": mse, "psnr": psnr, "ssim": ssim}
 
@@ -80,8 +77,11 @@ class Judge:
     seed: int
     device: str
     max_images: int
-    _reference: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    reference: Reference = field(init=False, repr=False)
     _priors: dict[tuple[str, int], Tensor | None] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.reference = Reference(self.data, self.seed)
 
     def judge(self, attempt: Attempt, truth: Truth | None, path: Path) -> dict[str, Any]:
         """Save the pictures beside ``path``; return facts, scored where the truth is known."""
@@ -94,7 +94,7 @@ class Judge:
         }
         if truth is None:
             return facts | {"images": self._unscored(result, path)}
-        scored = score_images(result.images, result.labels, truth, self._candidates())
+        scored = score_images(result.images, result.labels, truth, self.reference.candidates)
         guesses = self._guesses(attempt, scored)
         pick = result.all_restarts[
             oracle([r.images for r in result.all_restarts], scored.originals)
@@ -103,7 +103,7 @@ class Judge:
             pick.images,
             pick.label_probabilities.argmax(1),
             Truth(scored.originals, torch.tensor(scored.labels)),
-            self._candidates(),
+            self.reference.candidates,
             identify=scored.identified,
         ).rows
         return facts | {
@@ -155,12 +155,11 @@ class Judge:
 
     def _guesses(self, attempt: Attempt, scored: ScoredImages) -> Guesses:
         """Score what needs no gradient against the same originals, image by image."""
-        images, labels = self._reference_data()
         count = len(scored.originals)
         seed = derive_seed(self.seed, "baseline", attempt.observation.key)
         made: dict[str, Tensor | None] = {
-            "class_mean": class_mean(images, labels, torch.tensor(scored.labels)),
-            "random_image": random_image(images, count, seed=seed),
+            "class_mean": self.reference.class_mean(torch.tensor(scored.labels)),
+            "random_image": self.reference.random_image(count, seed=seed),
             "prior_only": self._prior(attempt, count),
         }
         guesses: Guesses = {}
@@ -188,14 +187,6 @@ class Judge:
                 _log.info("%s: no prior-only baseline: %s", name, error)
                 self._priors[name, count] = None
         return self._priors[name, count]
-
-    def _candidates(self) -> Tensor:
-        return self._reference_data()[0][:CANDIDATES]
-
-    def _reference_data(self) -> tuple[Tensor, Tensor]:
-        if self._reference is None:
-            self._reference = test_data(self.data)
-        return self._reference
 
 
 def _scored_images(
