@@ -1,6 +1,7 @@
 """The examples of the documentation run as they stand."""
 
 import ast
+import json
 import logging
 import re
 from pathlib import Path
@@ -14,7 +15,8 @@ from bract.observation import Observation, ObservationStore, Protocol
 from bract.server.loopback import LoopbackGrid
 from bract.update import parameters_of
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 
 
 def code_of(page, name):
@@ -69,3 +71,36 @@ def test_the_notebook_example_attacks_a_run(tmp_path, monkeypatch, capsys):
     assert "round-0001/good [3] (1, 1, 8, 8)" in said
     assert "round-0001/empty not attacked: " in said
     assert "s left" in said
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name
+)
+def test_no_table_was_left_to_be_filled_in(page):
+    assert re.findall(r"^[A-Z_]+_TABLE$", page.read_text(), re.MULTILINE) == []
+
+
+def results(name):
+    (path,) = (ROOT / "benchmarks" / "results").glob(f"{name}-*-cores.json")
+    return json.loads(path.read_text())["rows"]
+
+
+def test_the_costs_of_the_defenses_are_those_of_the_committed_runs():
+    section = (DOCS / "defenses.md").read_text().split("## What they cost")[1]
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if "|" in line]
+    accuracies = {row[0]: row[1] for row in cells if "%" in row[1]}
+    ratios = {
+        row[0]: [float(cell.split()[0]) for cell in row[1:]] for row in cells if " to " in row[1]
+    }
+    assert accuracies == {
+        row["defense"]: f"{row['accuracy']:.1%} ± {100 * row['accuracy_ci95']:.1f}".replace(
+            "%", " %"
+        )
+        for row in results("defended-accuracy")
+    }
+    measured = {}
+    for row in results("defenses"):
+        measured.setdefault(row["defense"], []).append(row["ratio"])
+    assert set(ratios) == set(measured)
+    for name, found in measured.items():
+        assert ratios[name] == pytest.approx([found[i] for i in range(4)], rel=0.02)
