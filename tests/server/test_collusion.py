@@ -13,7 +13,7 @@ from bract.cli.auditing import choose_audit
 from bract.errors import BractError
 from bract.observation import ObservationStore
 from bract.paillier import FixedPoint
-from bract.server.audit import Audit
+from bract.server.audit import MEAN_OF_DEFENDED, Audit
 from bract.server.captures import Captures
 from bract.server.collusion import Collusion
 from bract.server.report.facts import gather
@@ -225,6 +225,25 @@ def test_the_aggregate_is_attacked_in_the_colluding_tier_beside_the_clients(copi
         assert "ig@aggregate" in rows
         missing = facts["threat_model"]["not_tried"]
         assert not any("the aggregate itself" in item for item in missing)
+
+
+def test_an_aggregate_of_defended_updates_is_said_to_be_read_as_it_is(
+    whole_key, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sklearn.datasets, "load_digits", READ_ONCE)
+    config = small(encryption=CLIP, defenses=[{"name": "pruning", "ratio": 0.5}])
+    folder = tmp_path / "defended"
+    run = train(folder, config, small_grid(folder, config, [whole_key] * 3))
+    key = key_of(tmp_path, "defended")
+    choice = choose_audit(run.root, ["labels"], tier="colluding", key=key)
+    job = Audit(run, choice)
+    results = {r["client"]: r for r in job.execute(job.plan())}
+    assert results["aggregate"]["read_as"] == "oblivious"
+    assert MEAN_OF_DEFENDED in results["aggregate"]["notes"]
+    assert MEAN_OF_DEFENDED in gather(run.root)["notes"]
+    for client in ("client-0", "client-1", "client-2"):
+        assert results[client]["read_as"] == "colluding"
+        assert MEAN_OF_DEFENDED not in results[client]["notes"]
 
 
 def test_a_lone_share_does_not_repeat_the_aggregate_and_says_what_is_missing(runs, tmp_path):
