@@ -123,7 +123,7 @@ def standard_plan(iterations: int) -> list[Setting]:
                     rows.append(Setting(data, model, defense, 1, tier))
         for model in NORM_MODELS:
             for tier in ("key known", "adaptive", "oblivious"):
-                restarts = 4 if tier == "adaptive" else 1
+                restarts = 2 if tier == "adaptive" else 1
                 rows.append(Setting(data, model, "fedkl", 1, tier, restarts=restarts))
         for defense in ("noise", "pruning", "soteria", "precode"):
             for tier in ("oblivious", "adaptive"):
