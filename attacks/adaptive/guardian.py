@@ -194,15 +194,15 @@ def _refuse_strange(observation: Observation, readings: list[Reading]) -> None:
     for reading in readings:
         if reading.nothing > _STRANGE:
             raise BractError(
-                f"{observation.key}: {reading.nothing:.0%} of the coordinates come from no gradient "
-                f"under the declared guardian, expected below {_STRANGE:.0%}; correct "
+                f"{observation.key}: {reading.nothing:.0%} of the coordinates come from no "
+                f"gradient under the declared guardian, expected below {_STRANGE:.0%}; correct "
                 "protocol.defenses"
             )
         if reading.apart > _STRANGE:
             raise BractError(
                 f"{observation.key}: the gradients that fit would have led the declared guardian "
-                f"elsewhere (scalars {reading.apart:.2g} apart, expected below {_STRANGE}); correct "
-                "protocol.defenses"
+                f"elsewhere (scalars {reading.apart:.2g} apart, expected below {_STRANGE}); "
+                "correct protocol.defenses"
             )
 
 
