@@ -27,7 +27,7 @@ from bract.server.captures import Capture, Captures, Lazy, select
 from bract.server.collusion import Collusion
 from bract.server.judging import Attempt, Judge
 from bract.server.results import Results
-from bract.server.scoring import load_truth
+from bract.server.scoring import Truth, check_truth, load_truth
 from bract.strict_json import json_ready
 
 _log = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ class AuditChoice:
         Whole attacks on each observation, each with a seed of its own and its own blind pick.
     key
         Key file of the client that takes part in the ``colluding`` tier.
+    truth
+        Folder that holds ``<client>/round-NNNN.safetensors`` to score with; None takes the run's.
     """
 
     attacks: tuple[str, ...]
@@ -72,6 +74,7 @@ class AuditChoice:
     seed: int = 0
     tier: Tier = "oblivious"
     key: Path | None = None
+    truth: Path | None = None
 
 
 class Audit:
@@ -92,7 +95,8 @@ class Audit:
     ------
     BractError
         If an attack, client or device is unknown, no capture is of the chosen rounds and clients,
-        or the key cannot be read. Nothing has been removed then.
+        the chosen truth is none of these clients', or the key cannot be read. Nothing has been
+        removed then.
     """
 
     def __init__(self, run: RunDirectory, choice: AuditChoice, *, resume: bool = False) -> None:
@@ -107,6 +111,8 @@ class Audit:
             self._collusion = Collusion(run, choice.key)
         self._captures = Captures(run.captures)
         self._chosen = self._choose()
+        if choice.truth is not None:
+            check_truth(choice.truth, self._chosen)
         self._judge = Judge(self.config.data, choice.seed, choice.device, choice.max_images)
         self._files = Results(run.audit, choice.tier)
         self._begun = False
@@ -132,9 +138,14 @@ class Audit:
         ]
 
     def _due(self, name: str, capture: Capture, repeat: int) -> bool:
-        """Say whether there is no result of these settings; a refusal is tried again."""
+        """Say whether there is no result of these settings, or more can be had now.
+
+        A refusal is tried again, and what was unscored where the truth is there by now.
+        """
         facts = self._files.read(name, capture, repeat) if self.resume else None
         if facts is None or facts.get("refused"):
+            return True
+        if not facts.get("scored") and self._truth(capture) is not None:
             return True
         method = facts.get("method", name)
         found = [facts.get(key) for key in ("schema", "tier", "seed", "budget")]
@@ -206,6 +217,10 @@ class Audit:
     def _seed(self, name: str, repeat: int) -> int:
         return derive_seed(self.choice.seed, "audit", name, *((repeat,) if repeat else ()))
 
+    def _truth(self, capture: Capture) -> Truth | None:
+        folder = self.choice.truth or self.run.truth
+        return load_truth(folder, capture) if self.run.is_configured else None
+
     def _tier(self, batch: Batch) -> Tier:
         """Return what the attacker knows; what undoes a defense knows one client's update only."""
         if any(capture.members for capture in batch.captures):
@@ -269,8 +284,7 @@ class Audit:
             tier = self._tier(batch)
             history = self._history(capture)
             attempt = Attempt(name, observation, result, tier, history)
-            truth = load_truth(self.run.truth, capture) if self.run.is_configured else None
-            facts |= self._judge.judge(attempt, truth, path)
+            facts |= self._judge.judge(attempt, self._truth(capture), path)
             facts["budget"] = self._budget(attempt.method)
             if facts["defenses"] and tier != self.choice.tier:
                 facts["notes"] = [*facts["notes"], MEAN_OF_DEFENDED]

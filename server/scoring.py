@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from bract.attacks.perceptual import (
     stlpips_distance,
     stlpips_unavailable,
 )
+from bract.errors import BractError
 from bract.server.captures import Capture
 
 _log = logging.getLogger(__name__)
@@ -81,6 +83,22 @@ def load_truth(folder: Path, capture: Capture) -> Truth | None:
     if len(known) < len(kept):
         return None
     return Truth(torch.cat([t.images for t in known]), torch.cat([t.labels for t in known]))
+
+
+def check_truth(folder: Path, captures: Sequence[Capture]) -> None:
+    """Refuse a folder that holds no truth of any of these captures' clients.
+
+    Raises
+    ------
+    BractError
+        Naming the clients' folders that were expected in it.
+    """
+    clients = sorted({client for c in captures for client in c.members or (c.client,)})
+    if not any((folder / client).is_dir() for client in clients):
+        raise BractError(
+            f"{folder}: holds none of the folders {', '.join(clients)}; the truth of a client "
+            "lies in a folder of its name, which is the truth-dir of its node config"
+        )
 
 
 def _load_client(path: Path, capture: Capture) -> Truth | None:

@@ -5,6 +5,7 @@ import sys
 import time
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +86,15 @@ def run(tmp_path) -> RunDirectory:
 def execute(run: RunDirectory, choice: AuditChoice = CHOICE, *, resume: bool = False):
     audit = Audit(run, choice, resume=resume)
     return list(audit.execute(audit.plan()))
+
+
+def test_the_truth_may_lie_where_the_server_has_no_eye(run, tmp_path):
+    shutil.move(run.truth, tmp_path / "elsewhere")
+    assert not any(facts["scored"] for facts in execute(run))
+    elsewhere = replace(CHOICE, truth=tmp_path / "elsewhere")
+    assert all(facts["scored"] for facts in execute(run, elsewhere))
+    with pytest.raises(BractError, match="holds none of the folders client-0, client-1"):
+        execute(run, replace(CHOICE, truth=tmp_path))
 
 
 def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run):
@@ -184,6 +194,7 @@ def left_by(run, attack="ig"):
         ({"clients": frozenset({"client-0", "cleint-1"})}, "there are client-0, client-1"),
         ({"clients": frozenset({"aggregate"})}, "belongs to --tier colluding"),
         ({"device": "cuda:99"}, "CUDA devices found"),
+        ({"truth": Path("nowhere")}, "holds none of the folders client-0, client-1"),
         ({"tier": "colluding", "key": "nowhere.pem"}, "holds no aggregates"),
     ],
 )
@@ -232,6 +243,15 @@ def test_resume_repeats_what_was_refused_or_had_other_settings(run):
     path.write_text(json.dumps(facts[1] | {"refused": "a reason of the past", "images": []}))
     (again,) = execute(run, replace(few, iterations=4), resume=True)
     assert (again["client"], again["refused"]) == ("client-1", None)
+
+
+def test_resume_scores_what_was_unscored_where_the_truth_is_there_by_now(run, tmp_path):
+    few = replace(CHOICE, iterations=3)
+    shutil.move(run.truth, tmp_path / "elsewhere")
+    assert [r["scored"] for r in execute(run, few)] == [False, False]
+    assert Audit(run, few, resume=True).plan() == []
+    again = execute(run, replace(few, truth=tmp_path / "elsewhere"), resume=True)
+    assert [r["scored"] for r in again] == [True, True]
 
 
 def test_guesses_are_about_the_original_that_an_image_was_matched_with(run):
