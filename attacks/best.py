@@ -12,7 +12,7 @@ from bract.attacks.descent import Outcome, Run
 from bract.attacks.gauss_newton import SOLVED, GaussNewton
 from bract.attacks.grnn import GRNN
 from bract.attacks.ig import IG
-from bract.attacks.matching import Attack
+from bract.attacks.matching import Attack, Attacker
 from bract.attacks.objectives import RelativeError
 from bract.attacks.polish import GRNNPolish
 from bract.attacks.problem import Problem
@@ -66,14 +66,34 @@ class Best(Attack):
         )
         return _merge(first, second, rest)
 
+    def prior(self) -> Attacker | None:
+        """What the generator makes alone, or total variation where it cannot make the size."""
+        return _BestPrior(unroll=self.unroll)
+
     def _generate(self, problem: Problem, run: Run) -> Outcome:
-        generated = problem.image_shape[-1] in (8, 16, 32, 64, 128, 256)
+        generated = _can_generate(problem)
         if generated and is_smooth(problem.victim):
             return GRNNPolish(max_unknowns=self.max_unknowns).solve(problem, run)
         found = (GRNN() if generated else IG()).solve(problem, run)
         simulated = problem.simulate(found.images, found.labels, found.unknowns)
         found.losses = problem.distance(RelativeError(), simulated).detach()
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BestPrior(Attack):
+    name: ClassVar[str] = Best.name
+    iterations: ClassVar[int] = Best.iterations
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        recipe = GRNN() if _can_generate(problem) else IG()
+        alone = recipe.prior()
+        assert isinstance(alone, Attack)
+        return alone.solve(problem, run)
+
+
+def _can_generate(problem: Problem) -> bool:
+    return problem.image_shape[-1] in (8, 16, 32, 64, 128, 256)
 
 
 def is_smooth(victim: Victim) -> bool:

@@ -121,6 +121,11 @@ class Auto(Attacker):
             if name == self.name or name not in ATTACKS:
                 raise BractError(f"auto cannot choose {name!r}; give names of other attacks")
 
+    def prior(self) -> Attacker | None:
+        """That of the first attack in the pool that has one."""
+        priors = (attack(name).prior() for name in self.pool)
+        return next((found for found in priors if found is not None), None)
+
     def run(
         self,
         observations: Sequence[Observation],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from bract.attacks.descent import Outcome, Run, descend
 from bract.attacks.engine import Engine, Progress, Solved
 from bract.attacks.evidence import Tier
 from bract.attacks.labels import infer_labels
-from bract.attacks.objectives import LayerWeighting, Objective, layer_weights
+from bract.attacks.objectives import LayerWeighting, NoObjective, Objective, layer_weights
 from bract.attacks.optimizers import LaneOptimizer
 from bract.attacks.priors import Prior
 from bract.attacks.problem import Case, Problem, open_case
@@ -83,6 +83,13 @@ class Attacker(ABC):
             One entry an observation, in order; one that cannot be attacked is a `Refusal` with
             its reason, and does not stop the others.
         """
+
+    def prior(self) -> Attacker | None:
+        """The same attack with nothing to match, or None: its start and its prior make the image.
+
+        Nothing that came back from the client enters the image.
+        """
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Hyper-parameters, JSON-ready."""
@@ -170,6 +177,17 @@ class Attack(Attacker):
     @abstractmethod
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Attack every lane within the limits of ``run``."""
+
+    def prior(self) -> Attacker | None:
+        """As `Attacker.prior`; an attack that only descends on an objective leaves that out.
+
+        The statistics of the client's own batch, where an attack uses them, are left out too.
+        """
+        known = self.__dataclass_fields__
+        if "objective" not in known:
+            return None
+        changes: dict[str, Any] = {"objective": NoObjective()}
+        return replace(self, **changes | ({"bn": 0.0} if "bn" in known else {}))
 
     def _choose(
         self, case: Case, restarts: list[Solved], budget: Budget, seed: int, tier: Tier
