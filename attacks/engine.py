@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -225,14 +226,14 @@ def _take_apart(
         Solved(
             images=outcome.images[i].float().clamp(0.0, 1.0).cpu(),
             labels=outcome.labels[i].float().cpu(),
-            loss=float(outcome.losses[i]),
+            loss=loss if math.isfinite(loss) else math.inf,
             curve=outcome.curves[i],
             iterations=outcome.iterations,
             seconds=seconds,
             cosine=float(cosine[i]),
             residual=float(residual[i]),
         )
-        for i in range(len(outcome.losses))
+        for i, loss in enumerate(outcome.losses.tolist())
     ]
 
 

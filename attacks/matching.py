@@ -23,6 +23,9 @@ from bract.errors import BractError
 from bract.observation import Observation
 from bract.update import Tensors
 
+_OF_ONE_CASE = (BractError, RuntimeError, ValueError)
+"""What the numbers of one observation can raise, `torch.linalg.LinAlgError` among them."""
+
 History = Callable[[Observation], Sequence[Observation]]
 """Earlier observations of the same client, for adaptive attackers."""
 
@@ -127,10 +130,8 @@ class Attack(Attacker):
         for index, observation in enumerate(observations):
             try:
                 case = self.open(observation, budget, tier, history)
-            except BractError as error:
-                outcomes[index] = Refusal(
-                    attack=self.name, observation=observation.key, reason=str(error)
-                )
+            except _OF_ONE_CASE as error:
+                outcomes[index] = self._refuse(observation, error)
                 continue
             groups.setdefault(case.shape, []).append((index, case))
         for group in groups.values():
@@ -152,15 +153,23 @@ class Attack(Attacker):
                 seed=seed,
                 identity=f"{self.name} {self!r}",
             )
-        except BractError as error:
+        except _OF_ONE_CASE as error:
             if len(cases) == 1:
-                key = cases[0].observation.key
-                return [Refusal(attack=self.name, observation=key, reason=str(error))]
+                return [self._refuse(cases[0].observation, error)]
             return [r for c in cases for r in self._attempt([c], budget, seed, tier, engine)]
         return [
             self._choose(case, restarts, budget, seed, tier)
             for case, restarts in zip(cases, solved, strict=True)
         ]
+
+    def _refuse(self, observation: Observation, error: Exception) -> Refusal:
+        reason = str(error)
+        if not isinstance(error, BractError):
+            reason = (
+                f"{observation.key}: {self.name} broke off on these tensors "
+                f"({type(error).__name__}: {reason}); try another attack"
+            )
+        return Refusal(attack=self.name, observation=observation.key, reason=reason)
 
     def open(
         self, observation: Observation, budget: Budget, tier: Tier, history: History | None
