@@ -151,7 +151,7 @@ class Attack(Attacker):
                 budget=budget,
                 default_iterations=self.iterations,
                 seed=seed,
-                identity=f"{self.name} {self!r}",
+                identity=f"{self.name} {tier} {self!r}",
             )
         except _OF_ONE_CASE as error:
             if len(cases) == 1:
