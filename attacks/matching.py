@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bract.attacks.defaults import for_model
 from bract.attacks.descent import Outcome, Run, descend
 from bract.attacks.engine import Engine, Progress, Solved
 from bract.attacks.evidence import Tier
@@ -230,7 +231,7 @@ class Attack(Attacker):
             ],
             gradient_cosine=chosen.cosine,
             gradient_residual=chosen.residual,
-            settings=self.settings()
+            settings=for_model(self, case.observation.protocol.model).settings()
             | {
                 "restart": budget.chosen_starts[best],
                 "restarts": len(restarts),

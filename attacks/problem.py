@@ -179,6 +179,11 @@ class Problem:
         return self.cases[0].victim
 
     @property
+    def model(self) -> str | None:
+        """Declared name of the model, the same for every lane."""
+        return self.cases[0].observation.protocol.model
+
+    @property
     def forward(self) -> ForwardModel:
         """How a client is simulated, the same for every lane."""
         return self.cases[0].forward
