@@ -126,7 +126,8 @@ def known_statistics(
         if mean is None or variance is None:
             continue
         count = f"{name}.num_batches_tracked"
-        one_step = count in returned and int(returned[count]) - int(sent[count]) == 1
+        counted = count in returned and count in sent
+        one_step = counted and int(returned[count]) - int(sent[count]) == 1
         momentum = module.momentum
         if observation.protocol.norm_mode == "train" and one_step and momentum:
             after = returned[f"{name}.running_mean"], returned[f"{name}.running_var"]
