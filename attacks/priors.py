@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.problem import Problem
+from bract.attacks.simulation import ORDERS
 from bract.attacks.victim import Victim
 from bract.observation import Observation
 
@@ -92,8 +93,9 @@ class BatchNormStatistics:
         wanted = [known_statistics(case.observation, case.victim)[0] for case in problem.cases]
         if not wanted[0]:
             return images.new_zeros(len(images))
+        held = {n: v for n, v in problem.buffers.items() if n != ORDERS}
         seen = problem.victim.batch_statistics(
-            problem.parameters, problem.buffers, problem.victim.normalise(images)
+            problem.parameters, held, problem.victim.normalise(images)
         )
         total = images.new_zeros(len(images))
         for name in wanted[0]:
