@@ -2,12 +2,20 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+COMPOSE ?= docker compose -f docker/compose.yaml
 ROOMS := strategies client attacks server cli
 
-.PHONY: demo test lint tree install clean
+.PHONY: demo docker-demo test lint tree install clean
 
 demo: install
 	$(BIN)/bract demo
+
+# The same federation in containers; the page ends up in runs/docker. Docker Compose 2.27 or newer.
+docker-demo:
+	trap '$(COMPOSE) down' EXIT; \
+	$(COMPOSE) up --abort-on-container-failure federation audit && \
+	mkdir -p runs && rm -rf runs/docker && $(COMPOSE) cp audit:/results/docker runs/docker && \
+	echo "report: runs/docker/report.html"
 
 test: install lint
 	$(BIN)/pytest

@@ -34,6 +34,7 @@ def choose_audits(
     repeats: int | None = None,
     tier: str | None = None,
     key: Path | None = None,
+    truth: Path | None = None,
 ) -> list[AuditChoice]:
     """Lay the command line over the ``audit`` section of the run's configuration, tier by tier.
 
@@ -63,6 +64,7 @@ def choose_audits(
             repeats=repeats,
             tier=one,
             key=key if wanted != "all" or one == "colluding" else None,
+            truth=truth,
         )
         for one in chosen
     ]
@@ -95,6 +97,7 @@ def choose_audit(
     repeats: int | None = None,
     tier: str = "oblivious",
     key: Path | None = None,
+    truth: Path | None = None,
 ) -> AuditChoice:
     """Lay the command line over the ``audit`` section of the run's configuration, for one tier.
 
@@ -140,6 +143,7 @@ def choose_audit(
         seed=config.seed,
         tier=tier,
         key=key,
+        truth=truth,
     )
 
 

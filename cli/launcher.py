@@ -30,13 +30,14 @@ class Launch:
     Attributes
     ----------
     superlink
-        ``host:port`` of a running SuperLink to use; None starts everything here.
+        ``host:port`` of a running SuperLink to use; None starts everything here. Its machine or
+        container must have the run directory at the same absolute path.
     port
         Port of the SuperLink that is started; None takes a free one.
     devices
         Device of client ``i``; the configuration's where the list is shorter.
     warm
-        Start Flower's short-lived processes from a fork server.
+        Start Flower's short-lived processes from a fork server, where they are started here.
     """
 
     superlink: str | None = None
@@ -59,7 +60,8 @@ class LocalFederation:
         self.launch = launch or Launch()
         self.run_id = ""
         threads = max(1, (os.cpu_count() or 1) // max(1, config.clients))
-        self.processes = Processes(run.logs, threads=threads, warm=self.launch.warm)
+        warm = self.launch.warm and self.launch.superlink is None
+        self.processes = Processes(run.logs, threads=threads, warm=warm)
 
     def __enter__(self) -> LocalFederation:
         try:
@@ -103,8 +105,8 @@ class LocalFederation:
                 asked = time.monotonic()
                 if self._flower_status().startswith("finished") and not self._just_ended():
                     raise RunFailedError(
-                        f"Flower ended run {self.run_id} before the server app reported; "
-                        f"see {self.run.logs / 'superlink.log'}",
+                        f"Flower ended run {self.run_id} before its server app reported to "
+                        f"{self.run.root}; {self._where_to_look()}",
                         self.processes.last_traceback(),
                     )
             time.sleep(0.1)
@@ -206,6 +208,14 @@ class LocalFederation:
     def _just_ended(self) -> bool:
         time.sleep(1.0)
         return self.run.state().get("status") in ("finished", "failed")
+
+    def _where_to_look(self) -> str:
+        if self.launch.superlink is None:
+            return f"see {self.run.logs / 'superlink.log'}"
+        return (
+            f"see the log of the SuperLink at {self.launch.superlink}; there, "
+            f"{self.run.root.absolute()} must be the same folder as here, and writable"
+        )
 
     def _flwr(self, *arguments: str) -> str:
         done = subprocess.run(

@@ -147,6 +147,10 @@ def audit(
         Path | None,
         typer.Option("--key", help="Key file of one client, for the colluding tier."),
     ] = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option("--truth", help="Folder of the clients' truth folders; RUN/truth without it."),
+    ] = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option("--fail-on", help="Exit with 3 on a leak, such as ssim>0.5@adaptive."),
@@ -176,6 +180,7 @@ def audit(
         repeats=repeats,
         tier=tier,
         key=key,
+        truth=truth,
     ):
         results += audit_run(run, choice, resume=resume)
     if as_json:

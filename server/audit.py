@@ -52,6 +52,8 @@ class AuditChoice:
         Whole attacks on each observation, each with a seed of its own and its own blind pick.
     key
         Key file of the client that takes part in the ``colluding`` tier.
+    truth
+        Folder that holds ``<client>/round-NNNN.safetensors`` to score with; None takes the run's.
     """
 
     attacks: tuple[str, ...]
@@ -66,6 +68,7 @@ class AuditChoice:
     seed: int = 0
     tier: Tier = "oblivious"
     key: Path | None = None
+    truth: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,20 @@ class Audit:
         self._judge = Judge(self.config.data, choice.seed, choice.device, choice.max_images)
 
     def plan(self) -> list[Batch]:
-        """Return what is to be done, one round at a time, without what is done."""
+        """Return what is to be done, one round at a time, without what is done.
+
+        Raises
+        ------
+        BractError
+            If there is nothing to attack, or the chosen truth is none of the attacked clients'.
+        """
         chosen = self._chosen()
         if not chosen:
             raise BractError(
                 f"{self.run.captures}: no capture to attack among the chosen rounds and clients; "
                 "was capture.enabled on, and did a round finish?"
             )
+        self._check_truth(chosen)
         batches = []
         for name in self.attacks:
             for repeat in range(self.choice.repeats):
@@ -167,6 +177,15 @@ class Audit:
             for (capture, observation), result in zip(opened, results, strict=True):
                 yield self._record(batch, capture, result, engine, observation)
             shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _check_truth(self, chosen: Sequence[Capture]) -> None:
+        folder = self.choice.truth
+        clients = sorted({client for c in chosen for client in c.members or (c.client,)})
+        if folder is not None and not any((folder / client).is_dir() for client in clients):
+            raise BractError(
+                f"{folder}: holds none of the folders {', '.join(clients)}; the truth of a client "
+                "lies in a folder of its name, which is the truth-dir of its node config"
+            )
 
     def _seed(self, batch: Batch) -> int:
         repeats = (batch.repeat,) if batch.repeat else ()
@@ -252,7 +271,8 @@ class Audit:
             tier = self._tier(batch)
             history = self._history(capture)
             attempt = Attempt(name, observation, result, tier, history)
-            truth = load_truth(self.run.truth, capture) if self.run.is_configured else None
+            folder = self.choice.truth or self.run.truth
+            truth = load_truth(folder, capture) if self.run.is_configured else None
             facts |= self._judge.judge(attempt, truth, path)
             facts["budget"] = self._budget(attempt.method)
         write_text(path, json.dumps(facts, indent=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,21 @@ from bract.update import Tensors, flatten, unflatten
 RESOLVED = 0.1
 """A coordinate counts as resolved where its error bound is at most this share of its size."""
 
-TRUST = 0.05
-"""Error, as a share of the resolved coordinates' root mean square, that halves the trust."""
+TRUST = tuple(0.05 * 10.0 ** (-k / 4) for k in range(13))
+"""Errors, as shares of the resolved coordinates' root mean square, that may halve the trust."""
+
+NOISE = 3e-4
+"""Error wanted in what is matched, as a share of it; chosen on images that score nothing."""
+
+ENOUGH = 0.75
+"""Fewest coordinates that must carry the match, as a share of the pixels to find."""
+
+_TYPICAL = 0.15
+"""Typical error as a share of its bound."""
+
+_BALANCED = 1e-5
+_UNBALANCED = 1e-4
+_MOST_IMAGES = 8
 
 _STRANGE = 0.05
 _EDGE = 9.0
@@ -74,9 +88,7 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
 
     The error bound of a coordinate follows from nine float32 roundings (and from those of the
     weights, where a client returned weights instead of an update), from the bounds on the
-    moments, and from the slope of the map. With s the root mean square of the resolved
-    coordinates, its weight is ``1 / (1 + (error / (TRUST s))^2)``, and 0 where the bound is no
-    less than half the coordinate and above ``TRUST s``.
+    moments, and from the slope of the map; `trust` makes weights of the bounds.
 
     Where the first captured round cannot be the client's first (a stand-in above that round's
     bound), its gradient is assumed to have been constant until then, for which round 1's formula
@@ -85,8 +97,9 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
     Raises
     ------
     BractError
-        If the stand-in exceeds what the declared hyper-parameters allow, if more than 1 in 100
-        coordinates fit no gradient, or for ``yogi`` after the first round, whose second moment
+        If the stand-in exceeds what the declared hyper-parameters allow, if more than 1 in 20
+        coordinates fit no gradient, if the last layer's bias tells that nothing was replaced, or
+        for ``yogi`` after the first round, whose second moment
         does not determine the gradient.
     """
     hyper = declared(AdaHyper, observation)
@@ -118,7 +131,8 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
             f"{observation.key}: float32 resolves no coordinate of this stand-in; attack this "
             "client's first round, or give the earlier observations of it"
         )
-    weights = trust(inverted)
+    _refuse_bare(observation, inverted)
+    weights = trust(inverted, _pixels(observation))
     notes["weight"] = float(weights.mean())
     like = {name: observation.update[name] for name in observation.update}
     wanted = unflatten(inverted.g * gradient_scale(observation), like)
@@ -199,13 +213,43 @@ def invert(
     return Inversion(g, error, both, after)
 
 
-def trust(inverted: Inversion) -> Tensor:
-    """Weights in [0, 1] from error bounds; see `undo_adadefense` for the formula."""
+def trust(inverted: Inversion, unknowns: int = 0) -> Tensor:
+    """Weights in [0, 1] from error bounds, ``(D,)``.
+
+    With s the root mean square of the resolved coordinates and q of `TRUST`, the weight is
+    ``1 / (1 + (error / (q s))^2)``, and 0 where the bound is no less than half the coordinate and
+    above ``q s``. A large q lets noise in, a small one leaves too few coordinates to find an image
+    by: q is the largest at which the typical error is `NOISE` of what is matched, but no smaller
+    than leaves ``(sum w)^2 / sum w^2 >= ENOUGH * unknowns``.
+    """
     resolved = inverted.resolved & (inverted.g != 0)
-    scale = TRUST * float(inverted.g[resolved].square().mean().sqrt()) if resolved.any() else 0.0
+    size = float(inverted.g[resolved].square().mean().sqrt()) if resolved.any() else 0.0
+    weights = _weights(inverted, TRUST[0] * size)
+    for share in TRUST[1:]:
+        kept = weights > 0
+        noise = (weights * (_TYPICAL * inverted.error).square())[kept].sum()
+        if float(noise) <= NOISE**2 * float((weights * inverted.g.square())[kept].sum()):
+            break
+        fewer = _weights(inverted, share * size)
+        if float(fewer.sum()) ** 2 < ENOUGH * unknowns * float(fewer.square().sum()):
+            break
+        weights = fewer
+    return weights
+
+
+def _weights(inverted: Inversion, scale: float) -> Tensor:
     weight = 1.0 / (1.0 + (inverted.error / max(scale, 1e-300)).square())
     lost = (inverted.error >= 0.5 * inverted.g.abs()) & (inverted.error > scale)
     return torch.where(lost, 0.0, weight)
+
+
+def _pixels(observation: Observation) -> int:
+    shape = observation.protocol.image_shape
+    try:
+        images = images_in(observation.protocol, _MOST_IMAGES)
+    except BractError:
+        return 0
+    return images * math.prod(shape or (0,))
 
 
 def _weigh(
@@ -252,6 +296,30 @@ def _refuse_misfit(
             f"{observation.key}: {share:.0%} of the coordinates fit no gradient at the replayed "
             "moments; either the declared adadefense is not the one in use or a round of this "
             "client was not captured; correct protocol.defenses or attack the first round"
+        )
+
+
+def _refuse_bare(observation: Observation, inverted: Inversion) -> None:
+    """Refuse what has a cross entropy's balance now and would lose it if it were undone.
+
+    The gradients of the last layer's bias sum to zero, whatever the images.
+    """
+    try:
+        _, bias = last_layer(victim_of(observation))
+    except BractError:
+        return
+    if bias is None:
+        return
+    raw = observation.update[bias].cpu().to(torch.float64)
+    like = observation.update
+    undone, error = (unflatten(v, like)[bias] for v in (inverted.g, inverted.error))
+    slack = float(error.sum()) + _UNBALANCED * float(undone.abs().sum())
+    balanced = float(raw.sum().abs()) <= _BALANCED * float(raw.abs().sum())
+    if balanced and float(undone.sum().abs()) > slack:
+        raise BractError(
+            f"{observation.key}: found {bias} in balance (its sum is {float(raw.sum()):.2g}), as "
+            "gradients of a cross entropy are and stand-ins are not; the declared adadefense is "
+            "not in use; correct protocol.defenses"
         )
 
 

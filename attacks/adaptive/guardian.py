@@ -192,11 +192,17 @@ def _apart(readings: list[Reading]) -> float:
 
 def _refuse_strange(observation: Observation, readings: list[Reading]) -> None:
     for reading in readings:
-        if reading.nothing > _STRANGE or reading.apart > _STRANGE:
+        if reading.nothing > _STRANGE:
             raise BractError(
                 f"{observation.key}: {reading.nothing:.0%} of the coordinates come from no "
-                f"gradient and the others would have led the declared guardian elsewhere (scalars "
-                f"{reading.apart:.2g} apart, expected below {_STRANGE}); correct protocol.defenses"
+                f"gradient under the declared guardian, expected below {_STRANGE:.0%}; correct "
+                "protocol.defenses"
+            )
+        if reading.apart > _STRANGE:
+            raise BractError(
+                f"{observation.key}: the gradients that fit would have led the declared guardian "
+                f"elsewhere (scalars {reading.apart:.2g} apart, expected below {_STRANGE}); "
+                "correct protocol.defenses"
             )
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bract.attacks import GRNN, Budget, evidence_for
-from bract.attacks.adaptive.adadefense import invert
+from bract.attacks.adaptive.adadefense import ENOUGH, NOISE, Inversion, invert, trust
 from bract.attacks.adaptive.moments import AdaHyper, Moments, StandIn, largest_stand_in
 from bract.attacks.metrics import psnr
 from bract.client.defenses import AdaDefense, build_defenses
@@ -241,3 +241,33 @@ def test_the_adaptive_attacker_sees_the_digit_that_the_oblivious_one_misses(obse
         found = GRNN(labels="infer")(seen, tier=tier, budget=budget)
         scores[tier] = float(psnr(found.images, images[:1])[0])
     assert scores["adaptive"] > scores["oblivious"] + 6
+
+
+def test_a_small_bare_update_is_flagged_by_the_balance_of_its_last_bias(observe, digits):
+    clean = observe(digits[0][:1], digits[1][:1])
+    small = {name: 1e-3 * value for name, value in clean.update.items()}
+    declared = {"name": "adadefense"}
+    bare = replace(clean, update=small, protocol=replace(clean.protocol, defenses=({**declared},)))
+    with pytest.raises(BractError, match=r"in balance .* correct protocol\.defenses"):
+        evidence_for(bare, "adaptive")
+    assert evidence_for(defended([clean])[0], "adaptive").notes["resolved"] > 0.5
+
+
+def test_trust_lets_no_more_noise_in_than_wanted_unless_too_few_coordinates_are_left():
+    size = torch.logspace(-6, 0, 1000, dtype=torch.float64)
+    noisy = Inversion(
+        g=size,
+        error=0.02 * size.square(),
+        ambiguous=torch.zeros(1000, dtype=torch.bool),
+        after=None,
+    )
+
+    def noise(weights):
+        energy = (weights * size.square()).sum()
+        return float(((weights * (0.15 * noisy.error).square()).sum() / energy).sqrt())
+
+    free, bound = trust(noisy), trust(noisy, unknowns=1200)
+    assert noise(free) <= NOISE < noise(bound)
+    assert float(bound.sum() ** 2 / bound.square().sum()) >= 900 * ENOUGH
+    exact = replace(noisy, error=torch.zeros(1000, dtype=torch.float64))
+    assert torch.equal(trust(exact), torch.ones(1000, dtype=torch.float64))

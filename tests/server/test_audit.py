@@ -82,6 +82,15 @@ def execute(run: RunDirectory, choice: AuditChoice = CHOICE, *, resume: bool = F
     return list(audit.execute(audit.plan()))
 
 
+def test_the_truth_may_lie_where_the_server_has_no_eye(run, tmp_path):
+    shutil.move(run.truth, tmp_path / "elsewhere")
+    assert not any(facts["scored"] for facts in execute(run))
+    elsewhere = replace(CHOICE, truth=tmp_path / "elsewhere")
+    assert all(facts["scored"] for facts in execute(run, elsewhere))
+    with pytest.raises(BractError, match="holds none of the folders client-0, client-1"):
+        execute(run, replace(CHOICE, truth=tmp_path))
+
+
 def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run):
     results = execute(run)
     assert [r["client"] for r in results] == ["client-0", "client-1"]
