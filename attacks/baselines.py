@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bract.attacks.matching import Attacker
-from bract.attacks.objectives import NoObjective
 from bract.errors import BractError
 
 
@@ -39,9 +35,9 @@ def prior_only(attack: Attacker) -> Attacker:
     Raises
     ------
     BractError
-        If the attack has no objective to leave out.
+        If the attack has no prior to show.
     """
-    if "objective" not in attack.__dataclass_fields__:
-        raise BractError(f"attack {attack.name!r} matches no gradient; it has no prior to show")
-    changes: dict[str, Any] = {"objective": NoObjective()}
-    return replace(attack, **changes)
+    found = attack.prior()
+    if found is None:
+        raise BractError(f"attack {attack.name!r} makes no image without a gradient to match")
+    return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from bract.attacks.engine import Engine, Progress
-from bract.attacks.evidence import Tier
+from bract.attacks.evidence import Tier, remembered_evidence
 from bract.attacks.levenberg import SOLVED
 from bract.attacks.matching import Attacker, History
 from bract.attacks.reconstruction import Budget, Reconstruction, Refusal, Restart
@@ -121,6 +121,11 @@ class Auto(Attacker):
             if name == self.name or name not in ATTACKS:
                 raise BractError(f"auto cannot choose {name!r}; give names of other attacks")
 
+    def prior(self) -> Attacker | None:
+        """That of the first attack in the pool that has one."""
+        priors = (attack(name).prior() for name in self.pool)
+        return next((found for found in priors if found is not None), None)
+
     def run(
         self,
         observations: Sequence[Observation],
@@ -132,7 +137,11 @@ class Auto(Attacker):
         history: History | None = None,
     ) -> list[Reconstruction | Refusal]:
         """Attack each observation with what suits it best; arms of one kind run as one batch."""
-        call = _Call(observations, budget, seed, tier, engine, history)
+        with remembered_evidence():
+            return self._run(_Call(observations, budget, seed, tier, engine, history))
+
+    def _run(self, call: _Call) -> list[Reconstruction | Refusal]:
+        observations, budget = call.observations, call.budget
         arms = [Arm(name, start) for name in self.pool for start in budget.chosen_starts]
         searches = [_Search(list(arms)) for _ in observations]
         known = call.attempt("labels", tuple(range(len(observations))), Budget())
@@ -199,6 +208,18 @@ def _groups(searches: Sequence[_Search]) -> dict[_Group, list[int]]:
     return groups
 
 
+def _asked_once(history: History) -> History:
+    """Return the same earlier observations whenever they are asked for again."""
+    known: dict[int, tuple[Observation, Sequence[Observation]]] = {}
+
+    def asked(observation: Observation) -> Sequence[Observation]:
+        if id(observation) not in known:
+            known[id(observation)] = observation, history(observation)
+        return known[id(observation)][1]
+
+    return asked
+
+
 class _Call:
     """One call of `Auto.run`: what was asked for, and how far it is."""
 
@@ -216,7 +237,7 @@ class _Call:
         self.seed = seed
         self.tier = tier
         self.engine = engine
-        self.history = history
+        self.history = None if history is None else _asked_once(history)
         self.span = (0.0, 0.0)
         self._begun = time.perf_counter()
 

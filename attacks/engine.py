@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from bract.attacks.objectives import agreement
 from bract.attacks.problem import Case, Problem
 from bract.attacks.reconstruction import Budget
 from bract.errors import BractError, RunFailedError
+from bract.update import Tensors
 
 CPU_LANES = 8
 """Lanes in one batch on a CPU; more no longer pay (see benchmarks/attacks.py)."""
@@ -124,7 +126,8 @@ class Engine:
         Parameters
         ----------
         identity
-            Names attack and hyper-parameters; a checkpoint is used for the same identity only.
+            Names attack, hyper-parameters and tier; a checkpoint is used for the same identity
+            and the same evidence only.
         """
         device = self.torch_device()
         starts = budget.chosen_starts
@@ -190,7 +193,8 @@ class Engine:
         # Half-made reconstructions are personal data too.
         self.checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
         names = [(case.observation.key, r, _content(case)) for case, r in chunk]
-        text = json.dumps([identity, names, seed, iterations, budget.seconds, budget.max_images])
+        limits = [seed, iterations, budget.seconds, budget.max_images, repr(self.plateau)]
+        text = json.dumps([identity, names, limits])
         return self.checkpoint / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.part"
 
     def _reporter(
@@ -210,11 +214,30 @@ class Engine:
 
 
 def _content(case: Case) -> str:
-    digest = hashlib.sha256()
-    for tensors in (case.observation.parameters, case.evidence.target):
+    """Everything of a case that the result depends on."""
+    seen, evidence = case.observation, case.evidence
+    settled = (
+        case.images,
+        evidence.unknown_factor,
+        seen.protocol.to_dict(),
+        repr(case.forward),
+    )
+    digest = hashlib.sha256(repr(settled).encode())
+    groups: dict[str, Tensors] = {
+        "parameters": seen.parameters,
+        "buffers": seen.buffers,
+        "returned buffers": seen.returned_buffers,
+        "target": evidence.target,
+        "weights": evidence.weights or {},
+        "alternatives": evidence.alternatives or {},
+        "nuisance": evidence.nuisance or {},
+        "known buffers": evidence.buffers,
+        "labels": {} if evidence.labels is None else {"": evidence.labels},
+    }
+    for group, tensors in groups.items():
         for name, value in tensors.items():
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(f"{group}/{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -225,14 +248,14 @@ def _take_apart(
         Solved(
             images=outcome.images[i].float().clamp(0.0, 1.0).cpu(),
             labels=outcome.labels[i].float().cpu(),
-            loss=float(outcome.losses[i]),
+            loss=loss if math.isfinite(loss) else math.inf,
             curve=outcome.curves[i],
             iterations=outcome.iterations,
             seconds=seconds,
             cosine=float(cosine[i]),
             residual=float(residual[i]),
         )
-        for i in range(len(outcome.losses))
+        for i, loss in enumerate(outcome.losses.tolist())
     ]
 
 

@@ -7,9 +7,11 @@ defense's name and hands back the same `Evidence`, so every attack runs on it un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -92,6 +94,60 @@ def evidence_for(
     """
     if tier not in TIERS:
         raise BractError(f"unknown tier {tier!r}; expected one of {', '.join(TIERS)}")
+    memory = _MEMORY.get()
+    if memory is None:
+        return _work_out(observation, tier, history)
+    key = (id(observation), tier, _identity(history))
+    if key not in memory:
+        found: Evidence | BractError
+        try:
+            found = _work_out(observation, tier, history)
+        except BractError as error:
+            found = error
+        memory[key] = _Remembered(found, observation, history)
+    known = memory[key].found
+    if isinstance(known, BractError):
+        raise known
+    return known
+
+
+@contextlib.contextmanager
+def remembered_evidence() -> Iterator[None]:
+    """Work out the evidence of each observation once within this block.
+
+    Undoing a defense can take seconds, and a choice among attacks asks for it again and again. An
+    observation is the same if it is the same object, with the same history; neither may change
+    within the block. Refusals are remembered too. A block within a block shares its memory, and
+    everything is forgotten where the outermost one ends.
+    """
+    if _MEMORY.get() is not None:
+        yield
+        return
+    token = _MEMORY.set({})
+    try:
+        yield
+    finally:
+        _MEMORY.reset(token)
+
+
+class _Remembered(NamedTuple):
+    """What was found, with what its key names by identity: as long as it lives, so do they."""
+
+    found: Evidence | BractError
+    observation: Observation
+    history: Sequence[Observation]
+
+
+_MEMORY: ContextVar[dict[Any, _Remembered] | None] = ContextVar("evidence", default=None)
+
+
+def _identity(history: Sequence[Observation]) -> tuple[int, ...]:
+    if isinstance(history, list | tuple):
+        return tuple(id(seen) for seen in history)
+    return (id(history),) if len(history) else ()
+
+
+def _work_out(observation: Observation, tier: Tier, history: Sequence[Observation]) -> Evidence:
     defenses = [str(d.get("name", "?")) for d in observation.protocol.defenses]
     if tier == "oblivious" or not defenses:
         wanted = observation.gradient()

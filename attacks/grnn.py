@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from bract.attacks.defaults import for_model
 from bract.attacks.descent import Outcome, Run
 from bract.attacks.generator import GeneratorSearch
 from bract.attacks.matching import Attack, certain_labels, hard_labels, minimise
@@ -28,8 +29,8 @@ class GRNN(Attack):
     optimizer, lr, momentum, schedule
         RMSprop, 1e-4, 0.99 and constant in the paper.
     tv
-        Weight of total variation of squared differences: 1e-3 for LeNet and 1e-6 for ResNet in
-        the paper, whose code doubles the mean differences; so does the default here.
+        Weight of total variation of squared differences; None takes that of the model
+        (`bract.attacks.defaults.MODEL_DEFAULTS`).
     bn
         Weight of batch-normalisation statistics; without effect on models that have none.
     latent, width
@@ -48,7 +49,7 @@ class GRNN(Attack):
     lr: float = 1e-4
     momentum: float = 0.99
     schedule: str = "constant"
-    tv: float = 2e-3
+    tv: float | None = None
     bn: float = 0.0
     latent: int = 128
     width: int = 32
@@ -58,6 +59,7 @@ class GRNN(Attack):
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Train one generator a lane."""
+        tv = for_model(self, problem.model).tv or 0.0
         infer = self.labels == "infer"
         known = hard_labels(problem) if infer else certain_labels(problem)
         search = GeneratorSearch(problem, latent=self.latent, width=self.width, labels=known)
@@ -75,7 +77,7 @@ class GRNN(Attack):
             optimizer,
             run,
             objective=self.objective,
-            priors=image_priors(tv=self.tv, power=2, bn=self.bn),
+            priors=image_priors(tv=tv, power=2, bn=self.bn),
             weighting=self.weighting,
             unknowns=unknowns,
         )

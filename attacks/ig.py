@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from bract.attacks.defaults import for_model
 from bract.attacks.descent import Outcome, Run
 from bract.attacks.matching import Attack, certain_labels, hard_labels, minimise, noise
 from bract.attacks.objectives import Cosine, LayerWeighting, Objective
@@ -30,10 +31,10 @@ class IG(Attack):
     lr
         Step in normalised units; 0.1 in the paper.
     tv
-        Weight of total variation on pixels in [0, 1]. The paper ranges from 1e-4 to 1e-1, for
+        Weight of total variation on pixels in [0, 1]; None takes that of the model
+        (`bract.attacks.defaults.MODEL_DEFAULTS`). The paper ranges from 1e-4 to 1e-1, for
         ResNets; the cosine of a fresh sigmoid LeNet differs from 1 by less than that at any
-        image. On two training digits through the strided LeNet with 4,800 iterations, 1e-6 gave
-        31 dB and 0 gave 86 dB.
+        image.
     bn
         Weight of batch-normalisation statistics; without effect on models that have none.
     signed, boxed
@@ -53,7 +54,7 @@ class IG(Attack):
     iterations: ClassVar[int] = 4800
 
     lr: float = 0.1
-    tv: float = 1e-6
+    tv: float | None = None
     bn: float = 0.0
     signed: bool = True
     boxed: bool = True
@@ -65,6 +66,7 @@ class IG(Attack):
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""
+        tv = for_model(self, problem.model).tv or 0.0
         start = noise(problem, *problem.image_shape)
         infer = self.labels == "infer"
         known = hard_labels(problem) if infer else certain_labels(problem)
@@ -88,7 +90,7 @@ class IG(Attack):
             optimizer,
             run,
             objective=self.objective,
-            priors=image_priors(tv=self.tv, power=1, bn=self.bn),
+            priors=image_priors(tv=tv, power=1, bn=self.bn),
             weighting=self.weighting,
             unknowns=unknowns,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from bract.attacks.shuffling import Order
 from bract.attacks.simulation import LocalTraining
 
 _STARTS = 8
@@ -19,6 +22,7 @@ def label_sequences(
     images: int,
     training: LocalTraining,
     guess: Tensor,
+    order: Order | None = None,
     seed: int = 0,
 ) -> list[Tensor]:
     """Candidate label sequences of a client that took several local steps, likeliest first.
@@ -41,6 +45,8 @@ def label_sequences(
         ``(classes,)``: the captured bias update, scaled like a gradient.
     guess
         int64 ``(images,)``: one of the starts.
+    order
+        Of the images in every epoch, as `LocalTraining.order` gives it.
 
     Returns
     -------
@@ -48,71 +54,81 @@ def label_sequences(
         Distinct int64 ``(images,)``, at least one; entry i is the label of image i.
     """
     classes = len(slope)
+    layer = _LastLayer(logits, feature_norm, slope, training, order)
     generator = torch.Generator().manual_seed(seed)
     found: dict[tuple[int, ...], float] = {}
     for start in range(_STARTS):
-        order = guess
+        sequence = guess
         if start > _STARTS // 2:
-            order = torch.randint(classes, (images,), generator=generator)
+            sequence = torch.randint(classes, (images,), generator=generator)
         elif start > 0:
-            order = guess[torch.randperm(images, generator=generator)]
-        order, distance = _improve(order, logits, feature_norm, slope, training)
-        found[tuple(order.tolist())] = distance
+            sequence = guess[torch.randperm(images, generator=generator)]
+        sequence, distance = _improve(sequence, layer)
+        found[tuple(sequence.tolist())] = distance
     best = torch.tensor(min(found, key=lambda labels: found[labels]))
     neighbours = _neighbours(best, classes)
-    distances = _distance(neighbours, logits, feature_norm, slope, training)
+    distances = layer.distance(neighbours)
     found |= {
-        tuple(order): distance
-        for order, distance in zip(neighbours.tolist(), distances.tolist(), strict=True)
+        tuple(sequence): distance
+        for sequence, distance in zip(neighbours.tolist(), distances.tolist(), strict=True)
     }
     ranked = sorted(found, key=lambda labels: found[labels])
     return [torch.tensor(labels) for labels in ranked]
 
 
-def _improve(
-    order: Tensor, logits: Tensor, feature_norm: float, slope: Tensor, training: LocalTraining
-) -> tuple[Tensor, float]:
-    classes = len(slope)
-    best = _distance(order[None], logits, feature_norm, slope, training)[0]
+@dataclass(frozen=True)
+class _LastLayer:
+    """The recursion that the last layer's training is."""
+
+    logits: Tensor
+    feature_norm: float
+    slope: Tensor
+    training: LocalTraining
+    order: Order | None
+
+    def distance(self, sequences: Tensor) -> Tensor:
+        """Squared distance of each sequence's mean bias gradient to the captured one, ``(M,)``."""
+        count, training = sequences.shape[1], self.training
+        rows = torch.nn.functional.one_hot(sequences, len(self.slope)).to(self.slope)
+        current = self.logits.to(self.slope).expand(len(sequences), -1)
+        velocity = torch.zeros_like(current)
+        total = torch.zeros_like(current)
+        for step in range(training.steps):
+            taken = training.positions(step, count, self.order)
+            gradient = current.softmax(dim=-1) - rows[:, taken].mean(dim=1)
+            velocity = training.momentum * velocity + gradient
+            total = total + velocity
+            current = current - training.lr * (self.feature_norm + 1.0) * velocity
+        return (total / training.steps - self.slope).square().sum(dim=1)
+
+
+def _improve(sequence: Tensor, layer: _LastLayer) -> tuple[Tensor, float]:
+    classes = len(layer.slope)
+    best = layer.distance(sequence[None])[0]
     for _ in range(_SWEEPS):
         before = best
-        for position in range(len(order)):
-            candidates = order.repeat(classes, 1)
+        for position in range(len(sequence)):
+            candidates = sequence.repeat(classes, 1)
             candidates[:, position] = torch.arange(classes)
-            distances = _distance(candidates, logits, feature_norm, slope, training)
+            distances = layer.distance(candidates)
             if float(distances.min()) < float(best):
-                order, best = candidates[distances.argmin()], distances.min()
+                sequence, best = candidates[distances.argmin()], distances.min()
         if not float(best) < float(before):
             break
-    return order, float(best)
+    return sequence, float(best)
 
 
-def _neighbours(order: Tensor, classes: int) -> Tensor:
+def _neighbours(sequence: Tensor, classes: int) -> Tensor:
     """Sequences that differ in one label or in the order of two, ``(M, images)``."""
-    count = len(order)
-    changed = order.repeat(count * classes, 1)
+    count = len(sequence)
+    changed = sequence.repeat(count * classes, 1)
     rows = torch.arange(count * classes)
     changed[rows, rows // classes] = rows % classes
     pairs = torch.combinations(torch.arange(count), 2)
-    swapped = order.repeat(len(pairs), 1)
+    swapped = sequence.repeat(len(pairs), 1)
     rows = torch.arange(len(pairs))
-    swapped[rows, pairs[:, 0]], swapped[rows, pairs[:, 1]] = order[pairs[:, 1]], order[pairs[:, 0]]
+    swapped[rows, pairs[:, 0]], swapped[rows, pairs[:, 1]] = (
+        sequence[pairs[:, 1]],
+        sequence[pairs[:, 0]],
+    )
     return torch.cat([changed, swapped])
-
-
-def _distance(
-    orders: Tensor, logits: Tensor, feature_norm: float, slope: Tensor, training: LocalTraining
-) -> Tensor:
-    """Squared distance of each sequence's mean bias gradient to the captured one, ``(M,)``."""
-    count = orders.shape[1]
-    rows = torch.nn.functional.one_hot(orders, len(slope)).to(slope)
-    current = logits.to(slope).expand(len(orders), -1)
-    velocity = torch.zeros_like(current)
-    total = torch.zeros_like(current)
-    for step in range(training.steps):
-        taken = training.positions(step, count)
-        gradient = current.softmax(dim=-1) - rows[:, taken].mean(dim=1)
-        velocity = training.momentum * velocity + gradient
-        total = total + velocity
-        current = current - training.lr * (feature_norm + 1.0) * velocity
-    return (total / training.steps - slope).square().sum(dim=1)

@@ -56,8 +56,9 @@ def infer_labels(case: Case, *, choice: int = 0) -> LabelGuess:
     Parameters
     ----------
     choice
-        Where several sequences explain the update, take this one (modulo their number), counted
-        from the likeliest; restarts try one after another.
+        Number of the restart. Over several epochs it says in which order the client took its
+        images (`LocalTraining.order`); where those are used up, or there is nothing to choose,
+        the next likely sequence of labels is taken, counted round and round.
 
     Raises
     ------
@@ -167,6 +168,7 @@ def _sequence(
     logits = parameters[weight_name].to(features) @ features
     if bias_name is not None:
         logits = logits + parameters[bias_name].to(features)
+    order, choice = training.order(case.images, choice)
     sequences = label_sequences(
         logits=logits.cpu(),
         feature_norm=float(features.square().sum()),
@@ -174,6 +176,7 @@ def _sequence(
         images=case.images,
         training=training,
         guess=guess,
+        order=order,
     )
     return sequences[choice % len(sequences)]
 

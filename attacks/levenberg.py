@@ -51,7 +51,7 @@ def levenberg_marquardt(
     solves ``(J^T J + mu I) d = -J^T r`` with pixels at a bound held there; ``mu`` falls after a
     success and rises after a failure. Rows of the Jacobian are added up with random signs into
     twice as many rows as there are pixels (a count sketch), which keeps the solution and
-    saves most of the work.
+    saves most of the work. Where the Jacobian is not finite the search ends with what it has.
 
     Parameters
     ----------
@@ -75,6 +75,8 @@ def levenberg_marquardt(
         jacobian, value = _sketched_jacobian(residual, point)
         normal = jacobian.T @ jacobian
         slope = jacobian.T @ value
+        if not (bool(normal.isfinite().all()) and bool(slope.isfinite().all())):
+            break
         scale = float(normal.diagonal().mean())
         damping = scale * 1e-2 if damping is None else damping
         floor = scale * 1e-14

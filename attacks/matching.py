@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bract.attacks.defaults import for_model
 from bract.attacks.descent import Outcome, Run, descend
 from bract.attacks.engine import Engine, Progress, Solved
 from bract.attacks.evidence import Tier
 from bract.attacks.labels import infer_labels
-from bract.attacks.objectives import LayerWeighting, Objective, layer_weights
+from bract.attacks.objectives import LayerWeighting, NoObjective, Objective, layer_weights
 from bract.attacks.optimizers import LaneOptimizer
 from bract.attacks.priors import Prior
 from bract.attacks.problem import Case, Problem, open_case
@@ -22,6 +23,9 @@ from bract.attacks.reconstruction import Budget, Reconstruction, Refusal, Restar
 from bract.errors import BractError
 from bract.observation import Observation
 from bract.update import Tensors
+
+_OF_ONE_CASE = (BractError, RuntimeError, ValueError)
+"""What the numbers of one observation can raise, `torch.linalg.LinAlgError` among them."""
 
 History = Callable[[Observation], Sequence[Observation]]
 """Earlier observations of the same client, for adaptive attackers."""
@@ -84,6 +88,13 @@ class Attacker(ABC):
             its reason, and does not stop the others.
         """
 
+    def prior(self) -> Attacker | None:
+        """The same attack with nothing to match, or None: its start and its prior make the image.
+
+        Nothing that came back from the client enters the image.
+        """
+        return None
+
     def settings(self) -> dict[str, Any]:
         """Hyper-parameters, JSON-ready."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
@@ -120,10 +131,8 @@ class Attack(Attacker):
         for index, observation in enumerate(observations):
             try:
                 case = self.open(observation, budget, tier, history)
-            except BractError as error:
-                outcomes[index] = Refusal(
-                    attack=self.name, observation=observation.key, reason=str(error)
-                )
+            except _OF_ONE_CASE as error:
+                outcomes[index] = self._refuse(observation, error)
                 continue
             groups.setdefault(case.shape, []).append((index, case))
         for group in groups.values():
@@ -143,17 +152,25 @@ class Attack(Attacker):
                 budget=budget,
                 default_iterations=self.iterations,
                 seed=seed,
-                identity=f"{self.name} {self!r}",
+                identity=f"{self.name} {tier} {self!r}",
             )
-        except BractError as error:
+        except _OF_ONE_CASE as error:
             if len(cases) == 1:
-                key = cases[0].observation.key
-                return [Refusal(attack=self.name, observation=key, reason=str(error))]
+                return [self._refuse(cases[0].observation, error)]
             return [r for c in cases for r in self._attempt([c], budget, seed, tier, engine)]
         return [
             self._choose(case, restarts, budget, seed, tier)
             for case, restarts in zip(cases, solved, strict=True)
         ]
+
+    def _refuse(self, observation: Observation, error: Exception) -> Refusal:
+        reason = str(error)
+        if not isinstance(error, BractError):
+            reason = (
+                f"{observation.key}: {self.name} broke off on these tensors "
+                f"({type(error).__name__}: {reason}); try another attack"
+            )
+        return Refusal(attack=self.name, observation=observation.key, reason=reason)
 
     def open(
         self, observation: Observation, budget: Budget, tier: Tier, history: History | None
@@ -170,6 +187,17 @@ class Attack(Attacker):
     @abstractmethod
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Attack every lane within the limits of ``run``."""
+
+    def prior(self) -> Attacker | None:
+        """As `Attacker.prior`; an attack that only descends on an objective leaves that out.
+
+        The statistics of the client's own batch, where an attack uses them, are left out too.
+        """
+        known = self.__dataclass_fields__
+        if "objective" not in known:
+            return None
+        changes: dict[str, Any] = {"objective": NoObjective()}
+        return replace(self, **changes | ({"bn": 0.0} if "bn" in known else {}))
 
     def _choose(
         self, case: Case, restarts: list[Solved], budget: Budget, seed: int, tier: Tier
@@ -203,7 +231,7 @@ class Attack(Attacker):
             ],
             gradient_cosine=chosen.cosine,
             gradient_residual=chosen.residual,
-            settings=self.settings()
+            settings=for_model(self, case.observation.protocol.model).settings()
             | {
                 "restart": budget.chosen_starts[best],
                 "restarts": len(restarts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from bract.attacks.descent import Outcome, Run
 from bract.attacks.gauss_newton import solve_from
 from bract.attacks.grnn import GRNN
 from bract.attacks.lbfgs import LaneLBFGS
-from bract.attacks.matching import minimise
+from bract.attacks.matching import Attacker, minimise
 from bract.attacks.objectives import RelativeError
 from bract.attacks.pixels import PixelSearch
 from bract.attacks.problem import Problem
@@ -42,6 +42,11 @@ class GRNNPolish(GRNN):
 
     polish_steps: int = 30
     max_unknowns: int = 4096
+
+    def prior(self) -> Attacker | None:
+        """GRNN's: the finish matches the gradient and nothing else."""
+        inherited = {f.name: getattr(self, f.name) for f in fields(GRNN)}
+        return GRNN(**inherited).prior()
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Train generators, then refine every lane's best images."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.problem import Problem
+from bract.attacks.simulation import ORDERS
 from bract.attacks.victim import Victim
 from bract.observation import Observation
 
@@ -92,8 +93,9 @@ class BatchNormStatistics:
         wanted = [known_statistics(case.observation, case.victim)[0] for case in problem.cases]
         if not wanted[0]:
             return images.new_zeros(len(images))
+        held = {n: v for n, v in problem.buffers.items() if n != ORDERS}
         seen = problem.victim.batch_statistics(
-            problem.parameters, problem.buffers, problem.victim.normalise(images)
+            problem.parameters, held, problem.victim.normalise(images)
         )
         total = images.new_zeros(len(images))
         for name in wanted[0]:
@@ -126,7 +128,8 @@ def known_statistics(
         if mean is None or variance is None:
             continue
         count = f"{name}.num_batches_tracked"
-        one_step = count in returned and int(returned[count]) - int(sent[count]) == 1
+        counted = count in returned and count in sent
+        one_step = counted and int(returned[count]) - int(sent[count]) == 1
         momentum = module.momentum
         if observation.protocol.norm_mode == "train" and one_step and momentum:
             after = returned[f"{name}.running_mean"], returned[f"{name}.running_var"]

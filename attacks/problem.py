@@ -12,7 +12,13 @@ from torch import Tensor
 
 from bract.attacks.evidence import Evidence, Tier, evidence_for
 from bract.attacks.objectives import Objective, weighted_sum
-from bract.attacks.simulation import ForwardModel, forward_model, images_in
+from bract.attacks.simulation import (
+    ORDERS,
+    ForwardModel,
+    forward_model,
+    images_in,
+    local_training,
+)
 from bract.attacks.victim import Victim, victim_of
 from bract.attacks.visibility import scaled_names, visible_share
 from bract.errors import BractError
@@ -144,6 +150,10 @@ class Problem:
 
         victim = first.victim
         victim.model.to(device)
+        buffers = pile(
+            [c.observation.buffers | c.evidence.buffers for c in cases],
+            (*first.victim.buffer_names, *first.evidence.buffers),
+        )
         return cls(
             cases=cases,
             restarts=tuple(restart for _, restart in lanes),
@@ -151,10 +161,7 @@ class Problem:
             parameters=pile(
                 [c.observation.parameters for c in cases], first.victim.parameter_names
             ),
-            buffers=pile(
-                [c.observation.buffers | c.evidence.buffers for c in cases],
-                (*first.victim.buffer_names, *first.evidence.buffers),
-            ),
+            buffers=buffers | _orders(first, [restart for _, restart in lanes], device),
             target=pile([c.evidence.target for c in cases], tuple(first.evidence.target)),
             weights=optional([c.evidence.weights for c in cases]),
             alternatives=optional([c.evidence.alternatives for c in cases]),
@@ -170,6 +177,11 @@ class Problem:
     def victim(self) -> Victim:
         """The model under attack, the same for every lane."""
         return self.cases[0].victim
+
+    @property
+    def model(self) -> str | None:
+        """Declared name of the model, the same for every lane."""
+        return self.cases[0].observation.protocol.model
 
     @property
     def forward(self) -> ForwardModel:
@@ -306,6 +318,16 @@ class Problem:
         own = self.weights or {}
         product = {n: w * own[n] if n in own else w for n, w in weights.items()}
         return replace(self, weights=own | product)
+
+
+def _orders(case: Case, restarts: Sequence[int], device: torch.device) -> Tensors:
+    """In which order each lane takes its images, where that is open."""
+    training = local_training(case.forward)
+    if training is None:
+        return {}
+    orders = [training.order(case.images, restart)[0] for restart in restarts]
+    given = [order for order in orders if order is not None]
+    return {ORDERS: torch.tensor(given, device=device)} if given else {}
 
 
 def _nearest(simulated: Tensor, target: Tensor, others: Tensor) -> Tensor:

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from bract.attacks.shuffling import Order, batch_of, shuffle, steps_per_epoch
 from bract.attacks.victim import Victim
 from bract.errors import BractError
 from bract.observation import Protocol
 from bract.update import Tensors
+
+ORDERS = "local_training.orders"
+"""Among the buffers: the order of the images in every epoch, int64 ``(L, epochs, B)``."""
 
 
 class ForwardModel(typing.Protocol):
@@ -74,8 +78,11 @@ class BatchGradient:
 class LocalTraining:
     """Several local steps of SGD, unrolled: matches ``(w_0 - w_K) / (lr * steps)``.
 
-    Step k takes images ``k * batch_size`` to ``(k + 1) * batch_size``, wrapping around at the
-    end; which image stands where is for the search to find, since shuffling is not declared.
+    Every epoch goes through all images once, ``batch_size`` at a step; the last step of an epoch
+    takes what is left. In the first epoch the images stand in order, since which image stands
+    where is for the search to find. Later epochs stand in the order that the buffers hold as
+    `ORDERS`, by default the same one; shuffling is not declared, so restarts try different orders
+    (`bract.attacks.shuffling`).
 
     Attributes
     ----------
@@ -103,13 +110,10 @@ class LocalTraining:
         unknowns: Tensors,
     ) -> Tensors:
         """Train from ``parameters`` and return the scaled difference, differentiably."""
-        count = inputs.shape[1]
+        batch, state = self.batches(inputs, labels, buffers | unknowns)
 
         def gradient(step: int, current: Tensors) -> Tensors:
-            taken = self.positions(step, count)
-            return loss_gradient(
-                victim, current, buffers | unknowns, inputs[:, taken], labels[:, taken]
-            )
+            return loss_gradient(victim, current, state, *batch(step))
 
         return self.mean_direction(parameters, self.trajectory(parameters, gradient))
 
@@ -150,10 +154,42 @@ class LocalTraining:
         scale = 1.0 / (self.lr * self.steps)
         return {name: (value - end[name]) * scale for name, value in start.items()}
 
-    def positions(self, step: int, count: int) -> list[int]:
+    def positions(self, step: int, count: int, order: Order | None = None) -> list[int]:
         """Which of ``count`` images step number ``step`` (from 0) takes."""
-        taken = min(self.batch_size, count)
-        return [(step * self.batch_size + i) % count for i in range(taken)]
+        taken = batch_of(step, count, self.batch_size)
+        if order is None:
+            return list(taken)
+        row = order[step // steps_per_epoch(count, self.batch_size)]
+        return [row[position] for position in taken]
+
+    def order(self, count: int, choice: int) -> tuple[Order | None, int]:
+        """An order of ``count`` images for every epoch; see `bract.attacks.shuffling.shuffle`.
+
+        None where nothing is open: within one epoch, or with all images in every batch.
+        """
+        per_epoch = steps_per_epoch(count, self.batch_size)
+        if per_epoch == 1 or self.steps <= per_epoch:
+            return None, choice
+        return shuffle(count, self.batch_size, self.steps, choice)
+
+    def batches(
+        self, inputs: Tensor, labels: Tensor, state: Tensors
+    ) -> tuple[Callable[[int], tuple[Tensor, Tensor]], Tensors]:
+        """Return what each step takes, and the state without the orders of the images."""
+        count = inputs.shape[1]
+        left = {name: value for name, value in state.items() if name != ORDERS}
+        orders = state.get(ORDERS)
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            taken = batch_of(step, count, self.batch_size)
+            if orders is None:
+                return inputs[:, taken.start : taken.stop], labels[:, taken.start : taken.stop]
+            row = orders[:, step // steps_per_epoch(count, self.batch_size)]
+            lanes = torch.arange(len(inputs), device=inputs.device)[:, None]
+            pick = row[:, taken.start : taken.stop]
+            return inputs[lanes, pick], labels[lanes, pick]
+
+        return batch, left
 
 
 def loss_gradient(

@@ -153,8 +153,8 @@ class Observation:
         Raises
         ------
         BractError
-            If nothing plain came back, tensors are missing, shapes differ, or a value is not
-            finite.
+            If nothing plain came back, tensors are missing, shapes differ, or a value that was
+            sent or came back is not finite.
         """
         if self.ciphertexts and not self.update:
             raise BractError(
@@ -170,8 +170,11 @@ class Observation:
                     f"{self.key}: {name} came back as {tuple(value.shape)}, "
                     f"sent as {tuple(self.parameters[name].shape)}"
                 )
-            if not bool(torch.isfinite(value).all()):
-                raise BractError(f"{self.key}: {name} holds NaN or infinite values")
+        for group, where in _FINITE.items():
+            tensors: Tensors = getattr(self, group)
+            for name, value in tensors.items():
+                if value.is_floating_point() and not bool(value.isfinite().all()):
+                    raise BractError(f"{self.key}: {name} holds NaN or infinite values {where}")
 
     def to(self, device: torch.device | str) -> Observation:
         """Return a copy with every tensor on ``device``."""
@@ -187,6 +190,20 @@ class Observation:
             returned_buffers=move(self.returned_buffers),
         )
 
+
+_FINITE = {
+    "parameters": (
+        "as the server sent it; the global model has diverged: choose an earlier round, or train "
+        "with a lower learning rate"
+    ),
+    "buffers": (
+        "as the server sent it; the global model has diverged: choose an earlier round, or train "
+        "with a lower learning rate"
+    ),
+    "update": "in the update; the client's training diverged: choose another round",
+    "returned_buffers": "as it came back; the client's training diverged: choose another round",
+}
+"""What must be finite, and what to say and do where it is not."""
 
 _TENSOR_GROUPS = ("parameters", "buffers", "update", "returned_buffers", "ciphertexts")
 

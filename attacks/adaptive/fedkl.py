@@ -101,15 +101,12 @@ class LockedClient:
         if self.training is None:
             seen = simulated_statistics(victim, parameters, state, inputs, self.statistics)
             return loss_gradient(victim, parameters, state, inputs, labels) | seen
-        training, count = self.training, inputs.shape[1]
-        names = self.names
+        training, names = self.training, self.names
+        batch, fixed = training.batches(inputs, labels, buffers)
 
         def gradient(step: int, current: Tensors) -> Tensors:
-            taken = training.positions(step, count)
             positive = {n: v.clamp_min(0.0) for n, v in current.items() if self.relu and n in names}
-            found = loss_gradient(
-                victim, current | positive, buffers, inputs[:, taken], labels[:, taken]
-            )
+            found = loss_gradient(victim, current | positive, fixed, *batch(step))
             return found | {n: found[n] * (current[n] > 0) for n in positive}
 
         pace = self.rate * (1.0 + self.key_length / 3.0)

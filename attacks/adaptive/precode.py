@@ -83,18 +83,12 @@ class BottleneckClient:
         state = buffers | unknowns
         if training is None:
             return loss_gradient(victim, parameters, state, inputs, labels, auxiliary=True)
-        count = inputs.shape[1]
+        batch, state = training.batches(inputs, labels, state)
 
         def gradient(step: int, current: Tensors) -> Tensors:
-            taken = training.positions(step, count)
-            return loss_gradient(
-                victim,
-                current,
-                state | {name: state[name][:, step]},
-                inputs[:, taken],
-                labels[:, taken],
-                auxiliary=True,
-            )
+            images, rows = batch(step)
+            drawn = {name: state[name][:, step, : images.shape[1]]}
+            return loss_gradient(victim, current, state | drawn, images, rows, auxiliary=True)
 
         end = training.trajectory(parameters, gradient)
         return training.mean_direction(parameters, end)

@@ -87,8 +87,9 @@ def _observe(
         protocol = replace(protocol, algorithm="fedsgd")
     else:
         optimizer = torch.optim.SGD(network.parameters(), lr=lr, momentum=momentum)
+        epoch = [slice(at, at + batch) for at in range(0, len(images), batch)]
         for step in range(steps):
-            taken = [(step * batch + i) % len(images) for i in range(batch)]
+            taken = epoch[step % len(epoch)]
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(inputs[taken]), labels[taken]).backward()
             optimizer.step()

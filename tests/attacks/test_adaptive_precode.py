@@ -66,6 +66,16 @@ def test_every_unrolled_step_has_noise_of_its_own(digits):
     assert residual(captured, {noise_name(BLOCK): noise}) < 1e-5
 
 
+def test_a_short_last_batch_draws_less_noise(digits):
+    captured = hidden(digits, 3, seed=5, steps=2, batch_size=2)
+    generator = ProtectContext(seed=5).generator("precode")
+    noise = torch.stack([torch.randn(2, 16, generator=generator) for _ in range(2)])
+    generator = ProtectContext(seed=5).generator("precode")
+    torch.randn(2, 16, generator=generator)
+    noise[1, :1] = torch.randn(1, 16, generator=generator)
+    assert residual(captured, {noise_name(BLOCK): noise}) < 1e-5
+
+
 def test_the_divergence_in_the_clients_loss_is_simulated(digits):
     captured = hidden(digits, seed=3)
     light = replace(captured.seen.protocol, defenses=({**ENTRY, "weight": 0.0},))

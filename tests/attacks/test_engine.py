@@ -1,8 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bract.attacks import GRNN, IG, Budget, Engine, Plateau, Refusal, reconstruct
+from bract.attacks.engine import _content
 from bract.attacks.matching import Attacker
+from bract.attacks.problem import open_case
+from bract.attacks.simulation import LocalTraining
 from bract.errors import BractError
 
 
@@ -80,6 +85,51 @@ def test_other_settings_do_not_use_each_others_checkpoints(seen, tmp_path):
     first = reconstruct(seen, IG(), budget=budget, engine=engine)
     second = reconstruct(seen, IG(lr=0.01), budget=budget, engine=engine)
     assert not torch.equal(first[0].images, second[0].images)
+
+
+def test_a_checkpoint_is_for_the_same_evidence_only(seen):
+    case = open_case(seen[0], tier="oblivious", max_images=1, unroll=16)
+    bias = "classifier.1.bias"
+    evidence = [
+        {"weights": {bias: torch.full((10,), 0.5)}},
+        {"weights": {bias: torch.full((10,), 0.25)}},
+        {"alternatives": {bias: torch.zeros(1, 10)}},
+        {"alternatives": {bias: torch.ones(1, 10)}},
+        {"nuisance": {bias: torch.eye(10)[:1]}},
+        {"nuisance": {bias: torch.eye(10)[1:2]}},
+        {"unknown_factor": True},
+        {"labels": torch.tensor([1])},
+        {"labels": torch.tensor([2])},
+        {"buffers": {"noise": torch.ones(1, 4)}},
+        {"target": {bias: torch.ones(10)}},
+    ]
+    observation = [
+        {"buffers": {"norm.running_mean": torch.ones(4)}},
+        {"returned_buffers": {"norm.running_mean": torch.ones(4)}},
+        {"protocol": replace(seen[0].protocol, mean=(0.1,))},
+    ]
+    cases = [
+        case,
+        replace(case, forward=LocalTraining(steps=2, batch_size=1, lr=0.1)),
+        *[replace(case, evidence=replace(case.evidence, **c)) for c in evidence],
+        *[replace(case, observation=replace(case.observation, **c)) for c in observation],
+    ]
+    assert len({_content(c) for c in cases}) == len(cases)
+    again = open_case(seen[0], tier="oblivious", max_images=1, unroll=16)
+    assert _content(again) == _content(case)
+
+
+def test_neither_another_tier_nor_another_plateau_uses_a_checkpoint(seen, tmp_path):
+    def run(tier, plateau):
+        engine = Engine(checkpoint=tmp_path, plateau=plateau)
+        budget = Budget(iterations=2)
+        IG().run(seen[:1], budget=budget, seed=0, tier=tier, engine=engine)
+        return len(list(tmp_path.iterdir()))
+
+    assert run("oblivious", None) == 1
+    assert run("adaptive", None) == 2
+    assert run("adaptive", Plateau(patience=1)) == 3
+    assert run("oblivious", None) == 3
 
 
 def test_a_plateau_stops_early(seen):

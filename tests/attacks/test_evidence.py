@@ -1,14 +1,18 @@
+import gc
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from bract.attacks import DLG, GRNN, IG, Budget
-from bract.attacks.evidence import Evidence
+from bract.attacks import DLG, GRNN, IG, Auto, Budget, Engine
+from bract.attacks.evidence import ADAPTIVE, Evidence, evidence_for, remembered_evidence
 from bract.attacks.objectives import SquaredError
 from bract.attacks.problem import Problem, open_case
 from bract.attacks.visibility import visible_share
 from bract.client.defenses import build_defenses
+from bract.errors import BractError
 
 
 @pytest.fixture
@@ -97,3 +101,88 @@ def test_a_clipped_batch_is_matched_up_to_its_factor(observe, tiny):
     truth = {n: v[None] for n, v in clean.update.items()}
     size = float(sum(v.square().sum() for v in truth.values()))
     assert float(problem.distance(SquaredError(), truth)) < 1e-5 * size
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Rounds for which an adaptive attacker of a made-up defense was asked."""
+    log = []
+
+    def undo(observation, history):
+        log.append((observation.round, [seen.round for seen in history]))
+        if observation.client == "strange":
+            raise BractError("moments that no gradient makes")
+        return Evidence(target=dict(observation.update), notes={"round": observation.round})
+
+    monkeypatch.setitem(ADAPTIVE._entries, "made-up", undo)
+    return log
+
+
+def declaring(observe, tiny, **changes):
+    seen = observe(tiny[0][:1], tiny[1][:1])
+    protocol = replace(seen.protocol, defenses=({"name": "made-up"},))
+    return replace(seen, protocol=protocol, **changes)
+
+
+def test_a_choice_among_attacks_works_out_each_observations_evidence_once(observe, tiny, asked):
+    seen = [declaring(observe, tiny, round=number) for number in (2, 3)]
+    first = declaring(observe, tiny)
+    results = Auto(pool=("ig", "idlg")).run(
+        seen,
+        budget=Budget(iterations=2, restarts=2),
+        seed=0,
+        tier="adaptive",
+        engine=Engine(),
+        history=lambda observation: Later([first]),
+    )
+    assert [r.settings["evidence"]["round"] for r in results] == [2, 3]
+    assert sorted(asked) == [(2, [1]), (3, [1])]
+
+
+class Later(Sequence):
+    """A sequence that is another object whenever it is asked for, as one read from disk."""
+
+    def __init__(self, seen):
+        self._seen = seen
+
+    def __len__(self):
+        return len(self._seen)
+
+    def __getitem__(self, index):
+        return self._seen[index]
+
+
+def test_evidence_is_remembered_by_observation_tier_and_history(observe, tiny, asked):
+    seen, first = declaring(observe, tiny, round=2), declaring(observe, tiny)
+    with remembered_evidence():
+        one = evidence_for(seen, "adaptive")
+        assert evidence_for(seen, "adaptive", Later([])) is one
+        with remembered_evidence():
+            assert evidence_for(seen, "adaptive", []) is one
+        assert evidence_for(seen, "adaptive", [first]) is not one
+        assert evidence_for(seen, "adaptive", [first]) is evidence_for(seen, "adaptive", (first,))
+        assert evidence_for(seen, "oblivious") is not one
+        assert evidence_for(replace(seen), "adaptive") is not one
+        assert asked == [(2, []), (2, [1]), (2, [])]
+    assert evidence_for(seen, "adaptive") is not one
+
+
+def test_a_refusal_is_remembered_too(observe, tiny, asked):
+    strange = declaring(observe, tiny, client="strange")
+    with remembered_evidence():
+        for _ in range(2):
+            with pytest.raises(BractError, match="no gradient makes"):
+                evidence_for(strange, "adaptive")
+    assert len(asked) == 1
+
+
+def test_nothing_outlives_the_block(observe, tiny, asked):
+    seen = declaring(observe, tiny)
+    gone = weakref.ref(seen)
+    with remembered_evidence():
+        evidence_for(seen, "adaptive")
+        del seen
+        gc.collect()
+        assert gone() is not None
+    gc.collect()
+    assert gone() is None

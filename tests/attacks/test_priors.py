@@ -63,3 +63,23 @@ def test_returned_buffers_give_the_statistics_of_the_clients_own_batch(observe, 
 def test_models_without_batch_normalisation_are_left_alone(observe, digits):
     problem = problem_of(observe(digits[0][:1], digits[1][:1]))
     assert float(BatchNormStatistics(weight=1.0)(problem, digits[0][None, :1])) == 0.0
+
+
+@MODELS.register("test-untraceable", force=True)
+class Untraceable(NormFirst):
+    """The same with control flow on values, which only `torch.func.vmap` can run."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if images.abs().flatten().shape[0] == sum(1 for _ in images.flatten(1)):
+            return super().forward(-images)
+        return super().forward(images)
+
+
+def test_the_order_of_later_epochs_is_nothing_that_a_model_holds(observe, digits):
+    network = Untraceable(classes=10, channels=1, image_size=16)
+    seen = observe(digits[0][:4], digits[1][:4], model=network, steps=4, batch_size=2)
+    seen = replace(seen, protocol=seen.protocol.updated({"model": "test-untraceable"}))
+    problem = problem_of(seen, seen)
+    assert problem.victim.network is None
+    images = digits[0][None, :4].expand(2, 4, 1, 16, 16)
+    assert BatchNormStatistics(weight=1.0)(problem, images).shape == (2,)

@@ -1,11 +1,22 @@
+import itertools
+
 import pytest
 import torch
 from torch import nn
 
+from bract.attacks.label_sequences import label_sequences
+from bract.attacks.labels import infer_labels
+from bract.attacks.objectives import RelativeError
 from bract.attacks.problem import Problem, open_case
+from bract.attacks.shuffling import shuffle
 from bract.attacks.simulation import BatchGradient, LocalTraining, forward_model, images_in
+from bract.client.training import train_locally
+from bract.config import TrainingConfig
+from bract.data import DataSpec
 from bract.errors import BractError
-from bract.observation import Protocol
+from bract.models import create_model, initialise
+from bract.observation import Observation, Protocol
+from bract.update import parameters_of
 
 
 def stacked(observations, images=8):
@@ -38,6 +49,128 @@ def test_unrolled_steps_equal_real_local_training(observe, digits, momentum):
     made = simulate(problem, images[None], labels[None])
     for name, wanted in seen.gradient().items():
         assert torch.allclose(made[name][0], wanted, atol=1e-5), name
+
+
+def trained(images, labels, *, batch, epochs, seed=0):
+    """What bract's own client uploads, and its images and labels in the order of first use."""
+    spec = DataSpec((1, 16, 16), 10, (0.3,), (0.4,))
+    network = initialise(
+        create_model("lenet-strided", classes=10, channels=1, image_size=16), "default", 0
+    )
+    sent = parameters_of(network)
+    config = TrainingConfig(algorithm="fedavg", batch_size=batch, lr=0.3, local_epochs=epochs)
+    result = train_locally(
+        network, images, labels, config=config, spec=spec, seed=seed, device=torch.device("cpu")
+    )
+    seen = Observation(
+        round=1,
+        client="client-0",
+        parameters=sent,
+        update=result.update,
+        protocol=Protocol(
+            model="lenet-strided",
+            image_shape=spec.image_shape,
+            classes=10,
+            mean=spec.mean,
+            std=spec.std,
+            batch_size=min(batch, len(result.used)),
+            num_examples=len(result.used),
+            lr=0.3,
+            local_steps=result.steps,
+        ),
+    )
+    return seen, images[result.used], labels[result.used]
+
+
+def residuals(seen, images, labels, restarts=1):
+    """Relative distance to the capture at the truth, each restart."""
+    case = open_case(seen, tier="oblivious", max_images=8, unroll=16)
+    lanes = [(case, restart) for restart in range(restarts)]
+    problem = Problem.stack(lanes, seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    rows = nn.functional.one_hot(labels, 10).double()
+    made = problem.simulate(
+        images.double().expand(restarts, *images.shape), rows.expand(restarts, *rows.shape), {}
+    )
+    return problem.distance(RelativeError(), made).sqrt().tolist()
+
+
+@pytest.mark.parametrize(("count", "batch"), [(4, 2), (5, 2), (5, 4), (3, 5)])
+def test_one_epoch_of_the_real_client_is_simulated_to_rounding(digits, count, batch):
+    seen, images, labels = trained(digits[0][:count], digits[1][:count], batch=batch, epochs=1)
+    assert residuals(seen, images, labels)[0] < 1e-5
+
+
+@pytest.mark.parametrize(("count", "batch", "epochs"), [(4, 2, 2), (3, 2, 2), (2, 1, 3)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_some_restart_shuffles_later_epochs_as_the_real_client_did(
+    digits, count, batch, epochs, seed
+):
+    seen, images, labels = trained(
+        digits[0][:count], digits[1][:count], batch=batch, epochs=epochs, seed=seed
+    )
+    # Names within the first batch are arbitrary, so every naming counts.
+    namings = [
+        list(p)
+        for p in itertools.permutations(range(count))
+        if all(i // batch == j // batch for i, j in enumerate(p))
+    ]
+    found = [residuals(seen, images[p], labels[p], restarts=8) for p in namings]
+    best = min(min(row) for row in found)
+    assert best < 1e-5
+    assert max(max(row) for row in found) > 1e-3
+
+
+def test_orders_that_differ_by_the_names_of_images_alone_are_tried_once():
+    # Two of the four images meet again in the first batch of the second epoch: the first batch's
+    # two, the second batch's two, or one of each.
+    orders = [shuffle(4, 2, 4, choice) for choice in range(4)]
+    assert [again for _, again in orders] == [0, 0, 0, 1]
+    together = {frozenset(i // 2 for i in order[1][:2]) for order, _ in orders}
+    assert together == {frozenset({0}), frozenset({1}), frozenset({0, 1})}
+    assert orders[3][0] == orders[0][0]
+    assert all(order[0] == (0, 1, 2, 3) for order, _ in orders)
+
+
+def test_a_client_that_does_not_shuffle_is_among_the_first_two_restarts():
+    unshuffled = tuple(range(6))
+    assert (unshuffled, unshuffled) in [shuffle(6, 2, 6, choice)[0] for choice in range(2)]
+
+
+def test_labels_are_searched_in_the_order_of_the_later_epochs():
+    # A last layer that sees the same features of every image is the recursion itself.
+    training = LocalTraining(steps=4, batch_size=2, lr=0.4)
+    labels, order = torch.tensor([3, 1, 0, 1]), ((0, 1, 2, 3), (0, 2, 3, 1))
+    features = torch.linspace(-1, 1, 6, dtype=torch.float64)
+    layer = nn.Linear(6, 4, dtype=torch.float64)
+    before, logits = layer.bias.detach().clone(), layer(features).detach()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.4)
+    for taken in ([0, 1], [2, 3], [0, 2], [3, 1]):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(layer(features.expand(2, 6)), labels[taken]).backward()
+        optimizer.step()
+    found = label_sequences(
+        logits=logits,
+        feature_norm=float(features.square().sum()),
+        slope=(before - layer.bias.detach()) / (0.4 * 4),
+        images=4,
+        training=training,
+        guess=torch.tensor([0, 1, 1, 3]),
+        order=order,
+    )[0]
+
+    def batches(of):
+        return [sorted(of[training.positions(step, 4, order)].tolist()) for step in range(4)]
+
+    assert batches(found) == batches(labels)
+
+
+def test_restarts_take_another_order_first_and_other_labels_when_those_are_used_up(digits):
+    seen, _, _ = trained(digits[0][:4], digits[1][:4], batch=2, epochs=2)
+    case = open_case(seen, tier="oblivious", max_images=8, unroll=16)
+    orders = [case.forward.order(4, choice) for choice in range(6)]
+    assert [again for _, again in orders] == [0, 0, 0, 1, 1, 1]
+    labels = [infer_labels(case, choice=choice).labels.tolist() for choice in (0, 3)]
+    assert labels[0] != labels[1]
 
 
 def test_a_single_step_is_matched_as_a_gradient_with_the_right_sign(observe, digits):

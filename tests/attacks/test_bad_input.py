@@ -1,0 +1,123 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bract.attacks import IG, Budget, Engine, GaussNewton, Reconstruction, Refusal, reconstruct
+from bract.attacks.problem import Problem
+from bract.errors import BractError
+from bract.models import create_model
+from bract.update import buffers_of
+
+
+@pytest.fixture
+def seen(observe, tiny):
+    return [observe(tiny[0][i : i + 1], tiny[1][i : i + 1], client=f"c{i}") for i in range(3)]
+
+
+def spoiled(tensors, name, value):
+    changed = tensors[name].clone()
+    changed.view(-1)[0] = value
+    return tensors | {name: changed}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("group", ["parameters", "buffers", "update", "returned_buffers"])
+def test_what_is_not_finite_is_refused_by_name_with_the_mend(observe, tiny, group, value):
+
+    network = create_model("lenet-strided-bn", classes=10, channels=1, image_size=8)
+    seen = observe(tiny[0][:2], tiny[1][:2], model=network)
+    seen = replace(
+        seen,
+        protocol=seen.protocol.updated({"model": "lenet-strided-bn"}),
+        returned_buffers=buffers_of(network),
+    )
+    seen.check()
+    tensors = getattr(seen, group)
+    name = next(n for n, v in tensors.items() if v.is_floating_point())
+    bad = replace(seen, **{group: spoiled(tensors, name, value)})
+    with pytest.raises(BractError, match=f"{name} holds NaN or infinite values .*choose"):
+        bad.check()
+    for using in ("auto", "best", "ig", "labels"):
+        (result,) = reconstruct(bad, using, budget=Budget(iterations=1), device="cpu")
+        assert isinstance(result, Refusal)
+        assert f"{name} holds NaN" in result.reason
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.linalg.LinAlgError("the matrix is singular"),
+        RuntimeError("the matrix is singular"),
+        ValueError("the matrix is singular"),
+    ],
+)
+@pytest.mark.parametrize("where", ["open", "solve"])
+def test_numbers_that_one_observation_breaks_on_leave_the_others_their_attack(
+    seen, monkeypatch, error, where
+):
+    untouched = getattr(IG, where)
+
+    def breaking(self, first, *rest):
+        if "c1" in [case.observation.client for case in getattr(first, "cases", [])] or (
+            getattr(first, "client", "") == "c1"
+        ):
+            raise error
+        return untouched(self, first, *rest)
+
+    monkeypatch.setattr(IG, where, breaking)
+    one, two, three = reconstruct(seen, IG(), budget=Budget(iterations=2), device="cpu")
+    assert isinstance(one, Reconstruction) and isinstance(three, Reconstruction)
+    assert isinstance(two, Refusal)
+    assert "round-0001/c1: ig broke off" in two.reason
+    assert "the matrix is singular" in two.reason
+
+
+def test_a_mistake_in_the_program_is_not_taken_for_bad_input(seen, monkeypatch):
+    def solve(self, problem, run):
+        raise TypeError("wrong argument")
+
+    monkeypatch.setattr(IG, "solve", solve)
+    with pytest.raises(TypeError, match="wrong argument"):
+        reconstruct(seen, IG(), budget=Budget(iterations=1), device="cpu")
+
+
+def test_a_restart_with_a_loss_that_is_no_number_is_never_the_blind_pick(seen, monkeypatch):
+    solve = IG.solve
+
+    def spoil(self, problem, run):
+        outcome = solve(self, problem, run)
+        outcome.losses = outcome.losses.clone()
+        outcome.losses[0] = float("nan")
+        return outcome
+
+    monkeypatch.setattr(IG, "solve", spoil)
+    budget = Budget(iterations=2, restarts=2)
+    (found,) = reconstruct(seen[:1], IG(), budget=budget, engine=Engine())
+    assert found.all_restarts[0].loss == float("inf")
+    assert found.settings["restart"] == 1
+    assert not found.failed
+
+
+def test_solving_for_pixels_ends_where_the_jacobian_is_not_finite(seen, monkeypatch):
+    def jacobian(residual, point):
+        value = residual(point)
+        return torch.full((len(value), len(point)), float("nan"), dtype=point.dtype), value
+
+    monkeypatch.setattr("bract.attacks.levenberg._sketched_jacobian", jacobian)
+    found = GaussNewton()(seen[0])
+    assert found.iterations == 0
+    assert float(found.images.min()) == pytest.approx(0.5)
+    assert 0 < found.final_loss < float("inf")
+
+
+def test_solving_for_pixels_fails_as_a_trial_where_the_model_overflows(seen, monkeypatch):
+    simulate = Problem.simulate
+
+    def overflow(self, images, labels, unknowns):
+        return {n: v * float("inf") for n, v in simulate(self, images, labels, unknowns).items()}
+
+    monkeypatch.setattr(Problem, "simulate", overflow)
+    (found,) = reconstruct(seen[:1], GaussNewton(), device="cpu")
+    assert isinstance(found, Reconstruction)
+    assert found.failed
