@@ -37,7 +37,8 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
-from bract.models import create_model, initialise, key_locks
+from bract.models import create_model, initialise
+from bract.models.keylock import Lock
 from bract.observation import Observation, Protocol
 from bract.update import Tensors, buffers_of, parameters_of
 
@@ -115,7 +116,7 @@ class Upload:
     history: tuple[Observation, ...]
     truth: Tensor
     label: Tensor
-    coefficients: dict[str, tuple[Tensor, Tensor]]
+    coefficients: Tensors
 
 
 def standard_plan(iterations: int) -> list[Setting]:
@@ -164,11 +165,7 @@ def upload(setting: Setting, images: ImageSet, client: int) -> Upload:
         truth, label = images.images[[position]], images.labels[[position]]
         context = ProtectContext(round=number, seed=1000 * client + number)
         chain.attach(network, state, context)
-        coefficients = {
-            name: tuple(value.detach().clone() for value in module.lock.coefficients())
-            for name, module in key_locks(network).items()
-            if module.lock is not None
-        }
+        coefficients = lock_of(state)
         parameters, buffers = parameters_of(network), buffers_of(network)
         found = train_locally(
             network,
@@ -208,6 +205,16 @@ def upload(setting: Setting, images: ImageSet, client: int) -> Upload:
                 buffer.copy_(found.buffers[name])
     plain = replace(captured, update=found.update, protocol=replace(protocol, defenses=()))
     return Upload(captured, plain, tuple(history[:-1]), truth[0], label[0], coefficients)
+
+
+def lock_of(state: Tensors) -> Tensors:
+    """Return scale and shift of each locked layer from a client's state; nothing without FedKL."""
+    own = {n.removeprefix("fedkl."): v for n, v in state.items() if n.startswith("fedkl.")}
+    return (
+        {n: v.detach().clone() for n, v in Lock.load(own, relu=True).coefficients().items()}
+        if own
+        else {}
+    )
 
 
 def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
