@@ -138,7 +138,10 @@ def _match(case: Case, result: Reconstruction) -> dict[str, Any]:
         name: {"cosine": None, "size": float(v.double().square().mean().sqrt()) / largest}
         for name, v in target.items()
     }
-    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    lane = (case, int(result.settings.get("restart", 0)))
+    problem = Problem.stack(
+        [lane], seed=result.seed, device=torch.device("cpu"), dtype=torch.float64
+    )
     if problem.unknowns():
         return {"scale": None, "layers": layers}
     simulated = problem.simulate(

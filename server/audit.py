@@ -9,14 +9,14 @@ where it stopped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bract.attacks import ATTACKS, Attacker, Budget, Engine, Reconstruction, Refusal, attack
 from bract.attacks.engine import Progress
-from bract.attacks.evidence import Tier
+from bract.attacks.evidence import Tier, remembered_evidence
 from bract.config import FederationConfig
 from bract.errors import BractError
 from bract.observation import Observation
@@ -188,31 +188,37 @@ class Audit:
         )
         for batch in batches:
             self._begin()
-            unfinished = self._files.unfinished(batch.attack)
-            engine = Engine(device=self.choice.device, progress=progress, checkpoint=unfinished)
-            opened: list[tuple[Capture, Observation]] = []
-            for capture in batch.captures:
-                try:
-                    opened.append((capture, self._open(capture)))
-                except BractError as error:
-                    refusal = Refusal(
-                        attack=batch.attack, observation=capture.key, reason=str(error)
-                    )
-                    yield self._record(batch, capture, refusal, engine)
-            if not opened:
-                continue
-            captures = {observation.key: capture for capture, observation in opened}
-            results = self.attacks[batch.attack].run(
-                [observation for _, observation in opened],
-                budget=budget,
-                seed=self._seed(batch.attack, batch.repeat),
-                tier=self._tier(batch),
-                engine=engine,
-                history=lambda observation: self._history(captures[observation.key]),  # noqa: B023
-            )
-            for (capture, observation), result in zip(opened, results, strict=True):
-                yield self._record(batch, capture, result, engine, observation)
+            # What a batch read is let go before the next one is opened.
+            with remembered_evidence():
+                yield from self._attack(batch, budget, progress)
             self._files.forget(batch.attack)
+
+    def _attack(
+        self, batch: Batch, budget: Budget, progress: Callable[[Progress], None] | None
+    ) -> Iterator[dict[str, Any]]:
+        unfinished = self._files.unfinished(batch.attack)
+        engine = Engine(device=self.choice.device, progress=progress, checkpoint=unfinished)
+        opened: list[tuple[Capture, Observation]] = []
+        for capture in batch.captures:
+            try:
+                opened.append((capture, self._open(capture)))
+            except BractError as error:
+                refusal = Refusal(attack=batch.attack, observation=capture.key, reason=str(error))
+                yield self._record(batch, capture, refusal, engine)
+        if not opened:
+            return
+        earlier = {observation.key: self._history(capture) for capture, observation in opened}
+        results = self.attacks[batch.attack].run(
+            [observation for _, observation in opened],
+            budget=budget,
+            seed=self._seed(batch.attack, batch.repeat),
+            tier=self._tier(batch),
+            engine=engine,
+            history=lambda observation: earlier[observation.key],
+        )
+        for (capture, observation), result in zip(opened, results, strict=True):
+            history = earlier[observation.key]
+            yield self._record(batch, capture, result, engine, observation, history)
 
     def _seed(self, name: str, repeat: int) -> int:
         return derive_seed(self.choice.seed, "audit", name, *((repeat,) if repeat else ()))
@@ -253,6 +259,7 @@ class Audit:
         result: Reconstruction | Refusal,
         engine: Engine,
         observation: Observation | None = None,
+        history: Sequence[Observation] = (),
     ) -> dict[str, Any]:
         name = batch.attack
         path = self._files.path(name, capture, batch.repeat)
@@ -282,7 +289,6 @@ class Audit:
             facts |= {"refused": None, **result.summary(), "attack": name}
             facts["tier"] = self.choice.tier
             tier = self._tier(batch)
-            history = self._history(capture)
             attempt = Attempt(name, observation, result, tier, history)
             facts |= self._judge.judge(attempt, self._truth(capture), path)
             facts["budget"] = self._budget(attempt.method)
