@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,15 +35,14 @@ TRUST = tuple(0.05 * 10.0 ** (-k / 4) for k in range(13))
 NOISE = 3e-4
 """Error wanted in what is matched, as a share of it; chosen on images that score nothing."""
 
-ENOUGH = 0.75
-"""Fewest coordinates that must carry the match, as a share of the pixels to find."""
+ENOUGH = 0.3
+"""Fewest coordinates that must carry the match, as a share of the resolved ones; chosen alike."""
 
 _TYPICAL = 0.15
 """Typical error as a share of its bound."""
 
 _BALANCED = 1e-5
 _UNBALANCED = 1e-4
-_MOST_IMAGES = 8
 
 _STRANGE = 0.05
 _EDGE = 9.0
@@ -132,7 +130,7 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
             "client's first round, or give the earlier observations of it"
         )
     _refuse_bare(observation, inverted)
-    weights = trust(inverted, _pixels(observation))
+    weights = trust(inverted)
     notes["weight"] = float(weights.mean())
     like = {name: observation.update[name] for name in observation.update}
     wanted = unflatten(inverted.g * gradient_scale(observation), like)
@@ -213,14 +211,14 @@ def invert(
     return Inversion(g, error, both, after)
 
 
-def trust(inverted: Inversion, unknowns: int = 0) -> Tensor:
+def trust(inverted: Inversion) -> Tensor:
     """Weights in [0, 1] from error bounds, ``(D,)``.
 
     With s the root mean square of the resolved coordinates and q of `TRUST`, the weight is
     ``1 / (1 + (error / (q s))^2)``, and 0 where the bound is no less than half the coordinate and
     above ``q s``. A large q lets noise in, a small one leaves too few coordinates to find an image
     by: q is the largest at which the typical error is `NOISE` of what is matched, but no smaller
-    than leaves ``(sum w)^2 / sum w^2 >= ENOUGH * unknowns``.
+    than leaves ``(sum w)^2 / sum w^2`` at `ENOUGH` of the resolved coordinates.
     """
     resolved = inverted.resolved & (inverted.g != 0)
     size = float(inverted.g[resolved].square().mean().sqrt()) if resolved.any() else 0.0
@@ -231,7 +229,7 @@ def trust(inverted: Inversion, unknowns: int = 0) -> Tensor:
         if float(noise) <= NOISE**2 * float((weights * inverted.g.square())[kept].sum()):
             break
         fewer = _weights(inverted, share * size)
-        if float(fewer.sum()) ** 2 < ENOUGH * unknowns * float(fewer.square().sum()):
+        if float(fewer.sum()) ** 2 < ENOUGH * int(resolved.sum()) * float(fewer.square().sum()):
             break
         weights = fewer
     return weights
@@ -241,15 +239,6 @@ def _weights(inverted: Inversion, scale: float) -> Tensor:
     weight = 1.0 / (1.0 + (inverted.error / max(scale, 1e-300)).square())
     lost = (inverted.error >= 0.5 * inverted.g.abs()) & (inverted.error > scale)
     return torch.where(lost, 0.0, weight)
-
-
-def _pixels(observation: Observation) -> int:
-    shape = observation.protocol.image_shape
-    try:
-        images = images_in(observation.protocol, _MOST_IMAGES)
-    except BractError:
-        return 0
-    return images * math.prod(shape or (0,))
 
 
 def _weigh(

@@ -255,19 +255,17 @@ def test_a_small_bare_update_is_flagged_by_the_balance_of_its_last_bias(observe,
 
 def test_trust_lets_no_more_noise_in_than_wanted_unless_too_few_coordinates_are_left():
     size = torch.logspace(-6, 0, 1000, dtype=torch.float64)
-    noisy = Inversion(
-        g=size,
-        error=0.02 * size.square(),
-        ambiguous=torch.zeros(1000, dtype=torch.bool),
-        after=None,
-    )
+    open_ = torch.zeros(1000, dtype=torch.bool)
 
-    def noise(weights):
-        energy = (weights * size.square()).sum()
-        return float(((weights * (0.15 * noisy.error).square()).sum() / energy).sqrt())
+    def noise(inverted, weights):
+        typical = (weights * (0.15 * inverted.error).square()).sum()
+        return float((typical / (weights * size.square()).sum()).sqrt())
 
-    free, bound = trust(noisy), trust(noisy, unknowns=1200)
-    assert noise(free) <= NOISE < noise(bound)
-    assert float(bound.sum() ** 2 / bound.square().sum()) >= 900 * ENOUGH
-    exact = replace(noisy, error=torch.zeros(1000, dtype=torch.float64))
+    small = Inversion(g=size, error=0.02 * size.square(), ambiguous=open_, after=None)
+    assert noise(small, trust(small)) <= NOISE
+    large = replace(small, error=5.0 * size.square())
+    kept = trust(large)
+    assert noise(large, kept) > NOISE
+    assert float(kept.sum() ** 2 / kept.square().sum()) >= ENOUGH * int(large.resolved.sum())
+    exact = replace(small, error=torch.zeros(1000, dtype=torch.float64))
     assert torch.equal(trust(exact), torch.ones(1000, dtype=torch.float64))
