@@ -32,7 +32,9 @@ class ModelDefault:
 MODEL_DEFAULTS = (
     ModelDefault("grnn", "tv", "LeNet", 2e-3, "Ren et al. 2022: 1e-3, which their code doubles"),
     ModelDefault("grnn", "tv", "deep", 2e-6, "Ren et al. 2022: 1e-6, which their code doubles"),
-    ModelDefault("ig", "tv", "LeNet", 1e-6, "two training digits: 31 dB; 86 dB without a prior, which other images need"),
+    ModelDefault(
+        "ig", "tv", "LeNet", 1e-6, "two training digits: 31 dB; 86 dB without, but others need it"
+    ),
     ModelDefault("ig", "tv", "deep", 1e-4, "Geiping et al. 2020, published command line"),
 )
 
