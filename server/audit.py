@@ -8,6 +8,7 @@ where it stopped.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -188,10 +189,11 @@ class Audit:
         )
         for batch in batches:
             self._begin()
-            # What a batch read is let go before the next one is opened.
             with remembered_evidence():
                 yield from self._attack(batch, budget, progress)
             self._files.forget(batch.attack)
+            # Errors that were caught hold on to what a batch read, by their tracebacks.
+            gc.collect()
 
     def _attack(
         self, batch: Batch, budget: Budget, progress: Callable[[Progress], None] | None

@@ -1,3 +1,4 @@
+import gc
 import json
 import shutil
 import subprocess
@@ -501,8 +502,13 @@ def test_no_more_observations_are_in_memory_than_run_together(run, monkeypatch):
     monkeypatch.setitem(batches.MOST, "cpu", 2)
     planned = audit.plan()
     assert [len(batch.captures) for batch in planned] == [2, 2]
-    for _ in audit.execute(planned):
-        most.append(len(alive))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in audit.execute(planned):
+            most.append(len(alive))
+    finally:
+        gc.enable()
     assert max(most) == 2
 
 
