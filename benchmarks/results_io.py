@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,9 @@ def emit(
     if as_json:
         content = {
             "device": device(),
-            "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+            "command": shlex.join(
+                ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+            ),
             "versions": {"python": platform.python_version(), **_versions(), **(versions or {})},
             "rows": rows,
         }
