@@ -184,7 +184,7 @@ class Judge:
                 )
                 self._priors[name, count] = result.images[:count]
             except BractError as error:
-                _log.info("%s: no prior-only baseline: %s", name, error)
+                _log.info("%s: no prior-only baseline: %s", name, str(error))
                 self._priors[name, count] = None
         return self._priors[name, count]
 

@@ -481,7 +481,9 @@ def test_repeats_have_seeds_and_files_of_their_own_and_count_as_attempts(run):
     assert left.repeat == 1
 
 
-def test_no_more_observations_are_in_memory_than_run_together(run, monkeypatch):
+def test_no_more_observations_are_in_memory_than_run_together(run, monkeypatch, caplog):
+    # Whoever keeps log records keeps what they name.
+    caplog.set_level("INFO", "bract")
     store = ObservationStore(run.captures)
     template = store.load(run.captures / "round-0001" / "client-0")
     for number in (2, 3):
