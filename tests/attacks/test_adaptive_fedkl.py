@@ -8,6 +8,7 @@ from defended_clients import capture, residual
 from bract.attacks import IG, Budget, Engine, Refusal, attack, evidence_for, reconstruct
 from bract.attacks.adaptive import key_known
 from bract.attacks.adaptive.fedkl import FedKLHyper, LockedClient
+from bract.attacks.adaptive.statistics import statistics_to_match
 from bract.attacks.descent import Run
 from bract.attacks.gauss_newton import solve_from
 from bract.attacks.metrics import psnr
@@ -230,3 +231,13 @@ def test_a_capture_from_disk_gives_the_same_evidence(digits, tmp_path):
     first, second = (evidence_for(o, "adaptive") for o in (seen, loaded))
     assert first.notes == second.notes
     assert all(torch.equal(v, second.target[n]) for n, v in first.target.items())
+
+
+def test_the_weight_of_batch_statistics_is_no_trust_in_the_gradient(digits):
+    captured = locked(digits, buffers_return=True)
+    case = open_case(captured.seen, tier="adaptive", max_images=8, unroll=16)
+    _, weights = statistics_to_match(captured.seen, case.victim)
+    assert case.evidence.weights is not None and weights
+    assert set(case.evidence.weights) == set(weights)
+    for name, value in weights.items():
+        assert torch.equal(case.evidence.weights[name], value)
