@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test files run side by side, one worker a core; those that start federations run alone, after them.
+JOBS ?= auto
 COMPOSE ?= docker compose -f docker/compose.yaml
-ROOMS := strategies client attacks server cli
+ROOMS := strategies client attacks audit report server deploy cli
 
-.PHONY: demo docker-demo test lint tree install clean
+.PHONY: demo docker-demo test faults deployment containers docs release lint tree install clean
 
 demo: install
 	$(BIN)/bract demo
@@ -18,12 +20,34 @@ docker-demo:
 	echo "report: runs/docker/report.html"
 
 test: install lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not processes"
+	$(BIN)/pytest -m "processes and not faults and not containers and not deployment"
+
+# Breaks running federations; minutes, so apart from the tests.
+faults: install
+	$(BIN)/pytest -m faults
+
+# The site of documents, in build/site; every warning is an error. tests/test_site.py runs its snippets.
+docs: install tree
+	$(BIN)/mkdocs build --strict --quiet
+
+# Builds and checks distributions of the tag at HEAD, and stops before publishing.
+release: install
+	.ci/release
+
+# A wheel outside the checkout, the example app, the gateway and a restarted SuperLink; before a release.
+deployment: install
+	$(BIN)/pytest -m deployment
+
+# On a real Docker engine: builds the images first, the first time some minutes.
+containers: install
+	$(BIN)/pytest -m containers
 
 lint: install tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=build/tree $(BIN)/mypy -p bract
+	$(BIN)/mypy -p bract
+	$(BIN)/mypy tests benchmarks
 	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
 
 # The rooms are sub-packages of `bract` that lie beside it; tools that read the file system see them as one tree here.
@@ -37,7 +61,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,release]"
 	touch $@
 
 clean:

@@ -1,21 +1,37 @@
-"""Gradient inversion attacks on captured observations."""
+"""Gradient inversion attacks on captured observations.
 
-from bract.attacks import adaptive
-from bract.attacks.analytic import Analytic
-from bract.attacks.best import Best
-from bract.attacks.choice import Auto
-from bract.attacks.descent import Plateau
-from bract.attacks.dlg import DLG, IDLG
-from bract.attacks.engine import Engine, Progress
-from bract.attacks.evidence import ADAPTIVE, Evidence, Tier, evidence_for
-from bract.attacks.gauss_newton import GaussNewton
-from bract.attacks.grnn import GRNN
-from bract.attacks.ig import IG
-from bract.attacks.label_inference import LabelInference
-from bract.attacks.matching import Attack, Attacker
-from bract.attacks.polish import GRNNPolish
-from bract.attacks.reconstruction import Budget, Reconstruction, Refusal, Restart
+Every module of `bract.attacks.methods` and `bract.attacks.adaptive` is imported here, so an attack
+in one file there registers without a line elsewhere.
+"""
+
+from bract.attacks import adaptive, methods
+from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.base import Attack, Attacker
+from bract.attacks.methods.analytic import Analytic
+from bract.attacks.methods.auto import Auto
+from bract.attacks.methods.best import Best
+from bract.attacks.methods.dlg import DLG, IDLG
+from bract.attacks.methods.gauss_newton import GaussNewton
+from bract.attacks.methods.grnn import GRNN
+from bract.attacks.methods.grnn_polish import GRNNPolish
+from bract.attacks.methods.ig import IG
+from bract.attacks.methods.label_inference import LabelInference
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Tier
+from bract.attacks.problem.objectives import Cosine, Objective, RelativeError, SquaredError
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.registry import ATTACKS, attack, reconstruct
+from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
+from bract.attacks.solve.descent import Outcome, Plateau, Run
+from bract.attacks.solve.engine import Engine, Progress
+from bract.attacks.solve.lbfgs import BatchedLBFGS
+from bract.attacks.solve.matching import certain_labels, hard_labels, minimise, noise
+from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.pixels import PixelSearch
+from bract.attacks.solve.regularizers import TotalVariation
+from bract.attacks.task import AttackTask, evidence_for, open_cases
+from bract.registry import import_modules
 
 __all__ = [
     "ADAPTIVE",
@@ -26,23 +42,50 @@ __all__ = [
     "IG",
     "Analytic",
     "Attack",
+    "AttackTask",
     "Attacker",
     "Auto",
+    "BatchedLBFGS",
     "Best",
     "Budget",
+    "Case",
+    "Cosine",
     "Engine",
     "Evidence",
+    "FirstOrder",
+    "FirstOrderSettings",
     "GRNNPolish",
     "GaussNewton",
     "LabelInference",
+    "Objective",
+    "Outcome",
+    "PixelSearch",
     "Plateau",
+    "Problem",
     "Progress",
     "Reconstruction",
     "Refusal",
-    "Restart",
+    "RelativeError",
+    "Run",
+    "SquaredError",
+    "TargetModel",
     "Tier",
+    "TotalVariation",
+    "Trial",
     "adaptive",
     "attack",
+    "certain_labels",
+    "declared",
     "evidence_for",
+    "gradient_scale",
+    "hard_labels",
+    "methods",
+    "minimise",
+    "noise",
+    "open_cases",
     "reconstruct",
+    "target_model_of",
 ]
+
+import_modules(methods)
+import_modules(adaptive)

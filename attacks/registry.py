@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from bract.attacks.engine import Engine
-from bract.attacks.evidence import Tier
-from bract.attacks.matching import Attacker, History
-from bract.attacks.reconstruction import Budget, Reconstruction, Refusal
+from bract.attacks.base import Attacker
+from bract.attacks.problem.evidence import Tier
+from bract.attacks.result import Budget, Reconstruction, Refusal
+from bract.attacks.solve.engine import Engine
+from bract.attacks.task import AttackTask, History
 from bract.errors import BractError
-from bract.observation import Observation
-from bract.registry import Registry, unknown
+from bract.protocol.observation import Observation
+from bract.registry import Registry, named, unknown
 
-ATTACKS: Registry[type[Attacker]] = Registry("attack")
+ATTACKS: Registry[type[Attacker]] = Registry(
+    "attack", group="bract.attacks", check=partial(named, Attacker)
+)
 
 
 def attack(name: str, **settings: Any) -> Attacker:
@@ -34,7 +38,7 @@ def attack(name: str, **settings: Any) -> Attacker:
 
 def reconstruct(
     observations: Observation | Sequence[Observation],
-    using: str | Attacker = "ig",
+    using: str | Attacker = "auto",
     *,
     budget: Budget | None = None,
     seed: int = 0,
@@ -60,15 +64,15 @@ def reconstruct(
     Examples
     --------
     >>> store = ObservationStore("runs/demo/captures")  # doctest: +SKIP
-    >>> results = reconstruct(list(store), "ig", budget=Budget(restarts=2))  # doctest: +SKIP
+    >>> results = reconstruct(list(store), budget=Budget(restarts=2))  # doctest: +SKIP
     """
     given = [observations] if isinstance(observations, Observation) else list(observations)
     chosen = attack(using) if isinstance(using, str) else using
-    return chosen.run(
-        given,
+    task = AttackTask(
         budget=budget or Budget(),
         seed=seed,
         tier=tier,
         engine=engine or Engine(device=device),
         history=history,
     )
+    return chosen.attack(given, task)

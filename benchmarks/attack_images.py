@@ -1,22 +1,34 @@
 """Images that attacks are scored on, and others that settings were chosen on. All are offline."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import mnist_package
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bract.config import DataConfig
 from bract.data import open_source
 
 SIZE = 32
+IMAGE_SETS = ("digits", "mnist", "faces", "grey", "photos")
 
 PHOTOGRAPHS = {
     "score": ("astronaut", "coffee", "chelsea", "rocket"),
     "choose": ("retina", "hubble_deep_field", "immunohistochemistry"),
 }
+GREY_PICTURES = {
+    "score": ("camera", "coins", "page", "moon"),
+    "choose": ("brick", "grass", "gravel", "text"),
+}
 
 _CROP = 128
 _CANDIDATES = 100
+_FACES = 100
+"""The first images of scikit-image's subset of LFW show faces, the others do not."""
 
 
 @dataclass(frozen=True)
@@ -38,38 +50,94 @@ class ImageSet:
 
 
 def image_set(name: str, count: int, split: str) -> ImageSet:
-    """Return ``digits`` (grey) or ``photos`` (colour) of the split ``score`` or ``choose``.
+    """Return images of the split ``score`` or ``choose``, which share no original.
 
-    Digits are scored on the last images of the test split and chosen on the training split.
-    Photographs are crops of 128 pixels, reduced to 32, from those that scikit-image ships; the
-    two splits share no photograph. Their labels are drawn at random: crops have no class.
+    ``digits`` and ``mnist`` (grey) are scored on the last images of the test split and chosen on
+    the training split. ``faces`` are 25 pixels of LFW, enlarged. ``grey`` and ``photos`` (colour)
+    are crops of 128 pixels, reduced to 32, from pictures that scikit-image ships. Faces and crops
+    have no class here: their labels are drawn at random.
     """
     if name == "digits":
         return _digits(count, split)
-    return _photographs(count, split)
+    if name == "mnist":
+        return _mnist(count, split)
+    if name == "faces":
+        return _faces(count, split)
+    return _crops((GREY_PICTURES if name == "grey" else PHOTOGRAPHS)[split], count)
+
+
+def training_images(name: str) -> tuple[Tensor, Tensor]:
+    """Return labelled images to train a network on, none of which is scored.
+
+    Returns
+    -------
+    tuple of Tensor
+        float32 ``(N, 1, 32, 32)`` and int64 ``(N,)``.
+    """
+    if name == "digits":
+        source = open_source(DataConfig(name="digits"), "train")
+        return source.images(range(len(source.labels)), channels=1, size=SIZE), source.labels
+    if name == "mnist":
+        images, labels = mnist_package.read("train")
+        return _resized(images[:10_000]), labels[:10_000]
+    raise ValueError(f"{name} has no classes to train on; expected digits or mnist")
+
+
+def held_out_images(name: str) -> tuple[Tensor, Tensor]:
+    """Return labelled images to judge a trained network on; shapes as `training_images`."""
+    if name == "digits":
+        source = open_source(DataConfig(name="digits"), "test")
+        return source.images(range(len(source.labels)), channels=1, size=SIZE), source.labels
+    images, labels = mnist_package.read("test")
+    return _resized(images[:2_000]), labels[:2_000]
 
 
 def _digits(count: int, split: str) -> ImageSet:
     source = open_source(DataConfig(name="digits"), "test" if split == "score" else "train")
-    total = len(source.labels)
+    return _last(count, source.labels, lambda kept: source.images(kept, channels=1, size=SIZE))
+
+
+def _mnist(count: int, split: str) -> ImageSet:
+    images, labels = mnist_package.read("test" if split == "score" else "train")
+    return _last(count, labels, lambda kept: _resized(images[kept]))
+
+
+def _last(count: int, labels: Tensor, images: Callable[[Sequence[int]], Tensor]) -> ImageSet:
+    total = len(labels)
     chosen = list(range(total - count, total))
     rest = list(range(total - count - _CANDIDATES, total - count))
-    return ImageSet(
-        images=source.images(chosen, channels=1, size=SIZE),
-        labels=source.labels[chosen],
-        candidates=source.images(rest, channels=1, size=SIZE),
-        candidate_labels=source.labels[rest],
-    )
+    return ImageSet(images(chosen), labels[chosen], images(rest), labels[rest])
 
 
-def _photographs(count: int, split: str) -> ImageSet:
+def _faces(count: int, split: str) -> ImageSet:
     import skimage.data
 
-    names = PHOTOGRAPHS[split]
-    pictures = [
-        torch.from_numpy(getattr(skimage.data, name)()).float().permute(2, 0, 1) / 255
-        for name in names
-    ]
+    faces = _resized(
+        torch.from_numpy(skimage.data.lfw_subset()[:_FACES].astype(np.float32))[:, None]
+    )
+    kept = faces[_FACES // 4 :] if split == "score" else faces[: _FACES // 4]
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.randint(10, (len(kept),), generator=generator)
+    return ImageSet(kept[:count], labels[:count], kept[count:], labels[count:])
+
+
+def _resized(images: Tensor) -> Tensor:
+    """Return grey images ``(N, 1, H, W)`` at 32 pixels, as the data module resizes."""
+    return F.interpolate(
+        images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False
+    ).clamp(0.0, 1.0)
+
+
+@cache
+def _picture(name: str) -> Tensor:
+    import skimage.data
+
+    pixels = torch.from_numpy(getattr(skimage.data, name)()).float() / 255
+    return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
+
+
+def _crops(names: Sequence[str], count: int) -> ImageSet:
+    pictures = [_picture(name) for name in names]
     generator = torch.Generator().manual_seed(7)
 
     def draw(number: int) -> Tensor:
@@ -81,7 +149,7 @@ def _photographs(count: int, split: str) -> ImageSet:
                 for side in picture.shape[1:]
             )
             crop = picture[None, :, top : top + _CROP, left : left + _CROP]
-            crops.append(torch.nn.functional.interpolate(crop, size=(SIZE, SIZE), mode="area")[0])
+            crops.append(F.interpolate(crop, size=(SIZE, SIZE), mode="area")[0])
         return torch.stack(crops)
 
     images, candidates = draw(count), draw(_CANDIDATES)

@@ -1,8 +1,9 @@
 """How much each attack recovers from one gradient, and how fast, against a plain loop.
 
 Without options the table of the standard plan; ``--quick`` shortens it to a smoke test. Scores are
-means over images of the blind pick, with 95 % bootstrap intervals; the oracle pick and the
-baselines that see no gradient stand beside them. ``--device cuda --speed-only`` holds 64 restarts
+means over images of the blind pick, with 95 % t intervals; the oracle pick and the
+baselines that see no gradient stand beside them. ``--split choose``, on which settings are chosen,
+has other images and other networks than ``score``. ``--device cuda --speed-only`` holds 64 restarts
 together against a loop over them on a GPU. Models are freshly initialised, images are not
 normalised, labels are not given to any attack.
 """
@@ -21,18 +22,22 @@ from attack_images import ImageSet, image_set
 from results_io import emit, note, parser
 from torch import Tensor, nn
 
-from bract.attacks import Attack, Budget, Engine, Reconstruction, Refusal, attack, reconstruct
-from bract.attacks.baselines import class_mean, prior_only, random_image
-from bract.attacks.metrics import Scores, bootstrap_interval, oracle, score
-from bract.attacks.perceptual import (
-    lpips_distance,
-    lpips_unavailable,
-    stlpips_distance,
-    stlpips_unavailable,
+from bract.attacks import (
+    Attacker,
+    Budget,
+    Engine,
+    Reconstruction,
+    Refusal,
+    attack,
+    reconstruct,
 )
+from bract.attacks.methods.baselines import class_mean, prior_only, random_image
+from bract.audit.scoring.metrics import at_cap, mean_interval
+from bract.audit.scoring.scoring import ScoredImages, Truth, oracle, score_images
 from bract.models import create_model, initialise
-from bract.observation import Observation, Protocol
-from bract.update import parameters_of
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import parameters_of
+from bract.versions import RESULT_CODE, code_digest
 
 COLUMNS = (
     "attack",
@@ -45,6 +50,7 @@ COLUMNS = (
     "psnr",
     "psnr_low",
     "psnr_high",
+    "psnr_at_cap",
     "psnr_worst",
     "psnr_oracle",
     "ssim",
@@ -56,6 +62,9 @@ COLUMNS = (
     "cpu_seconds_per_image",
     "loop_ratio",
 )
+
+NETWORK_SEEDS = {"score": 0, "choose": 1000}
+"""Seed of the attacked network's first parameters: the splits share no network either."""
 
 BOTH = ("digits", "photos")
 INITS = ("default", "uniform")
@@ -88,11 +97,13 @@ def standard_plan() -> list[Setting]:
     return plan
 
 
-def observe(images: Tensor, labels: Tensor, *, model: str, init: str, client: str) -> Observation:
+def observe(
+    images: Tensor, labels: Tensor, *, model: str, init: str, network_seed: int, client: str
+) -> Observation:
     """What a server captures of one batch's gradient."""
     channels, size, _ = images.shape[1:]
     network = initialise(
-        create_model(model, classes=10, channels=channels, image_size=size), init, 0
+        create_model(model, classes=10, channels=channels, image_size=size), init, network_seed
     )
     loss = nn.functional.cross_entropy(network(images), labels)
     gradients = torch.autograd.grad(loss, list(network.parameters()))
@@ -101,7 +112,7 @@ def observe(images: Tensor, labels: Tensor, *, model: str, init: str, client: st
         client=client,
         parameters=parameters_of(network),
         update={n: g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)},
-        protocol=Protocol(
+        declaration=ClientDeclaration(
             algorithm="fedsgd",
             model=model,
             image_shape=(channels, size, size),
@@ -114,14 +125,21 @@ def observe(images: Tensor, labels: Tensor, *, model: str, init: str, client: st
     )
 
 
-def observations_of(images: ImageSet, setting: Setting) -> list[tuple[Observation, Tensor, Tensor]]:
+def observations_of(
+    images: ImageSet, setting: Setting, split: str
+) -> list[tuple[Observation, Tensor, Tensor]]:
     """Cut images into batches, one observation each, with its truth."""
     found = []
     for start in range(0, len(images.images) - setting.batch + 1, setting.batch):
         part = slice(start, start + setting.batch)
         truth, labels = images.images[part], images.labels[part]
         seen = observe(
-            truth, labels, model=setting.model, init=setting.init, client=f"image-{start}"
+            truth,
+            labels,
+            model=setting.model,
+            init=setting.init,
+            network_seed=NETWORK_SEEDS[split],
+            client=f"image-{start}",
         )
         found.append((seen, truth, labels))
     return found
@@ -130,8 +148,8 @@ def observations_of(images: ImageSet, setting: Setting) -> list[tuple[Observatio
 def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     """Attack every image of a setting and score it."""
     images = image_set(setting.data, options.images, options.split)
-    cases = observations_of(images, setting)
-    results, wall, own = timed(attack(setting.attack), setting, cases, options, lanes=None)
+    cases = observations_of(images, setting, options.split)
+    results, wall, own = timed(attack(setting.attack), setting, cases, options, trials=None)
     row = describe(setting, results, cases, images)
     row["seconds_per_image"] = wall / len(images.images)
     row["cpu_seconds_per_image"] = own / len(images.images)
@@ -139,12 +157,12 @@ def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def timed(
-    using: Attack,
+    using: Attacker,
     setting: Setting,
     cases: Sequence[tuple[Observation, Tensor, Tensor]],
     options: argparse.Namespace,
     *,
-    lanes: int | None,
+    trials: int | None,
 ) -> tuple[list[Reconstruction], float, float]:
     """Run an attack on all cases; return the results, the wall time and the processor's time."""
     begun, own = time.perf_counter(), time.process_time()
@@ -153,7 +171,7 @@ def timed(
         using,
         budget=Budget(iterations=setting.iterations, restarts=setting.restarts),
         seed=options.seed,
-        engine=Engine(device=options.device, lanes=lanes),
+        engine=Engine(device=options.device, trials=trials),
     )
     wall, own = time.perf_counter() - begun, time.process_time() - own
     for outcome in outcomes:
@@ -170,48 +188,46 @@ def describe(
 ) -> dict[str, Any]:
     """Scores of the blind and the oracle pick."""
     blind, best = [], []
-    pairs = []
     for result, (_, truth, labels) in zip(results, cases, strict=True):
         blind.append(
-            score(
+            score_images(
                 result.images,
-                truth,
-                guessed_labels=result.labels,
-                labels=labels,
+                Truth(truth, labels),
+                recovered=result.labels,
                 candidates=images.candidates,
+                perceptual=setting.batch == 1,
             )
         )
-        restarts = [r.images for r in result.all_restarts]
-        best.append(score(restarts[oracle(restarts, truth)], truth))
-        pairs.append((result.images, truth))
+        restarts = [r.images for r in result.trials]
+        chosen = restarts[oracle(restarts, truth)]
+        best += score_images(chosen, Truth(truth, labels), perceptual=False).rows
     row = scores_row(setting, blind)
-    row["psnr_oracle"] = statistics.fmean(p for s in best for p in s.psnr)
+    row["psnr_oracle"] = statistics.fmean(s.psnr for s in best if s.psnr is not None)
     row["failed"] = sum(r.failed for r in results)
     row["residual"] = statistics.fmean(r.gradient_residual or 0.0 for r in results)
-    for backbone in ("alex", "vgg"):
-        if lpips_unavailable(backbone) is None and setting.batch == 1:
-            values = [lpips_distance(made, truth, backbone) for made, truth in pairs]
-            row[f"lpips_{backbone}"] = statistics.fmean(float(v) for v in values if v is not None)
-    if stlpips_unavailable() is None and setting.batch == 1:
-        values = [stlpips_distance(made, truth) for made, truth in pairs]
-        row["stlpips"] = statistics.fmean(float(v) for v in values if v is not None)
+    for name in ("lpips_alex", "lpips_vgg", "stlpips"):
+        known = [v for s in blind for found in s.rows if (v := getattr(found, name)) is not None]
+        if known:
+            row[name] = statistics.fmean(known)
     return row
 
 
-def scores_row(setting: Setting, scored: Sequence[Scores]) -> dict[str, Any]:
+def scores_row(setting: Setting, scored: Sequence[ScoredImages]) -> dict[str, Any]:
     """Means over images, with intervals."""
-    psnr = [p for s in scored for p in s.psnr]
-    ssim = [v for s in scored for v in s.ssim]
-    ranks = [r for s in scored for r in s.rank or []]
+    rows = [row for s in scored for row in s.rows]
+    psnr = [row.psnr for row in rows if row.psnr is not None]
+    ssim = [row.ssim for row in rows if row.ssim is not None]
+    ranks = [row.rank for row in rows if row.rank is not None]
     accuracy = [s.label_accuracy for s in scored if s.label_accuracy is not None]
-    low, high = bootstrap_interval(psnr)
-    ssim_low, ssim_high = bootstrap_interval(ssim)
+    low, high = mean_interval(psnr) or (None, None)
+    ssim_low, ssim_high = mean_interval(ssim) or (None, None)
     return {
         **vars(setting),
         "images": len(psnr),
         "psnr": statistics.fmean(psnr),
         "psnr_low": low,
         "psnr_high": high,
+        "psnr_at_cap": at_cap(psnr),
         "psnr_worst": min(psnr),
         "psnr_each": psnr,
         "ssim": statistics.fmean(ssim),
@@ -225,26 +241,31 @@ def scores_row(setting: Setting, scored: Sequence[Scores]) -> dict[str, Any]:
 
 
 def baselines(data: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of guesses that see no gradient."""
+    """Rows of baselines that see no gradient."""
     images = image_set(data, options.images, options.split)
     count = len(images.images)
-    guesses = {
+    baselines = {
         "class mean (no gradient)": class_mean(
             images.candidates, images.candidate_labels, images.labels
         ),
         "random image (no gradient)": random_image(images.candidates, count, seed=options.seed),
     }
     rows = []
-    for name, made in guesses.items():
+    for name, made in baselines.items():
         scored = [
-            score(made[i : i + 1], images.images[i : i + 1], candidates=images.candidates)
+            score_images(
+                made[i : i + 1],
+                Truth(images.images[i : i + 1], images.labels[i : i + 1]),
+                candidates=images.candidates,
+                perceptual=False,
+            )
             for i in range(count)
         ]
         rows.append(scores_row(Setting(name, "-", "-", data, 0), scored))
     for name in ("ig", "grnn"):
         setting = Setting(name, "lenet-strided", "default", data, 100)
-        cases = observations_of(images, setting)
-        results, _, _ = timed(prior_only(attack(name)), setting, cases, options, lanes=None)
+        cases = observations_of(images, setting, options.split)
+        results, _, _ = timed(prior_only(attack(name)), setting, cases, options, trials=None)
         row = describe(setting, results, cases, images)
         rows.append({**row, "attack": f"{name} prior (no gradient)", "label_accuracy": None})
     return rows
@@ -255,19 +276,18 @@ def speed(name: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
 
     The ratio on a CPU is of the processor's own time, so that other programs count less.
     """
-    restarts = options.lanes or (8 if options.device == "cpu" else 64)
+    restarts = options.trials or (8 if options.device == "cpu" else 64)
     setting = Setting(name, model, "default", "digits", options.speed_iterations, 1, restarts)
     images = image_set("digits", 1, options.split)
-    cases = observations_of(images, setting)
+    cases = observations_of(images, setting, options.split)
     warm = Setting(name, model, "default", "digits", 2, 1, restarts)
-    clock = 2 if options.device == "cpu" else 1
     times: dict[int, list[tuple[float, float]]] = {restarts: [], 1: []}
-    for lanes in times:
-        timed(attack(name), warm, cases, options, lanes=lanes)
+    for trials in times:
+        timed(attack(name), warm, cases, options, trials=trials)
     for _ in range(3):
-        for lanes, measured in times.items():
-            found = timed(attack(name), setting, cases, options, lanes=lanes)
-            measured.append((found[1], found[clock]))
+        for trials, measured in times.items():
+            _, wall, own = timed(attack(name), setting, cases, options, trials=trials)
+            measured.append((wall, own if options.device == "cpu" else wall))
     together, alone = (min(own for _, own in measured) for measured in times.values())
     return {
         **vars(setting),
@@ -295,7 +315,7 @@ def main() -> None:
     add("--device", default="cpu")
     add("--threads", type=int, default=torch.get_num_threads())
     add("--seed", type=int, default=0)
-    add("--lanes", type=int, help="restarts that run together in the speed rows")
+    add("--trials", type=int, help="restarts that run together in the speed rows")
     add("--speed-iterations", type=int, default=40)
     add("--resume", type=Path, help="file of finished rows: read first, appended to")
     add("--no-speed", action="store_true")
@@ -327,12 +347,15 @@ def main() -> None:
         plan, options.no_baselines = [], True
     rows: list[dict[str, Any]] = []
     done = _read(options.resume)
+    made_by = {"torch": torch.__version__, "code": source_digest()}
     for setting in plan:
         key = json.dumps([vars(setting), options.images, options.split, options.seed])
-        if key in done:
+        if key in done and made_by.items() <= done[key].items():
             rows.append(done[key])
             continue
-        row = run(setting, options)
+        if key in done:
+            note(f"{key}: made by {[done[key].get(n) for n in made_by]}, now {made_by}; run again")
+        row = run(setting, options) | made_by
         _append(options.resume, key, row)
         note(
             f"{row['attack']} {row['model']} {row['init']} {row['data']} batch {row['batch']}: "
@@ -347,6 +370,15 @@ def main() -> None:
             rows.append(speed(name, model, options))
             note(f"{rows[-1]['attack']} on {model}: {rows[-1]['loop_ratio']:.2f} times the loop")
     emit(rows, COLUMNS, as_json=options.json)
+
+
+def source_digest() -> str:
+    """Return a digest of the code that a row follows from."""
+    return code_digest(
+        *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
+        "attack_images",
+        "attacks",
+    )
 
 
 def _read(path: Path | None) -> dict[str, dict[str, Any]]:

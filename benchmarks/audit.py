@@ -1,285 +1,225 @@
 """What each defense leaves to an attacker who ignores it and to one who knows it.
 
-    python benchmarks/audit.py [--data digits] [--model lenet] [--defense adadefense] [--json]
+    python benchmarks/audit.py --resume rows.jsonl [--panel "batch 4"] [--data digits] [--json]
 
-Every image belongs to a client of its own, which sends the gradient of that one image through the
-real defense, round after round: in round r client i trains on image i + r - 1, and the server
-steps by what it received. Each row attacks all clients' uploads of one round. Tiers: ``plain`` is
-the same gradient at the same parameters before the defense, ``oblivious`` takes the upload at face
-value, ``adaptive`` knows the defense and its hyper-parameters; ``key known`` also holds FedKL's
-scale and shift, which bounds what regressing them can reach. Scores are means over images of the
-blind pick, with 95 % bootstrap intervals over images; ``to_plain`` is the paired difference in dB,
-``accuracy`` what a federation of LeNet-BN on digits reaches under the defense, as
-``defended_accuracy.py`` measured it. Refused uploads are counted, not scored. Images, models and
-settings were not used to choose anything; candidates for identification are other digits, or other
-crops of the same photographs.
+Every upload comes from a client of its own, which trains the model on images of its own and sends
+what the real defense makes of its update; the clients of a row take turns over four networks
+(`attacked_clients`). Tiers: ``plain`` is the same update at the same parameters before the defense,
+``oblivious`` takes the upload at face value, ``adaptive`` knows the defense and its
+hyper-parameters (against noise and pruning he is the Bayes adversary), ``discounting`` trusts noisy
+or pruned coordinates less. ``key known``, ``lock known`` and ``both known`` also hold what FedKL
+keeps secret. Restarts are chosen
+blindly by the attacker's own loss. Means are over images, with 95 % intervals over clients;
+``to_plain`` is the paired difference in dB to the undefended update of the same images.
+``accuracy`` is what a federation reaches under the defense with the same model, where
+``defended_accuracy.py`` measured it. Where an attacker who knows the defense cannot undo it he
+takes the upload at face value, which is counted; uploads that no attack can use are counted, not
+scored. Images, networks and settings were not used to choose anything; candidates for
+identification are other images of the same kind.
+
+A file given by ``--resume`` keeps finished rows with the versions and a digest of the code that
+made them. Rows of other code are measured anew, or kept and marked with ``--keep-older``.
 """
 
 import argparse
 import json
+import secrets
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import mnist_package
 import torch
-from attack_images import ImageSet, image_set
+from attack_images import IMAGE_SETS
+from attacked_clients import DEFENSES, Situation, Upload, images_of, trained_accuracy, uploads
+from audit_picture import draw
+from audit_plan import KNOWN, TIERS, Setting, standard_plan
 from results_io import emit, note, parser
-from torch import Tensor, nn
 
-from bract.attacks import Budget, Engine, Reconstruction, Refusal, attack, reconstruct
-from bract.attacks.adaptive.fedkl import key_known
-from bract.attacks.baselines import class_mean, random_image
-from bract.attacks.metrics import bootstrap_interval, score
-from bract.client.defenses import ProtectContext, build_defenses
-from bract.client.training import train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
-from bract.models import create_model, initialise
-from bract.models.keylock import Lock
-from bract.observation import Observation, Protocol
-from bract.update import Tensors, buffers_of, parameters_of
-
-DEFENSES: dict[str, list[dict[str, Any]]] = {
-    "none": [],
-    "adadefense": [{"name": "adadefense"}],
-    "adadefense, eps outside": [{"name": "adadefense", "eps_placement": "outside"}],
-    "guardian": [{"name": "guardian"}],
-    "fedkl": [{"name": "fedkl"}],
-    "noise": [{"name": "noise", "std": 1e-3}],
-    "pruning": [{"name": "pruning"}],
-    "soteria": [{"name": "soteria"}],
-    "precode": [{"name": "precode"}],
-}
-PLAIN_MODELS = ("lenet-strided", "lenet")
-NORM_MODELS = ("lenet-strided-bn", "lenet-bn")
-LATER_ROUNDS = (2, 5)
-LEARNING_RATE = 0.1
+from bract.attacks import (
+    Attack,
+    Budget,
+    Engine,
+    Reconstruction,
+    Refusal,
+    Tier,
+    attack,
+    reconstruct,
+)
+from bract.attacks.adaptive import before_bayes, known
+from bract.attacks.methods.baselines import class_mean, random_image
+from bract.audit.scoring.metrics import mean_interval, share_interval
+from bract.audit.scoring.scoring import Truth, score_images
+from bract.protocol.observation import Observation
+from bract.schema import EXACT_DB
+from bract.versions import RESULT_CODE, code_digest, library_versions
 
 COLUMNS = (
-    "data",
-    "model",
-    "defense",
-    "round",
-    "tier",
-    "attack",
-    "psnr",
-    "psnr_low",
-    "psnr_high",
-    "to_plain",
-    "ssim",
-    "ssim_low",
-    "ssim_high",
-    "label_accuracy",
-    "top1",
-    "accuracy",
-    "resolved",
-    "refused",
-    "seconds_per_image",
+    *("panel", "data", "model", "trained", "defense", "round", "batch", "steps", "tier"),
+    *("psnr", "psnr_low", "psnr_high", "to_plain", "ssim", "ssim_low", "ssim_high"),
+    *("recognisable", "label_accuracy", "top1", "cosine", "accuracy", "resolved", "refused"),
+    "at_face_value",
+    "seconds_per_upload",
 )
+READABLE = 0.5
+"""SSIM from which an image counts as recognisable in these tables."""
 
+NOTES = ("resolved", "scalars_apart")
+"""What an attacker's evidence says of itself that is kept."""
 
-@dataclass(frozen=True)
-class Setting:
-    """One row."""
-
-    data: str
-    model: str
-    defense: str
-    round: int
-    tier: str
-    attack: str = "grnn"
-    iterations: int = 2000
-    restarts: int = 1
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What a server captured of one client, and what only the scorer knows.
-
-    Attributes
-    ----------
-    captured
-        As the defense let it out.
-    plain
-        As it would have been without one.
-    history
-        The same client's earlier captures.
-    coefficients
-        Scale and shift of each locked layer; empty without FedKL.
-    """
-
-    captured: Observation
-    plain: Observation
-    history: tuple[Observation, ...]
-    truth: Tensor
-    label: Tensor
-    coefficients: Tensors
-
-
-def standard_plan(iterations: int) -> list[Setting]:
-    """Every row of the table, those that decide first."""
-    rows = []
-    for data in ("digits", "photos"):
-        for model in PLAIN_MODELS:
-            rows.append(Setting(data, model, "none", 1, "plain"))
-            for defense in ("adadefense", "adadefense, eps outside", "guardian"):
-                for tier in ("oblivious", "adaptive"):
-                    rows.append(Setting(data, model, defense, 1, tier))
-        for model in NORM_MODELS:
-            for tier in ("key known", "adaptive", "oblivious"):
-                restarts = 2 if tier == "adaptive" else 1
-                rows.append(Setting(data, model, "fedkl", 1, tier, restarts=restarts))
-        for defense in ("noise", "pruning", "soteria", "precode"):
-            for tier in ("oblivious", "adaptive"):
-                rows.append(Setting(data, "lenet-strided", defense, 1, tier))
-        for model in NORM_MODELS:
-            rows.append(Setting(data, model, "none", 1, "plain"))
-    for model in PLAIN_MODELS:
-        for number in LATER_ROUNDS:
-            for defense in ("adadefense", "adadefense, eps outside"):
-                for tier in ("adaptive", "plain"):
-                    rows.append(Setting("digits", model, defense, number, tier))
-    return [replace(row, iterations=iterations) for row in rows]
-
-
-def uploads(setting: Setting, images: ImageSet) -> list[Upload]:
-    """Run the clients up to the setting's round."""
-    return [upload(setting, images, client) for client in range(len(images.images))]
-
-
-def upload(setting: Setting, images: ImageSet, client: int) -> Upload:
-    """Run one client and a server that steps by its uploads; return the last round's."""
-    channels, size, _ = images.images.shape[1:]
-    spec = DataSpec((channels, size, size), 10, (0.0,) * channels, (1.0,) * channels)
-    chain = build_defenses(DEFENSES[setting.defense])
-    model = create_model(setting.model, classes=10, channels=channels, image_size=size)
-    network = initialise(chain.prepare_model(model), "default", 0)
-    stand_in = setting.defense.startswith("adadefense")
-    state: Tensors = {}
-    history: list[Observation] = []
-    for number in range(1, setting.round + 1):
-        position = (client + number - 1) % len(images.images)
-        truth, label = images.images[[position]], images.labels[[position]]
-        context = ProtectContext(round=number, seed=1000 * client + number)
-        chain.attach(network, state, context)
-        coefficients = lock_of(state)
-        parameters, buffers = parameters_of(network), buffers_of(network)
-        found = train_locally(
-            network,
-            truth,
-            label,
-            config=TrainingConfig(algorithm="fedsgd", batch_size=1, lr=LEARNING_RATE),
-            spec=spec,
-            seed=0,
-            device=torch.device("cpu"),
-        )
-        context = replace(context, model=network, images=truth, labels=label)
-        sent = chain.protect(found.update, state, context)
-        protocol = Protocol(
-            algorithm="fedsgd",
-            model=setting.model,
-            image_shape=(channels, size, size),
-            classes=10,
-            mean=spec.mean,
-            std=spec.std,
-            batch_size=1,
-            num_examples=1,
-            defenses=tuple(chain.public()),
-        )
-        captured = Observation(
-            round=number,
-            client=f"client-{client}",
-            parameters=parameters,
-            buffers=buffers,
-            update=sent,
-            protocol=protocol,
-        )
-        history.append(captured)
-        with torch.no_grad():
-            for name, parameter in network.named_parameters():
-                parameter.sub_(sent[name], alpha=1.0 if stand_in else LEARNING_RATE)
-            for name, buffer in network.named_buffers():
-                buffer.copy_(found.buffers[name])
-    plain = replace(captured, update=found.update, protocol=replace(protocol, defenses=()))
-    return Upload(captured, plain, tuple(history[:-1]), truth[0], label[0], coefficients)
-
-
-def lock_of(state: Tensors) -> Tensors:
-    """Return scale and shift of each locked layer from a client's state; nothing without FedKL."""
-    own = {n.removeprefix("fedkl."): v for n, v in state.items() if n.startswith("fedkl.")}
-    return (
-        {n: v.detach().clone() for n, v in Lock.load(own, relu=True).coefficients().items()}
-        if own
-        else {}
-    )
+_HERE = Path(__file__).parent
 
 
 def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
-    """Attack one row's uploads and score what came back."""
-    images = image_set(setting.data, options.images, options.split)
-    captured = uploads(setting, images)
+    """Attack one row's uploads; return every upload's scores."""
+    situation = setting.situation
+    images = images_of(situation, options.split)
+    captured = uploads(situation, split=options.split, secret=options.secret)
     begun = time.perf_counter()
-    outcomes = attack_all(setting, captured, options)
+    outcomes, fallen_back = attack_all(setting, captured, options)
     seconds = time.perf_counter() - begun
-    scored, resolved = [], []
-    for outcome, known in zip(outcomes, captured, strict=True):
+    found = []
+    for number, (outcome, client) in enumerate(zip(outcomes, captured, strict=True)):
+        row: dict[str, Any] = {"network": client.network, "cosine": client.cosine}
+        row["at_face_value"] = fallen_back.get(number)
         if isinstance(outcome, Refusal):
+            found.append(row | {"refused": outcome.reason})
             continue
-        scored.append(
-            score(
-                outcome.images,
-                known.truth[None],
-                guessed_labels=outcome.labels,
-                labels=known.label[None],
-                candidates=images.candidates,
-            )
+        scored = score_images(
+            outcome.images,
+            Truth(client.truth, client.labels),
+            recovered=outcome.labels,
+            candidates=images.candidates,
+            perceptual=False,
         )
-        share = outcome.settings["evidence"].get("resolved")
-        if share is not None:
-            resolved.append(float(share))
-    psnr = [s.psnr[0] for s in scored]
-    ssim = [s.ssim[0] for s in scored]
-    low, high = bootstrap_interval(psnr) if psnr else (None, None)
+        evidence = outcome.settings["evidence"]
+        found.append(
+            row
+            | {
+                "psnr": [score.psnr for score in scored.rows],
+                "ssim": [score.ssim for score in scored.rows],
+                "rank": [score.rank for score in scored.rows],
+                "label_accuracy": scored.label_accuracy,
+                "loss": outcome.pick.loss,
+                "notes": {
+                    name: evidence[name]
+                    for name in ("resolved", "scalars_apart")
+                    if name in evidence
+                },
+            }
+        )
     return {
-        **asdict(setting),
-        "images": len(images.images),
-        "psnr": mean(psnr),
-        "psnr_low": low,
-        "psnr_high": high,
-        "psnr_each": psnr,
-        "ssim": mean(ssim),
-        "ssim_each": ssim,
-        "label_accuracy": mean([s.label_accuracy for s in scored if s.label_accuracy is not None]),
-        "top1": mean([float(s.rank[0] <= 1) for s in scored if s.rank]),
-        "top5": mean([float(s.rank[0] <= 5) for s in scored if s.rank]),
-        "resolved": mean(resolved),
-        "refused": sum(isinstance(o, Refusal) for o in outcomes),
-        "reason": next((o.reason for o in outcomes if isinstance(o, Refusal)), None),
-        "seconds_per_image": seconds / len(captured),
+        "secret": str(options.secret),
+        "seconds_per_upload": seconds / len(captured),
+        "network_accuracy": trained_accuracy(situation, options.split),
+        "uploads": found,
     }
 
 
 def attack_all(
     setting: Setting, captured: Sequence[Upload], options: argparse.Namespace
-) -> list[Reconstruction | Refusal]:
-    """Run the attacker of the setting's tier on every upload."""
+) -> tuple[list[Reconstruction | Refusal], dict[int, str]]:
+    """Run the attacker of the setting's tier on every upload.
+
+    Returns
+    -------
+    tuple
+        One outcome an upload, and by number of the upload why an attacker who knows the defense
+        took it at face value instead.
+    """
     shown = {u.captured.key: u for u in captured}
     observations = [u.plain if setting.tier == "plain" else u.captured for u in captured]
     using = attack(setting.attack)
-    if setting.tier == "key known":
-        using = key_known(using, {u.captured.key: u.coefficients for u in captured})
-    return reconstruct(
-        observations,
-        using,
-        budget=Budget(iterations=setting.iterations, restarts=setting.restarts),
-        seed=options.seed,
-        tier="adaptive" if setting.tier == "adaptive" else "oblivious",
-        engine=Engine(device=options.device),
-        history=lambda observation: shown[observation.key].history,
-    )
+    if setting.tier in KNOWN:
+        assert isinstance(using, Attack)
+        locks = {u.captured.key: u.lock for u in captured if u.lock is not None}
+        using = known(using, locks, KNOWN[setting.tier])
+    elif setting.tier == "discounting":
+        using = before_bayes(using)
+
+    def attempt(given: Sequence[Observation], tier: Tier) -> list[Reconstruction | Refusal]:
+        return reconstruct(
+            given,
+            using,
+            budget=Budget(iterations=setting.iterations, restarts=setting.restarts),
+            seed=options.seed,
+            tier=tier,
+            engine=Engine(device=options.device),
+            history=lambda observation: shown[observation.key].history,
+        )
+
+    if setting.tier in ("plain", "oblivious"):
+        return attempt(observations, "oblivious"), {}
+    outcomes = attempt(observations, "adaptive")
+    refused = {i: o.reason for i, o in enumerate(outcomes) if isinstance(o, Refusal)}
+    # Who cannot undo a defense still has the upload.
+    again = attempt([observations[i] for i in refused], "oblivious") if refused else []
+    for index, outcome in zip(refused, again, strict=True):
+        outcomes[index] = outcome
+    return outcomes, refused
+
+
+def summary(setting: Setting, measured: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of the table: means over images, intervals over clients."""
+    done = [u for u in measured["uploads"] if "refused" not in u]
+    clients = [i for i, u in enumerate(done) for _ in u["psnr"]]
+    psnr = [value for u in done for value in u["psnr"]]
+    ssim = [value for u in done for value in u["ssim"]]
+    ranks = [value for u in done for value in u["rank"] if value is not None]
+    resolved = [u["notes"]["resolved"] for u in done if "resolved" in u["notes"]]
+    refused = [u["refused"] for u in measured["uploads"] if "refused" in u]
+    fallen_back = [u["at_face_value"] for u in measured["uploads"] if u["at_face_value"]]
+    row = {
+        "panel": setting.panel,
+        **asdict(setting.situation),
+        "tier": setting.tier,
+        "attack": setting.attack,
+        "iterations": setting.iterations,
+        "restarts": setting.restarts,
+        "images": len(psnr),
+        "psnr": mean(psnr),
+        "at_cap": sum(value >= EXACT_DB for value in psnr),
+        "psnr_each": psnr,
+        "ssim": mean(ssim),
+        "ssim_each": ssim,
+        "clients_each": clients,
+        "networks_each": [u["network"] for u in done for _ in u["psnr"]],
+        "recognisable": mean([float(value >= READABLE) for value in ssim]),
+        "label_accuracy": mean([u["label_accuracy"] for u in done]),
+        "top1": mean([float(rank <= 1) for rank in ranks]),
+        "top5": mean([float(rank <= 5) for rank in ranks]),
+        "cosine": mean([u["cosine"] for u in measured["uploads"]]),
+        "resolved": mean(resolved),
+        "scalars_apart_each": [
+            u["notes"]["scalars_apart"] for u in done if "scalars_apart" in u["notes"]
+        ],
+        "refused": len(refused),
+        "at_face_value": len(fallen_back),
+        "reason": next(iter(refused + fallen_back), None),
+        "network_accuracy": measured["network_accuracy"],
+        "seconds_per_upload": measured["seconds_per_upload"],
+        "secret": measured["secret"],
+        "code": measured["code"],
+        "torch": measured["torch"],
+    }
+    for name, values in (("psnr", psnr), ("ssim", ssim)):
+        row[f"{name}_low"], row[f"{name}_high"] = interval(values, clients)
+    shares = [float(value >= READABLE) for value in ssim]
+    row["recognisable_low"], row["recognisable_high"] = (
+        share_interval(shares, groups=clients) if shares else None
+    ) or (None, None)
+    return row
+
+
+def interval(
+    values: Sequence[float], groups: Sequence[object]
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the 95 % interval of the mean over clients; None of one client or none."""
+    return (mean_interval(values, groups=groups) if values else None) or (None, None)
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -288,173 +228,184 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def compare_to_plain(rows: list[dict[str, Any]]) -> None:
-    """Add each row's paired difference in dB to the undefended gradient of the same images."""
-    plain = {
-        (r["data"], r["model"], r["defense"], r["round"], r["attack"]): r
-        for r in rows
-        if r["tier"] == "plain"
-    }
+    """Add each row's paired difference in dB to the undefended update of the same images."""
+    plain = {(r["panel"], r["attack"]): r for r in rows if r["tier"] == "plain"}
     for row in rows:
-        where = (row["data"], row["model"], row["defense"], row["round"], row["attack"])
-        same = plain.get(where)
-        if same is None and row["round"] == 1:
-            same = plain.get((row["data"], row["model"], "none", 1, row["attack"]))
+        same = plain.get((row["panel"], row["attack"]))
         if same is None or len(same["psnr_each"]) != len(row["psnr_each"]):
             continue
         each = [a - b for a, b in zip(row["psnr_each"], same["psnr_each"], strict=True)]
-        row["to_plain"] = statistics.fmean(each)
-        row["to_plain_low"], row["to_plain_high"] = bootstrap_interval(each)
+        row["to_plain"] = mean(each)
+        row["to_plain_low"], row["to_plain_high"] = interval(each, row["clients_each"])
 
 
 def add_accuracy(rows: list[dict[str, Any]]) -> None:
-    """Add what each defense leaves of a federation's accuracy, where that was measured."""
+    """Add what each defense leaves of a federation's accuracy with the same model."""
     measured = {
-        found["defense"]: found["accuracy"]
-        for path in sorted((Path(__file__).parent / "results").glob("defended-accuracy-*.json"))
+        (found["model"], found["defense"]): found["accuracy"]
+        for path in sorted((_HERE / "results").glob("defended-accuracy-*.json"))
         for found in json.loads(path.read_text())["rows"]
+        if found.get("activation", "relu") == "sigmoid"
     }
     for row in rows:
-        row["accuracy"] = measured.get(row["defense"].split(",")[0])
+        where = (row["model"], row["defense"])
+        row["accuracy"] = measured.get(where) if row["data"] == "digits" else None
 
 
 def baselines(data: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield rows of guesses that see no gradient."""
-    images = image_set(data, options.images, options.split)
-    guesses = {
+    """Yield rows of images that were made without a gradient: one for each original."""
+    images = images_of(Situation(data, "-"), options.split)
+    made = {
         "class mean": class_mean(images.candidates, images.candidate_labels, images.labels),
-        "random image": random_image(images.candidates, options.images, seed=options.seed),
+        "random image": random_image(images.candidates, len(images.images), seed=options.seed),
     }
-    for name, made in guesses.items():
+    for name, given in made.items():
         scored = [
-            score(made[i : i + 1], images.images[i : i + 1], candidates=images.candidates)
-            for i in range(len(made))
+            score_images(
+                given[i : i + 1],
+                Truth(images.images[i : i + 1], images.labels[i : i + 1]),
+                candidates=images.candidates,
+                perceptual=False,
+            ).rows[0]
+            for i in range(len(given))
         ]
-        psnr = [s.psnr[0] for s in scored]
-        ssim = [s.ssim[0] for s in scored]
-        low, high = bootstrap_interval(psnr)
-        yield {
-            **asdict(Setting(data, "-", "-", 0, "no gradient", name, 0, 0)),
-            "images": len(made),
+        psnr = [row.psnr for row in scored if row.psnr is not None]
+        ssim = [row.ssim for row in scored if row.ssim is not None]
+        row: dict[str, Any] = {
+            "panel": f"{data}, no gradient",
+            **asdict(Situation(data, "-", "-", 0)),
+            "tier": "no gradient",
+            "attack": name,
+            "images": len(given),
             "psnr": mean(psnr),
-            "psnr_low": low,
-            "psnr_high": high,
             "psnr_each": psnr,
             "ssim": mean(ssim),
             "ssim_each": ssim,
-            "top1": mean([float(s.rank[0] <= 1) for s in scored if s.rank]),
+            "recognisable": mean([float(value >= READABLE) for value in ssim]),
+            "top1": mean([float(row.rank == 1) for row in scored]),
         }
+        for column, values in (("psnr", psnr), ("ssim", ssim)):
+            row[f"{column}_low"], row[f"{column}_high"] = interval(values, range(len(values)))
+        yield row
 
 
 def main() -> None:
     """Run the plan, or the part of it that was asked for."""
     options_parser = parser(__doc__ or "", "audit")
     add = options_parser.add_argument
-    add("--data", action="append", choices=("digits", "photos"))
+    add("--panel", action="append", help="a part of a panel's name")
+    add("--data", action="append", choices=IMAGE_SETS)
     add("--model", action="append")
     add("--defense", action="append", choices=tuple(DEFENSES))
-    add("--tier", action="append", choices=("plain", "oblivious", "adaptive", "key known"))
+    add("--tier", action="append", choices=tuple(TIERS))
     add("--round", action="append", type=int)
     add("--attack", default="grnn")
-    add("--images", type=int, default=16)
-    add("--iterations", type=int, default=2000)
+    add("--uploads", type=int, help="fewer clients than the plan has")
+    add("--iterations", type=int, help="instead of the plan's own")
     add("--split", choices=("score", "choose"), default="score")
     add("--device", default="cpu")
     add("--threads", type=int, default=1)
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of the attacker")
+    add("--secret", type=int, help="of the clients' private numbers; drawn if not given")
     add("--resume", type=Path, help="file of finished rows: read first, appended to")
+    add("--keep-older", action="store_true", help="keep finished rows of other code")
+    add("--only-finished", action="store_true", help="leave out rows that are not in the file")
     options = options_parser.parse_args()
+    if options.secret is None:
+        options.secret = secrets.randbits(256)
     torch.set_num_threads(options.threads)
     done = read(options.resume)
     rows = []
-    for setting in standard_plan(options.iterations):
-        row = replace(setting, attack=options.attack)
-        if (
-            (options.data and row.data not in options.data)
-            or (options.model and row.model not in options.model)
-            or (options.defense and row.defense not in options.defense)
-            or (options.tier and row.tier not in options.tier)
-            or (options.round and row.round not in options.round)
-        ):
+    for setting in standard_plan(options.iterations, options.attack):
+        if not wanted(setting, options):
             continue
-        key = json.dumps([asdict(row), options.images, options.split, options.seed])
-        if key not in done:
-            done[key] = run(row, options)
-            if options.resume is not None:
-                with options.resume.open("a") as file:
-                    file.write(json.dumps({"key": key, "row": done[key]}) + "\n")
-        found = done[key]
-        rows.append(found)
-        shown = "refused" if found["psnr"] is None else f"{found['psnr']:.1f} dB"
-        note(
-            f"{row.data} {row.model} {row.defense} round {row.round} {row.tier}: {shown}, "
-            f"{found['seconds_per_image']:.1f} s/image"
-        )
+        if options.uploads:
+            most = min(options.uploads, setting.situation.uploads)
+            setting = replace(setting, situation=replace(setting.situation, uploads=most))
+        found = measured(setting, done, options)
+        if found is not None:
+            rows.append(summary(setting, found))
+            shown = "refused" if rows[-1]["psnr"] is None else f"{rows[-1]['psnr']:.1f} dB"
+            note(f"{label(setting)}: {shown}, {found['seconds_per_upload']:.1f} s an upload")
     compare_to_plain(rows)
     add_accuracy(rows)
     for data in sorted({row["data"] for row in rows}):
         rows += baselines(data, options)
-    for row in rows:
-        row["ssim_low"], row["ssim_high"] = (
-            bootstrap_interval(row["ssim_each"]) if row["ssim_each"] else (None, None)
-        )
     draw(rows, options.picture)
     emit(rows, COLUMNS, as_json=options.json)
 
 
+def wanted(setting: Setting, options: argparse.Namespace) -> bool:
+    """Tell whether a row was asked for and can be run here."""
+    there = setting.situation
+    if (
+        there.data == "mnist"
+        and not mnist_package.available()
+        and "mnist" not in (options.data or ())
+    ):
+        return False
+    return (
+        (not options.panel or any(part in setting.panel for part in options.panel))
+        and (not options.data or there.data in options.data)
+        and (not options.model or there.model in options.model)
+        and (not options.defense or there.defense in options.defense)
+        and (not options.tier or setting.tier in options.tier)
+        and (not options.round or there.round in options.round)
+    )
+
+
+def measured(
+    setting: Setting, done: dict[str, dict[str, Any]], options: argparse.Namespace
+) -> dict[str, Any] | None:
+    """Return a row from the file, or measure it and append it there."""
+    about = asdict(replace(setting, panel=""))
+    about |= {"split": options.split, "seed": options.seed}
+    about["configuration"] = DEFENSES[setting.situation.defense]
+    key = json.dumps(about)
+    kept = done.get(key)
+    made_by = {"code": code(), "torch": torch.__version__}
+    if kept is not None:
+        same = {name: kept[name] for name in made_by} == made_by
+        if same or options.keep_older:
+            return kept
+        note(f"{label(setting)}: measured by other code or another torch; measured anew")
+    if options.only_finished:
+        return None
+    found = run(setting, options) | made_by
+    done[key] = found
+    if options.resume is not None:
+        with options.resume.open("a") as file:
+            file.write(json.dumps({"key": key, "row": found}) + "\n")
+    return found
+
+
 def read(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the finished rows of a file by their key."""
+    """Return the finished rows of a file by their key; later ones replace earlier ones."""
     if path is None or not path.exists():
         return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {line["key"]: line["row"] for line in lines}
+    rows = {}
+    for line in path.read_text().splitlines():
+        try:
+            content = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # broken off in the middle of a line
+        rows[content["key"]] = content["row"]
+    return rows
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the first round's mean PSNR: one panel a data set and model, one dot a tier."""
-    import matplotlib
+def code() -> str:
+    """Return a digest of every source file and library version that a row follows from."""
+    modules = (
+        *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
+        *("bract.client.defenses", "bract.client.training"),
+        *("attack_images", "attacked_clients", "mnist_package"),
+    )
+    return sha256(f"{code_digest(*modules)} {library_versions()}".encode()).hexdigest()[:16]
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    first = [r for r in rows if r["round"] == 1 and r["psnr"] is not None]
-    panels = list(dict.fromkeys((r["data"], r["model"]) for r in first))
-    if not panels:
-        return
-    colours = {
-        "plain": "#6b7280",
-        "oblivious": "#2563eb",
-        "adaptive": "#dc2626",
-        "key known": "#d97706",
-    }
-    wide = min(3, len(panels))
-    high = -(-len(panels) // wide)
-    figure, grid = pyplot.subplots(high, wide, figsize=(4.6 * wide, 3.2 * high), squeeze=False)
-    for axis in grid.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (data, model) in zip(grid.flat, panels, strict=False):
-        here = [r for r in first if (r["data"], r["model"]) == (data, model)]
-        names = list(dict.fromkeys(r["defense"] for r in here))
-        for r in here:
-            place = names.index(r["defense"])
-            axis.plot([r["psnr_low"], r["psnr_high"]], [place] * 2, color=colours[r["tier"]])
-            axis.plot(r["psnr"], place, "o", color=colours[r["tier"]], label=r["tier"])
-        guess = max(
-            (r["psnr"] for r in rows if r["data"] == data and r["tier"] == "no gradient"),
-            default=0.0,
-        )
-        axis.axvline(guess, color="#9ca3af", linestyle="--", label="best guess without gradient")
-        axis.set(title=f"{data}, {model}", xlabel="PSNR [dB]", yticks=range(len(names)))
-        axis.set_yticklabels(names)
-        axis.invert_yaxis()
-        axis.grid(axis="x", alpha=0.3)
-    handles: dict[str, nn.Module] = {}
-    for axis in grid.flat[: len(panels)]:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+def label(setting: Setting) -> str:
+    """Return a row's name in messages."""
+    return f"{setting.panel}: {setting.situation.defense}, {TIERS[setting.tier]}"
 
 
 if __name__ == "__main__":

@@ -1,125 +1,400 @@
-"""What a defense costs in accuracy: digits, 3 clients, the real client and server in one process.
+"""What a defense costs in accuracy, on the models that are attacked: digits, 3 clients.
 
-FedKL ends with a model for each client: its accuracy is the mean over the clients' own keys;
-``random_key`` is what a server gets that draws key and lock layers itself (mean of 5 draws).
+    python benchmarks/defended_accuracy.py [--model lenet] [--defense pruning] [--seeds 8] \\
+        [--resume FILE] [--json]
+
+Models and activations are those of the leakage rows (sigmoid), and ReLU beside them;
+`operating_points` has the defenses. `SETTINGS` says how each model is trained: chosen without a
+defense on a quarter of each client's training digits (``--choose`` judges on it), then the same for
+every defense. Accuracy is that of the global model on all 360 held-out digits, mean over the last
+10 rounds; FedKL's is the mean over the clients' own keys, and ``random_key`` what a server gets
+that draws key and lock layers itself.
+
+A seed decides split, first model and order of the examples, for every defense alike, so ``points``
+is paired: the mean over seeds of the difference to ``none``. ``points_ci95`` is half of its 95 %
+t-interval over seeds, for these 360 digits; ``points_images_ci95`` half of the interval of the same
+mean over digits. ``sees_a_point`` tells whether the first is below one point, ``at_chance`` how
+many seeds ended below 20 %. ``norm`` and ``cosine`` are those of the true update and of what leaves
+to it, in the first round and over the later ones: means over clients, rounds and seeds.
+
+Longer than most modules: the loop, its settings, its figures and the file of finished runs are one
+experiment.
 """
 
+import json
 import logging
+import secrets
 import statistics
-import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import RecordDict
+from operating_points import POINTS
 from results_io import emit, interval, note, parser
-from safetensors.torch import load_file
+from torch import Tensor, nn
 
-import bract.client.app as client_app
-from bract.client.defending import defenses_of
-from bract.client.defenses import DefenseState
-from bract.config import FederationConfig, build_config, dump_config
-from bract.data import data_spec, test_data
-from bract.evaluation import evaluate
-from bract.models import create_model, key_locks, with_random_key
-from bract.rundir import RunDirectory
-from bract.server.app import Federation
-from bract.server.loopback import LoopbackGrid
+from bract.client.defenses import ProtectContext, build_defenses
+from bract.client.training import train_locally
+from bract.config import FederationConfig, build_config
+from bract.data import client_data, data_spec, test_data
+from bract.models import create_model, initialise, key_locks, with_random_key
+from bract.protocol.records import Contribution
+from bract.protocol.update import Tensors, buffers_of, flatten, parameters_of
+from bract.seeds import derive_seed
+from bract.strategies.aggregation import aggregate, fedavg_weights
 
-CHAINS: dict[str, list[dict[str, Any]]] = {
-    "none": [],
-    "adadefense": [{"name": "adadefense"}],
-    "guardian": [{"name": "guardian"}],
-    "fedkl": [{"name": "fedkl"}],
-    "pruning": [{"name": "pruning"}],
-    "noise": [{"name": "noise", "std": 1e-3}],
-    "precode": [{"name": "precode"}],
+JUDGED = 10
+CHOSEN_ON = 0.25
+RANDOM_KEYS = 5
+AT_CHANCE = 0.2
+
+ADAM = {"optimizer": "adam", "batch_size": 16, "local_steps": 5}
+SGD = {"optimizer": "sgd", "batch_size": 16, "local_steps": 5}
+SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("lenet-strided", "sigmoid"): {"rounds": 100, "training": {**ADAM, "lr": 0.005}},
+    ("lenet", "sigmoid"): {"rounds": 100, "training": {**ADAM, "lr": 0.005}},
+    ("lenet-strided-bn", "sigmoid"): {
+        "rounds": 60,
+        "training": {**SGD, "lr": 0.05, "momentum": 0.9},
+    },
+    ("lenet-bn", "sigmoid"): {"rounds": 60, "training": {**SGD, "lr": 0.05, "momentum": 0.9}},
+    ("lenet-strided", "relu"): {"rounds": 40, "training": {**ADAM, "lr": 0.003}},
+    ("lenet", "relu"): {"rounds": 40, "training": {**ADAM, "lr": 0.003}},
+    ("lenet-strided-bn", "relu"): {
+        "rounds": 40,
+        "training": {**SGD, "lr": 0.05, "momentum": 0.9},
+    },
+    ("lenet-bn", "relu"): {"rounds": 40, "training": {**SGD, "lr": 0.05, "momentum": 0.9}},
 }
+"""Rounds and local training of each model and activation."""
 
-COLUMNS = ("defense", "model", "rounds", "accuracy", "accuracy_ci95", "points", "random_key")
+SEEDS = {
+    ("lenet-strided", "sigmoid"): 4,
+    ("lenet-strided-bn", "sigmoid"): 4,
+    ("lenet-strided", "relu"): 4,
+}
+"""The committed rows: how many seeds of each model and activation."""
+
+DEFENSES = tuple(name for name in POINTS if name != "soteria")
+"""What is trained unless asked otherwise: Soteria takes a backward pass for every feature."""
+
+COLUMNS = (
+    "model",
+    "activation",
+    "defense",
+    "rounds",
+    "seeds",
+    "accuracy",
+    "accuracy_ci95",
+    "at_chance",
+    "points",
+    "points_ci95",
+    "points_images_ci95",
+    "sees_a_point",
+    "norm_first",
+    "cosine_first",
+    "norm_later",
+    "cosine_later",
+    "random_key",
+)
 
 
-def train(config: FederationConfig, folder: Path) -> tuple[float, float | None]:
-    """Run a federation; return the final test accuracy, and FedKL's under random keys."""
-    run = RunDirectory(folder / "run")
-    run.create(config)
-    nodes = [
-        {"partition-id": i, "private-seed": config.seed * 100 + i, "state-dir": str(folder)}
-        for i in range(config.clients)
-    ]
-    grid = LoopbackGrid(client_app.app, nodes, {"federation": dump_config(config)})
-    Federation(config, run).train(grid)
-    spec = data_spec(config.data)
-    test = test_data(config.data)
-    chain = defenses_of(config)
-    model = chain.prepare_model(
-        create_model(
-            config.model.name,
-            classes=spec.classes,
-            channels=spec.image_shape[0],
-            image_size=spec.image_shape[1],
-            activation=config.model.activation,
+@dataclass(frozen=True)
+class Setting:
+    """One federation."""
+
+    model: str
+    activation: str
+    defense: str
+    seed: int
+
+    def config(self, *, choose: bool = False) -> FederationConfig:
+        """Return what runs; with ``choose`` a quarter of each client's digits is set apart."""
+        return build_config(
+            {
+                "seed": self.seed,
+                "model": {"name": self.model, "activation": self.activation},
+                "defenses": POINTS[self.defense],
+                "data": {"validation": CHOSEN_ON} if choose else {},
+                **SETTINGS[self.model, self.activation],
+            }
         )
+
+
+class Clients:
+    """A federation without processes: bract's own training, defenses and aggregation, in a loop.
+
+    ``tests/client/test_accuracy_benchmark.py`` holds it to the real client and server.
+    """
+
+    def __init__(self, config: FederationConfig) -> None:
+        self.config, self.spec = config, data_spec(config.data)
+        self.data = [client_data(config, i) for i in range(config.clients)]
+        self.chains = [build_defenses(config.defenses) for _ in self.data]
+        self.states: list[Tensors] = [{} for _ in self.data]
+        self.number = 0
+        self.private = secrets.randbits(256)
+        model = initialise(self.model(), config.model.init, derive_seed(config.seed, "model"))
+        self.arrays = parameters_of(model) | buffers_of(model)
+        self.norms: list[float] = []
+        self.cosines: list[float] = []
+
+    def model(self) -> nn.Module:
+        """Return the shared model, as the defenses change it."""
+        channels, size, _ = self.spec.image_shape
+        made = create_model(
+            self.config.model.name,
+            classes=self.spec.classes,
+            channels=channels,
+            image_size=size,
+            activation=self.config.model.activation,
+        )
+        return self.chains[0].prepare_model(made)
+
+    def models(self) -> list[nn.Module]:
+        """Return the global model as it stands; with FedKL one for each client's own key."""
+        made = []
+        for i in range(len(self.data) if self.chains[0].keeps_model else 1):
+            model = self.model()
+            model.load_state_dict(self.arrays)
+            self.chains[i].attach(model, self.states[i], self.context(i))
+            made.append(model.eval())
+        return made
+
+    def context(self, client: int) -> ProtectContext:
+        """Return what a client knows; its secrets follow from nothing that the server knows."""
+        return ProtectContext(round=self.number, seed=self.private + client)
+
+    def round(self) -> None:
+        """Train, defend and aggregate once."""
+        self.number += 1
+        answers = [self.answer(i) for i in range(len(self.data))]
+        weights = fedavg_weights(answers, "examples")
+        self.arrays = aggregate(
+            self.arrays, answers, weights, server_lr=self.config.strategy.server_lr
+        )
+
+    def answer(self, client: int) -> Contribution:
+        """Return what one client sends."""
+        data, chain, context = self.data[client], self.chains[client], self.context(client)
+        model = self.model()
+        model.load_state_dict(self.arrays)
+        chain.attach(model, self.states[client], context)
+        found = train_locally(
+            model,
+            data.images,
+            data.labels,
+            config=self.config.training,
+            spec=self.spec,
+            seed=derive_seed(self.config.seed, "train", client, self.number),
+            device=torch.device("cpu"),
+        )
+        first = found.used[: self.config.training.batch_size]
+        sent = chain.protect(
+            found.update,
+            self.states[client],
+            ProtectContext(
+                round=context.round,
+                seed=context.seed,
+                model=model,
+                images=self.spec.normalise(data.images[first]),
+                labels=data.labels[first],
+            ),
+        )
+        self.norms.append(float(flatten(found.update).norm()))
+        self.cosines.append(chain.report.get("cosine", 1.0))
+        return Contribution(
+            node_id=client + 1,
+            client=f"client-{client}",
+            update=sent,
+            buffers=found.buffers,
+            num_examples=len(found.used),
+        )
+
+
+def run(setting: Setting, *, choose: bool = False) -> dict[str, Any]:
+    """Train one federation and judge its last rounds."""
+    clients = Clients(setting.config(choose=choose))
+    images, labels = judged_on(clients, choose=choose)
+    inputs = clients.spec.normalise(images)
+    hits = torch.zeros(len(labels))
+    for number in range(1, clients.config.rounds + 1):
+        clients.round()
+        if number > clients.config.rounds - JUDGED:
+            models = clients.models()
+            for model in models:
+                hits += correct(model, inputs, labels) / (JUDGED * len(models))
+    strange = [
+        float(correct(with_random_key(model, draw), inputs, labels).mean())
+        for model in (clients.models() if key_locks(clients.model()) else ())
+        for draw in map(torch.Generator().manual_seed, range(RANDOM_KEYS))
+    ]
+    count = len(clients.data)
+    return {
+        "accuracy": float(hits.mean()),
+        "hits": [round(float(hit), 4) for hit in hits],
+        "random_key": statistics.fmean(strange) if strange else None,
+        "norm_first": statistics.fmean(clients.norms[:count]),
+        "norm_later": statistics.fmean(clients.norms[count:]),
+        "cosine_first": statistics.fmean(clients.cosines[:count]),
+        "cosine_later": statistics.fmean(clients.cosines[count:]),
+    }
+
+
+def judged_on(clients: Clients, *, choose: bool) -> tuple[Tensor, Tensor]:
+    """Return the held-out digits, or what the clients set apart of their training digits."""
+    if not choose:
+        return test_data(clients.config.data)
+    return (
+        torch.cat([data.validation_images for data in clients.data]),
+        torch.cat([data.validation_labels for data in clients.data]),
     )
-    model.load_state_dict(load_file(run.models / "final.safetensors"))
-    if not key_locks(model):
-        return evaluate(model, *test, spec=spec)[1], None
-    own, strange = [], []
-    for i in range(config.clients):
-        store = DefenseState(RecordDict(), directory=folder, key=f"{config.name}-client-{i}")
-        chain.attach(model, store.load())
-        own.append(evaluate(model, *test, spec=spec)[1])
-        for draw in range(5):
-            stranger = with_random_key(model, torch.Generator().manual_seed(draw))
-            strange.append(evaluate(stranger, *test, spec=spec)[1])
-    return statistics.fmean(own), statistics.fmean(strange)
+
+
+@torch.no_grad()
+def correct(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return 1.0 where the model is right and 0.0 where it is not, ``(N,)``."""
+    right: Tensor = model.eval()(inputs).argmax(1) == labels
+    return right.float()
+
+
+def summary(
+    found: Sequence[dict[str, Any]], undefended: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the figures of one row from its seeds and the same seeds without a defense."""
+    accuracy, spread = interval([one["accuracy"] for one in found])
+    pairs = list(zip(found, undefended, strict=True))
+    each = [100.0 * (own["accuracy"] - base["accuracy"]) for own, base in pairs]
+    differences = torch.stack(
+        [torch.tensor(own["hits"]) - torch.tensor(base["hits"]) for own, base in pairs]
+    )
+    points, half = interval(each)
+    over_images = interval(differences.mean(dim=0).tolist())[1]
+    strange = [one["random_key"] for one in found if one["random_key"] is not None]
+    return {
+        "accuracy": accuracy,
+        "accuracy_ci95": spread,
+        "at_chance": sum(one["accuracy"] < AT_CHANCE for one in found),
+        "accuracy_each": [one["accuracy"] for one in found],
+        "points": points,
+        "points_ci95": half,
+        "points_each": each,
+        "points_images_ci95": None if over_images is None else 100.0 * over_images,
+        "sees_a_point": half is not None and half < 1.0,
+        **{
+            name: statistics.fmean(one[name] for one in found)
+            for name in ("norm_first", "cosine_first", "norm_later", "cosine_later")
+        },
+        "random_key": statistics.fmean(strange) if strange else None,
+    }
+
+
+def rows_of(done: dict[Setting, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row a model, activation and defense, over the seeds that ``none`` has too."""
+    rows = []
+    kinds = dict.fromkeys((setting.model, setting.activation) for setting in done)
+    for model, activation in kinds:
+        for defense in POINTS:
+            seeds = [
+                s.seed
+                for s in done
+                if s == Setting(model, activation, defense, s.seed)
+                and Setting(model, activation, "none", s.seed) in done
+            ]
+            if not seeds:
+                continue
+            found = [done[Setting(model, activation, defense, seed)] for seed in seeds]
+            undefended = [done[Setting(model, activation, "none", seed)] for seed in seeds]
+            rows.append(
+                {
+                    "model": model,
+                    "activation": activation,
+                    "defense": defense,
+                    "defenses": POINTS[defense],
+                    **SETTINGS[model, activation],
+                    "judged_rounds": JUDGED,
+                    "seeds": len(seeds),
+                    **summary(found, undefended),
+                }
+            )
+    return rows
+
+
+def plan(seeds: Mapping[tuple[str, str], int], defenses: Iterable[str]) -> list[Setting]:
+    """Return every federation, all defenses of one seed before the next seed."""
+    return [
+        Setting(model, activation, defense, seed)
+        for (model, activation), count in seeds.items()
+        for seed in range(count)
+        for defense in dict.fromkeys(["none", *defenses])
+        if belongs(defense, model)
+    ]
+
+
+def belongs(defense: str, model: str) -> bool:
+    """Tell whether a row is meant: FedKL's with a normalisation that it locks, the others' without.
+
+    ``none`` is in both, so that FedKL is compared with the same model.
+    """
+    return defense == "none" or ("fedkl" in defense) == model.endswith("-bn")
 
 
 def main() -> None:
-    """Train every chain from several seeds."""
+    """Train what was asked for and is not done yet; print a row for all that is done."""
     options = parser(__doc__ or "", "defended_accuracy", picture=False)
-    options.add_argument("--model", default="lenet-bn")
-    options.add_argument("--rounds", type=int, default=20)
-    options.add_argument("--lr", type=float, default=0.05)
-    options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--defenses", nargs="*", default=list(CHAINS))
+    models, activations = zip(*SETTINGS, strict=True)
+    options.add_argument("--model", nargs="+", choices=sorted(set(models)))
+    options.add_argument("--activation", nargs="+", choices=sorted(set(activations)))
+    options.add_argument("--defense", nargs="+", choices=tuple(POINTS), default=list(DEFENSES))
+    options.add_argument("--seeds", type=int, help="default: those of the committed rows")
+    options.add_argument("--choose", action="store_true", help="judge on training digits")
+    options.add_argument("--resume", type=Path, help="file of finished runs: read, appended to")
     arguments = options.parse_args()
     torch.set_num_threads(1)
-    logging.basicConfig(level=logging.WARNING)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    rows: list[dict[str, Any]] = []
-    for name in arguments.defenses:
-        found = []
-        for seed in range(arguments.seeds):
-            note(f"{name}, seed {seed}")
-            config = build_config(
-                {
-                    "seed": seed,
-                    "rounds": arguments.rounds,
-                    "model": {"name": arguments.model, "activation": "relu"},
-                    "training": {"lr": arguments.lr},
-                    "capture": {"enabled": False},
-                    "defenses": CHAINS[name],
-                }
-            )
-            with tempfile.TemporaryDirectory() as folder:
-                found.append(train(config, Path(folder)))
-        accuracy, spread = interval([own for own, _ in found])
-        strange = [value for _, value in found if value is not None]
-        rows.append(
-            {
-                "defense": name,
-                "model": arguments.model,
-                "rounds": arguments.rounds,
-                "seeds": arguments.seeds,
-                "lr": arguments.lr,
-                "accuracy": accuracy,
-                "accuracy_ci95": spread,
-                "points": 100 * (accuracy - rows[0]["accuracy"]) if rows else 0.0,
-                "random_key": statistics.fmean(strange) if strange else None,
-            }
-        )
-    emit(rows, COLUMNS, as_json=arguments.json)
+    logging.getLogger("bract").setLevel(logging.ERROR)
+    done = read(arguments.resume, choose=arguments.choose)
+    counts = {
+        kind: SEEDS.get(kind, 0) if arguments.seeds is None else arguments.seeds
+        for kind in SETTINGS
+        if kind[0] in (arguments.model or models)
+        and kind[1] in (arguments.activation or activations)
+    }
+    for setting in plan(counts, arguments.defense):
+        if setting in done:
+            continue
+        done[setting] = run(setting, choose=arguments.choose)
+        note(f"{setting}: {done[setting]['accuracy']:.4f}")
+        if arguments.resume is not None:
+            row = {**key_of(setting, choose=arguments.choose), "found": done[setting]}
+            with arguments.resume.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    emit(rows_of(done), COLUMNS, as_json=arguments.json)
+
+
+def key_of(setting: Setting, *, choose: bool) -> dict[str, Any]:
+    """Return all that a finished run depends on."""
+    return {
+        "setting": asdict(setting),
+        "config": setting.config(choose=choose).model_dump(mode="json"),
+        "declared": build_defenses(POINTS[setting.defense]).public(),
+        "judged": [JUDGED, choose],
+    }
+
+
+def read(path: Path | None, *, choose: bool = False) -> dict[Setting, dict[str, Any]]:
+    """Return the finished runs of a file that were made under today's settings."""
+    done = {}
+    if path is not None and path.exists():
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            found = row.pop("found")
+            setting = Setting(**row["setting"])
+            known = setting.defense in POINTS
+            if known and row == json.loads(json.dumps(key_of(setting, choose=choose))):
+                done[setting] = found
+    return done
 
 
 if __name__ == "__main__":

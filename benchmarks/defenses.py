@@ -23,7 +23,7 @@ from bract.client.training import train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.models import create_model, initialise
-from bract.update import buffers_of, parameters_of
+from bract.protocol.update import buffers_of, parameters_of
 
 DEFENSES: list[dict[str, Any]] = [
     {"name": "adadefense"},

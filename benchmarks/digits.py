@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from bract.client.training import train_locally
 from bract.config import FederationConfig
 from bract.data import client_data, data_spec, test_data
-from bract.evaluation import evaluate
 from bract.models import create_model, initialise
+from bract.models.evaluation import evaluate
+from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.seeds import derive_seed
-from bract.update import Tensors, buffers_of, parameters_of
 
 
 class DigitsClient:

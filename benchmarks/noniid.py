@@ -119,7 +119,7 @@ def draw(curves: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
         for name, runs in found.items():
             points = [interval(column) for column in zip(*runs, strict=True)]
             means = np.array([mean for mean, _ in points])
-            halves = np.array([half for _, half in points])
+            halves = np.array([half or 0.0 for _, half in points])
             rounds = np.arange(1, len(means) + 1)
             axis.plot(rounds, means, label=name)
             axis.fill_between(rounds, means - halves, means + halves, alpha=0.12)

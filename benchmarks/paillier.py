@@ -191,7 +191,7 @@ def by_threshold(shares: list[Any], values: Values, threads: int) -> Timing:
     decryption = clock.lap()
     other = partial_decrypt(shares[1], total, stripped, threads=threads)
     clock.lap()
-    mean = combine(public, total, [own, other], threads=threads)
+    mean = combine(shares[2], total, [own, other], threads=threads)
     decryption += clock.lap()
     check(mean, values, layout.fixed_point.bound)
     return Timing(encryption, summation, decryption, total.data.nbytes).per_value(layout.length)

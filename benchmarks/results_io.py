@@ -60,13 +60,13 @@ def emit(
         print("  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and half width of the 95 % confidence interval (Student's t)."""
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return mean and half width of the 95 % t interval; None from a single value."""
     from scipy.stats import t
 
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return mean, 0.0
+        return mean, None
     spread = statistics.stdev(values) / len(values) ** 0.5
     return mean, float(t.ppf(0.975, len(values) - 1)) * spread
 

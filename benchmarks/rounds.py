@@ -1,6 +1,8 @@
 """Seconds a round through real processes: FedAvg against FedBoosting, with and without capture.
 
-    python benchmarks/rounds.py [--rounds 5] [--repeats 3] [--clients 3] [--capture] [--json]
+    python benchmarks/rounds.py [--rounds 5] [--repeats 3] [--clients 3] [--capture] [--live]
+        [--strategies fedavg,fedboosting] [--json]
+    python benchmarks/rounds.py --tls --gateway [...]
 
 Starts a SuperLink and one SuperNode a client on this machine for every measurement, as `bract run`
 does. What is compared runs in turn within each repeat, in reverse order every other time; the
@@ -8,7 +10,12 @@ first round of a run, in which caches fill, is left out. A ratio is taken within
 medians over rounds; given are its median over the repeats and all of them, because other work on
 the machine can move a round by more than what is compared. As the capture hook costs less than
 rounds differ by, ``--capture`` also times the hook alone, in this process, on the messages of the
-same federation, and sets it against the fastest round that was measured.
+same federation, and sets it against the fastest round that was measured. ``--live`` measures rounds
+with the captures attacked beside the server (`audit.live_every: 1`, so that its process always has
+work) against rounds that are captured alone.
+
+``--tls`` and ``--gateway`` measure a deployment instead (`bract superlink`, `bract supernode`, and
+nginx before them, on this machine), with FedAvg: against the same processes without TLS.
 """
 
 import logging
@@ -19,19 +26,22 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from deployed import GATEWAY, PLAIN, TLS, deployment
 from results_io import emit, note, parser
 
-from bract.cli.launcher import Launch
-from bract.cli.training import run_federation
+from bract.cli.launch.launcher import Launch
+from bract.cli.run import run_federation
 from bract.client.app import app
 from bract.config import FederationConfig, build_config, dump_config
 from bract.rundir import RunDirectory
-from bract.server.app import Federation
-from bract.server.hook import Recorder
+from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
+from bract.server.recorder import Recorder
 
 STRATEGIES = ("fedavg", "fedboosting")
-Setup = tuple[bool, str]
+MODES = {"off": "capture off", "on": "capture on", "live": "capture and audit beside"}
+Setup = tuple[str, str]
+"""A key of `MODES`, and a strategy."""
 
 
 def main() -> None:
@@ -44,22 +54,33 @@ def main() -> None:
     arguments.add_argument(
         "--capture", action="store_true", help="measure the capture hook on and off"
     )
+    arguments.add_argument(
+        "--live", action="store_true", help="measure the audit beside the server"
+    )
+    arguments.add_argument("--strategies", default=",".join(STRATEGIES))
     arguments.add_argument("--cold", action="store_true", help="without the fork server")
+    arguments.add_argument("--tls", action="store_true", help="a deployment with TLS")
+    arguments.add_argument("--gateway", action="store_true", help="a deployment behind nginx")
     options = arguments.parse_args()
-    captures = (False, True) if options.capture else (False,)
-    setups = [(capture, strategy) for capture in captures for strategy in STRATEGIES]
+    if options.tls or options.gateway:
+        measure_deployed(options)
+        return
+    strategies = options.strategies.split(",")
+    modes = ["off"] * (options.capture or not options.live)
+    modes += ["on"] * (options.capture or options.live) + ["live"] * options.live
+    setups = [(mode, strategy) for mode in modes for strategy in strategies]
     seconds: dict[Setup, list[list[float]]] = {setup: [] for setup in setups}
     for repeat in range(options.repeats):
-        for setup in setups if repeat % 2 == 0 else reversed(setups):
-            measured = measure(*setup, options)
-            seconds[setup].append(measured)
+        for mode, strategy in setups if repeat % 2 == 0 else setups[::-1]:
+            measured = measure(mode, strategy, options)
+            seconds[mode, strategy].append(measured)
             note(
-                f"repeat {repeat + 1} {setup[1]} capture={setup[0]}: "
+                f"repeat {repeat + 1} {strategy} {MODES[mode]}: "
                 f"{statistics.median(measured):.2f} s a round"
             )
     rows = [row(setup, seconds) for setup in setups]
     if options.capture:
-        rows += [hook_row(strategy, seconds[False, strategy], options) for strategy in STRATEGIES]
+        rows += [hook_row(strategy, seconds["off", strategy], options) for strategy in strategies]
     emit(
         rows,
         (
@@ -70,20 +91,53 @@ def main() -> None:
             "slowest",
             "against_fedavg",
             "against_no_capture",
+            "against_capture",
         ),
         as_json=options.json,
     )
 
 
-def measure(capture: bool, strategy: str, options: Any) -> list[float]:
+def measure(mode: str, strategy: str, options: Any) -> list[float]:
     """Run one federation; return the seconds of every round but the first."""
-    config = configured(strategy, capture, options)
+    config = configured(strategy, mode, options)
     with tempfile.TemporaryDirectory() as folder:
-        run = run_federation(config, Path(folder), Launch(warm=not options.cold))
-        return [row["seconds"] for row in run.metrics() if row["round"] >= 2]
+        run = run_federation(config, Path(folder), Launch(fork_server=not options.cold))
+        return [row.seconds or 0.0 for row in run.metrics() if row.round >= 2]
 
 
-def configured(strategy: str, capture: bool, options: Any) -> FederationConfig:
+def measure_deployed(options: Any) -> None:
+    """Measure a deployment in turn, plain and as the options ask; print the table or JSON."""
+    setups = [PLAIN, *([TLS] if options.tls else []), *([GATEWAY] if options.gateway else [])]
+    seconds: dict[str, list[list[float]]] = {setup: [] for setup in setups}
+    for repeat in range(options.repeats):
+        for setup in setups if repeat % 2 == 0 else reversed(setups):
+            with deployment(setup, options.clients) as place, tempfile.TemporaryDirectory() as runs:
+                config = configured("fedavg", "off", options)
+                run = run_federation(config, Path(runs), Launch(superlink=str(place)))
+                found = [row.seconds or 0.0 for row in run.metrics() if row.round >= 2]
+            seconds[setup].append(found)
+            note(f"repeat {repeat + 1} {setup}: {statistics.median(found):.2f} s a round")
+    rows = []
+    for setup in setups:
+        rounds = [value for run in seconds[setup] for value in run]
+        against = ratios(seconds[setup], seconds[PLAIN])
+        rows.append(
+            {
+                "setup": setup,
+                "strategy": "fedavg",
+                "seconds_per_round": round(statistics.median(rounds), 3),
+                "fastest": round(min(rounds), 3),
+                "slowest": round(max(rounds), 3),
+                "rounds": len(rounds),
+                "against_plain": round(statistics.median(against), 3),
+                "against_plain_by_repeat": against,
+            }
+        )
+    columns = ("setup", "seconds_per_round", "fastest", "slowest", "rounds", "against_plain")
+    emit(rows, columns, as_json=options.json)
+
+
+def configured(strategy: str, mode: str, options: Any) -> FederationConfig:
     """Return the federation that is measured."""
     return build_config(
         {
@@ -92,14 +146,15 @@ def configured(strategy: str, capture: bool, options: Any) -> FederationConfig:
             "rounds": options.rounds,
             "model": {"name": "lenet-strided", "activation": "relu"},
             "strategy": {"name": strategy},
-            "capture": {"enabled": capture},
+            "capture": {"enabled": mode != "off"},
+            "audit": {"live_every": 1 if mode == "live" else None},
         }
     )
 
 
 def hook_row(strategy: str, plain: list[list[float]], options: Any) -> dict[str, Any]:
     """Return a row with the seconds a round that are spent inside the hook."""
-    config = configured(strategy, True, options)
+    config = configured(strategy, "on", options)
     spent = 0.0
 
     class Timed(Recorder):
@@ -126,22 +181,27 @@ def hook_row(strategy: str, plain: list[list[float]], options: Any) -> dict[str,
 
 def row(setup: Setup, seconds: dict[Setup, list[list[float]]]) -> dict[str, Any]:
     """Return one row."""
-    capture, strategy = setup
+    mode, strategy = setup
     rounds = [value for run in seconds[setup] for value in run]
-    against_fedavg = ratios(seconds[setup], seconds[capture, "fedavg"])
-    against_plain = ratios(seconds[setup], seconds[False, strategy])
-    return {
-        "setup": f"capture {'on' if capture else 'off'}",
+    found: dict[str, Any] = {
+        "setup": MODES[mode],
         "strategy": strategy,
         "seconds_per_round": round(statistics.median(rounds), 3),
         "fastest": round(min(rounds), 3),
         "slowest": round(max(rounds), 3),
         "rounds": len(rounds),
-        "against_fedavg": round(statistics.median(against_fedavg), 3),
-        "against_fedavg_by_repeat": against_fedavg,
-        "against_no_capture": round(statistics.median(against_plain), 3),
-        "against_no_capture_by_repeat": against_plain,
     }
+    others = {
+        "against_fedavg": (mode, "fedavg"),
+        "against_no_capture": ("off", strategy),
+        "against_capture": ("on", strategy),
+    }
+    for name, other in others.items():
+        if other in seconds:
+            against = ratios(seconds[setup], seconds[other])
+            found[name] = round(statistics.median(against), 3)
+            found[f"{name}_by_repeat"] = against
+    return found
 
 
 def ratios(runs: list[list[float]], baseline: list[list[float]]) -> list[float]:

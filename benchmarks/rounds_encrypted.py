@@ -27,7 +27,15 @@ from typing import Any
 import torch
 from results_io import emit, note, parser
 
-from bract.ciphertexts import (
+from bract.cli.keygen import client_key, write_keys
+from bract.cli.launch.launcher import Launch
+from bract.cli.run import run_federation
+from bract.client.app import app
+from bract.config import FederationConfig, build_config, dump_config
+from bract.config.encryption import EncryptionConfig
+from bract.models import create_model
+from bract.paillier import KeyShare, combine, partial_decrypt, strip_messages
+from bract.protocol.ciphertexts import (
     EncryptedUpdate,
     apply_mean,
     combine_updates,
@@ -35,20 +43,12 @@ from bract.ciphertexts import (
     encrypt_update,
     shaped,
 )
-from bract.cli.keygen import client_key, write_keys
-from bract.cli.launcher import Launch
-from bract.cli.training import run_federation
-from bract.client.app import app
-from bract.config import FederationConfig, build_config, dump_config
-from bract.encryption import EncryptionConfig
-from bract.keyfiles import read_key_file
-from bract.models import create_model
-from bract.paillier import KeyShare, combine, partial_decrypt, strip_messages
+from bract.protocol.keyfiles import read_key_file
+from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.rundir import RunDirectory
-from bract.server.app import Federation
 from bract.server.encrypted import EncryptedFederation
+from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
-from bract.update import Tensors, buffers_of, parameters_of
 
 CLIENTS = 3
 REPEATS = 3
@@ -92,9 +92,11 @@ def main() -> None:
             rows += rounds(model, options.rounds, options.repeats)
     if options.accuracy:
         rows += list(accuracies(options.accuracy))
-    columns = ("measured", "model", "setup", "client_cpu_seconds", "client_wall_seconds")
-    columns += ("server_cpu_seconds", "megabytes", "seconds_per_round")
-    columns += ("against_plain", "accuracy", "difference")
+    columns = (
+        *("measured", "model", "setup", "client_cpu_seconds", "client_wall_seconds"),
+        *("server_cpu_seconds", "megabytes", "seconds_per_round"),
+        *("against_plain", "accuracy", "difference"),
+    )
     emit(rows, columns, as_json=options.json)
 
 
@@ -115,7 +117,7 @@ def cost(model: str, setup: str) -> dict[str, Any]:
         if config.threshold is not None:
             stripped = {p: strip_messages(public, v) for p, v in total.vectors.items()}
         server = time.process_time() - started
-        torch.save((total.to_record(), stripped), folder / "aggregate.pt")
+        torch.save((total.to_tensors(), stripped), folder / "aggregate.pt")
         steps = [child(folder, model, setup) for _ in range(REPEATS)]
     return {
         "measured": "cost",
@@ -147,15 +149,15 @@ def client_step(folder: Path, model: str, setup: str) -> dict[str, float]:
     if config.threshold is not None:
         share = read_key_file(client_key(folder, 1, config.threshold))
         assert isinstance(share, KeyShare)
-        vectors = EncryptedUpdate.from_record(record).vectors
+        vectors = EncryptedUpdate.from_tensors(record).vectors
         others = [partial_decrypt(share, vectors["parameters"], stripped["parameters"])]
     cpu, wall = time.process_time(), time.perf_counter()
     key = read_key_file(client_key(folder, 0, config.threshold))
-    total = EncryptedUpdate.from_record(record)
+    total = EncryptedUpdate.from_tensors(record)
     if isinstance(key, KeyShare):
         vector = total.vectors["parameters"]
         own = partial_decrypt(key, vector, stripped["parameters"])
-        values = combine(key.public, vector, [own, *others])
+        values = combine(key, vector, [own, *others])
         mean = {"parameters": shaped(values, total.shapes["parameters"])}
     else:
         mean = decrypt_mean(key, total)
@@ -198,13 +200,13 @@ def rounds(model: str, count: int, repeats: int) -> list[dict[str, Any]]:
             )
             with tempfile.TemporaryDirectory() as folder:
                 rows = run_federation(config, Path(folder), Launch()).metrics()
-            later = [row for row in rows if row["round"] >= 2]
-            found.append([row["seconds"] for row in later])
-            clients = [client for row in later for client in row["clients"].values()]
+            later = [row for row in rows if row.round >= 2]
+            found.append([row.seconds or 0.0 for row in later])
+            clients = [client for row in later for client in row.clients.values()]
             added += [
-                c["encrypt_seconds"] + c["decrypt_seconds"]
+                c.encrypt_seconds + (c.decrypt_seconds or 0.0)
                 for c in clients
-                if "encrypt_seconds" in c
+                if c.encrypt_seconds is not None
             ]
     every = {setup: list(itertools.chain(*runs)) for setup, runs in seconds.items()}
     medians = {setup: [statistics.median(run) for run in runs] for setup, runs in seconds.items()}
@@ -272,7 +274,9 @@ def accuracy(config: FederationConfig) -> float:
         run.create(config)
         kind = EncryptedFederation if encryption.enabled else Federation
         kind(config, run).train(LoopbackGrid(app, nodes, {"federation": dump_config(config)}))
-        return float(run.metrics()[-1]["global"]["accuracy"])
+        judged = run.metrics()[-1].evaluation
+        assert judged is not None and judged.accuracy is not None
+        return judged.accuracy
 
 
 def federation(setup: str, **changed: Any) -> FederationConfig:

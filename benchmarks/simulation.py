@@ -10,11 +10,11 @@ from flwr.serverapp.strategy import FedProx as FlowerFedProx
 from flwr.serverapp.strategy import Strategy
 
 from bract.errors import RunFailedError
-from bract.fused import answer_fused
-from bract.records import from_arrays, to_arrays
+from bract.protocol.fused import answer_fused
+from bract.protocol.records import from_arrays, to_arrays
+from bract.protocol.update import Tensors
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import FedAvg, FedBoosting
-from bract.update import Tensors
 
 
 class Client(Protocol):
@@ -71,7 +71,7 @@ def simulate(
             outcome = strategy.outcome if isinstance(strategy, FedAvg) else None
             row["weights"] = list(outcome.weights) if outcome else []
             if outcome and outcome.boosting is not None:
-                row["boosting"] = outcome.boosting.to_dict()
+                row["boosting"] = outcome.boosting.to_record().to_dict()
             rows.append(row)
 
     grid = LoopbackGrid(lambda i: _app(clients[i]), [{} for _ in clients])
@@ -90,7 +90,7 @@ def _app(client: Client) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         del context
-        config = message.content.config_records["config"]
+        config: dict[str, Any] = dict(message.content.config_records["config"])
         local, examples, metrics = client.train(
             from_arrays(message.content.array_records["arrays"]),
             int(config["server-round"]),

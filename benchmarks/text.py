@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from words import CHARACTERS, STYLES, word_set
 
+from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
-from bract.update import Tensors
 
 COMPARED = ("fedavg-uniform", "fedboosting", "fedboosting-proportional")
 
@@ -158,7 +158,8 @@ class CRNN(nn.Module):
         """Map images to log probabilities by frame."""
         columns = self.features(images - 0.5).squeeze(2).permute(2, 0, 1)
         frames, _ = self.recurrent(columns)
-        return self.classifier(frames).log_softmax(2)
+        scores: Tensor = self.classifier(frames)
+        return scores.log_softmax(2)
 
 
 class Reader:

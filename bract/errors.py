@@ -1,5 +1,11 @@
 """The one error type whose message is written for the person at the keyboard."""
 
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable
+from pathlib import PurePath
+
 
 class BractError(Exception):
     """Bad input. The message names what was found, what was expected and the mend.
@@ -15,10 +21,53 @@ class SchemaError(BractError):
 class RunFailedError(BractError):
     """Work that was asked for correctly did not finish. The command line exits with code 1."""
 
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
+
+class WriteFailedError(RunFailedError):
+    """A file cannot be written. The message names it, what was needed and what is free."""
 
 
 class LeakageError(Exception):
     """A gate crossed, or one that had nothing to judge; the command exits with code 3."""
+
+
+def one_line(text: object, most: int = 500) -> str:
+    """Return what somebody else sent as one printable line of at most ``most`` characters.
+
+    Text and errors are taken as they read, everything else as `shown` puts it.
+    """
+    whole = (
+        str(text) if isinstance(text, str | BaseException | PurePath) else _Shortened().repr(text)
+    )
+    line = " ".join(whole[: 4 * most].split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value that was found as it is written in Python, shortened, on one line.
+
+    What is long, deep, wide or refers to itself costs no more than its beginning.
+    """
+    return one_line(_Shortened().repr(value), most)
+
+
+def listed(problems: Iterable[str], most: int = 3) -> str:
+    """Join the first problems of a list, and say how many there are beside them."""
+    found = [one_line(problem, 300) for problem in problems]
+    rest = len(found) - most
+    return "; ".join(found[:most]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+class _Shortened(reprlib.Repr):
+    """`reprlib.Repr`, also for whole numbers that have too many digits to be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 6
+        self.maxstring = self.maxother = 200
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 256:
+            return f"a whole number of about {int(x.bit_length() * 0.30103)} digits"
+        return super().repr_int(x, level)

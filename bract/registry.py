@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
-from bract.errors import BractError
+from bract.errors import BractError, shown
+from bract.plugins import Plugin, PluginError, plugins
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Check = Callable[[str, object], str | None]
+"""Given a name and what a plugin registers under it: what is wrong with it, or None."""
 
 
 class Registry(Generic[T]):
     """Names to entries of one kind.
 
+    bract's own entries register where they are defined. Those of other packages are loaded when
+    the registry is first asked for anything. One that cannot be loaded, is of another kind or
+    has a taken name is left out with one warning, which is an error to who asks for its name.
+
     Parameters
     ----------
     kind
         What an entry is, in the singular ("model"); error messages use it.
+    group
+        Group of entry points under which other packages register; None takes none.
+    check
+        What a plugin's entry has to be.
+    beside
+        Registry whose plugins register here too, by decorator, when they are imported.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        group: str | None = None,
+        check: Check | None = None,
+        beside: Registry[Any] | None = None,
+    ) -> None:
         self.kind = kind
+        self.group = group
+        self._check = check
+        self._beside = beside
         self._entries: dict[str, T] = {}
+        self._refused: dict[str, PluginError] = {}
+        self._packages: dict[str, str] = {}
+        self._loaded = group is None
 
     def register(self, name: str, *, force: bool = False) -> Callable[[T], T]:
         """Decorate an entry to register it under ``name``.
@@ -41,22 +74,89 @@ class Registry(Generic[T]):
 
         return add
 
+    def get(self, name: str) -> T | None:
+        """Return what is registered under ``name``, or None."""
+        self._load_plugins()
+        return self._entries.get(name)
+
+    def plugins(self) -> dict[str, str]:
+        """Return the names that other packages registered, and each one's package."""
+        self._load_plugins()
+        return dict(self._packages)
+
+    def refused(self) -> list[PluginError]:
+        """Return why plugins were left out, one error each."""
+        self._load_plugins()
+        return list(self._refused.values())
+
     def __getitem__(self, name: str) -> T:
-        try:
+        self._load_plugins()
+        if name in self._entries:
             return self._entries[name]
-        except KeyError:
-            raise BractError(unknown(self.kind, name, self._entries)) from None
+        if name in self._refused:
+            raise self._refused[name]
+        raise BractError(unknown(self.kind, name, self._entries))
 
     def __contains__(self, name: object) -> bool:
+        self._load_plugins()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
+        self._load_plugins()
         return iter(sorted(self._entries))
+
+    def _load_plugins(self) -> None:
+        if self._beside is not None:
+            self._beside._load_plugins()
+        if self._loaded or self.group is None:
+            return
+        self._loaded = True  # first: what is imported now may ask this registry
+        for plugin in plugins(self.group):
+            try:
+                self._add(plugin)
+            except PluginError as error:
+                self._refused.setdefault(plugin.name, error)
+                _log.warning("%s", error)
+
+    def _add(self, plugin: Plugin) -> None:
+        known = self._entries.get(plugin.name)
+        # A module that other entry points named first may have registered this one by decorator.
+        if known is not None and getattr(known, "__module__", None) != plugin.entry_point.module:
+            owner = self._packages.get(plugin.name, "bract itself")
+            raise plugin.refuse(
+                f"{self.kind} {plugin.name!r} is taken by {owner}; give it another name"
+            )
+        entry = plugin.load()
+        problem = None if self._check is None else self._check(plugin.name, entry)
+        if problem is None and self._entries.get(plugin.name, entry) is not entry:
+            problem = f"its module registers another {self.kind} under this name; keep one"
+        if problem is not None:
+            raise plugin.refuse(problem)
+        self._entries[plugin.name] = entry
+        self._packages[plugin.name] = plugin.package
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that ``name`` is no known ``kind``, with the nearest known one."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name[:100], names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}"
+    return f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}"
+
+
+def named(base: type, name: str, entry: object) -> str | None:
+    """Say what is wrong with a plugin's class that has to extend ``base`` under its own name."""
+    if not (isinstance(entry, type) and issubclass(entry, base)):
+        return (
+            f"{entry!r} is no subclass of {base.__module__}.{base.__qualname__}; name one that is"
+        )
+    own = getattr(entry, "name", None)
+    if own != name:
+        return f"{entry.__name__}.name is {own!r}, expected {name!r}; use one name"
+    return None
+
+
+def import_modules(package: ModuleType) -> None:
+    """Import every module of a package, so that what registers in them is registered."""
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        import_module(module.name)

@@ -2,20 +2,28 @@
 
 ``runs/<name>/`` holds ``config.yaml``, ``run.json``, ``logs/``, ``models/``, ``metrics.jsonl``,
 ``captures/``, ``truth/<client>/``, ``audit/``, ``report.html`` and ``report.json``; encrypted
-runs also ``aggregates/`` (ciphertexts) and, where this machine runs the clients, ``keys/``.
+runs also ``aggregates/`` (ciphertexts) and, where this machine runs the clients, ``keys/``; runs
+that are audited while they train ``live.json``. ``.lock``, ``.server.lock`` and ``.live.lock`` are
+held by who works on the run, and hold nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bract.config import FederationConfig, dump_config, load_config
-from bract.errors import BractError, SchemaError
-
-RUN_SCHEMA = 1
+from bract.errors import BractError
+from bract.files import append_line, write_text
+from bract.locks import LOCK, holder, lock
+from bract.schema import LiveAudit, MetricsRow, RecordError, RunState
+from bract.schema.description import AppDescription, read_description
+from bract.strict_json import dump_json, json_ready
 
 
 class RunDirectory:
@@ -28,18 +36,21 @@ class RunDirectory:
         self.metrics_path = self.root / "metrics.jsonl"
         self.logs = self.root / "logs"
         self.models = self.root / "models"
-        self.captures = self.root / "captures"
+        self.captures = captures_in(self.root)
         self.truth = self.root / "truth"
         self.audit = self.root / "audit"
         self.aggregates = self.root / "aggregates"
         self.keys = self.root / "keys"
+        self.lock_path = self.root / LOCK
+        self.server_lock_path = self.root / ".server.lock"
+        self.live_path = self.root / "live.json"
+        self.live_lock_path = self.root / ".live.lock"
 
     @classmethod
     def open(cls, root: Path | str) -> RunDirectory:
         """Open an existing run, or the captures of somebody's own app.
 
-        A folder that holds ``captures/`` (or is that folder) is enough: without ``config.yaml``
-        the captures are audited unscored.
+        A folder that holds ``captures/`` (or is that folder, whatever its name) is enough.
 
         Raises
         ------
@@ -68,6 +79,76 @@ class RunDirectory:
         except OSError as error:
             raise BractError(f"{self.root}: cannot be written: {error}") from error
 
+    @contextlib.contextmanager
+    def claim(self) -> Iterator[None]:
+        """Be the one command that works on this run while the block runs; make its folder.
+
+        Raises
+        ------
+        LockedError
+            If another command works on it, naming its process.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BractError(f"{self.root}: cannot be written: {error}") from error
+        with lock(self.lock_path, what=str(self.root), doing=_command()):
+            yield
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[None]:
+        """Be the one server app that trains this run while the block runs.
+
+        Raises
+        ------
+        LockedError
+            If another server app does.
+        """
+        with lock(self.server_lock_path, what=str(self.root), doing="server app", patience=10.0):
+            yield
+
+    def server(self) -> str | None:
+        """Say which server app trains this run, None where none does."""
+        return holder(self.server_lock_path)
+
+    def true(self, state: RunState) -> RunState:
+        """Return what ``run.json`` says, as interrupted where it says running and nobody does."""
+        if state.status not in ("starting", "running"):
+            return state
+        if holder(self.lock_path) or self.server():
+            return state
+        return state.model_copy(update={"status": "interrupted"})
+
+    def clear(self) -> None:
+        """Remove all that the run holds, but for the locks."""
+        for path in self._contents():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing has been done here yet, or nothing but a start that led to no round."""
+        names = {path.name for path in self._contents()}
+        if not names:
+            return True
+        begun = names - {
+            "config.yaml",
+            "run.json",
+            "logs",
+            "models",
+            "live.json",
+            "live-audit.log",
+        } or any(self.models.glob("*"))
+        return "run.json" in names and not begun
+
+    def _contents(self) -> list[Path]:
+        if not self.root.is_dir():
+            return []
+        locks = (self.lock_path, self.server_lock_path, self.live_lock_path)
+        return [path for path in self.root.iterdir() if path not in locks]
+
     @property
     def is_configured(self) -> bool:
         """Whether the run was made from a configuration, rather than by somebody's own app."""
@@ -77,47 +158,76 @@ class RunDirectory:
         """Read the configuration that the run was made with; the default where there is none."""
         return load_config(self.config_path) if self.is_configured else FederationConfig()
 
-    def state(self) -> dict[str, Any]:
-        """Read ``run.json``; an empty dictionary where the run has not begun."""
+    def description(self) -> AppDescription | None:
+        """Read ``bract.yaml``, what the server knows of an app beyond its captures."""
+        return read_description(self.root)
+
+    def state(self) -> RunState:
+        """Read ``run.json``; an empty state where the run has not begun.
+
+        Raises
+        ------
+        BractError
+            If it cannot be read; `SchemaError` for another schema version.
+        """
         try:
-            content: dict[str, Any] = json.loads(self.state_path.read_text())
+            text = self.state_path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise BractError(f"{self.state_path}: not readable as JSON: {error}") from error
-        if content.get("schema") != RUN_SCHEMA:
-            raise SchemaError(
-                f"{self.root}: run schema {content.get('schema')!r}, this version reads "
-                f"{RUN_SCHEMA}; use the bract version that made it, or run it again"
-            )
-        return content
+            return RunState()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BractError(f"{self.state_path}: not readable: {error}") from error
+        return RunState.parse_text(text, source=str(self.state_path))
 
     def update_state(self, **changes: Any) -> None:
-        """Merge ``changes`` into ``run.json``."""
-        write_text(
-            self.state_path, json.dumps({"schema": RUN_SCHEMA, **self.state(), **changes}, indent=1)
-        )
+        """Write ``run.json`` with these fields of `RunState` changed."""
+        state = RunState.model_validate(self.state().model_dump() | changes)
+        write_text(self.state_path, dump_json(state.to_dict()))
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Read the rows of ``metrics.jsonl``; a last line cut short by a crash is left out."""
+    def live(self) -> LiveAudit | None:
+        """Read ``live.json``; None where no audit ran while the run trained, or it is not whole.
+
+        Raises
+        ------
+        SchemaError
+            If it is of another schema version.
+        """
+        try:
+            text = self.live_path.read_bytes()
+            state = LiveAudit.parse_text(text, source=str(self.live_path))
+        except (OSError, RecordError):
+            return None
+        if state.status in ("waiting", "attacking") and not holder(self.live_lock_path):
+            return state.model_copy(update={"status": "ended", "current": None})
+        return state
+
+    def metrics(self) -> list[MetricsRow]:
+        """Read the rows of ``metrics.jsonl``; a line cut short by a crash is left out.
+
+        Raises
+        ------
+        SchemaError
+            If a row is of another schema version.
+        """
         if not self.metrics_path.is_file():
             return []
         rows = []
-        for line in self.metrics_path.read_text().splitlines():
+        for line in self.metrics_path.read_bytes().splitlines():
             try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
+                rows.append(MetricsRow.parse_text(line, source=str(self.metrics_path)))
+            except RecordError:
+                continue
         return rows
 
-    def append_metrics(self, row: dict[str, Any]) -> None:
+    def append_metrics(self, row: MetricsRow) -> None:
         """Append one row to ``metrics.jsonl``."""
-        with self.metrics_path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_line(self.metrics_path, json.dumps(json_ready(row.to_dict()), allow_nan=False))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole: under a temporary name first, then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+def captures_in(root: Path) -> Path:
+    """Return where the captures of a folder lie: in ``captures/``, or in the folder itself."""
+    folder = root / "captures"
+    return root if not folder.is_dir() and any(root.glob("round-*/*")) else folder
+
+
+def _command() -> str:
+    return " ".join(["bract", *sys.argv[1:]])

@@ -1,10 +1,12 @@
-"""Facts as JSON that every reader takes: RFC 8259 has neither NaN nor infinity."""
+"""JSON that every reader takes, without NaN and infinity (RFC 8259), and bounded when read."""
 
 from __future__ import annotations
 
 import json
 import math
 from typing import Any
+
+from bract.errors import BractError, one_line
 
 
 def json_ready(value: Any) -> Any:
@@ -21,3 +23,33 @@ def json_ready(value: Any) -> Any:
 def dump_json(value: Any, *, ascii_only: bool = True) -> str:
     """Return indented JSON; see `json_ready` for what becomes of NaN and infinity."""
     return json.dumps(json_ready(value), indent=1, ensure_ascii=ascii_only, allow_nan=False)
+
+
+def parse_json(text: str | bytes, *, most: int = 65_536, constants: bool = False) -> Any:
+    """Read JSON that somebody else wrote.
+
+    Parameters
+    ----------
+    most
+        Longest text that is read, in characters or bytes.
+    constants
+        Whether NaN and infinities are read, as Python writes them, though JSON has none.
+
+    Raises
+    ------
+    BractError
+        If it is longer, no JSON, nested too deeply to be read, or holds NaN or an infinity
+        without ``constants``.
+    """
+    if len(text) > most:
+        raise BractError(f"{len(text)} characters of JSON, expected at most {most}")
+    try:
+        return json.loads(text, parse_constant=None if constants else _refuse)
+    except RecursionError:
+        raise BractError("JSON that is nested too deeply") from None
+    except ValueError as error:
+        raise BractError(f"no JSON: {one_line(error, 200)}") from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
@@ -20,10 +23,16 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
+from bract.schema import MetricsRow
 from bract.strict_json import dump_json
 
 stderr = Console(stderr=True, highlight=False)
+
+SILENCE = 50.0
+"""Seconds after which a command that works off a terminal says how far it is."""
 
 
 def set_up_logging(verbose: bool = False) -> None:
@@ -36,8 +45,9 @@ def set_up_logging(verbose: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line for the person, to stderr."""
-    stderr.print(text, markup=False, soft_wrap=True)
+    """Print a line for the person, to stderr; nothing happens where nobody reads it any more."""
+    with suppress(OSError):
+        stderr.print(text, markup=False, soft_wrap=True)
 
 
 def working(text: str) -> AbstractContextManager[object]:
@@ -53,26 +63,47 @@ def print_json(content: Any) -> None:
     sys.stdout.write(dump_json(content) + "\n")
 
 
+class _TwoLines(Progress):
+    """The bar and its numbers in one line, how things stand in the next one.
+
+    The numbers keep their place however narrow the terminal is; the words are cut instead.
+    """
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return the lines of every bar."""
+        for task in self.tasks:
+            yield self.make_tasks_table([task])
+            if task.fields["state"]:
+                yield Text(f"  {task.fields['state']}", no_wrap=True, overflow="ellipsis")
+
+
 class _LiveBar:
-    """A bar on a terminal, and nothing elsewhere."""
+    """A bar on a terminal; elsewhere a line now and then where nothing else was said."""
 
     def __init__(self, what: str, total: int, *columns: ProgressColumn, done: int = 0) -> None:
-        self._bar = Progress(
+        self._bar = _TwoLines(
             TextColumn(what),
             MofNCompleteColumn(),
-            BarColumn(),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
             *columns,
-            TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=stderr,
+            expand=True,
             disable=not stderr.is_terminal,
         )
+        self._what = what
+        self._first = done
         self._task = self._bar.add_task("", total=total, completed=done, state="")
+        self._begun = self._said = time.monotonic()
+        self._stop = Event()
+        self._reminder = Thread(target=self._remind, daemon=True)
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not stderr.is_terminal:
+            self._reminder.start()
         return self
 
     def __exit__(
@@ -81,10 +112,33 @@ class _LiveBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._stop.set()
         self._bar.stop()
 
     def _show(self, completed: float, state: str) -> None:
         self._bar.update(self._task, completed=completed, state=state)
+
+    def _line(self, text: str) -> None:
+        """Print a line where there is no bar."""
+        if not stderr.is_terminal:
+            self._said = time.monotonic()
+            say(text)
+
+    def _remind(self) -> None:
+        while not self._stop.wait(max(0.0, self._said + SILENCE - time.monotonic())):
+            if time.monotonic() - self._said >= SILENCE:
+                self._line(self._standing())
+
+    def _standing(self) -> str:
+        """Say how far the work is: a bar in words."""
+        (task,) = self._bar.tasks
+        spent = time.monotonic() - self._begun
+        total, new = task.total or 1.0, task.completed - self._first
+        share = task.completed / total
+        left = spent * (total - task.completed) / new if new > 0.01 * total else None
+        rest = "" if left is None else f", about {duration(left)} left"
+        state = f", {task.fields['state']}" if task.fields["state"] else ""
+        return f"{self._what}: {share:.0%} after {duration(spent)}{rest}{state}"
 
 
 class RoundProgress(_LiveBar):
@@ -94,14 +148,13 @@ class RoundProgress(_LiveBar):
         super().__init__("round", rounds, done=done)
         self.rounds = rounds
 
-    def update(self, row: dict[str, Any]) -> None:
+    def update(self, row: MetricsRow) -> None:
         """Show one row of ``metrics.jsonl``."""
         state = describe_round(row)
-        self._show(row["round"], state)
-        if not stderr.is_terminal:
-            say(f"round {row['round']}/{self.rounds}: {state}")
-        for failure in row.get("failures", ()):
-            say(f"round {row['round']}: {failure['client']} failed: {failure['reason']}")
+        self._show(row.round, state)
+        self._line(f"round {row.round}/{self.rounds}: {state}")
+        for failure in row.failures:
+            say(f"round {row.round}: {failure.client} failed: {failure.reason}")
 
 
 class WorkProgress(_LiveBar):
@@ -120,19 +173,29 @@ class WorkProgress(_LiveBar):
         """Count one item as done."""
         self.done += 1
         self._show(self.done, state)
-        if not stderr.is_terminal:
-            say(f"{self.done}/{self.total} {state}")
+        self._line(f"{self.done}/{self.total} {state}")
 
 
-def describe_round(row: dict[str, Any]) -> str:
+def duration(seconds: float) -> str:
+    """Put a duration in words: ``40 s``, ``7 min``, ``2.5 h``."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 100 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def describe_round(row: MetricsRow) -> str:
     """Put one row of ``metrics.jsonl`` in words."""
     parts = []
-    if row.get("clients"):
-        parts.append(f"{len(row['clients'])} clients")
-    if row.get("global"):
-        split = row["global"].get("split", "test")
-        parts.append(f"{split} loss {row['global']['loss']:.3f}")
-        parts.append(f"{split} accuracy {row['global']['accuracy']:.1%}")
-    if row.get("round"):
-        parts.append(f"{row['seconds']:.1f} s")
+    if row.clients:
+        parts.append(f"{len(row.clients)} clients")
+    if row.evaluation is not None:
+        found = row.evaluation
+        loss = "not finite" if found.loss is None else f"{found.loss:.3f}"
+        parts.append(f"{found.split} loss {loss}")
+        if found.accuracy is not None:
+            parts.append(f"{found.split} accuracy {found.accuracy:.1%}")
+    if row.round and row.seconds is not None:
+        parts.append(f"{row.seconds:.1f} s")
     return ", ".join(parts)

@@ -2,69 +2,132 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import shutil
 import socket
+import subprocess
+import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from bract.cli.console import say
-from bract.errors import BractError, RunFailedError
+import numpy
+
+from bract import flower
+from bract.cli.console import print_json, say
+from bract.errors import RunFailedError
+
+NEEDED = 3
+"""GiB that `bract demo` takes at its peak."""
+
+Level = Literal["ok", "note", "FAIL"]
 
 
-def examine() -> None:
-    """Print one line a check.
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes
+    ----------
+    level
+        ``note`` is something that a part of the work goes without, ``FAIL`` something that a
+        federation cannot do without.
+    mend
+        What to do about it; empty where nothing need be done.
+    """
+
+    check: str
+    level: Level
+    found: str
+    mend: str = ""
+
+
+class _LackError(Exception):
+    """A check found what a part of the work goes without."""
+
+    def __init__(self, found: str, mend: str) -> None:
+        super().__init__(found)
+        self.found, self.mend = found, mend
+
+
+class _BrokenError(_LackError):
+    """A check found what a federation cannot do without."""
+
+
+def examine(*, as_json: bool = False) -> list[Finding]:
+    """Print one line a check, and under it the mend where there is one.
 
     Raises
     ------
     RunFailedError
         If a check fails that a federation cannot do without.
     """
-    failed = 0
+    findings = []
     for what, check in _CHECKS.items():
-        try:
-            say(f"ok    {what}: {check()}")
-        except BractError as error:
-            failed += 1
-            say(f"FAIL  {what}: {error}")
+        finding = _finding(what, check)
+        findings.append(finding)
+        say(f"{finding.level:5} {what}: {finding.found}")
+        if finding.mend:
+            say(f"      mend: {finding.mend}")
+    failed = [finding.check for finding in findings if finding.level == "FAIL"]
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
     if failed:
-        raise RunFailedError(f"{failed} of {len(_CHECKS)} checks failed")
+        raise RunFailedError(f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}")
+    say("done: this machine can run federations and audits; next: bract demo")
+    return findings
+
+
+def _finding(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, "ok", check())
+    except _BrokenError as failure:
+        return Finding(what, "FAIL", failure.found, failure.mend)
+    except _LackError as note:
+        return Finding(what, "note", note.found, note.mend)
 
 
 def _python() -> str:
-    if platform.python_version_tuple() < ("3", "11"):
-        raise BractError(f"found {platform.python_version()}, expected 3.11 or newer")
     return platform.python_version()
 
 
 def _flower() -> str:
-    try:
-        found = version("flwr")
-    except PackageNotFoundError:
-        raise BractError("not installed; pip install 'flwr>=1.41,<1.42'") from None
-    if not found.startswith("1.41."):
-        raise BractError(f"found {found}, tested with 1.41; pip install 'flwr>=1.41,<1.42'")
+    mend = f"pip install '{flower.REQUIREMENT}'"
+    found = flower.installed()
+    if found is None:
+        raise _BrokenError("not installed", mend)
+    if not flower.is_supported(found):
+        raise _BrokenError(f"{found}, and bract rests on {flower.SERIES} (docs/flower.md)", mend)
+    lacking = flower.missing()
+    if lacking:
+        raise _BrokenError(f"{found} lacks {', '.join(lacking)}", mend)
     return found
 
 
 def _commands() -> str:
-    from bract.cli.warm import COMMANDS, real_command
+    from bract.cli.launch.fork_server import real_command
+    from bract.flower import COMMANDS
 
     missing = [name for name in COMMANDS if not shutil.which(real_command(name))]
     if missing:
-        raise BractError(f"{', '.join(missing)} not found; install flwr into this environment")
+        raise _BrokenError(f"{', '.join(missing)} not found", "install flwr into this environment")
     return "flower-superlink, flower-supernode and flwr are on the path"
 
 
-def _torch() -> str:
+def _device() -> str:
     import torch
 
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__}, no CUDA device: clients and attacks run on the CPU"
-    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-    return (
-        f"torch {torch.__version__}, {torch.cuda.device_count()} CUDA devices: {', '.join(names)}"
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        named = ", ".join(f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices)
+        return f"torch {torch.__version__}, {named}"
+    raise _LackError(
+        f"torch {torch.__version__}, no CUDA device: clients and attacks run on the CPU",
+        "nothing for small models; attacks on ResNets and 32 x 32 colour images want a GPU and a "
+        "torch with CUDA (https://pytorch.org/get-started/locally)",
     )
 
 
@@ -72,31 +135,146 @@ def _torchvision() -> str:
     try:
         import torchvision
     except (ImportError, RuntimeError) as error:
-        raise BractError(
-            f"cannot be imported ({error}); install the torchvision made for this torch"
+        raise _BrokenError(
+            f"cannot be imported ({error})", "install the torchvision made for this torch"
         ) from error
     return str(torchvision.__version__)
 
 
+def _cores() -> str:
+    import psutil
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    busy = os.getloadavg()[0]
+    found = f"{usable} of {psutil.cpu_count() or 1} cores, load {busy:.1f}"
+    if (usable or 1) < 2:
+        raise _LackError(found, "a federation of several processes wants two cores or more")
+    if busy > 2 * (usable or 1):
+        raise _LackError(
+            found, "other work keeps the cores busy; rounds may run into their time limit"
+        )
+    return found
+
+
+def _memory() -> str:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    free, whole = memory.available / 2**30, memory.total / 2**30
+    found = f"{free:.1f} of {whole:.1f} GiB free"
+    if free < 4:
+        raise _LackError(
+            found, f"a SuperLink and three clients take about {NEEDED} GiB; end other work"
+        )
+    return found
+
+
+def _paillier() -> str:
+    from bract.paillier import Layout, decrypt, encrypt, generate_keypair
+
+    key = generate_keypair(2048)
+    layout = Layout(length=3200, clip=1.0, max_weight=31)
+    values = numpy.zeros(layout.length)
+    # The tables of a key are made once.
+    encrypt(key, values[:1], Layout(length=1, clip=1.0, max_weight=31))
+    begun = time.perf_counter()
+    sealed, _ = encrypt(key, values, layout)
+    middle = time.perf_counter()
+    decrypt(key, sealed)
+    done = time.perf_counter()
+    there, back = (1e6 * spent / layout.length for spent in (middle - begun, done - middle))
+    lenet = 61706 * (there + back) / 1e6
+    found = (
+        f"{there:.0f} us to encrypt a value, {back:.0f} us to decrypt, 2048 bits; a LeNet takes a "
+        f"client {lenet:.1f} s a round"
+    )
+    if lenet > 30:
+        raise _LackError(found, "end other work, or set encryption.degree: 2 and a smaller model")
+    return found
+
+
+def _lpips() -> str:
+    from bract.audit.scoring.perceptual import lpips_unavailable
+
+    missing = lpips_unavailable("alex")
+    if missing is not None:
+        raise _LackError("weights of LPIPS are missing: reports go without that score", missing)
+    return "weights of AlexNet are here"
+
+
+def _docker() -> str:
+    without = "only `make docker-demo` and docker/compose.yaml need it"
+    if shutil.which("docker") is None:
+        raise _LackError("not found", f"{without}; install Docker with Compose 2.27 or newer")
+    try:
+        done = subprocess.run(
+            ["docker", "compose", "version", "--short"],
+            capture_output=True, text=True, check=False, timeout=20,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _LackError(f"`docker compose` does not answer ({error})", without) from error
+    numbers = re.match(r"v?(\d+)\.(\d+)", done.stdout.strip())
+    if done.returncode or numbers is None:
+        raise _LackError(
+            "there is no `docker compose`", f"{without}; install Compose 2.27 or newer"
+        )
+    if (int(numbers[1]), int(numbers[2])) < (2, 27):
+        raise _LackError(
+            f"Compose {done.stdout.strip()}", f"{without}; install Compose 2.27 or newer"
+        )
+    return f"Compose {done.stdout.strip()}"
+
+
 def _loopback() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return "free ports on 127.0.0.1"
+    try:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+    except OSError as error:
+        raise _BrokenError(
+            f"no port on 127.0.0.1 ({error})", "let programs listen on loopback"
+        ) from error
+    return "free ports on 127.0.0.1"
 
 
 def _disk() -> str:
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     if free < 1:
-        raise BractError(f"{free:.1f} GiB free here, expected at least 1 GiB for captures")
+        raise _BrokenError(f"{free:.1f} GiB free here", "make room for captures: at least 1 GiB")
     return f"{free:.0f} GiB free here"
+
+
+def _plugins() -> str:
+    from bract.attacks import ATTACKS
+    from bract.config import STRATEGY_SECTIONS
+    from bract.data import DATASETS
+    from bract.defenses import DEFENSES
+    from bract.models import MODELS
+    from bract.registry import Registry
+
+    registries: list[Registry[Any]] = [ATTACKS, DEFENSES, STRATEGY_SECTIONS, MODELS, DATASETS]
+    found = [
+        f"{registry.kind} {name} ({package})"
+        for registry in registries
+        for name, package in registry.plugins().items()
+    ]
+    left_out = [str(error) for registry in registries for error in registry.refused()]
+    if left_out:
+        raise _BrokenError("; ".join(left_out), "mend or uninstall these packages")
+    return ", ".join(found) or "none installed"
 
 
 _CHECKS: dict[str, Callable[[], str]] = {
     "python": _python,
     "flower": _flower,
     "flower's commands": _commands,
-    "torch": _torch,
+    "device": _device,
     "torchvision": _torchvision,
+    "cores": _cores,
+    "memory": _memory,
+    "paillier": _paillier,
+    "lpips": _lpips,
+    "docker": _docker,
     "loopback": _loopback,
     "disk": _disk,
+    "plugins": _plugins,
 }

@@ -7,15 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bract.attacks.evidence import TIERS
+from bract.attacks.problem.evidence import TIERS
+from bract.audit.scoring.leak import LeakRule
 from bract.cli.console import say
-from bract.errors import BractError, LeakageError
+from bract.errors import BractError, LeakageError, shown
 from bract.registry import unknown
 from bract.rundir import RunDirectory
-from bract.server.report.leak import LeakRule, leaked_images
-from bract.server.report.schema import AuditFile
+from bract.schema import AuditResult
 
 _LEAKED = "leaked"
 _METRICS = (_LEAKED, "ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips")
@@ -35,7 +34,7 @@ class Gate:
     ----------
     metric
         ``ssim``, ``psnr`` (dB), ``mse`` or an LPIPS of an image; ``leaked`` counts the images that
-        leaked by the configuration's rule.
+        leaked by the configuration's rule, over all the results that are judged together.
     tier
         Only results of this tier count; None counts every tier.
     """
@@ -61,53 +60,62 @@ class Gate:
             gate = cls(found[1], found[2], float(found[3]), found[4])
         except ValueError:
             raise BractError(
-                f"--fail-on {text!r}: expected METRIC>VALUE or METRIC>VALUE@TIER with a metric of "
-                f"{', '.join(_METRICS)}, such as ssim>0.5@adaptive"
+                f"--fail-on {shown(text)}: expected METRIC>VALUE or METRIC>VALUE@TIER with a "
+                f"metric of {', '.join(_METRICS)}, such as ssim>0.5@adaptive"
             ) from None
         if gate.tier is not None and gate.tier not in TIERS:
-            raise BractError(f"--fail-on {text!r}: {unknown('tier', gate.tier, TIERS)}")
+            raise BractError(f"--fail-on {shown(text)}: {unknown('tier', gate.tier, TIERS)}")
         return gate
 
     def __str__(self) -> str:
         tier = f"@{self.tier}" if self.tier else ""
         return f"{self.metric}{self.comparison}{self.threshold:g}{tier}"
 
-    def judge(self, results: Sequence[dict[str, Any]], rule: LeakRule) -> Judgement:
+    def judge(self, results: Sequence[AuditResult], rule: LeakRule) -> Judgement:
         """Hold what the audit wrote for each observation against the threshold."""
-        mine = [r for r in results if self.tier is None or r["tier"] == self.tier]
-        scored = [(r, i) for r in mine for i in r["images"] if i["scores"]]
+        mine = [r for r in results if self.tier is None or r.tier == self.tier]
+        scored = [(r, i, i.scores) for r in mine for i in r.images if i.scores]
         if self.metric == _LEAKED:
-            known = scored
-            lines = self._leaks(mine, rule)
+            lines, judged = self._leaks(results, rule)
         else:
-            known = [(r, i) for r, i in scored if i["scores"].get(self.metric) is not None]
+            values = [(r, i, getattr(scores, self.metric)) for r, i, scores in scored]
+            known = [(r, i, value) for r, i, value in values if value is not None]
+            judged = len(known)
             lines = [
-                f"{_where(r)}, image {i['index']}: {self.metric} {i['scores'][self.metric]:.3f}"
-                for r, i in known
-                if _OPERATORS[self.comparison](i["scores"][self.metric], self.threshold)
+                f"{_where(r)}, image {i.index}: {self.metric} {value:.3f}"
+                for r, i, value in known
+                if _OPERATORS[self.comparison](value, self.threshold)
             ]
-        refused = [r for r in mine if r.get("refused")]
-        unscored = [
-            r for r in mine if not r.get("refused") and not any(i["scores"] for i in r["images"])
-        ]
+        refused = [r.refused for r in mine if r.refused]
+        unscored = [r for r in mine if not r.refused and not any(i.scores for i in r.images)]
         return Judgement(
             gate=self,
             crossed=lines,
-            judged=len(known),
+            judged=judged,
             refused=len(refused),
             unscored=len(unscored),
-            lacking=len(scored) - len(known),
-            reason=str(refused[0]["refused"]) if refused else None,
+            lacking=len(scored) - judged,
+            reason=refused[0] if refused else None,
         )
 
-    def _leaks(self, results: Sequence[dict[str, Any]], rule: LeakRule) -> list[str]:
-        leaked = leaked_images([AuditFile.model_validate(r) for r in results], rule)
+    def _leaks(self, results: Sequence[AuditResult], rule: LeakRule) -> tuple[list[str], int]:
+        """Return which images of the tier leaked, and of how many that could be decided.
+
+        The rule sees the results of every tier: what it corrects for is all that was attacked.
+        """
+        found = [
+            (result, image, decision)
+            for result, decisions in zip(results, rule.decide(results), strict=True)
+            for image, decision in zip(result.images, decisions, strict=True)
+            if image.scores and decision.decided and self.tier in (None, result.tier)
+        ]
         lines = [
-            f"{_where(audit.model_dump())}, image {image.index}: leaked by {reason}"
-            for audit, image, reason in leaked
+            f"{_where(result)}, image {image.index}: leaked by {decision.reason}"
+            for result, image, decision in found
+            if decision.reason is not None
         ]
         crossed = _OPERATORS[self.comparison](len(lines), self.threshold)
-        return (lines or ["no image leaked"]) if crossed else []
+        return ((lines or ["no image leaked"]) if crossed else []), len(found)
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,12 @@ class Judgement:
             for count, what in (
                 (self.refused, "attacks refused"),
                 (self.unscored, "attacks without the client's truth"),
-                (self.lacking, "images without this score"),
+                (
+                    self.lacking,
+                    "images with too few reference images of their class to decide"
+                    if self.gate.metric == _LEAKED
+                    else "images without this score",
+                ),
             )
             if count
         ]
@@ -173,7 +186,7 @@ def check_tiers(gates: Iterable[Gate], tiers: Sequence[str]) -> None:
             )
 
 
-def hold(gates: Iterable[Gate], results: Sequence[dict[str, Any]], rule: LeakRule) -> None:
+def hold(gates: Iterable[Gate], results: Sequence[AuditResult], rule: LeakRule) -> None:
     """Fail where a result crosses a gate, or where a gate had nothing to judge.
 
     What was refused or unscored beside judged images is counted in a line to the person: it does
@@ -206,5 +219,5 @@ def rule_of(run: Path) -> LeakRule:
     return LeakRule.of(RunDirectory.open(run).config())
 
 
-def _where(facts: dict[str, Any]) -> str:
-    return f"{facts['attack']} ({facts['tier']}), round {facts['round']}, {facts['client']}"
+def _where(result: AuditResult) -> str:
+    return f"{result.attack} ({result.tier}), round {result.round}, {result.client}"

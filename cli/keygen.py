@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bract.cli.console import say, working
-from bract.encryption import EncryptionConfig
+from bract.cli.console import print_json, say, working
+from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
 
 PUBLIC = "public.pem"
 PRIVATE = "private.pem"
+IDENTITY = "identity.pem"
 
 
 def client_key(folder: Path, client: int, threshold: int | None) -> Path:
@@ -33,8 +34,8 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
         If a file is there already, the folder cannot be written, or the threshold is impossible.
     """
     # gmpy2 and phe are loaded by this command only.
-    from bract.ciphertexts import readable
     from bract.paillier import deal, generate_keypair, save_private, save_public, save_share
+    from bract.protocol.ciphertexts import readable
 
     count = 1 if config.threshold is None else clients
     secret = [client_key(folder, client, config.threshold) for client in range(count)]
@@ -69,11 +70,16 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
     return [folder / PUBLIC, *secret]
 
 
-def keygen(folder: Path, config: EncryptionConfig, clients: int) -> None:
+def keygen(folder: Path, config: EncryptionConfig, clients: int, *, as_json: bool = False) -> None:
     """Write the files and say what each is for."""
     with working(f"generating a key of {config.key_bits} bits, which can take a minute"):
         public, *secret = write_keys(folder, config, clients)
-    say(f"{public}: the public key")
+    from bract.paillier import read_public
+
+    key_id = read_public(public).key_id
+    if as_json:
+        print_json({"key_id": key_id, "public": str(public), "secret": [str(p) for p in secret]})
+    say(f"{public}: the public key, key id {key_id}")
     if config.threshold is None:
         say(
             f"{secret[0]}: the private key, the same for every client; bring it to them by a way "
@@ -84,4 +90,33 @@ def keygen(folder: Path, config: EncryptionConfig, clients: int) -> None:
             f"{secret[0]} to {secret[-1].name}: one share for each client; {config.threshold} of "
             f"{clients} decrypt together. Give no client two, and keep no copies"
         )
-    say("start each SuperNode with --node-config 'paillier-key=\"FILE\"'")
+    say("done; next: start each SuperNode with --node-config 'paillier-key=\"FILE\"'")
+
+
+def keygen_identity(folder: Path, *, as_json: bool = False) -> None:
+    """Write a site's own X25519 key pair, mode 0600, and say its public half.
+
+    Raises
+    ------
+    BractError
+        If the file is there already, or the folder cannot be written.
+    """
+    from bract.paillier import make_identity, save_identity
+    from bract.protocol.ciphertexts import readable
+
+    identity, path = make_identity(), folder / IDENTITY
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with readable():
+            save_identity(identity, path)
+    except OSError as error:
+        raise BractError(f"{folder}: cannot be written ({error.strerror or error})") from error
+    if as_json:
+        print_json({"identity": str(path), "public": identity.public.hex()})
+    say(f"{path}: this site's identity, which stays here; its public half is")
+    say(identity.public.hex())
+    say(
+        f"done; next: start the SuperNode with --node-config 'identity-key=\"{path}\"', and bring "
+        "the public half to the other sites (node config: peers, dealer) by a way that the server "
+        "cannot alter"
+    )

@@ -1,30 +1,49 @@
 """The ``bract`` command.
 
 Exit codes: 0 done, 1 failed, 2 bad input, 3 leakage above ``--fail-on`` or nothing for it
-to judge, 130 interrupted.
+to judge, 128 and the signal's number where one ended it (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP).
+
+Longer than most modules: every command is declared here, with its options, and imports what it
+needs when it runs, so that help and errors come at once.
 """
 
 from __future__ import annotations
 
-import signal
+import errno
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import bract
+from bract.cli.examples import epilog
+from bract.cli.options import ConfigArgument, Format, FormatOption, RunArgument, RunsOption
+from bract.cli.policy import policy
+from bract.cli.provision import provision as provision_command
+from bract.cli.provision import site as site_commands
+from bract.cli.signals import Stopped, listen
+from bract.cli.superlink import superexec as superexec_command
+from bract.cli.superlink import superlink as superlink_command
+from bract.cli.superlink import supernode as supernode_command
+from bract.cli.templates import Template
 from bract.errors import BractError, LeakageError, RunFailedError
 
 app = typer.Typer(
     name="bract",
     help="Deploy a Flower federation that defends its gradients, and audit what its server sees.",
     no_args_is_help=True,
-    add_completion=False,
+    suggest_commands=False,  # Click 8.4 suggests by itself
     pretty_exceptions_enable=False,
 )
 
-RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]
+app.command("superlink", epilog=epilog("superlink"))(superlink_command)
+app.command("superexec", epilog=epilog("superexec"))(superexec_command)
+app.command("supernode", epilog=epilog("supernode"))(supernode_command)
+app.command("provision", epilog=epilog("provision"))(provision_command)
+app.add_typer(site_commands, name="site")
+app.add_typer(policy, name="policy")
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,37 +68,48 @@ def _options(
     set_up_logging(verbose)
 
 
-@app.command()
+@app.command(epilog=epilog("init"))
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("federation.yaml"),
+    template: Annotated[
+        Template,
+        typer.Option(
+            "--template",
+            "-t",
+            help="digits shows every key; the others what CIFAR-10 on a GPU, encryption, defenses, "
+            "or a model and images of your own need.",
+        ),
+    ] = Template.DIGITS,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a commented configuration."""
+    """Write a commented configuration, and its schema for editors to .bract/ beside it."""
     from bract.cli.templates import write_template
 
-    write_template(path, force=force)
+    write_template(path, template, force=force)
 
 
-@app.command()
+@app.command(epilog=epilog("demo"))
 def demo(
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="One round and one short attack, to see that all works."),
+    ] = False,
+    output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Run a federation on handwritten digits, attack it, and write the report."""
     from bract.cli.demo import run_demo
 
-    run_demo(runs)
+    run_demo(runs, quick=quick, as_json=output.is_json)
 
 
-@app.command()
+@app.command(epilog=epilog("run"))
 def run(
-    config: Annotated[Path, typer.Argument(help="YAML configuration; `bract init` writes one.")],
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
+    config: ConfigArgument,
+    runs: RunsOption = Path("runs"),
     superlink: Annotated[
         str | None,
-        typer.Option("--superlink", help="host:port of a running SuperLink to use."),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", help="Port of the SuperLink; free one if not given.")
+        typer.Option("--superlink", help="host:port or socket of a running SuperLink."),
     ] = None,
     device: Annotated[
         list[str] | None,
@@ -95,22 +125,42 @@ def run(
         bool,
         typer.Option("--cold", help="Start Flower's processes afresh, without the fork server."),
     ] = False,
+    private_seed_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--private-seed-file",
+            help="File (mode 0600) with a whole number that keys and noise derive from, for an "
+            "experiment that must repeat. Never the configuration's seed: the server knows it.",
+        ),
+    ] = None,
+    output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Start the federation of CONFIG as real processes and train."""
-    from bract.cli.launcher import Launch
-    from bract.cli.training import run_federation
+    from bract.cli.console import print_json
+    from bract.cli.launch.launcher import Launch
+    from bract.cli.run import run_federation
+    from bract.client.site import read_private_seed
     from bract.config import load_config
 
-    run_federation(
+    trained = run_federation(
         load_config(config),
         runs,
-        Launch(superlink=superlink, port=port, devices=device or [], warm=not cold),
+        Launch(
+            superlink=superlink,
+            devices=device or [],
+            fork_server=not cold,
+            private_seed=None
+            if private_seed_file is None
+            else read_private_seed(private_seed_file),
+        ),
         resume=resume,
         overwrite=overwrite,
     )
+    if output.is_json:
+        print_json(trained.state().to_dict() | {"run": str(trained.root)})
 
 
-@app.command()
+@app.command(epilog=epilog("audit"))
 def audit(
     run: RunArgument,
     attack: Annotated[
@@ -122,7 +172,10 @@ def audit(
     rounds: Annotated[
         str | None, typer.Option("--rounds", help="Rounds, such as 1,3 or 1-5.")
     ] = None,
-    restarts: Annotated[int | None, typer.Option("--restarts", min=1)] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option("--restarts", min=1, help="Starts; the attacker's own loss picks one."),
+    ] = None,
     iterations: Annotated[
         int | None, typer.Option("--iterations", min=1, help="Iterations a restart.")
     ] = None,
@@ -152,6 +205,19 @@ def audit(
         Path | None,
         typer.Option("--truth", help="Folder of the clients' truth folders; RUN/truth without it."),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="package.module:callable that captures may name; it is run."),
+    ] = None,
+    weak_seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--weak-seeds",
+            min=0,
+            max=1 << 32,
+            help="Torch seeds to try against noise (adaptive tier); all are 4294967296.",
+        ),
+    ] = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option("--fail-on", help="Exit with 3 on a leak, such as ssim>0.5@adaptive."),
@@ -159,15 +225,25 @@ def audit(
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
-    output: Annotated[str, typer.Option("--format", help="default or json.")] = "default",
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Do not ask before long or hopeless work."),
+    ] = False,
+    output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Attack what the server captured in RUN, and score what came back."""
-    from bract.cli.auditing import choose_audits, execute, open_audit
-    from bract.cli.console import print_json
+    """Attack what the server captured in RUN, and score what came back.
+
+    What it will take is estimated first. On a terminal you are asked before
+    more than a minute of work, or work that is hopeless; elsewhere (a pipe, CI)
+    it begins without asking.
+    """
+    from bract.cli.approval import approve
+    from bract.cli.audit import auditing, choose_audits, execute, open_audit
+    from bract.cli.console import print_json, say
     from bract.cli.gate import Gate, check_tiers, hold, rule_of
 
     gates = [Gate.parse(text) for text in fail_on or ()]
-    as_json = _is_json(output)
+    as_json = output.is_json
     choices = choose_audits(
         run,
         attack,
@@ -181,30 +257,168 @@ def audit(
         tier=tier,
         key=key,
         truth=truth,
+        models=model or (),
     )
+    if weak_seeds is not None:
+        choices = [replace(choice, weak_seeds=weak_seeds) for choice in choices]
     check_tiers(gates, [choice.tier for choice in choices])
-    audits = [open_audit(run, choice, resume=resume) for choice in choices]
-    results = [facts for audit in audits for facts in execute(audit)]
+    with auditing(run):
+        audits = [open_audit(run, choice, resume=resume) for choice in choices]
+        approve(audits, ask=not yes)
+        results = [result for audit in audits for result in execute(audit)]
     if as_json:
-        print_json(results)
+        print_json([result.to_dict() for result in results])
+    say(f"done: {run}/audit; next: bract report {run}")
     hold(gates, results, rule_of(run))
 
 
-@app.command()
+@app.command(epilog=epilog("describe"))
+def describe(
+    run: Annotated[
+        Path, typer.Argument(help="Folder with captures/, such as that of your app.")
+    ] = Path(),
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="package.module:callable without arguments; it is run."),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option("--input", help="channels,height,width of one input.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option("--classes", min=1, help="Classes.")] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option("--mean", help="What the model's inputs are less by, a channel: 0.5,0.5,0.5."),
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option("--std", help="What they are divided by then, a channel.")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option("--optimizer", help="sgd, adam or another one's name.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of a local step.")] = None,
+    momentum: Annotated[float | None, typer.Option("--momentum", help="Of sgd.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Images of a local step.")
+    ] = None,
+    local_epochs: Annotated[
+        int | None, typer.Option("--local-epochs", min=1, help="Passes over a client's images.")
+    ] = None,
+    local_steps: Annotated[
+        int | None, typer.Option("--local-steps", min=1, help="Steps, where they are no epochs.")
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--client", help="What one client does otherwise: NAME:local_steps=5,batch_size=16."
+        ),
+    ] = None,
+    defense: Annotated[
+        list[str] | None,
+        typer.Option("--defense", help="NAME or NAME:key=value,... of a defense; repeat it."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="Test data to score against: digits, cifar10, folder, ..."),
+    ] = None,
+    data_path: Annotated[
+        Path | None, typer.Option("--data-path", help="Where those data lie.")
+    ] = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option("--truth", help="Folder of what clients kept; RUN/truth where there is one."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace bract.yaml; what it says is kept.")
+    ] = False,
+    no_input: Annotated[
+        bool, typer.Option("--no-input", help="Ask nothing, also on a terminal.")
+    ] = False,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Write RUN/bract.yaml: what the server knows of an app beyond its captures.
+
+    What the captures show is inferred, what they do not is guessed and marked, and all of it is
+    held against them. A bract.yaml that is there is checked; --force adds to it.
+    """
+    from bract.cli.describe import describe_app
+
+    describe_app(
+        run,
+        {
+            "model": model,
+            "input.shape": shape,
+            "input.mean": mean,
+            "input.std": std,
+            "classes": classes,
+            "training.optimizer": optimizer,
+            "training.lr": lr,
+            "training.momentum": momentum,
+            "training.batch_size": batch_size,
+            "training.local_epochs": local_epochs,
+            "training.local_steps": local_steps,
+            "clients": client,
+            "defenses": defense,
+            "data.name": data,
+            "data.path": data_path,
+        },
+        truth=truth,
+        force=force,
+        ask=not no_input,
+        as_json=output.is_json,
+    )
+
+
+@app.command(epilog=epilog("report"))
 def report(
     run: RunArgument,
     redact: Annotated[
         bool, typer.Option("--redact", help="Leave every image out of the report.")
     ] = False,
-    output: Annotated[str, typer.Option("--format", help="default or json.")] = "default",
+    output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Write RUN/report.html and RUN/report.json."""
-    from bract.cli.reporting import report_run
+    from bract.cli.report import report_run
 
-    report_run(run, redact=redact, as_json=_is_json(output))
+    report_run(run, redact=redact, as_json=output.is_json)
 
 
-@app.command()
+@app.command(epilog=epilog("watch"))
+def watch(
+    run: RunArgument,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Leave every image out of the page.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Say how the run stands and end; serve no page.")
+    ] = False,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Serve RUN's growing page on this machine, and say how it stands, until Ctrl-C."""
+    from bract.cli.watch import watch_run
+
+    watch_run(run, redact=redact, once=once, as_json=output.is_json)
+
+
+@app.command(epilog=epilog("export"))
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="tensorboard or mlflow.")],
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            help="TensorBoard's log folder or MLflow's tracking URI; one in RUN without it.",
+        ),
+    ] = None,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Write RUN's figures by round, but no picture, for TensorBoard or MLflow."""
+    from bract.cli.export import export_run
+
+    export_run(run, to, where, as_json=output.is_json)
+
+
+@app.command(epilog=epilog("keygen"))
 def keygen(
     folder: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the key files.")],
     bits: Annotated[int, typer.Option("--bits", help="2048 or 3072.")] = 2048,
@@ -217,11 +431,20 @@ def keygen(
     degree: Annotated[
         int, typer.Option("--degree", help="Degree of the ciphertexts that shares decrypt: 1, 2.")
     ] = 1,
+    identity: Annotated[
+        bool,
+        typer.Option("--identity", help="Write one site's own identity key, and nothing else."),
+    ] = False,
+    output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Write Paillier keys to OUT_DIR, for clients of encrypted runs."""
     from bract.cli.keygen import keygen as write
+    from bract.cli.keygen import keygen_identity
     from bract.config import build_config
 
+    if identity:
+        keygen_identity(folder, as_json=output.is_json)
+        return
     section = {
         "scheme": "paillier",
         "key_bits": bits,
@@ -231,12 +454,12 @@ def keygen(
         "max_weight_sum": max(31, clients),
     }
     config = build_config({"clients": clients, "encryption": section}, source="keygen")
-    write(folder, config.encryption, clients)
+    write(folder, config.encryption, clients, as_json=output.is_json)
 
 
-@app.command()
+@app.command(epilog=epilog("compare"))
 def compare(
-    config: Annotated[Path, typer.Argument(help="YAML configuration; `bract init` writes one.")],
+    config: ConfigArgument,
     defense: Annotated[
         list[str] | None,
         typer.Option(
@@ -249,7 +472,7 @@ def compare(
         list[str] | None,
         typer.Option("--tier", help="all (default), oblivious, adaptive or colluding; repeat it."),
     ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on; what is done stays as it is.")
     ] = False,
@@ -259,7 +482,7 @@ def compare(
     redact: Annotated[
         bool, typer.Option("--redact", help="Leave every image out of the reports.")
     ] = False,
-    output: Annotated[str, typer.Option("--format", help="default or json.")] = "default",
+    output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Run CONFIG undefended and under each defense, attack each, and compare them on one page.
 
@@ -267,7 +490,7 @@ def compare(
     normalisation and CONFIG's has none, every variant, the undefended one too, runs the model's
     -bn counterpart.
     """
-    from bract.cli.comparing import command_steps, compare_defenses
+    from bract.cli.compare import command_steps, compare_defenses
     from bract.config import load_config
 
     compare_defenses(
@@ -278,38 +501,41 @@ def compare(
         resume=resume,
         overwrite=overwrite,
         redact=redact,
-        as_json=_is_json(output),
+        as_json=output.is_json,
     )
 
 
-@app.command()
-def doctor() -> None:
-    """Check that this machine can run a federation and an audit."""
+@app.command(epilog=epilog("doctor"))
+def doctor(
+    kit: Annotated[
+        Path | None,
+        typer.Option(
+            "--kit",
+            help="Check one party's start-up kit instead: files, certificates, gateway, clock, "
+            "device, data.",
+        ),
+    ] = None,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Check that this machine can run a federation and an audit, and say how to mend what lacks."""
+    if kit is not None:
+        from bract.cli.doctor_kit import examine_kit
+
+        examine_kit(kit, as_json=output.is_json)
+        return
     from bract.cli.doctor import examine
 
-    examine()
-
-
-def _is_json(output: str) -> bool:
-    if output not in ("default", "json"):
-        raise BractError(f"--format {output!r}: expected default or json")
-    return output == "json"
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+    examine(as_json=output.is_json)
 
 
 def main() -> None:
     """Run the command line; never show a traceback for bad input."""
     from bract.cli.console import say
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    listen()
     try:
-        app()
+        app(prog_name="bract")
     except RunFailedError as error:
-        if error.details:
-            say(error.details)
         say(f"error: {error}")
         sys.exit(1)
     except BractError as error:
@@ -319,11 +545,29 @@ def main() -> None:
         say(str(error))
         sys.exit(3)
     except OSError as error:
-        say(f"error: {error.filename or 'operating system'}: {error.strerror or error}")
+        say(f"error: {_operating_system(error)}")
         sys.exit(1)
-    except KeyboardInterrupt:
-        say("interrupted; every process of the run has been ended")
-        sys.exit(130)
+    except ModuleNotFoundError as error:
+        room = (error.name or "").split(".")
+        if room[0] != "bract" or len(room) < 2:
+            raise
+        say(
+            f"error: this installation has no bract.{room[1]}: images of a client or a server "
+            "leave out what they need not hold; run this command in the audit image, or install "
+            "bract"
+        )
+        sys.exit(2)
+    except Stopped as stopped:
+        say(str(stopped))
+        sys.exit(stopped.code)
+
+
+def _operating_system(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename:
+        from bract.files import write_failed
+
+        return str(write_failed(Path(error.filename), error))
+    return f"{error.filename or 'operating system'}: {error.strerror or error}"
 
 
 if __name__ == "__main__":

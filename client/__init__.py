@@ -1,5 +1,6 @@
 """The client: local training, defenses, and what it agrees to send."""
 
 from bract.client.mod import DefenseMod
+from bract.client.truth import keep
 
-__all__ = ["DefenseMod"]
+__all__ = ["DefenseMod", "keep"]

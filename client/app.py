@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -11,10 +12,11 @@ from flwr.clientapp import ClientApp
 import bract
 from bract.client.session import open_encrypted, open_session
 from bract.client.training import train_locally
-from bract.fused import TRAINING_SCORE_KEY, answer_fused
-from bract.records import METRICS, NUM_EXAMPLES_KEY, PROXIMAL_KEY, write_final, write_reply
+from bract.errors import BractError, shown
+from bract.protocol.fused import MODELS_KEY, answer_fused
+from bract.protocol.records import METRICS, NUM_EXAMPLES_KEY, PROXIMAL_KEY, write_final, write_reply
+from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
-from bract.update import Tensors
 
 app = ClientApp()
 
@@ -24,9 +26,10 @@ def train(message: Message, context: Context) -> Message:
     """Train on the client's own data and reply with a defended update."""
     started = time.perf_counter()
     with open_session(message, context) as session:
-        if session.lacks is not None:
-            return Message(session.lacks, reply_to=message)
+        if session.instead is not None:
+            return Message(session.instead, reply_to=message)
         data = session.data()
+        session.check_training(data)
         config = session.config
         # The received model is judged before training on it: no extra message round is needed.
         metrics = session.validate(data)
@@ -38,30 +41,24 @@ def train(message: Message, context: Context) -> Message:
             spec=session.spec,
             seed=derive_seed(config.seed, "train", session.site.partition, session.server_round),
             device=session.device,
-            proximal_mu=_number(session.instructions.get(PROXIMAL_KEY, 0.0)),
+            proximal_mu=_proximal_mu(session.instructions.get(PROXIMAL_KEY, 0.0)),
         )
         trained = time.perf_counter()
+        session.check_buffers(result.buffers)
         update = session.protect(result, data)
-        metrics |= {
-            "train_loss": result.loss,
-            "train_accuracy": result.accuracy,
-            "local_steps": float(result.steps),
-            "defense_seconds": time.perf_counter() - trained,
-        }
-        if session.instructions.get(TRAINING_SCORE_KEY):
-            loss, accuracy = session.score(data.images[result.used], data.labels[result.used])
-            metrics |= {"trained_loss": loss, "trained_accuracy": accuracy}
+        metrics["defense_seconds"] = time.perf_counter() - trained
+        metrics |= session.training_metrics(result, data)
         session.keep_truth(result, data)
         ciphertexts, figures = session.encrypt(update, result.buffers)
         metrics |= figures
-        return write_reply(
+        reply = write_reply(
             client=session.site.name,
             version=bract.__version__,
             update=update,
             buffers=result.buffers,
             num_examples=len(result.used),
-            metrics=metrics | {"seconds": time.perf_counter() - started},
-            protocol={
+            metrics=session.rounded(metrics) | {"seconds": time.perf_counter() - started},
+            declaration={
                 "local_steps": result.steps,
                 "num_examples": len(result.used),
                 "batch_size": min(config.training.batch_size, len(result.used)),
@@ -71,25 +68,31 @@ def train(message: Message, context: Context) -> Message:
             reply_to=message,
             ciphertexts=ciphertexts,
         )
+        return session.answer(reply)
 
 
 @app.evaluate()
 def evaluate_global(message: Message, context: Context) -> Message:
     """Evaluate the received model on the client's own validation share."""
     with open_session(message, context) as session:
+        if session.instead is not None:
+            return Message(session.instead, reply_to=message)
         data = session.data()
+        session.check_validation(data)
         loss, accuracy = session.score(data.validation_images, data.validation_labels)
-        metrics = MetricRecord(
-            {NUM_EXAMPLES_KEY: len(data.validation_images), "loss": loss, "accuracy": accuracy}
-        )
-        return Message(RecordDict({METRICS: metrics}), reply_to=message)
+        found = session.rounded({"loss": loss, "accuracy": accuracy})
+        metrics = MetricRecord({NUM_EXAMPLES_KEY: len(data.validation_images), **found})
+        return session.answer(Message(RecordDict({METRICS: metrics}), reply_to=message))
 
 
 @app.evaluate("fused")
 def evaluate_fused(message: Message, context: Context) -> Message:
     """Score FedBoosting's fused models on the client's own validation share."""
     with open_session(message, context) as session:
+        if session.instead is not None:
+            return Message(session.instead, reply_to=message)
         data = session.data()
+        session.check_validation(data, models=session.instructions.get(MODELS_KEY))
         position = itertools.count()
 
         def score(arrays: Tensors) -> tuple[float, float]:
@@ -98,27 +101,30 @@ def evaluate_fused(message: Message, context: Context) -> Message:
                     arrays, next(position), message.content, session.server_round
                 )
             session.receive(arrays)
-            return session.score(data.validation_images, data.validation_labels)
+            loss, accuracy = session.score(data.validation_images, data.validation_labels)
+            return session.policy.rounded(loss), session.policy.rounded(accuracy)
 
-        return answer_fused(message, score, num_examples=len(data.validation_images))
+        reply = answer_fused(message, score, num_examples=len(data.validation_images))
+        return session.answer(reply)
 
 
 @app.evaluate("final")
 def finish(message: Message, context: Context) -> Message:
     """Apply an encrypted run's last aggregate, judge the final model and keep it."""
     with open_session(message, context) as session:
-        if session.lacks is not None:
-            return Message(session.lacks, reply_to=message)
+        if session.instead is not None:
+            return Message(session.instead, reply_to=message)
         assert session.encrypted is not None
         data = session.data()
         metrics = session.validate(data)
         session.encrypted.keep_final()
-        return write_final(
+        reply = write_final(
             session.site.name,
-            metrics | session.encrypted.seconds,
+            session.rounded(metrics) | session.encrypted.seconds,
             num_examples=len(data.images),
             reply_to=message,
         )
+        return session.answer(reply)
 
 
 @app.query("hello")
@@ -142,6 +148,10 @@ def partial(message: Message, context: Context) -> Message:
         return Message(client.partial(message.content), reply_to=message)
 
 
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
+def _proximal_mu(value: object) -> float:
+    if isinstance(value, int | float) and math.isfinite(value) and value >= 0.0:
+        return float(value)
+    raise BractError(
+        f"the server sent {PROXIMAL_KEY} {shown(value)}, expected a finite number from 0; set "
+        "strategy.proximal_mu"
+    )

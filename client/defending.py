@@ -10,12 +10,10 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from bract.client.defenses import DefenseChain, DefenseState, ProtectContext, build_defenses
-from bract.client.policy import check, load_policy
 from bract.client.site import Site
 from bract.config import FederationConfig
 from bract.errors import BractError
-from bract.models import key_locks
-from bract.update import Tensors
+from bract.protocol.update import Tensors
 
 _log = logging.getLogger(__name__)
 
@@ -31,18 +29,20 @@ class Defending:
 
     @classmethod
     def open(
-        cls, config: FederationConfig, site: Site, context: Context, server_round: int
+        cls,
+        chain: DefenseChain,
+        config: FederationConfig,
+        site: Site,
+        context: Context,
+        server_round: int,
     ) -> Defending:
-        """Build what the run asks for, hold it against the site's policy, load the state.
+        """Load the state that belongs to the run's defenses.
 
         Raises
         ------
         BractError
-            If the defenses cannot be built, or the site's policy refuses them.
+            If the state cannot be read.
         """
-        chain = defenses_of(config)
-        if site.policy is not None:
-            check(load_policy(site.policy), chain)
         # The name of the federation, not of the run: the state goes on when a run is resumed, and
         # the epsilon that was spent on these examples stays spent.
         store = DefenseState(
@@ -54,7 +54,7 @@ class Defending:
     def attach(self, model: nn.Module) -> None:
         """Give the model this client's secrets."""
         self.chain.attach(model, self.state, self.context)
-        if key_locks(model):
+        if self.chain.keeps_model:
             self.store.save(self.state)
 
     def protect(
@@ -106,6 +106,7 @@ def defenses_of(config: FederationConfig) -> DefenseChain:
     if chain.server_lr != 1.0 and config.strategy.server_lr != chain.server_lr:
         raise BractError(
             f"strategy.server_lr is {config.strategy.server_lr}, but these defenses upload "
-            f"stand-ins that the server has to scale; set strategy.server_lr: {chain.server_lr}"
+            f"defended updates that the server has to scale; set strategy.server_lr: "
+            f"{chain.server_lr}"
         )
     return chain

@@ -1,34 +1,56 @@
-"""The defenses as a Flower mod, for any ClientApp."""
+"""The defenses as a Flower mod, for any ClientApp.
+
+Longer than most modules: what leaves a stranger's app is checked in one place.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
-from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.constant import ErrorCode
 from torch import Tensor
 
+from bract.client.accounting import mechanism_of
+from bract.client.answered import Request
+from bract.client.answers import Answers
 from bract.client.defenses import (
     DefenseError,
     DefenseState,
-    ProtectContext,
-    Stage,
     build_defenses,
 )
-from bract.client.policy import check, load_policy
+from bract.client.own_model import OwnModel
+from bract.client.policy import PolicyError, SitePolicy, check, load_policy
+from bract.client.replies import digest
 from bract.errors import BractError
-from bract.records import BUFFER_ENDINGS, DEFENSES
-from bract.update import Tensors
+from bract.flower import ClientAppCallable, ErrorCode
+from bract.protocol.fused import TRAINING_SCORES
+from bract.protocol.records import BUFFER_ENDINGS, DEFENSES, NUM_EXAMPLES_KEY, ROUND_KEY
+from bract.protocol.update import Tensors
 
 SWITCH_KEY = "bract-defense"
-"""Run or node config key that turns the mod ``on`` or ``off``; the node config decides."""
+"""Node config key that turns the mod ``on`` or ``off``. The run config is the server's."""
 
+ROUNDS_KEY = "num-server-rounds"
+"""Run config key that declares the rounds, as Flower's own templates call it."""
+
+
+_UNSEEN = (
+    "plain_updates",
+    "models",
+    "data",
+    "local_steps",
+    "local_epochs",
+    "batch_size",
+    "min_training_images",
+    "initial_model",
+)
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +65,10 @@ class DefenseMod:
     Floating arrays are protected. Integer arrays, and the running statistics of batch
     normalisation, are no parameters and pass as they are; they tell the server about the data.
 
+    Beside a defended update the metrics that are no whole numbers (losses, accuracies) are
+    withheld, but for FedBoosting's rounded score: NaN takes their place, so that strategies find
+    the names that they expect. The site's policy decides (``train_metrics``).
+
     Examples
     --------
     ::
@@ -53,7 +79,8 @@ class DefenseMod:
     ----------
     defense
         Name of a defense, or a list of ``{"name": ..., <hyper-parameter>: ...}`` in order.
-        Defenses that change the model or read the batch need `bract.client.app` instead.
+        Those that change the model or read the batch (``fedkl``, ``precode``, ``soteria``) need a
+        line where the app makes its model: `bract.defenses.keylock`, `bract.defenses.defended`.
     buffers
         Last parts of the names of floating arrays that are not parameters.
     parameters
@@ -73,48 +100,84 @@ class DefenseMod:
         self.defenses = build_defenses(entries)
         self.buffers = tuple(buffers)
         for member in self.defenses.defenses:
-            if member.stage is Stage.MODEL or member.needs:
+            if hidden := set(member.needs) - {"model", "images"}:
                 raise BractError(
-                    f"DefenseMod: {member.name!r} needs the app's "
-                    f"{', '.join(member.needs) or 'model'}, which a mod does not see; run it with "
-                    "bract's own ClientApp"
+                    f"DefenseMod: {member.name!r} needs the app's {', '.join(sorted(hidden))}, "
+                    "which a mod does not see; run it with bract's own ClientApp"
                 )
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Handle one message; the state is read per message, in Flower's fresh process."""
-        if msg.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
-            return call_next(msg, context)
+        kind = msg.metadata.message_type.partition(".")[0]
+        path = context.node_config.get("policy")
+        trains = kind == MessageType.TRAIN
+        if not trains and (kind != MessageType.EVALUATE or path is None):
+            return self._judge(msg, context, call_next)
         try:
+            policy = load_policy(None if path is None else Path(str(path)))
             active = self._active(context)
-        except BractError as error:
-            return _refuse(msg, error)
-        if not active:
-            return call_next(msg, context)
-        sent = {name: dict(record) for name, record in msg.content.array_records.items()}
-        reply = call_next(msg, context)
-        if reply.has_error():
-            return reply
-        try:
-            self._protect(sent, reply, context)
+            chain = self.defenses if active else build_defenses([])
+            check(policy, chain)
+            _check_visible(policy)
+            mechanism = mechanism_of(chain) if trains else None
+            answers = Answers(
+                context.state, directory=_folder(context), site=_client(context), policy=policy
+            )
+            request = _request(msg, context)
+            kept = answers.admit(request, mechanism)
+            if kept is not None:
+                return Message(kept, reply_to=msg)
+            sent = {name: dict(record) for name, record in msg.content.array_records.items()}
+            own = OwnModel(chain, self._store(context))
+            with own.taking():
+                reply = call_next(msg, context)
+            if reply.has_error():
+                return reply
+            if trains:
+                if active:
+                    self._protect(sent, reply, own, policy)
+                _withhold(reply, policy, hidden=bool(len(chain)))
+            else:
+                _check_split(reply, policy)
+            _round(reply, policy)
+            answers.commit(request, reply.content, mechanism)
         except BractError as error:
             return _refuse(msg, error)
         return reply
 
+    def _judge(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Let the app answer; a model that it evaluates is this client's own."""
+        if not self.defenses.keeps_model:
+            return call_next(msg, context)
+        try:
+            chain = self.defenses if self._active(context) else build_defenses([])
+            with OwnModel(chain, self._store(context)).taking():
+                return call_next(msg, context)
+        except BractError as error:
+            return _refuse(msg, error)
+
     def _active(self, context: Context) -> bool:
-        setting = context.node_config.get(SWITCH_KEY, context.run_config.get(SWITCH_KEY, "on"))
-        if setting not in ("on", "off", True, False):
-            raise BractError(f"{SWITCH_KEY} is {setting!r}, expected 'on' or 'off'")
-        active = setting in ("on", True)
-        policy_path = context.node_config.get("policy")
-        if policy_path is not None:
-            chain = self.defenses if active else build_defenses([])
-            check(load_policy(Path(str(policy_path))), chain)
+        own, asked = context.node_config.get(SWITCH_KEY), context.run_config.get(SWITCH_KEY)
+        for setting in (own, asked):
+            if setting not in ("on", "off", True, False, None):
+                raise BractError(f"{SWITCH_KEY} is {setting!r}, expected 'on' or 'off'")
+        if own is None and asked in ("off", False):
+            raise BractError(
+                f"the run config sets {SWITCH_KEY}: {asked!r}, but only this site may turn its "
+                f"defense off; take the key out of the run config, or set {SWITCH_KEY}='off' in "
+                "the site's node config"
+            )
+        active = own in ("on", True, None)
         if not active:
             _log.warning("DefenseMod is off (%s): this update is sent unprotected", SWITCH_KEY)
         return active
 
     def _protect(
-        self, sent: Mapping[str, Mapping[str, Array]], reply: Message, context: Context
+        self,
+        sent: Mapping[str, Mapping[str, Array]],
+        reply: Message,
+        own: OwnModel,
+        policy: SitePolicy,
     ) -> None:
         replied = dict(reply.content.array_records)
         if not replied:
@@ -131,6 +194,11 @@ class DefenseMod:
         for key, array in returned.items():
             value = array.numpy()
             if value.dtype.kind in "iub" or key.rpartition(".")[2] in self.buffers:
+                if policy.max_epsilon is not None and value.dtype.kind == "f":
+                    raise DefenseError(
+                        f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave "
+                        "without noise; take a model without batch normalisation"
+                    )
                 continue
             if value.dtype.kind != "f":
                 raise DefenseError(
@@ -147,11 +215,7 @@ class DefenseMod:
             update[key] = before[key] - after
         if not update:
             raise DefenseError("DefenseMod: the reply holds no floating arrays to protect")
-        store = self._store(context)
-        state = store.load()
-        turn = int(state.pop("mod.turn", torch.tensor(0))) + 1
-        protected = self.defenses.protect(update, state, ProtectContext(round=turn))
-        store.save({**state, "mod.turn": torch.tensor(turn)})
+        turn, protected = own.protect(update)
         _log.info("DefenseMod, update %d: %s", turn, self.defenses.report)
         arrays = {
             key: Array((before[key] - protected[key]).numpy()) if key in protected else array
@@ -161,14 +225,83 @@ class DefenseMod:
         reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(self.defenses.public())})
 
     def _store(self, context: Context) -> DefenseState:
-        directory = context.node_config.get("state-dir")
-        config = context.node_config
-        client = config.get("name", config.get("partition-id", f"node-{context.node_id}"))
         return DefenseState(
             context.state,
-            directory=Path(str(directory)) if directory is not None else None,
-            key=f"run-{context.run_id}-{client}",
+            directory=_folder(context),
+            key=f"run-{context.run_id}-{_client(context)}",
         )
+
+
+def _folder(context: Context) -> Path | None:
+    directory = context.node_config.get("state-dir")
+    return None if directory is None else Path(str(directory))
+
+
+def _client(context: Context) -> str:
+    config = context.node_config
+    return str(config.get("name", config.get("partition-id", f"node-{context.node_id}")))
+
+
+def _request(msg: Message, context: Context) -> Request:
+    numbers = [record.get(ROUND_KEY) for record in msg.content.config_records.values()]
+    declared = context.run_config.get(ROUNDS_KEY)
+    return Request(
+        kind=msg.metadata.message_type,
+        server_round=next((n for n in numbers if type(n) is int), None),
+        digest=digest(msg.content),
+        run=context.run_id,
+        federation="",
+        config=hashlib.sha256(repr(sorted(context.run_config.items())).encode()).hexdigest(),
+        last_round=declared if type(declared) is int else None,
+    )
+
+
+def _check_visible(policy: SitePolicy) -> None:
+    """Refuse a policy with keys about what a mod does not see, rather than ignore them."""
+    unseen = [
+        key for key in _UNSEEN if getattr(policy, key) != SitePolicy.model_fields[key].get_default()
+    ]
+    if unseen:
+        raise PolicyError(
+            f"this site's policy sets {', '.join(unseen)}, which DefenseMod cannot hold an app "
+            "to; run bract's own ClientApp, or take them out of the policy"
+        )
+
+
+def _check_split(reply: Message, policy: SitePolicy) -> None:
+    found = [record.get(NUM_EXAMPLES_KEY) for record in reply.content.metric_records.values()]
+    for number in found or [None]:
+        if not isinstance(number, int | float) or number < policy.min_validation_images:
+            raise PolicyError(
+                f"the app scored a model on {NUM_EXAMPLES_KEY} = {number}, and this site's policy "
+                f"demands min_validation_images: {policy.min_validation_images}"
+            )
+
+
+def _withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
+    """Put NaN in the place of what was measured; whole numbers are counts, and stay."""
+    if policy.tells_training(hidden=hidden):
+        return
+    for record in reply.content.metric_records.values():
+        examples = record.get(NUM_EXAMPLES_KEY)
+        images = examples if isinstance(examples, int) else 0
+        for name, value in list(record.items()):
+            if isinstance(value, float):
+                told = None
+                if name in TRAINING_SCORES:
+                    told = policy.training_score(value, images, hidden=hidden)
+                record[name] = math.nan if told is None else told
+            elif isinstance(value, list):
+                record[name] = [math.nan if isinstance(v, float) else v for v in value]
+
+
+def _round(reply: Message, policy: SitePolicy) -> None:
+    for record in reply.content.metric_records.values():
+        for name, value in list(record.items()):
+            if isinstance(value, float):
+                record[name] = policy.rounded(value)
+            elif isinstance(value, list):
+                record[name] = [policy.rounded(v) if isinstance(v, float) else v for v in value]
 
 
 def _match(

@@ -1,32 +1,45 @@
-"""What a site demands of every run, whatever the server asks for."""
+"""What a site demands of every run, whatever the server asks for: the site's policy file."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bract.client.defenses import DEFENSES, DefenseChain
-from bract.errors import BractError
+from bract.client.defenses import DefenseChain
+from bract.config import FederationConfig
+from bract.defenses import DEFENSES
+from bract.errors import BractError, listed, shown
 from bract.registry import unknown
+from bract.strict_yaml import parse_yaml
+
+LARGEST_LOSS = 10.0
+"""Where losses are cut before they are rounded: without it, a server that scales the weights of a
+model up gets any precision that it likes. Guessing among 22,000 classes costs as much."""
+
+SCORE_DECIMALS = 2
+"""Of FedBoosting's training score: with the cut above, 10 bits a round."""
 
 Number = int | float
+_Count = Annotated[int, Field(ge=1)]
 
 
 class PolicyError(BractError):
-    """A run asks for less protection than this site demands; the client takes no part."""
+    """The server asks for what this site does not give; the client takes no part."""
 
 
-class Requirement(BaseModel):
+class _Section(BaseModel):
+    # Strict: a quoted "false" must not pass for a switch that is on.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Requirement(_Section):
     """One defense that must be on, and bounds on its hyper-parameters.
 
     A hyper-parameter that is unset (None) in the run meets no bound.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     minimum: dict[str, Number] = Field(default_factory=dict)
@@ -48,46 +61,156 @@ class Requirement(BaseModel):
         ]
 
 
-class SitePolicy(BaseModel):
-    """A site's policy file.
+class Bounds(_Section):
+    """Smallest and largest whole number that the run may ask for; None sets no bound."""
 
-    .. code-block:: yaml
+    minimum: _Count | None = None
+    maximum: _Count | None = None
 
-        require:
-          - name: noise
-            minimum: {std: 0.001}
-            maximum: {clip: 1.0}
-            equal: {kind: gaussian}
+    def violations(self, what: str, found: int) -> list[str]:
+        """Say how ``found`` lies outside of the bounds."""
+        if self.minimum is not None and found < self.minimum:
+            return [f"{what} must be at least {self.minimum}, the run has {found}"]
+        if self.maximum is not None and found > self.maximum:
+            return [f"{what} must be at most {self.maximum}, the run has {found}"]
+        return []
+
+
+class DataPolicy(_Section):
+    """Which data a run may name.
+
+    ``names`` lists data sets, ``paths`` folders in or below which ``data.path`` must lie; a run
+    without ``data.path`` then meets no path. None allows every one.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    names: list[str] | None = None
+    paths: list[str] | None = None
+    download: bool = True
+
+    def violations(self, name: str, path: Path | None, download: bool) -> list[str]:
+        """Say what of the run's ``data`` section this site does not read."""
+        found = []
+        if self.names is not None and name not in self.names:
+            found.append(f"data.name must be one of {self.names}, the run has {name!r}")
+        if self.paths is not None:
+            # Resolved, so that neither `..` nor a link leads out of an allowed folder.
+            inside = path is not None and any(
+                path.resolve().is_relative_to(Path(allowed).resolve()) for allowed in self.paths
+            )
+            if not inside:
+                shown = None if path is None else str(path)
+                found.append(f"data.path must lie in one of {self.paths}, the run has {shown!r}")
+        if download and not self.download:
+            found.append("data.download must be false, the run has true")
+        return found
+
+
+class SitePolicy(_Section):
+    """A site's policy file; docs/site-policy.md has an example with every key.
+
+    Attributes
+    ----------
+    require
+        Defenses that must be on, with bounds on their hyper-parameters.
+    plain_updates
+        Whether an update may leave that is not encrypted.
+    models
+        Allowed values of ``model.name``; None allows all.
+    data
+        Allowed data.
+    local_steps, local_epochs, batch_size
+        Bounds on local training, as it is carried out.
+    min_training_images
+        Fewest images that an update may come from.
+    min_validation_images
+        Fewest images on which a model is scored for the server.
+    max_rounds_per_run, max_rounds_total
+        How many messages of one kind (training, each kind of evaluation) are answered with a
+        result, in one run and in all runs of this site together; None leaves the run's own
+        ``rounds`` as the only bound.
+    max_epsilon, delta
+        Largest (epsilon, delta) that all updates of this site may spend together; None keeps
+        count, but sets no bound.
+    initial_model
+        ``from-seed`` compares the first model with what the run's ``seed`` gives.
+    metric_decimals
+        Decimals d that replied measurements keep, after losses are cut at `LARGEST_LOSS`: one
+        number then carries log2(10^(d+1) + 1) bits at most. None rounds and cuts nothing.
+    train_metrics
+        Whether loss and accuracy on the very images behind an update are sent beside it: for one
+        image and known parameters each is an equation about its pixels. ``auto`` sends them beside
+        an update that is neither defended nor encrypted; ``always`` and ``never`` do in any case.
+    """
 
     require: list[Requirement] = Field(default_factory=list)
+    plain_updates: bool = True
+    models: list[str] | None = None
+    data: DataPolicy = DataPolicy()
+    local_steps: Bounds = Bounds()
+    local_epochs: Bounds = Bounds()
+    batch_size: Bounds = Bounds()
+    min_training_images: _Count = 1
+    min_validation_images: _Count = 10
+    max_rounds_per_run: _Count | None = None
+    max_rounds_total: _Count | None = None
+    max_epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    initial_model: Literal["any", "from-seed"] = "any"
+    metric_decimals: Annotated[int, Field(ge=0, le=15)] | None = None
+    train_metrics: Literal["auto", "always", "never"] = "auto"
+
+    @property
+    def needs_record(self) -> str | None:
+        """Name the first key that needs a record over all runs; None where none does."""
+        keys = ("max_rounds_total", "max_epsilon")
+        return next((key for key in keys if getattr(self, key) is not None), None)
+
+    def tells_training(self, *, hidden: bool) -> bool:
+        """Whether loss and accuracy of training leave beside a ``hidden`` or a plain update."""
+        return self.train_metrics == "always" or (self.train_metrics == "auto" and not hidden)
+
+    def training_score(self, value: float, images: int, *, hidden: bool) -> float | None:
+        """Return FedBoosting's training score as it may be sent; None where it may not.
+
+        The weights rest on it, so ``auto`` sends it, cut and rounded to `SCORE_DECIMALS`; beside
+        a hidden update not from fewer than ``min_validation_images`` images.
+        """
+        if self.train_metrics == "always":
+            return value
+        few = hidden and images < self.min_validation_images
+        if self.train_metrics == "never" or few:
+            return None
+        return round(min(value, LARGEST_LOSS), SCORE_DECIMALS)
+
+    def rounded(self, value: float) -> float:
+        """Cut and round a measurement as it may be sent."""
+        if self.metric_decimals is None or math.isnan(value):
+            return value
+        return round(max(-LARGEST_LOSS, min(value, LARGEST_LOSS)), self.metric_decimals)
 
 
-def load_policy(path: Path) -> SitePolicy:
-    """Read and check a site's policy.
+def load_policy(path: Path | None) -> SitePolicy:
+    """Read and check a site's policy; None gives the policy of a site that has no file.
 
     Raises
     ------
     PolicyError
-        If the file is missing, is no such YAML, or names a defense or hyper-parameter that does
-        not exist. A site whose policy cannot be read takes no part.
+        If the file is missing, is no such YAML, gives a key twice, or names a key, defense or
+        hyper-parameter that does not exist. A site whose policy cannot be read takes no part.
     """
+    if path is None:
+        return SitePolicy()
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path}: the site's policy cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise PolicyError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except BractError as error:
+        raise PolicyError(f"{path}: {error}") from error
     try:
         policy = SitePolicy.model_validate(content if content is not None else {})
     except ValidationError as error:
-        problems = (
-            f"{'.'.join(str(part) for part in problem['loc']) or 'policy'}: {problem['msg']}"
-            for problem in error.errors()
-        )
-        raise PolicyError(f"{path}: {'; '.join(problems)}") from error
+        problems = listed(_describe(problem) for problem in error.errors())
+        raise PolicyError(f"{path}: {problems}. Mend the site's policy file") from error
     for requirement in policy.require:
         if requirement.name not in DEFENSES:
             raise PolicyError(f"{path}: {unknown('defense', requirement.name, DEFENSES)}")
@@ -108,14 +231,60 @@ def check(policy: SitePolicy, defenses: DefenseChain) -> None:
     PolicyError
         Naming every defense and hyper-parameter that falls short, what was found and demanded.
     """
-    declared = {entry["name"]: entry for entry in defenses.public()}
-    problems = [text for requirement in policy.require for text in requirement.violations(declared)]
+    refuse(_defense_violations(policy, defenses), defenses)
+
+
+def check_run(policy: SitePolicy, config: FederationConfig, defenses: DefenseChain) -> None:
+    """Refuse a run that its configuration shows to be against the policy.
+
+    Raises
+    ------
+    PolicyError
+        Naming every key that falls short, what was found and demanded.
+    """
+    problems = _defense_violations(policy, defenses)
+    if not policy.plain_updates and not config.encryption.enabled:
+        problems.append("encryption must be on, the run would send updates unencrypted")
+    if policy.models is not None and config.model.name not in policy.models:
+        problems.append(
+            f"model.name must be one of {policy.models}, the run has {config.model.name!r}"
+        )
+    data = config.data
+    problems += policy.data.violations(data.name, data.path, data.download)
+    training = config.training
+    if training.algorithm == "fedavg" and training.local_steps is None:
+        problems += policy.local_epochs.violations("training.local_epochs", training.local_epochs)
+    refuse(problems, defenses)
+
+
+def refuse(problems: list[str], defenses: DefenseChain) -> None:
+    """Raise `PolicyError` with every one of ``problems``; do nothing where there is none."""
     if problems:
-        asked = ", ".join(declared) or "no defense"
+        asked = ", ".join(defense.name for defense in defenses.defenses) or "no defense"
         raise PolicyError(
             f"this site's policy refuses the run ({asked}): {'; '.join(problems)}. "
-            "Change the federation's defenses, or ask the site"
+            "Change the federation's configuration, or ask the site"
         )
+
+
+def _defense_violations(policy: SitePolicy, defenses: DefenseChain) -> list[str]:
+    declared = {entry["name"]: entry for entry in defenses.public()}
+    return [text for requirement in policy.require for text in requirement.violations(declared)]
+
+
+def _describe(problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    where = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        before = [*location[:-1], ""]
+        return unknown("key", where, [".".join(before) + key for key in _keys_at(location[:-1])])
+    return f"{where or 'policy'}: found {shown(problem['input'])}; {problem['msg']}"
+
+
+def _keys_at(location: list[str]) -> list[str]:
+    sections: dict[str, type[BaseModel]] = {"require": Requirement, "data": DataPolicy}
+    section: type[BaseModel] = sections.get(location[0], Bounds) if location else SitePolicy
+    return list(section.model_fields)
 
 
 def _number(found: Any, side: int) -> float:

@@ -1,8 +1,12 @@
-"""One message at one client: what it was sent, what it agreed to, and what is its own."""
+"""One message at one client: what it was sent, what it agreed to, and what is its own.
+
+Longer than most modules: what a message may ask is checked where its content is opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,22 +15,30 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
-import bract
+from bract.client.accounting import Mechanism, mechanism_of
+from bract.client.agreement import agree, check_start, request_of
+from bract.client.answered import Request
+from bract.client.answers import Answers
 from bract.client.defending import Defending
+from bract.client.policy import PolicyError, SitePolicy, refuse
 from bract.client.site import Site, pick_device
-from bract.client.training import LocalResult
+from bract.client.training import LocalResult, planned_steps
 from bract.client.truth import save_report, save_truth
-from bract.config import FederationConfig, config_of_run
+from bract.config import FederationConfig
 from bract.data import ClientData, DataSpec, client_data, data_spec, test_data
 from bract.errors import BractError
-from bract.evaluation import evaluate
 from bract.logs import log_to_stderr
 from bract.models import create_model, key_locks, with_random_key
-from bract.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY, from_arrays
-from bract.update import Tensors
+from bract.models.evaluation import evaluate
+from bract.protocol.arrays import from_arrays, to_arrays
+from bract.protocol.fused import TRAINING_SCORE_KEY
+from bract.protocol.records import ARRAYS
+from bract.protocol.update import Tensors
 
 if TYPE_CHECKING:
-    from bract.client.encryption import EncryptedClient
+    from bract.client.encrypted.client import EncryptedClient
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,10 @@ class Session:
     """One message at one client: what it was sent, what it agreed to, what is its own."""
 
     site: Site
+    policy: SitePolicy
+    answers: Answers
+    request: Request
+    mechanism: Mechanism | None
     config: FederationConfig
     spec: DataSpec
     model: nn.Module
@@ -42,8 +58,9 @@ class Session:
     instructions: ConfigRecord
     server_round: int
     encrypted: EncryptedClient | None = None
-    lacks: RecordDict | None = None
-    """What to answer where this client cannot follow: it lacks a key or an aggregate."""
+    instead: RecordDict | None = None
+    """What to answer in place of work: what this client lacks (a key, an aggregate), or the reply
+    of before where this is the same message once more."""
 
     def receive(self, arrays: Tensors) -> None:
         """Load what the server sent into the model."""
@@ -56,26 +73,135 @@ class Session:
 
     def data(self) -> ClientData:
         """Decode this client's part of the data."""
-        return client_data(self.config, self.site.partition)
+        return client_data(self.site.local(self.config), self.site.part)
 
     def score(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
         """Return loss and accuracy of the model as it stands."""
         return evaluate(self.model, images, labels, spec=self.spec, device=self.device)
 
+    def answer(self, reply: Message) -> Message:
+        """Write down that ``reply`` leaves, and return it.
+
+        Raises
+        ------
+        BractError
+            If it must not leave after all.
+        """
+        self.answers.commit(self.request, reply.content, self.mechanism)
+        return reply
+
+    def check_training(self, data: ClientData) -> None:
+        """Refuse local training that the site's policy does not allow on its data.
+
+        Raises
+        ------
+        PolicyError
+            Naming what was found and demanded.
+        """
+        policy, training, count = self.policy, self.config.training, len(data.images)
+        problems = policy.local_steps.violations("local steps", planned_steps(training, count))
+        problems += policy.batch_size.violations("a batch", min(training.batch_size, count))
+        if count < policy.min_training_images:
+            problems.append(
+                f"training images must be at least {policy.min_training_images}, the run's "
+                f"partition gives this site {count}"
+            )
+        refuse(problems, self.defending.chain)
+
+    def check_validation(self, data: ClientData, models: object = 1) -> None:
+        """Refuse scores from which the server could read single images.
+
+        Parameters
+        ----------
+        models
+            How many models the message asks to score.
+
+        Raises
+        ------
+        PolicyError
+            Naming what was found and demanded.
+        """
+        found, least = len(data.validation_images), self.policy.min_validation_images
+        if found < least:
+            raise PolicyError(
+                f"was asked to score a model on {found} images, and this site's policy demands "
+                f"min_validation_images: {least}; raise data.validation, or ask the site"
+            )
+        if not isinstance(models, int) or models > self.config.clients:
+            raise PolicyError(
+                f"was asked to score {models!r} fused models, but the run declares clients: "
+                f"{self.config.clients}; a round fuses one model a client"
+            )
+
+    def training_metrics(self, result: LocalResult, data: ClientData) -> dict[str, float]:
+        """Return what the server is told of local training, and FedBoosting's score T.
+
+        Beside an update that is defended or encrypted, loss and accuracy of training stay here
+        unless the site's policy sends them: they tell of the batch what the update was to hide.
+        """
+        metrics = {"local_steps": float(result.steps)}
+        hidden = bool(len(self.defending.chain)) or self.encrypted is not None
+        if self.policy.tells_training(hidden=hidden):
+            metrics |= {"train_loss": result.loss, "train_accuracy": result.accuracy}
+        strategy = self.config.strategy
+        if strategy.name == "fedboosting" and self.instructions.get(TRAINING_SCORE_KEY):
+            loss, accuracy = self.score(data.images[result.used], data.labels[result.used])
+            exact = accuracy if strategy.signal == "accuracy" else loss
+            score = self.policy.training_score(exact, len(result.used), hidden=hidden)
+            if score is None:
+                _log.warning(
+                    "the training score of %d images stays here, as the site's policy demands; "
+                    "FedBoosting counts it as the worst",
+                    len(result.used),
+                )
+            else:
+                metrics[f"trained_{strategy.signal}"] = score
+        return metrics
+
+    def rounded(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return measurements as the site's policy lets them leave."""
+        # Times, steps and counts do not measure the data.
+        return {
+            name: self.policy.rounded(value) if name.endswith(("loss", "accuracy")) else value
+            for name, value in metrics.items()
+        }
+
+    def check_buffers(self, buffers: Tensors) -> None:
+        """Refuse statistics of the data that no noise covers, where epsilon is limited.
+
+        Raises
+        ------
+        PolicyError
+            If there are any and they would leave unencrypted.
+        """
+        names = [name for name, value in buffers.items() if value.is_floating_point()]
+        if self.policy.max_epsilon is not None and names and self.encrypted is None:
+            raise PolicyError(
+                f"this site's policy sets max_epsilon, but the model's buffers ({names[0]} and "
+                f"{len(names) - 1} more) leave without noise; take a model without batch "
+                "normalisation"
+            )
+
     def validate(self, data: ClientData) -> dict[str, float]:
         """Judge the received model on the validation share, also under a key that is nobody's."""
         metrics = {}
         if self.encrypted is not None and self.site.public_test:
-            loss, accuracy = self.score(*test_data(self.config.data))
+            loss, accuracy = self.score(*test_data(self.site.local(self.config).data))
             metrics = {"test_loss": loss, "test_accuracy": accuracy}
         held_out = (data.validation_images, data.validation_labels)
-        if not len(held_out[0]):
+        if len(held_out[0]) < self.policy.min_validation_images:
+            if len(held_out[0]):
+                _log.warning(
+                    "scores of %d validation images stay here, the policy demands %d",
+                    len(held_out[0]),
+                    self.policy.min_validation_images,
+                )
             return metrics
         loss, accuracy = self.score(*held_out)
         metrics |= {"validation_loss": loss, "validation_accuracy": accuracy}
         if key_locks(self.model):
-            generator = self.defending.context.generator("random-key")
-            stranger = with_random_key(self.model, generator)
+            stream = self.defending.context.stream("random-key")
+            stranger = with_random_key(self.model, stream)
             _, accuracy = evaluate(stranger, *held_out, spec=self.spec, device=self.device)
             metrics["random_key_accuracy"] = accuracy
         return metrics
@@ -103,7 +229,7 @@ class Session:
         if self.encrypted is None:
             return None, {}
         ciphertexts, figures = self.encrypted.encrypt(update, buffers)
-        return ciphertexts.to_record(), figures | self.encrypted.seconds
+        return to_arrays(ciphertexts.to_tensors()), figures | self.encrypted.seconds
 
     def keep_truth(self, result: LocalResult, data: ClientData) -> None:
         """Write what was trained on to this client's disk, where its operator switched it on."""
@@ -126,8 +252,7 @@ def open_session(message: Message, context: Context) -> Iterator[Session]:
 def open_encrypted(message: Message, context: Context) -> Iterator[EncryptedClient]:
     """Open a message about keys; no data and no model are needed for it."""
     with _named(context) as site:
-        config, _ = _agree(site, message, context)
-        yield _encrypted_client(config, site, message, context)
+        yield _encrypted_client(agree(site, message, context).config, site, message, context)
 
 
 @contextmanager
@@ -147,28 +272,11 @@ def _named(context: Context) -> Iterator[Site]:
         raise type(error)(f"{name}: {error}") from error
 
 
-def _agree(site: Site, message: Message, context: Context) -> tuple[FederationConfig, ConfigRecord]:
-    instructions = message.content.config_records[CONFIG]
-    theirs = str(instructions.get(VERSION_KEY))
-    if theirs != bract.__version__:
-        raise BractError(
-            f"the server runs bract {theirs}, this client {bract.__version__}; "
-            "install the same version on both"
-        )
-    config = config_of_run(context.run_config)
-    if site.paillier_key is not None and not config.encryption.enabled:
-        raise BractError(
-            "this client was given a Paillier key, but the run would send updates unencrypted; "
-            "set encryption: paillier, or take paillier-key out of the node config"
-        )
-    return config, instructions
-
-
 def _encrypted_client(
     config: FederationConfig, site: Site, message: Message, context: Context
 ) -> EncryptedClient:
     # gmpy2 and phe are loaded by the clients of encrypted runs only.
-    from bract.client.encryption import EncryptedClient
+    from bract.client.encrypted.client import EncryptedClient
 
     if not config.encryption.enabled:
         raise BractError("was asked for a key, but the run has encryption.scheme: none")
@@ -176,17 +284,24 @@ def _encrypted_client(
 
 
 def _open(site: Site, message: Message, context: Context) -> Session:
-    config, instructions = _agree(site, message, context)
-    server_round = instructions[ROUND_KEY]
-    assert isinstance(server_round, int)
-    defending = Defending.open(config, site, context, server_round)
-    encrypted = lacks = None
-    if config.encryption.enabled:
+    agreed = agree(site, message, context)
+    config, chain = agreed.config, agreed.chain
+    request = request_of(agreed, message, context)
+    server_round = request.server_round
+    assert server_round is not None
+    answers = Answers(context.state, directory=site.state_dir, site=site.name, policy=agreed.policy)
+    mechanism = mechanism_of(chain) if request.trains else None
+    instead = answers.admit(request, mechanism)
+    spec = data_spec(site.local(config).data)
+    if instead is None and agreed.policy.initial_model == "from-seed":
+        check_start(config, spec, message, request, answers)
+    defending = Defending.open(chain, config, site, context, server_round)
+    encrypted = None
+    if config.encryption.enabled and instead is None:
         encrypted = _encrypted_client(config, site, message, context)
         if not encrypted.catch_up(message.content, server_round):
-            lacks = encrypted.hello().to_content()
-    spec = data_spec(config.data)
-    model = defending.chain.prepare_model(
+            instead = encrypted.hello().to_content()
+    model = chain.prepare_model(
         create_model(
             config.model.name,
             classes=spec.classes,
@@ -195,20 +310,25 @@ def _open(site: Site, message: Message, context: Context) -> Session:
             activation=config.model.activation,
         )
     )
-    device = pick_device(site.device or config.device)
     session = Session(
         site=site,
+        policy=agreed.policy,
+        answers=answers,
+        request=request,
+        mechanism=mechanism,
         config=config,
         spec=spec,
         model=model,
-        device=device,
+        device=pick_device(site.device or config.device),
         defending=defending,
-        instructions=instructions,
+        instructions=agreed.instructions,
         server_round=server_round,
         encrypted=encrypted,
-        lacks=lacks,
+        instead=instead,
     )
-    if encrypted is not None and lacks is None:
+    if instead is not None:
+        return session
+    if encrypted is not None:
         session.receive(encrypted.model)
     elif ARRAYS in message.content:
         session.receive(from_arrays(message.content.array_records[ARRAYS]))

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import torch
 
-from bract.errors import BractError
+from bract.config import FederationConfig, IidPartition
+from bract.errors import BractError, one_line, shown
+from bract.names import check_name
 
-NODE_KEYS = (
-    "name",
-    "partition-id",
-    "num-partitions",
-    "device",
-    "truth-dir",
-    "state-dir",
-    "policy",
-    "private-seed",
-    "paillier-key",
-    "public-test",
-)
+MOST_SEED_DIGITS = 1000
+"""Of a private seed; 256 random bits are 77."""
+
+LEAST_SEED = 2**64
+"""Smaller private seeds can be tried one by one. What is made of a federation's seed and a client's
+number is smaller."""
+
+_MEND = "write one with `python -c 'import secrets; print(secrets.randbits(256))'`"
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,9 @@ class Site:
         Which part of the training data is this client's, from 0.
     device
         ``auto``, ``cpu`` or ``cuda:N``; None leaves the choice to the federation's config.
+    data_path
+        Folder of this site's own data, in place of the run's ``data.path`` and all of it this
+        site's; None takes this site's part of what the run names.
     truth_dir
         Where to keep what was trained on, for scoring an audit; None keeps nothing.
     state_dir
@@ -43,8 +44,9 @@ class Site:
     policy
         YAML file that names the defenses that must be on.
     private_seed
-        Seed of this client's keys and noise, for experiments that must repeat. None, as it should
-        be in earnest, draws them from the operating system: who knows the seed undoes the defense.
+        Seed of this client's keys and noise, for experiments that must repeat, as
+        ``private-seed-file`` holds it. None, as it should be in earnest, draws them from the
+        operating system: who knows or guesses the seed undoes the defense.
     paillier_key
         File of the private key or key share with which encrypted runs are decrypted.
     public_test
@@ -55,6 +57,7 @@ class Site:
     name: str
     partition: int
     device: str | None = None
+    data_path: Path | None = None
     truth_dir: Path | None = None
     state_dir: Path | None = None
     policy: Path | None = None
@@ -69,37 +72,88 @@ class Site:
         Raises
         ------
         BractError
-            If ``partition-id`` is missing or no whole number from 0, or ``private-seed`` is no
-            whole number.
+            If ``partition-id`` is missing or no whole number from 0, or a private seed stands in
+            the node config itself or in a file that others may read.
         """
         found = node_config.get("partition-id")
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
             raise BractError(
-                f"node config: partition-id is {found!r}, expected a whole number from 0; "
+                f"node config: partition-id is {shown(found)}, expected a whole number from 0; "
                 "start the SuperNode with --node-config 'partition-id=0'"
             )
 
-        seed = node_config.get("private-seed")
-        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        if "private-seed" in node_config:
             raise BractError(
-                f"node config: private-seed is {seed!r}, expected a whole number; "
-                "leave it out to draw keys and noise from the operating system"
+                "node config: private-seed stands on a command line, which every user of the "
+                "machine can read; leave it out to draw keys and noise from the operating system, "
+                "or write the seed to a file of mode 0600 and set private-seed-file"
             )
 
         def path(key: str) -> Path | None:
             return Path(str(node_config[key])) if node_config.get(key) else None
 
+        seed_file = path("private-seed-file")
         return cls(
-            name=str(node_config.get("name") or f"client-{found}"),
+            name=check_name(str(node_config.get("name") or f"client-{found}")),
             partition=found,
             device=str(node_config["device"]) if node_config.get("device") else None,
+            data_path=path("data-path"),
             truth_dir=path("truth-dir"),
             state_dir=path("state-dir"),
             policy=path("policy"),
-            private_seed=seed,
+            private_seed=read_private_seed(seed_file) if seed_file else None,
             paillier_key=path("paillier-key"),
             public_test=bool(node_config.get("public-test", False)),
         )
+
+    def local(self, config: FederationConfig) -> FederationConfig:
+        """Return the run's configuration with this site's own data, where it has a folder of it."""
+        if self.data_path is None:
+            return config
+        data = config.data.model_copy(
+            update={"path": self.data_path, "download": False, "partition": IidPartition()}
+        )
+        return config.model_copy(update={"data": data, "clients": 1})
+
+    @property
+    def part(self) -> int:
+        """Which part of the data of `local` is this site's."""
+        return self.partition if self.data_path is None else 0
+
+
+def read_private_seed(path: Path) -> int:
+    """Return the whole number, from `LEAST_SEED`, that a file of mode 0600 holds.
+
+    Raises
+    ------
+    BractError
+        If the file cannot be read, others may read it, or it holds something else.
+    """
+    try:
+        mode = path.stat().st_mode & 0o777
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise BractError(
+            f"{one_line(path, 200)}: the private seed cannot be read: {one_line(error, 200)}"
+        ) from error
+    if mode & 0o077:
+        raise BractError(
+            f"{path}: other users may read this private seed (mode {mode:o}); "
+            f"run `chmod 600 {path}` and choose another seed"
+        )
+    if not text.isdecimal() or len(text) > MOST_SEED_DIGITS:
+        # What the file holds may be a secret of another kind: the message does not repeat it.
+        raise BractError(
+            f"{path}: expected a whole number of at most {MOST_SEED_DIGITS} digits as the "
+            f"private seed; {_MEND}"
+        )
+    seed = int(text)
+    if seed < LEAST_SEED:
+        raise BractError(
+            f"{path}: this private seed has {seed.bit_length()} bits, expected more than 64, or "
+            f"the server can try them all; {_MEND}"
+        )
+    return seed
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -117,10 +171,10 @@ def pick_device(wanted: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise BractError(f"device {wanted!r}: expected auto, cpu or cuda:N")
+        raise BractError(f"device {shown(wanted)}: expected auto, cpu or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BractError(
-            f"device {wanted!r}: this machine has {torch.cuda.device_count()} CUDA devices; "
+            f"device {shown(wanted)}: this machine has {torch.cuda.device_count()} CUDA devices; "
             "use auto or cpu"
         )
     return device

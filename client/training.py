@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.models import auxiliary_loss, trainable_parameters
-from bract.update import Tensors, buffers_of, difference, parameters_of
+from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class LocalResult:
     Attributes
     ----------
     update
-        See `bract.update`; CPU tensors by parameter name.
+        See `bract.protocol.update`; CPU tensors by parameter name.
     buffers
         The model's buffers afterwards.
     loss
@@ -61,7 +62,9 @@ def train_locally(
     images, labels
         float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, N >= 1.
     seed
-        Decides the order of the examples.
+        Decides the order of the examples. It is the federation's: the server knows the order, and
+        no defense rests on it. Dropout draws from torch's global generator and hides nothing
+        either. What must stay secret (noise, keys) comes from `ProtectContext.stream`.
     proximal_mu
         FedProx's mu: adds ``mu / 2 * ||w - w_received||^2`` over the parameters to the loss
         (Li et al. 2020). It acts on local training only, not on the gradient of ``fedsgd``,
@@ -99,7 +102,7 @@ def train_locally(
             loss = loss_of(batch)
             if received:
                 loss = loss + proximal_mu / 2 * _squared_distance(model, received)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
         update = difference(before, parameters_of(model))
     return LocalResult(
@@ -110,6 +113,16 @@ def train_locally(
         steps=len(losses),
         used=list(used),
     )
+
+
+def planned_steps(config: TrainingConfig, count: int) -> int:
+    """Return how many optimizer steps `train_locally` takes on ``count`` examples."""
+    if config.algorithm == "fedsgd":
+        return 1
+    if config.local_steps is None:
+        return config.local_epochs * math.ceil(count / config.batch_size)
+    # Never more than `local_steps` passes, each of one step at least.
+    return config.local_steps
 
 
 @torch.no_grad()

@@ -3,11 +3,132 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from safetensors.torch import save_file
+import torch
+from flwr.app import Context, Message
 from torch import Tensor
+
+from bract.errors import BractError
+from bract.files import write_tensors, write_text
+from bract.names import node_name
+from bract.protocol.records import ROUND_KEY
+
+_log = logging.getLogger(__name__)
+
+TRUTH_KEY = "truth-dir"
+"""Node config key with the folder in which a client keeps what it trained on."""
+
+
+def keep(
+    trainloader: Iterable[Any],
+    msg: Message,
+    context: Context,
+    folder: Path | str | None = None,
+) -> Any:
+    """Return ``trainloader`` as it is, but for keeping what it yields on this client's own disk.
+
+    An audit is scored with it later: ``bract audit DIR --truth FOLDER``. Nothing is sent. The
+    distinct inputs and labels of one round are written to
+    ``FOLDER/node-<id>/round-NNNN.safetensors`` (mode 0600) whenever a pass over the loader ends,
+    until one pass is complete. Training goes on whatever happens here.
+
+    Examples
+    --------
+    ::
+
+        trainloader = keep(trainloader, msg, context, folder="/srv/site/truth")
+
+    Parameters
+    ----------
+    trainloader
+        Yields batches: dictionaries, tuples or lists that hold model inputs, float
+        ``(B, C, H, W)``, and labels, int64 ``(B,)``.
+    msg, context
+        What Flower handed to the app.
+    folder
+        Where to keep it. None takes ``truth-dir`` of the node config, which is the site's to set;
+        without either nothing is kept.
+    """
+    chosen = folder if folder is not None else context.node_config.get(TRUTH_KEY)
+    if chosen is None:
+        _log.info("nothing is kept to score an audit: no folder, and no %s", TRUTH_KEY)
+        return trainloader
+    numbers = [record.get(ROUND_KEY) for record in msg.content.config_records.values()]
+    number = next((n for n in numbers if type(n) is int), None)
+    if number is None:
+        _log.warning("nothing is kept to score an audit: the message has no %s", ROUND_KEY)
+        return trainloader
+    return _Kept(trainloader, Path(str(chosen)) / node_name(context.node_id), number)
+
+
+class _Kept:
+    """A loader that writes down the distinct examples of the first pass over it."""
+
+    def __init__(self, loader: Iterable[Any], folder: Path, server_round: int) -> None:
+        self._loader = loader
+        self._folder, self._round = folder, server_round
+        self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
+        self._done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._done:
+            yield from self._loader
+            return
+        try:
+            for batch in self._loader:
+                self._remember(batch)
+                yield batch
+            self._done = True
+        finally:
+            self._write()
+
+    def _remember(self, batch: Any) -> None:
+        found = _examples(batch)
+        if found is None:
+            self._done = True
+            _log.warning(
+                "nothing is kept to score an audit: a batch holds no float inputs (B, C, H, W) "
+                "with int64 labels (B,)"
+            )
+            return
+        for image, label in zip(*found, strict=True):
+            self._seen.setdefault(image.numpy().tobytes(), (image, label))
+
+    def _write(self) -> None:
+        if not self._seen:
+            return
+        held = list(self._seen.values())
+        try:
+            # Which pixels the inputs were is for the audit to say, which knows the normalisation.
+            tensors = {
+                "inputs": torch.stack([image for image, _ in held]),
+                "labels": torch.stack([label for _, label in held]),
+            }
+            _save(self._folder, self._round, tensors)
+        except (OSError, RuntimeError, BractError) as error:
+            _log.warning("not kept to score an audit: %s", error)
+
+
+def _examples(batch: Any) -> tuple[Tensor, Tensor] | None:
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(batch, Mapping | tuple | list):
+        return None
+    tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
+    images = [t for t in tensors if t.dim() == 4 and t.is_floating_point() and len(t)]
+    labels = [t for t in tensors if t.dim() == 1 and not t.is_floating_point()]
+    if not images or not labels or len(images[0]) != len(labels[0]):
+        return None
+    return images[0].float().contiguous(), labels[0].to(torch.int64)
 
 
 def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) -> Path:
@@ -18,18 +139,16 @@ def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) 
     images, labels
         float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, in order of first use.
     """
+    return _save(folder, server_round, {"images": images, "labels": labels})
+
+
+def _save(folder: Path, server_round: int, tensors: Mapping[str, Tensor]) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    final = folder / f"round-{server_round:04d}.safetensors"
-    temporary = folder / f".{final.name}.tmp"
-    save_file({"images": images.contiguous(), "labels": labels.contiguous()}, temporary)
-    temporary.chmod(0o600)
-    return temporary.replace(final)
+    path = folder / f"round-{server_round:04d}.safetensors"
+    return write_tensors(path, tensors, private=True)
 
 
 def save_report(folder: Path, server_round: int, report: Mapping[str, float]) -> Path:
     """Write what the defenses measured on one round's private update, mode 0600."""
-    final = folder / f"round-{server_round:04d}.defense.json"
-    temporary = folder / f".{final.name}.tmp"
-    temporary.write_text(json.dumps(dict(report), indent=1))
-    temporary.chmod(0o600)
-    return temporary.replace(final)
+    path = folder / f"round-{server_round:04d}.defense.json"
+    return write_text(path, json.dumps(dict(report), indent=1), private=True)

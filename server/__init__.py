@@ -1,4 +1,4 @@
-"""The server: the app, the capture hook, the audit and its report."""
+"""The server: the app and the capture hook."""
 
 from bract.server.hook import HonestButCurious
 

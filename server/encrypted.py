@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from bract.ciphertexts import PARAMETERS, plan_layout
 from bract.config import FederationConfig
-from bract.records import NUM_EXAMPLES_KEY
+from bract.protocol.aggregates import Aggregates
+from bract.protocol.ciphertexts import PARAMETERS, plan_layout
+from bract.protocol.records import NUM_EXAMPLES_KEY
+from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
-from bract.server.app import Federation
+from bract.schema import GlobalRow, MetricsRow
+from bract.server.federation import Federation
 from bract.strategies import FedAvg, create_strategy
-from bract.strategies.ledger import Ledger
-from bract.strategies.secure import EncryptedFedAvg
-from bract.update import parameters_of
+from bract.strategies.encrypted.secure import EncryptedFedAvg
 
 _log = logging.getLogger(__name__)
-
-_PENDING = "pending_row"
 
 
 class EncryptedFederation(Federation):
@@ -39,8 +38,8 @@ class EncryptedFederation(Federation):
     """
 
     def __init__(self, config: FederationConfig, run: RunDirectory) -> None:
-        self.ledger = Ledger(run.aggregates)
-        self._pending: dict[str, Any] | None = run.state().get(_PENDING)
+        self.aggregates = Aggregates(run.aggregates)
+        self._pending: MetricsRow | None = run.state().pending_row
         super().__init__(config, run)
         self._say_plan()
 
@@ -50,14 +49,14 @@ class EncryptedFederation(Federation):
             return
         self.start(grid, max(0, self.config.rounds - self.done))
         assert isinstance(self.strategy, EncryptedFedAvg)
-        self._complete(self.ledger.last, self.strategy.final)
+        self._complete(self.aggregates.last, self.strategy.final)
         self._hold(None)
 
     def _new_strategy(self) -> FedAvg:
-        return create_strategy(self.config, first_round=self.done + 1, ledger=self.ledger)
+        return create_strategy(self.config, first_round=self.done + 1, aggregates=self.aggregates)
 
     def _resume(self) -> int:
-        return self.ledger.last
+        return self.aggregates.last
 
     def _after_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         del arrays
@@ -79,18 +78,17 @@ class EncryptedFederation(Federation):
     def _complete(self, number: int, judged: Mapping[str, Mapping[str, float]]) -> None:
         """Log a round's row, with what the clients found its model to be worth."""
         row = self._pending
-        if row is None or row["round"] != number:
-            row = {"round": number, "seconds": 0.0, "clients": {}, "failures": []}
+        if row is None or row.round != number:
+            row = MetricsRow(round=number, seconds=0.0)
         if number not in self._logged():
-            found = mean_judgement(judged)
-            self.run.append_metrics({**row, **({"global": found} if found else {})})
+            self.run.append_metrics(row.model_copy(update={"evaluation": mean_judgement(judged)}))
 
-    def _hold(self, row: dict[str, Any] | None) -> None:
+    def _hold(self, row: MetricsRow | None) -> None:
         self._pending = row
-        self.run.update_state(**{_PENDING: row})
+        self.run.update_state(pending_row=row)
 
     def _logged(self) -> set[int]:
-        return {int(row["round"]) for row in self.run.metrics()}
+        return {row.round for row in self.run.metrics()}
 
     def _say_plan(self) -> None:
         values = sum(value.numel() for value in parameters_of(self.model).values())
@@ -111,7 +109,7 @@ class EncryptedFederation(Federation):
             _log.warning("%s", caution)
 
 
-def mean_judgement(judged: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
+def mean_judgement(judged: Mapping[str, Mapping[str, float]]) -> GlobalRow | None:
     """Return the clients' mean loss and accuracy, and on which split; None where none has one.
 
     Parameters
@@ -121,6 +119,7 @@ def mean_judgement(judged: Mapping[str, Mapping[str, float]]) -> dict[str, Any] 
         ``validation_*`` of its own split, and ``num-examples``.
     """
     everyone = list(judged.values())
+    split: Literal["test", "validation"]
     split = "test" if everyone and all("test_accuracy" in m for m in everyone) else "validation"
     found = [m for m in everyone if f"{split}_accuracy" in m]
     weights = [1.0 if split == "test" else m[NUM_EXAMPLES_KEY] for m in found]
@@ -131,4 +130,4 @@ def mean_judgement(judged: Mapping[str, Mapping[str, float]]) -> dict[str, Any] 
         / sum(weights)
         for name in ("loss", "accuracy")
     }
-    return {**means, "split": split, "clients": len(found)}
+    return GlobalRow(**means, split=split, clients=len(found))

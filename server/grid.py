@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
+
+from bract.flower import Run
 
 
 class ForwardingGrid(Grid):

@@ -6,37 +6,27 @@ Wrap any Flower Message-API strategy::
     strategy.start(grid, initial_arrays, ...)
 
 Nothing that the strategy computes changes: messages and replies pass through untouched, and a
-capture that cannot be written is logged, never raised.
+capture that cannot be written is logged and listed in ``missed.jsonl``, never raised.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import time
-from collections.abc import Callable, Collection, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from bract.errors import BractError
-from bract.observation import Observation, ObservationStore, Protocol
-from bract.records import (
-    ARRAYS,
-    DEFENSES,
-    ROUND_KEY,
-    from_arrays,
-    is_bract_reply,
-    read_reply,
-    split_state,
-)
+from bract.names import ClientNames
+from bract.protocol.observation import ClientDeclaration, ObservationStore
+from bract.server.beside import AuditBeside, checked_attacks, checked_store
 from bract.server.grid import ForwardingGrid
-from bract.update import Tensors, difference
-
-_log = logging.getLogger(__name__)
+from bract.server.recorder import Recorder
 
 
 class HonestButCurious(Strategy):
@@ -48,12 +38,28 @@ class HonestButCurious(Strategy):
         Any Message-API strategy, Flower's, bract's or somebody's own.
     store
         Folder for the captures, or an `ObservationStore`.
-    protocol
-        What the protocol declares (`bract.observation.Protocol`): model, normalisation, learning
-        rate, local steps and so on. Clients of bract declare what is theirs; for other clients
-        everything that an attack should know is given here.
+    declaration
+        What the protocol declares (`bract.protocol.observation.ClientDeclaration`, or a dict of
+        its fields): model, normalisation, learning rate, local steps and so on. Of a client's own
+        word only `bract.schema.ClientStatement` is taken; what it says beyond that is compared
+        and flagged in the observation's provenance. Names and shapes of parameters and buffers,
+        the number of examples, and what a train message tells its client (``proximal-mu``, ``lr``,
+        ``momentum``, ``batch-size``, ``local-steps``) are found out; declare 0 or another value
+        where the app ignores it. What is not declared here can be said afterwards, without training
+        again: ``bract describe``.
     rounds
         Rounds to capture; None captures all.
+    audit
+        Attack what is captured while training goes on: an attack's name such as ``"auto"``, or
+        several. It runs in a process of its own that takes only idle processor time, ends with
+        the run, and whose end, whatever its cause, the training does not notice.
+    every
+        Rounds from one that is attacked so to the next, from the first captured one on.
+
+    Raises
+    ------
+    BractError
+        If the declaration, a round, ``audit`` or ``every`` is none. Nothing is raised after that.
     """
 
     def __init__(
@@ -61,15 +67,40 @@ class HonestButCurious(Strategy):
         strategy: Strategy,
         store: ObservationStore | Path | str,
         *,
-        protocol: Protocol | None = None,
+        declaration: ClientDeclaration | Mapping[str, Any] | None = None,
         rounds: Collection[int] | None = None,
+        audit: str | Sequence[str] | None = None,
+        every: int = 1,
+        protocol: ClientDeclaration | Mapping[str, Any] | None = None,
     ) -> None:
+        if protocol is not None:
+            if declaration is not None:
+                raise BractError("HonestButCurious: protocol is declaration's old name; give one")
+            warnings.warn(
+                "HonestButCurious(protocol=...) is deprecated and leaves with the next release; "
+                "call it declaration=...",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            declaration = protocol
+        # A strategy of bract's binds names to nodes itself; both must come to the same names.
+        names = getattr(strategy, "names", None)
         self.strategy = strategy
         self.recorder = Recorder(
             store if isinstance(store, ObservationStore) else ObservationStore(store),
-            protocol or Protocol(),
-            rounds,
+            _checked(declaration),
+            _checked_rounds(rounds),
+            names if isinstance(names, ClientNames) else ClientNames(),
         )
+        self._beside: AuditBeside | None = None
+        if audit is not None:
+            model = self.recorder.declaration.model
+            self._beside = AuditBeside(
+                checked_store(self.recorder.store.root),
+                checked_attacks(audit, every),
+                every,
+                [model] if model and ":" in model else [],
+            )
 
     def start(
         self,
@@ -82,15 +113,26 @@ class HonestButCurious(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the wrapped strategy's own loop over a grid that is listened to."""
-        return self.strategy.start(
-            _ListeningGrid(grid, self.recorder),
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
-        )
+        where = self.recorder.store.root.absolute()
+        logging.getLogger("flwr").info("bract: captures go to %s", where)
+        self._look_after_audit()
+        try:
+            return self.strategy.start(
+                _ListeningGrid(grid, self.recorder, self._look_after_audit),
+                initial_arrays,
+                num_rounds,
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn,
+            )
+        finally:
+            if self._beside is not None:
+                self._beside.stop()
+
+    def _look_after_audit(self) -> None:
+        if self._beside is not None:
+            self._beside.start()
 
     # The phases below serve where another strategy wraps this one and calls them itself.
 
@@ -99,7 +141,9 @@ class HonestButCurious(Strategy):
     ) -> Iterable[Message]:
         """Delegate, and remember what is sent."""
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self.recorder.connected = grid.get_node_ids
         self.recorder.sent(messages)
+        self._look_after_audit()
         return messages
 
     def aggregate_train(
@@ -127,112 +171,18 @@ class HonestButCurious(Strategy):
         self.strategy.summary()
 
 
-class Recorder:
-    """Pair what was sent with what came back, and store it."""
-
-    def __init__(
-        self, store: ObservationStore, protocol: Protocol, rounds: Collection[int] | None
-    ) -> None:
-        self.store = store
-        self.protocol = protocol
-        self.rounds = None if rounds is None else frozenset(rounds)
-        self._open: list[Message] = []
-        self._batches = 0
-
-    def sent(self, messages: Iterable[Message]) -> None:
-        """Remember train messages until their replies arrive."""
-        train = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
-        if train:
-            self._open = train
-            self._batches += 1
-
-    def received(self, replies: Iterable[Message]) -> None:
-        """Store one observation for every reply that carries content."""
-        for reply in replies:
-            request = self._request_of(reply)
-            if request is None or not reply.has_content() or not reply.content.array_records:
-                continue
-            server_round = _round_of(request, self._batches)
-            if self.rounds is not None and server_round not in self.rounds:
-                continue
-            try:
-                self.store.save(self._observe(request, reply, server_round))
-            except (BractError, OSError, KeyError, TypeError, ValueError) as error:
-                _log.error(
-                    "round %d: the reply of node %d was not captured: %s",
-                    server_round,
-                    reply.metadata.src_node_id,
-                    error,
-                )
-
-    def _request_of(self, reply: Message) -> Message | None:
-        for request in self._open:
-            if request.metadata.message_id == reply.metadata.reply_to_message_id:
-                return request
-        return None
-
-    def _observe(self, request: Message, reply: Message, server_round: int) -> Observation:
-        arrays = _all_arrays(request)
-        provenance: dict[str, Any] = {
-            "run_id": str(reply.metadata.run_id),
-            "node_id": str(reply.metadata.src_node_id),
-            "received": time.time(),
-        }
-        if is_bract_reply(reply):
-            answer = read_reply(reply)
-            if answer.ciphertexts:
-                # All the server has sent in plain is the initial model, to who had none yet.
-                sent = request.content.array_records.get(ARRAYS)
-                parameters, buffers = split_state(from_arrays(sent) if sent else {})
-                return Observation(
-                    round=server_round,
-                    client=answer.client,
-                    parameters=parameters,
-                    buffers=buffers,
-                    update={},
-                    ciphertexts=answer.ciphertexts,
-                    protocol=self.protocol.updated(answer.protocol),
-                    provenance=provenance | {"metrics": answer.metrics},
-                )
-            return Observation(
-                round=server_round,
-                client=answer.client,
-                parameters={n: v for n, v in arrays.items() if n in answer.update},
-                buffers={n: v for n, v in arrays.items() if n not in answer.update},
-                update=answer.update,
-                returned_buffers=answer.buffers,
-                protocol=self.protocol.updated(answer.protocol),
-                provenance=provenance | {"metrics": answer.metrics},
-            )
-        metrics = _all_metrics(reply)
-        parameters, buffers = split_state(arrays)
-        returned, returned_buffers = split_state(_all_arrays(reply))
-        declared: dict[str, Any] = {}
-        if self.protocol.num_examples is None and "num-examples" in metrics:
-            declared["num_examples"] = int(metrics["num-examples"])
-        if DEFENSES in reply.content:
-            declared["defenses"] = json.loads(str(reply.content.config_records[DEFENSES]["chain"]))
-        return Observation(
-            round=server_round,
-            client=f"node-{reply.metadata.src_node_id}",
-            parameters=parameters,
-            buffers=buffers,
-            update=difference(parameters, returned),
-            returned_buffers=returned_buffers,
-            protocol=self.protocol.updated(declared),
-            provenance=provenance | {"metrics": metrics},
-        )
-
-
 class _ListeningGrid(ForwardingGrid):
-    def __init__(self, grid: Grid, recorder: Recorder) -> None:
+    def __init__(self, grid: Grid, recorder: Recorder, sent: Callable[[], None]) -> None:
         super().__init__(grid)
         self._recorder = recorder
+        self._sent = sent
+        recorder.connected = grid.get_node_ids
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         messages = list(messages)
+        self._sent()
         replies = list(self.grid.send_and_receive(messages, timeout=timeout))
         self._recorder.sent(messages)
         self._recorder.received(replies)
@@ -240,6 +190,7 @@ class _ListeningGrid(ForwardingGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
+        self._sent()
         ids = self.grid.push_messages(messages)
         self._recorder.sent(messages)
         return ids
@@ -250,25 +201,23 @@ class _ListeningGrid(ForwardingGrid):
         return replies
 
 
-def _round_of(request: Message, counted: int) -> int:
-    for record in request.content.config_records.values():
-        value = record.get(ROUND_KEY)
-        if isinstance(value, int):
-            return value
-    return counted
+def _checked(declaration: object) -> ClientDeclaration:
+    if declaration is None:
+        return ClientDeclaration()
+    if isinstance(declaration, ClientDeclaration):
+        return declaration
+    if isinstance(declaration, Mapping):
+        return ClientDeclaration.from_dict(declaration)
+    raise BractError(
+        f"HonestButCurious: declaration is a {type(declaration).__name__}, expected a "
+        "ClientDeclaration, or a dict of its fields such as {'model': 'my_app.task:Net'}"
+    )
 
 
-def _all_arrays(message: Message) -> Tensors:
-    tensors: Tensors = {}
-    for record in message.content.array_records.values():
-        tensors |= from_arrays(record)
-    return tensors
-
-
-def _all_metrics(message: Message) -> dict[str, float]:
-    return {
-        name: float(value)
-        for record in message.content.metric_records.values()
-        for name, value in record.items()
-        if isinstance(value, int | float)
-    }
+def _checked_rounds(rounds: Collection[int] | None) -> frozenset[int] | None:
+    if rounds is None:
+        return None
+    strange = [r for r in rounds if not isinstance(r, int) or isinstance(r, bool) or r < 1]
+    if strange:
+        raise BractError(f"HonestButCurious: rounds holds {strange[0]!r}, expected numbers from 1")
+    return frozenset(rounds)

@@ -11,13 +11,14 @@ serialised and no time passes between a message and its answer.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from bract.flower import Run, TaskIdentity
 
 CLIENT_APP_RAISED = 2
 NODE_UNAVAILABLE = 5
@@ -42,6 +43,8 @@ class LoopbackGrid(Grid):
         ``faults(message)`` is asked before each delivery. It returns None to deliver, ``drop`` to
         lose the message without an answer, and any other text to answer with an error of code 5
         (node unavailable) of that reason.
+    run_id
+        Flower's id of the run; a new one, at random as Flower draws it, where None is given.
     """
 
     def __init__(
@@ -51,19 +54,21 @@ class LoopbackGrid(Grid):
         run_config: Config | None = None,
         *,
         faults: Callable[[Message], str | None] | None = None,
+        run_id: int | None = None,
     ) -> None:
         self._app = client_app
-        self._run = Run.create_empty(1)
+        run_id = secrets.randbits(62) if run_id is None else run_id
+        self._run = Run.create_empty(run_id)
         self._faults = faults or (lambda _: None)
         self._replies: dict[str, Message] = {}
         self._count = 0
         self.contexts = {
-            i + 1: Context(1, i + 1, dict(config), RecordDict(), dict(run_config or {}))
+            i + 1: Context(run_id, i + 1, dict(config), RecordDict(), dict(run_config or {}))
             for i, config in enumerate(node_configs)
         }
         self.log: list[Message] = []
         # Flower refuses to create messages in a process that it has not told who it is.
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 0, 0
 
     def set_run(self, run: Run) -> None:
         """Set the run that `run` returns."""

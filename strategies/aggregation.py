@@ -6,23 +6,69 @@ weights, so a strategy that holds ciphertexts replaces this one function.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bract.errors import BractError
-from bract.records import Contribution
-from bract.update import Tensors, apply_update, weighted_sum
+from bract.errors import BractError, one_line
+from bract.protocol.records import Contribution
+from bract.protocol.update import Tensors, apply_update, weighted_sum
+
+_log = logging.getLogger(__name__)
 
 
-def fedavg_weights(contributions: Sequence[Contribution], weighting: str) -> list[float]:
-    """Return p_i over those who answered: by number of examples, or ``uniform``; they sum to 1."""
+def fedavg_weights(
+    contributions: Sequence[Contribution], weighting: str, max_share: float = 1.0
+) -> list[float]:
+    """Return p_i over those who answered: by number of examples, or ``uniform``; they sum to 1.
+
+    Parameters
+    ----------
+    max_share
+        Largest weight of one client among three or more; see `capped`. How many examples it has
+        is a client's own word.
+    """
     if weighting == "uniform":
         return [1.0 / len(contributions)] * len(contributions)
     total = sum(c.num_examples for c in contributions)
-    return [c.num_examples / total for c in contributions]
+    shares = [c.num_examples / total for c in contributions]
+    limited = capped(shares, max_share) if len(shares) > 2 else shares
+    for contribution, share, limit in zip(contributions, shares, limited, strict=True):
+        if limit < share:
+            _log.warning(
+                "%s claims %d of %d examples, a weight of %.3f; it gets %.3f (strategy.max_share)",
+                contribution.client,
+                contribution.num_examples,
+                total,
+                share,
+                limit,
+            )
+    return limited
+
+
+def capped(shares: Sequence[float], most: float) -> list[float]:
+    """Return shares of at most ``most`` (at least 1/N) that sum to 1.
+
+    What is cut off one goes to the others, in proportion to their shares.
+
+    Parameters
+    ----------
+    shares
+        Positive numbers that sum to 1.
+    """
+    most = max(most, 1.0 / len(shares))
+    cut: set[int] = set()
+    while True:
+        rest = sum(share for i, share in enumerate(shares) if i not in cut)
+        left = 1.0 - most * len(cut)
+        given = [most if i in cut else share * left / rest for i, share in enumerate(shares)]
+        over = {i for i, share in enumerate(given) if share > most * (1 + 1e-12)}
+        if not over or len(cut | over) == len(shares):
+            return given
+        cut |= over
 
 
 def fusing_weights(
@@ -90,7 +136,10 @@ def aggregate(
         If an update lacks a tensor, brings one that was not sent, or has another shape.
     """
     for contribution in contributions:
-        _check_shapes(arrays, contribution)
+        try:
+            _check_shapes(arrays, contribution)
+        except BractError as error:
+            raise BractError(f"{contribution.client} {error}") from error
     first = contributions[0]
     parameters = {name: value for name, value in arrays.items() if name in first.update}
     step = weighted_sum([c.update for c in contributions], weights)
@@ -106,15 +155,19 @@ def aggregate(
     return {name: updated.get(name, buffers.get(name, value)) for name, value in arrays.items()}
 
 
-def check_contribution(arrays: Mapping[str, Tensor], contribution: Contribution) -> None:
+def check_contribution(
+    arrays: Mapping[str, Tensor], contribution: Contribution, server_lr: float = 1.0
+) -> None:
     """Refuse an answer that would spoil the sum.
 
-    One NaN in one update makes the sum NaN whatever its weight, 0 included.
+    One NaN in one update makes the sum NaN whatever its weight, 0 included. Where every client's
+    own model ``w - server_lr * update_i`` is finite, so is the mean of them.
 
     Raises
     ------
     BractError
-        If tensors are missing, too many or of another shape, or a value is not finite.
+        If tensors are missing, too many, of another shape or dtype than was sent, or a value, or
+        the model that the update alone would make, is not finite.
     """
     _check_shapes(arrays, contribution)
     for name, value in (contribution.update | contribution.buffers).items():
@@ -123,19 +176,27 @@ def check_contribution(arrays: Mapping[str, Tensor], contribution: Contribution)
                 f"sent NaN or infinite values in {name}; its local training has diverged, "
                 "lower training.lr or local_epochs"
             )
+        if name in arrays and value.dtype != arrays[name].dtype:
+            raise BractError(f"sent {name} as {value.dtype}, expected {arrays[name].dtype}")
+    for name, value in apply_update(
+        {name: arrays[name] for name in contribution.update}, contribution.update, server_lr
+    ).items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise BractError(
+                f"sent an update of {name} that makes the model infinite (largest value "
+                f"{float(contribution.update[name].abs().max()):.3g})"
+            )
 
 
 def _check_shapes(arrays: Mapping[str, Tensor], contribution: Contribution) -> None:
-    for name, value in contribution.update.items():
+    for name in contribution.update:
         if name not in arrays:
+            raise BractError(f"sent an update for {one_line(repr(name), 100)}, not in the model")
+    for name, value in (contribution.update | contribution.buffers).items():
+        if name in arrays and value.shape != arrays[name].shape:
             raise BractError(
-                f"{contribution.client} sent an update for {name!r}, which is not in the model"
-            )
-        if value.shape != arrays[name].shape:
-            raise BractError(
-                f"{contribution.client} sent {name!r} as {tuple(value.shape)}, "
-                f"expected {tuple(arrays[name].shape)}"
+                f"sent {name!r} as {tuple(value.shape)}, expected {tuple(arrays[name].shape)}"
             )
     missing = [name for name in arrays if name not in contribution.update | contribution.buffers]
     if missing:
-        raise BractError(f"{contribution.client} sent nothing for {', '.join(missing[:5])}")
+        raise BractError(f"sent nothing for {', '.join(missing[:5])}")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
-from bract.errors import BractError, RunFailedError
-from bract.records import (
+from bract.errors import BractError, RunFailedError, one_line
+from bract.names import ClientNames
+from bract.protocol.records import (
     NUM_EXAMPLES_KEY,
     Contribution,
     Failure,
@@ -21,13 +22,16 @@ from bract.records import (
     is_bract_reply,
     read_reply,
     read_weights,
+    reply_name,
     to_arrays,
 )
+from bract.protocol.update import Tensors
 from bract.strategies.aggregation import aggregate, check_contribution, fedavg_weights
 from bract.strategies.scores import Boosting
-from bract.update import Tensors
 
 _log = logging.getLogger(__name__)
+
+MAX_SHARE = 0.75
 
 _TOLD = re.compile(r"<class 'bract\.[\w.]+'>:<'(?P<client>[^:]+): (?P<text>.*)'>", re.DOTALL)
 """How Flower hands on an error that bract's own client raised: its name, then what happened."""
@@ -53,7 +57,8 @@ class FedAvg(FlowerFedAvg):
     Node sampling is Flower's. Clients of bract reply with an update rather than with weights,
     because a float32 difference of weights would round away what a defense did to small
     coordinates; the usual reply of other ClientApps, local weights and ``num-examples``, is taken
-    too. An answer with missing, misshapen or non-finite tensors counts as a failure of its client.
+    too. An answer that cannot be read, has missing, misshapen or non-finite tensors, or comes under
+    another client's name, counts as a failure of its client.
 
     Parameters
     ----------
@@ -61,6 +66,10 @@ class FedAvg(FlowerFedAvg):
         ``examples``: p_i by number of examples. ``uniform``: p_i = 1/N. Over those who answered.
     server_lr
         The factor eta of w <- w - eta sum_i p_i g_i.
+    max_share
+        Largest weight of one client where three or more answered and ``weighting`` is
+        ``examples``: by default no client weighs more than three times all others together,
+        however many examples it claims. 1.0 takes every client at its word.
     fraction
         Share of the connected nodes that trains in a round.
     min_nodes
@@ -79,6 +88,7 @@ class FedAvg(FlowerFedAvg):
         *,
         weighting: Literal["examples", "uniform"] = "examples",
         server_lr: float = 1.0,
+        max_share: float = MAX_SHARE,
         fraction: float = 1.0,
         min_nodes: int = 2,
         tolerate_failures: bool = False,
@@ -93,18 +103,24 @@ class FedAvg(FlowerFedAvg):
         )
         self.weighting: str = weighting
         self.server_lr = server_lr
+        if not 0.0 < max_share <= 1.0:
+            raise BractError(f"max_share: found {max_share}; expected a share above 0, at most 1")
+        self.max_share = max_share
         self.tolerate_failures = tolerate_failures
         self.first_round = first_round
         self.outcome = RoundOutcome(first_round - 1)
         self._sent: Tensors = {}
         self._asked: list[Message] = []
-        self._names: dict[int, str] = {}
+        self.names = ClientNames()
+        self._names = self.names.by_node
+        self._connected: Callable[[], Iterable[int]] | None = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask a sample of the nodes to train on ``arrays``."""
         self._sent = from_arrays(arrays)
+        self._connected = grid.get_node_ids
         if self.tolerate_failures and server_round > 1:
             self.min_train_nodes = self.min_available_nodes = 1
         number = server_round + self.first_round - 1
@@ -141,7 +157,7 @@ class FedAvg(FlowerFedAvg):
 
     def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
         """Return the public weights p_i of the answers; they sum to 1."""
-        return fedavg_weights(contributions, self.weighting)
+        return fedavg_weights(contributions, self.weighting, self.max_share)
 
     def combine(
         self, contributions: Sequence[Contribution], weights: Sequence[float]
@@ -160,7 +176,7 @@ class FedAvg(FlowerFedAvg):
 
     def check(self, contribution: Contribution) -> None:
         """Refuse an answer that would spoil the sum."""
-        check_contribution(self._sent, contribution)
+        check_contribution(self._sent, contribution, self.server_lr)
 
     def pair(
         self, asked: Iterable[Message], replies: Iterable[Message]
@@ -169,25 +185,40 @@ class FedAvg(FlowerFedAvg):
         # An error that the SuperLink itself reports carries the SuperLink's node id, so who was
         # asked is looked up by the message that the reply answers.
         waiting = {m.metadata.message_id: m.metadata.dst_node_id for m in asked}
-        answers, failures = [], []
+        answers, errors = [], []
         for message in replies:
-            node_id = waiting.pop(
-                message.metadata.reply_to_message_id, message.metadata.src_node_id
-            )
-            if message.has_error():
+            node_id = waiting.pop(message.metadata.reply_to_message_id, None)
+            if node_id is None:
+                sender = message.metadata.src_node_id
+                _log.warning("%s sent a second or unasked answer; left out", self.names.of(sender))
+            elif message.has_error():
                 reason = message.error.reason or f"error code {message.error.code}"
-                failures.append(self.failure(node_id, reason))
+                errors.append((node_id, reason))
             else:
                 answers.append((node_id, message))
+        # Replies arrive in any order; of two that claim one name the same one gets it every time,
+        # and who answers gets it before anybody's error does.
+        answers.sort(key=lambda answer: answer[0])
+        failures = []
+        for node_id, message in tuple(answers):
+            if (name := reply_name(message)) is None:
+                continue
+            try:
+                self.names.claim(node_id, name, self._connected)
+            except BractError as error:
+                answers.remove((node_id, message))
+                failures.append(self.failure(node_id, str(error)))
+        failures += [self.failure(node_id, reason) for node_id, reason in errors]
         failures += [self.failure(node_id, "no answer in time") for node_id in waiting.values()]
         return answers, failures
 
     def failure(self, node_id: int, reason: str) -> Failure:
         """Name a node's failure by what the client calls itself."""
-        name = self._names.get(node_id, f"node-{node_id}")
-        if told := _TOLD.fullmatch(reason):
+        name = self.names.of(node_id)
+        # Whom an error names is the client's word: it may name itself, not another.
+        if (told := _TOLD.fullmatch(reason)) and self.names.told(node_id, told["client"]):
             name, reason = told["client"], told["text"]
-        return Failure(node_id, name, reason)
+        return Failure(node_id, name, one_line(reason, 1000))
 
     def _read(
         self, replies: Iterable[Message]
@@ -196,8 +227,9 @@ class FedAvg(FlowerFedAvg):
         contributions = []
         for node_id, message in answers:
             try:
-                contribution = self.read(message)
-                self._names[node_id] = contribution.client
+                contribution = replace(
+                    self.read(message), node_id=node_id, client=self.names.of(node_id)
+                )
                 self.check(contribution)
             except BractError as error:
                 failures.append(self.failure(node_id, str(error)))

@@ -13,14 +13,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from bract.errors import BractError, RunFailedError
-from bract.fused import FUSED_TYPE, TRAINING_SCORE_KEY, read_scores, write_fused
-from bract.records import Contribution, Failure
+from bract.protocol.fused import FUSED_TYPE, TRAINING_SCORE_KEY, read_scores, write_fused
+from bract.protocol.records import Contribution, Failure
 from bract.seeds import derive_seed
 from bract.strategies.aggregation import fusing_weights
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.scores import (
     Boosting,
-    Scores,
+    ScoreArray,
     boosting_weights,
     usable_column,
     usable_training_score,
@@ -37,9 +37,9 @@ class FedBoosting(FedAvg):
     from those scores V and the training scores T, and w <- w - eta sum_i p_i g_i. Validation data
     never leaves a client. One client alone has weight 1 and is not asked to validate.
 
-    Use it in any ServerApp like Flower's own strategies; `bract.fused` states what a ClientApp
-    has to answer. T is read from the train reply's metric ``trained_accuracy`` (score of the
-    trained model on the training data), or else from ``train_accuracy``; with ``signal="loss"``
+    Use it in any ServerApp like Flower's own strategies; `bract.protocol.fused` states what a
+    ClientApp has to answer. T is read from the train reply's metric ``trained_accuracy`` (score of
+    the trained model on the training data), or else from ``train_accuracy``; with ``signal="loss"``
     from ``trained_loss`` or else ``train_loss``.
 
     What goes wrong, and what follows:
@@ -175,7 +175,7 @@ class FedBoosting(FedAvg):
         _log.info("round %d: boosting weights: %s", number, shares)
         return weights
 
-    def _validate(self, contributions: tuple[Contribution, ...]) -> Scores:
+    def _validate(self, contributions: tuple[Contribution, ...]) -> ScoreArray:
         """Send the fused models to those who trained; return V with NaN columns for the lost."""
         assert self._grid is not None
         number, count = self.outcome.server_round, len(contributions)
@@ -221,7 +221,7 @@ class FedBoosting(FedAvg):
         if not self.tolerate_failures:
             raise RunFailedError(
                 f"round {number}: no client could validate the fused models ({who}); a ClientApp "
-                f"needs a handler @app.evaluate('fused'), see bract.fused"
+                f"needs a handler @app.evaluate('fused'), see bract.protocol.fused"
             )
         _log.warning("round %d: no usable validation; weights are uniform (1/%d)", number, count)
         return [1.0 / count] * count

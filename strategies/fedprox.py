@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from bract.errors import BractError
-from bract.records import PROXIMAL_KEY
-from bract.strategies.fedavg import FedAvg
+from bract.protocol.records import PROXIMAL_KEY
+from bract.strategies.fedavg import MAX_SHARE, FedAvg
 
 
 class FedProx(FedAvg):
@@ -24,7 +24,7 @@ class FedProx(FedAvg):
     ----------
     proximal_mu
         mu >= 0; 0 is FedAvg.
-    weighting, server_lr, fraction, min_nodes, tolerate_failures, first_round
+    weighting, server_lr, max_share, fraction, min_nodes, tolerate_failures, first_round
         As in `FedAvg`.
     """
 
@@ -34,6 +34,7 @@ class FedProx(FedAvg):
         proximal_mu: float = 0.1,
         weighting: Literal["examples", "uniform"] = "examples",
         server_lr: float = 1.0,
+        max_share: float = MAX_SHARE,
         fraction: float = 1.0,
         min_nodes: int = 2,
         tolerate_failures: bool = False,
@@ -42,6 +43,7 @@ class FedProx(FedAvg):
         super().__init__(
             weighting=weighting,
             server_lr=server_lr,
+            max_share=max_share,
             fraction=fraction,
             min_nodes=min_nodes,
             tolerate_failures=tolerate_failures,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bract.config import FedBoostingConfig, FederationConfig
+from bract.config import FedBoostingConfig, FederationConfig, StrategyConfig
+from bract.errors import BractError
 from bract.registry import Registry
 from bract.seeds import derive_seed
 from bract.strategies.fedavg import FedAvg
@@ -12,7 +14,7 @@ from bract.strategies.fedboosting import FedBoosting
 from bract.strategies.fedprox import FedProx
 
 if TYPE_CHECKING:
-    from bract.strategies.ledger import Ledger
+    from bract.protocol.aggregates import Aggregates
 
 STRATEGIES: Registry[type[FedAvg]] = Registry("strategy")
 STRATEGIES.register("fedavg")(FedAvg)
@@ -21,7 +23,7 @@ STRATEGIES.register("fedboosting")(FedBoosting)
 
 
 def create_strategy(
-    config: FederationConfig, *, first_round: int = 1, ledger: Ledger | None = None
+    config: FederationConfig, *, first_round: int = 1, aggregates: Aggregates | None = None
 ) -> FedAvg:
     """Build the configured strategy, over ciphertexts where the federation encrypts.
 
@@ -29,10 +31,10 @@ def create_strategy(
     ----------
     first_round
         Number of the first round, above 1 where an interrupted run is resumed.
-    ledger
+    aggregates
         Where an encrypted run keeps its aggregates; in memory if not given.
     """
-    section, kind = config.strategy, STRATEGIES[config.strategy.name]
+    section, kind = config.strategy, strategy_class(config.strategy)
     # The other keys of a section are arguments of its strategy.
     options: dict[str, Any] = section.model_dump(exclude={"name", "timeout"})
     options |= {"min_nodes": config.clients, "first_round": first_round}
@@ -42,8 +44,34 @@ def create_strategy(
     if not config.encryption.enabled:
         return kind(**options)
     # gmpy2 and phe are loaded by encrypted runs only.
-    from bract.strategies.secure import encrypted
+    from bract.strategies.encrypted.secure import encrypted
 
     return encrypted(kind)(
-        encryption=config.encryption, ledger=ledger, timeout=section.timeout, **options
+        encryption=config.encryption, aggregates=aggregates, timeout=section.timeout, **options
     )
+
+
+def strategy_class(section: StrategyConfig) -> type[FedAvg]:
+    """Return the strategy that a section configures, imported where a package adds it.
+
+    Raises
+    ------
+    BractError
+        If the package's strategy cannot be imported or is no `FedAvg`.
+    """
+    if not section.implementation:
+        return STRATEGIES[section.name]
+    module_name, _, attribute = section.implementation.partition(":")
+    try:
+        kind = getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BractError(
+            f"strategy {section.name!r}: {section.implementation} cannot be imported ({error}); "
+            "expected package.module:Class"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, FedAvg)):
+        raise BractError(
+            f"strategy {section.name!r}: {section.implementation} is no subclass of "
+            "bract.strategies.FedAvg; extend it"
+        )
+    return kind

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bract.schema import BoostingRow
+
 _log = logging.getLogger(__name__)
 
-Scores = npt.NDArray[np.float64]
+ScoreArray = npt.NDArray[np.float64]
 _SMALLEST_LOSS = 1e-12
 
 
@@ -40,24 +42,28 @@ class Boosting:
     """
 
     clients: tuple[str, ...]
-    training: Scores
-    validation: Scores
+    training: ScoreArray
+    validation: ScoreArray
     weights: tuple[float, ...]
     signal: str = "accuracy"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary; what is not finite becomes None."""
-        return {
-            "clients": list(self.clients),
-            "V": [[_finite(v) for v in row] for row in self.validation.tolist()],
-            "T": [_finite(t) for t in self.training.tolist()],
-            "weights": list(self.weights),
-            "signal": self.signal,
-        }
+    def to_record(self) -> BoostingRow:
+        """Return the record for ``metrics.jsonl``, where what is not finite is None."""
+        return BoostingRow(
+            clients=list(self.clients),
+            V=self.validation.tolist(),
+            T=self.training.tolist(),
+            weights=list(self.weights),
+            signal="loss" if self.signal == "loss" else "accuracy",
+        )
 
 
 def boosting_weights(
-    training: Scores, validation: Scores, *, weighting: str = "softmax", signal: str = "accuracy"
+    training: ScoreArray,
+    validation: ScoreArray,
+    *,
+    weighting: str = "softmax",
+    signal: str = "accuracy",
 ) -> list[float]:
     """Return p, the clients' weights, summing to 1.
 
@@ -131,17 +137,13 @@ def _first(scores: Sequence[float], wanted: Any) -> float:
     return next(s for s in scores if wanted(s))
 
 
-def _worst_for_missing(scores: Scores, signal: str) -> Scores:
+def _worst_for_missing(scores: ScoreArray, signal: str) -> ScoreArray:
     worst = 0.0 if signal == "accuracy" else math.inf
-    filled: Scores = np.where(np.isfinite(scores), scores, worst)
+    filled: ScoreArray = np.where(np.isfinite(scores), scores, worst)
     return filled
 
 
-def _softmax(values: Scores) -> Scores:
-    powers: Scores = np.exp(values - values.max())
-    shares: Scores = powers / powers.sum()
+def _softmax(values: ScoreArray) -> ScoreArray:
+    powers: ScoreArray = np.exp(values - values.max())
+    shares: ScoreArray = powers / powers.sum()
     return shares
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,13 +1,29 @@
+import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from bract.paillier import KeyShare, PrivateKey, deal, generate_keypair
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
+# The same examples every time, and no clock that decides about them.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Draw alike in every test, whatever ran before: torch, NumPy, and Flower's sampling."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bract.attacks.problem import Problem, open_case
+from bract.attacks.problem.case import open_case
+from bract.attacks.problem.problem import Problem
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.models import create_model, initialise
-from bract.observation import Observation, Protocol
-from bract.update import Tensors, buffers_of, parameters_of
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors, buffers_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,11 @@ def capture(
     batch_size: int | None = None,
     lr: float = 0.1,
     momentum: float = 0.0,
+    proximal_mu: float = 0.0,
     buffers_return: bool = False,
     client: str = "client-0",
+    mean: float = 0.3,
+    std: float = 0.4,
 ) -> Captured:
     """Train through `bract.client.training` and protect through the real chain of defenses."""
     channels, size, _ = images.shape[1:]
@@ -57,7 +62,7 @@ def capture(
     state: Tensors = {}
     chain.attach(network, state, context)
     held = {name: value.clone() for name, value in state.items()}
-    spec = DataSpec((channels, size, size), 10, (0.3,) * channels, (0.4,) * channels)
+    spec = DataSpec((channels, size, size), 10, (mean,) * channels, (std,) * channels)
     batch = batch_size or len(images)
     training = TrainingConfig(
         algorithm="fedsgd" if steps is None else "fedavg",
@@ -75,11 +80,12 @@ def capture(
         spec=spec,
         seed=0,
         device=torch.device("cpu"),
+        proximal_mu=proximal_mu,
     )
     protected = chain.protect(
         result.update, state, replace(context, model=network, images=images, labels=labels)
     )
-    protocol = Protocol(
+    declaration = ClientDeclaration(
         algorithm=training.algorithm,
         model=model,
         image_shape=spec.image_shape,
@@ -88,6 +94,7 @@ def capture(
         std=spec.std,
         lr=None if steps is None else lr,
         momentum=momentum,
+        proximal_mu=proximal_mu,
         local_steps=steps,
         batch_size=batch,
         num_examples=len(images),
@@ -99,27 +106,29 @@ def capture(
         parameters=sent,
         buffers=buffers,
         update=protected,
-        protocol=protocol,
+        declaration=declaration,
         returned_buffers=result.buffers if buffers_return else {},
     )
     return Captured(seen, images[result.used], labels[result.used], held)
 
 
-def residual(captured: Captured, unknowns: Tensors, *, lanes: int = 1) -> float:
+def residual(captured: Captured, unknowns: Tensors, *, trials: int = 1) -> float:
     """Relative distance between the capture and the attacker's simulation at the truth."""
     case = open_case(captured.seen, tier="adaptive", max_images=8, unroll=16)
     problem = Problem.stack(
-        [(case, lane) for lane in range(lanes)], seed=0, device=torch.device("cpu")
+        [(case, trial) for trial in range(trials)], seed=0, device=torch.device("cpu")
     ).to(torch.float64)
 
-    def lane(value: Tensor) -> Tensor:
-        return value.to(torch.float64).expand(lanes, *value.shape)
+    def trial(value: Tensor) -> Tensor:
+        return value.to(torch.float64).expand(trials, *value.shape)
 
     rows = torch.nn.functional.one_hot(captured.labels, 10)
     simulated = problem.simulate(
-        lane(captured.images), lane(rows), {name: lane(value) for name, value in unknowns.items()}
+        trial(captured.images),
+        trial(rows),
+        {name: trial(value) for name, value in unknowns.items()},
     )
     names = captured.seen.parameters
     wrong = sum(float((simulated[n] - problem.target[n]).square().sum()) for n in names)
     whole = sum(float(problem.target[n].square().sum()) for n in names)
-    return (wrong / whole) ** 0.5
+    return math.sqrt(wrong / whole)

@@ -1,6 +1,6 @@
 """Small federations of the real ClientApp without processes, plain and encrypted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import nn
 import bract.client.app as client_app
 from bract.config import FederationConfig, build_config, dump_config
 from bract.paillier import KeyShare, PrivateKey, dump_private, save_private, save_share
+from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
-from bract.server.app import Federation
 from bract.server.encrypted import EncryptedFederation
+from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
-from bract.update import Tensors
 
 SIZES = [60, 30, 10]
 
@@ -37,6 +37,22 @@ class ListeningGrid(LoopbackGrid):
         found = list(super().pull_messages(message_ids))
         self.answers += found
         return found
+
+
+class TamperingGrid(LoopbackGrid):
+    """Lets ``tamper(message, reply)`` change what a client answers, in place."""
+
+    def __init__(
+        self, *arguments: Any, tamper: Callable[[Message, Message], None], **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._tamper = tamper
+
+    def _answer(self, message: Message) -> Message:
+        reply = super()._answer(message)
+        if reply.has_content():
+            self._tamper(message, reply)
+        return reply
 
 
 def small(**changes: Any) -> FederationConfig:

@@ -5,21 +5,28 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
 
-from bract.models import create_model
-from bract.observation import Observation, ObservationStore, Protocol
+from bract.models import create_model, key_locks
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import parameters_of
+from bract.schema.description import parse_description
+from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
-from bract.update import parameters_of
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 
-def code_of(page, name):
+def code_of(page: Any, name: Any) -> Any:
     """Run the block that follows a file's name, as a module."""
     text = (DOCS / page).read_text()
     found = re.search(rf"`{re.escape(name)}`.*?\n\n```python\n(.*?)```", text, re.DOTALL)
@@ -29,7 +36,7 @@ def code_of(page, name):
     return module
 
 
-def test_fedboosting_works_in_somebody_s_own_apps(capsys):
+def test_fedboosting_works_in_somebody_s_own_apps(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     client = code_of("fedboosting.md", "client_app.py")["app"]
     server = code_of("fedboosting.md", "server_app.py")["app"]
@@ -44,13 +51,15 @@ def test_fedboosting_works_in_somebody_s_own_apps(capsys):
     assert all(score > 0.5 for score in found["T"])
 
 
-def test_the_notebook_example_attacks_a_run(tmp_path, monkeypatch, capsys):
+def test_the_notebook_example_attacks_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(0)
     model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
     loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3]))
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     names = [name for name, _ in model.named_parameters()]
-    protocol = Protocol(
+    declaration = ClientDeclaration(
         algorithm="fedsgd", model="lenet-strided", image_shape=(1, 8, 8), classes=10, batch_size=1
     )
     store = ObservationStore(tmp_path / "runs" / "demo" / "captures")
@@ -61,7 +70,7 @@ def test_the_notebook_example_attacks_a_run(tmp_path, monkeypatch, capsys):
                 client=client,
                 parameters=parameters_of(model),
                 update=update,
-                protocol=protocol,
+                declaration=declaration,
             )
         )
     monkeypatch.chdir(tmp_path)
@@ -76,31 +85,85 @@ def test_the_notebook_example_attacks_a_run(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name
 )
-def test_no_table_was_left_to_be_filled_in(page):
+def test_no_table_was_left_to_be_filled_in(page: Any) -> None:
     assert re.findall(r"^[A-Z_]+_TABLE$", page.read_text(), re.MULTILINE) == []
 
 
-def results(name):
+def results(name: Any) -> Any:
     (path,) = (ROOT / "benchmarks" / "results").glob(f"{name}-*-cores.json")
     return json.loads(path.read_text())["rows"]
 
 
-def test_the_costs_of_the_defenses_are_those_of_the_committed_runs():
+def test_the_costs_of_the_defenses_are_those_of_the_committed_runs() -> None:
     section = (DOCS / "defenses.md").read_text().split("## What they cost")[1]
-    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if "|" in line]
-    accuracies = {row[0]: row[1] for row in cells if "%" in row[1]}
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
     ratios = {
         row[0]: [float(cell.split()[0]) for cell in row[1:]] for row in cells if " to " in row[1]
     }
-    assert accuracies == {
-        row["defense"]: f"{row['accuracy']:.1%} ± {100 * row['accuracy_ci95']:.1f}".replace(
-            "%", " %"
-        )
-        for row in results("defended-accuracy")
-    }
-    measured = {}
+    measured: dict[str, Any] = {}
     for row in results("defenses"):
         measured.setdefault(row["defense"], []).append(row["ratio"])
     assert set(ratios) == set(measured)
     for name, found in measured.items():
         assert ratios[name] == pytest.approx([found[i] for i in range(4)], rel=0.02)
+
+
+def test_what_is_written_between_the_marks_is_made_from_the_committed_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import measured_text
+
+    templates = sorted(measured_text.TEXTS.glob("*.md"))
+    assert {"defense-accuracy", "guardian-cosines"} <= {path.stem for path in templates}
+    for path in templates:
+        document, text = measured_text.render(path)
+        written = document.read_text()
+        assert measured_text.placed(written, path.stem, text) == written, path.name
+
+
+@pytest.mark.parametrize("page", ["extending.md", "defenses.md"])
+def test_the_snippets_of_an_extension_are_files_of_the_example(page: Any) -> None:
+    example = ROOT / "examples" / "plugin"
+    text = (DOCS / page).read_text()
+    blocks = re.findall(r"`bract_example/(\w+\.py)`.*?\n\n```python\n(.*?)```", text, re.DOTALL)
+    lines = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    kinds = {"attack.py", "defense.py", "strategy.py", "model.py", "data.py"}
+    assert {name for name, _ in blocks} == (kinds if page == "extending.md" else {"defense.py"})
+    assert len(lines) == len(blocks)
+    for name, code in blocks:
+        assert (example / "bract_example" / name).read_text() == code
+    for entry in lines:
+        assert entry in (example / "pyproject.toml").read_text()
+
+
+def test_what_the_page_about_ones_own_app_shows_is_read_as_it_stands(tmp_path: Path) -> None:
+    text = (DOCS / "your-own-app.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    described = parse_description(shown)
+    assert described.clients["node-123"].local_steps == 5 and described.guessed
+    # Each block of Python runs in an app's functions, whose names stand here.
+    message = object()
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        known: dict[str, Any] = {
+            "strategy": FedAvg(),
+            "trainloader": [],
+            "msg": message,
+            "context": Context(1, 7, {}, RecordDict(), {}),
+            "ClientApp": ClientApp,
+            "net": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
+        }
+        if "keep(" in code:
+            TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+            config = ConfigRecord({"server-round": 1})
+            known["msg"] = Message(RecordDict({"c": config}), dst_node_id=7, message_type="train")
+        exec(compile(code, "your-own-app.md", "exec"), known)
+        if "HonestButCurious" in code:
+            assert isinstance(known["strategy"], HonestButCurious)
+        if "keylock" in code:
+            assert key_locks(known["net"])
+
+
+def test_no_page_advises_a_weaker_attack_than_the_default() -> None:
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        assert "--attack ig" not in page.read_text(), page.name

@@ -1,47 +1,41 @@
-"""What a protocol declares about a defense, checked before an attacker relies on it."""
+"""Check what a protocol declares about a defense before an attacker relies on it."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
+from bract.defenses import DefenseSpec, read_settings
 from bract.errors import BractError
-from bract.observation import Observation
+from bract.protocol.observation import Observation
+
+S = TypeVar("S", bound=DefenseSpec)
 
 
-class Declared(BaseModel):
-    """Public hyper-parameters of one defense; what is left out has the defense's default."""
+def declared(kind: type[S], observation: Observation) -> S:
+    """Read the hyper-parameters of the one declared defense; the rest has its defaults.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-D = TypeVar("D", bound=Declared)
-
-
-def declared(kind: type[D], observation: Observation) -> D:
-    """Read the hyper-parameters of the one declared defense.
+    Parameters
+    ----------
+    kind
+        The defense, as the client protects with it: both read the same fields.
 
     Raises
     ------
     BractError
         If one is unknown or out of range.
     """
-    (entry,) = observation.protocol.defenses
+    (entry,) = observation.declaration.defenses
     try:
-        return kind(**{key: value for key, value in entry.items() if key != "name"})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        return read_settings(kind, entry)
+    except BractError as error:
         raise BractError(
-            f"{observation.key}: declared defense {entry.get('name')!r}, hyper-parameter {where}: "
-            f"found {first['input']!r}; {first['msg']}; correct protocol.defenses"
+            f"{observation.key}: declared {error}; correct declaration.defenses"
         ) from error
 
 
 def gradient_scale(observation: Observation) -> float:
     """Return the factor from an update to a gradient, as `Observation.gradient` applies it."""
-    p = observation.protocol
+    p = observation.declaration
     if p.algorithm == "fedsgd" or not p.lr or not p.local_steps:
         return 1.0
     return 1.0 / (p.lr * p.local_steps)

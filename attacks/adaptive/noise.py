@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from bract.attacks.adaptive.declared import Declared, declared, gradient_scale
-from bract.attacks.adaptive.factor import shrinkage
-from bract.attacks.evidence import ADAPTIVE, Evidence
-from bract.attacks.victim import victim_of
+from bract.attacks.adaptive.clipping_factor import shrinkage
+from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.simulated_defense import Clip, Part, defended_by
+from bract.attacks.adaptive.weak_seeds import SeedFinding, find_noise_seed
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
+from bract.attacks.problem.target_model import target_model_of
+from bract.defenses import Noise
 from bract.errors import BractError
-from bract.observation import Observation
-from bract.update import flatten
+from bract.protocol.observation import Observation
+from bract.protocol.update import flatten
 
 
-class NoiseHyper(Declared):
-    """Declared hyper-parameters of clipping and noise."""
-
-    kind: Literal["gaussian", "laplace"] = "gaussian"
-    clip: float | None = 1.0
-    std: float | None = None
-    epsilon: float | None = None
-    delta: float = 1e-5
-    accountant: Literal["zcdp", "opacus"] = "zcdp"
-
-    def deviation(self) -> float | None:
-        """Standard deviation on one coordinate; None where nothing determines it."""
-        if self.std is not None:
-            return self.std
-        if self.epsilon is None or self.clip is None:
-            return None
-        if self.kind == "laplace":
-            return math.sqrt(2.0) * 2.0 * self.clip / self.epsilon
-        log = math.log(1.0 / self.delta)
-        return 2.0 * self.clip / (math.sqrt(2.0) * (math.sqrt(log + self.epsilon) - math.sqrt(log)))
-
-
-@ADAPTIVE.register("noise")
 def discount_noise(observation: Observation, history: Sequence[Observation]) -> Evidence:
     """Weigh every tensor by the share of its energy that is not noise.
 
@@ -51,6 +33,10 @@ def discount_noise(observation: Observation, history: Sequence[Observation]) -> 
     factor is read off the last layer where that tells it (`shrinkage`: one example, one step,
     little noise) and left open otherwise (`Evidence.unknown_factor`).
 
+    Before that, seeds of torch's CPU generator are tried
+    (`bract.attacks.adaptive.weak_seeds`); where one fits, the noise is subtracted exactly, and
+    ``notes["weak_seed"]`` is that seed.
+
     Rounds are not averaged: the parameters move from one round to the next and so does the
     gradient, even of the same image; and clients draw other images. An attack on several rounds
     would have to match each at its own parameters.
@@ -58,36 +44,16 @@ def discount_noise(observation: Observation, history: Sequence[Observation]) -> 
     Raises
     ------
     BractError
-        If the noise is not declared, or the update holds less energy than the declared noise
-        alone would, or more than it and the clipping norm together (by six standard deviations).
+        If the declaration does not determine the noise, or the update holds less energy than the
+        declared noise alone would, or more than it and the clipping norm together (by six standard
+        deviations).
     """
     del history
-    hyper = declared(NoiseHyper, observation)
-    deviation = hyper.deviation()
-    if deviation is None:
-        raise BractError(
-            f"{observation.key}: the declared noise has neither std nor epsilon with clip; "
-            "declare its scale in protocol.defenses"
-        )
-    vector = flatten(observation.update).to(torch.float64)
-    energy, count = float(vector.square().sum()), vector.numel()
-    fourth = 3.0 if hyper.kind == "gaussian" else 6.0
-    doubt = 6.0 * math.sqrt((fourth - 1.0) / count)
-    if energy < (1.0 - doubt) * count * deviation**2:
-        raise BractError(
-            f"{observation.key}: the root mean square is {math.sqrt(energy / count):.3g}, below "
-            f"what the declared noise alone makes, {deviation:.3g}; correct protocol.defenses"
-        )
-    if hyper.clip is not None:
-        # The 1-norm bounds the 2-norm.
-        spread = deviation**2 * math.sqrt((fourth - 1.0) * count) + 2.0 * deviation * hyper.clip
-        most = hyper.clip**2 * (1.0 + 1e-5) + count * deviation**2 + 6.0 * spread
-        if energy > most:
-            raise BractError(
-                f"{observation.key}: the norm is {math.sqrt(energy):.4g}, but the declared "
-                f"clipping to {hyper.clip} and noise of {deviation:.3g} allow "
-                f"{math.sqrt(most):.4g}; correct protocol.defenses"
-            )
+    hyper, energy, count = _checked(observation)
+    deviation = hyper.deviation
+    search = find_noise_seed(observation, hyper)
+    if search.update is not None:
+        return _without_noise(observation, hyper, search)
     wanted = observation.gradient()
     weights, signal = {}, {}
     for name in observation.parameters:
@@ -102,18 +68,129 @@ def discount_noise(observation: Observation, history: Sequence[Observation]) -> 
         "deviation": deviation * gradient_scale(observation),
         "signal": signal,
         "clipped": _clipped(hyper, energy, count, deviation),
+        **search.notes(),
     }
     target = {name: wanted[name] for name in observation.parameters}
     if notes["clipped"].startswith("no"):
         return Evidence(target=target, weights=weights, notes=notes)
-    factor = shrinkage(observation, victim_of(observation), target)
+    factor = shrinkage(observation, target_model_of(observation), target)
     notes["factor"] = factor
     if factor is not None:
         target = {name: value * factor for name, value in target.items()}
     return Evidence(target=target, weights=weights, unknown_factor=factor is None, notes=notes)
 
 
-def _clipped(hyper: NoiseHyper, energy: float, count: int, deviation: float) -> str:
+@ADAPTIVE.register("noise")
+def weigh_noise(observation: Observation, history: Sequence[Observation]) -> Evidence:
+    """State the likelihood of the upload: it is the clipped update plus noise of a known law.
+
+    With g(x) the simulated update, C the bound and c(g) = min(1, C / \\|g\\|) the factor of
+    clipping (1 without ``clip``; the 1-norm for Laplace noise with ``epsilon``), an upload u has
+
+    - Gaussian: ``-log p(u | x) = |u - c(g(x)) g(x)|^2 / (2 sigma^2) + D log(sigma sqrt(2 pi))``
+    - Laplace: ``-log p(u | x) = |u - c(g(x)) g(x)|_1 / b + D log(2 b)``, ``b = sigma / sqrt(2)``
+
+    so the factor is no unknown: it follows from the candidate. Everything is scaled to gradients
+    (`gradient_scale`). The prior's weight follows from sigma, since both are in nats
+    (`bract.attacks.solve.regularizers.NaturalImages`). Cutting to the noise's grid, at most 2^-30
+    of sigma, is left out.
+
+    Seeds are tried and declarations checked as in `discount_noise`; where a seed fits there is no
+    noise left to weigh.
+
+    Raises
+    ------
+    BractError
+        As `discount_noise`.
+    """
+    del history
+    return noise_after(observation)
+
+
+def noise_after(observation: Observation, *before: Part) -> Evidence:
+    """Return what `weigh_noise` does, with other defenses before the clipping.
+
+    Parameters
+    ----------
+    before
+        Deterministic parts of defenses between the gradient and the clipping, in order.
+    """
+    hyper, _, _ = _checked(observation)
+    search = find_noise_seed(observation, hyper)
+    if search.update is not None:
+        return _without_noise(observation, hyper, search)
+    scale = gradient_scale(observation)
+    deviation = hyper.deviation * scale
+    parts = before
+    if hyper.clip is not None:
+        order: Literal[1, 2] = 1 if hyper.kind == "laplace" and hyper.epsilon is not None else 2
+        parts = (*before, Clip(hyper.clip * scale, order))
+    kind = GaussianLikelihood if hyper.kind == "gaussian" else LaplaceLikelihood
+    wanted = observation.gradient()
+    return Evidence(
+        target={name: wanted[name] for name in observation.parameters},
+        adapt=defended_by(*parts),
+        likelihood=kind(deviation),
+        notes={
+            "defense": "noise",
+            "method": "maximised the likelihood of the upload times a prior on images",
+            "deviation": deviation,
+            **search.notes(),
+        },
+    )
+
+
+def _checked(observation: Observation) -> tuple[Noise, float, int]:
+    """Return the declared noise, and the update's squared norm and number of coordinates."""
+    hyper = declared(Noise, observation)
+    deviation = hyper.deviation
+    vector = flatten(observation.update).to(torch.float64)
+    energy, count = float(vector.square().sum()), vector.numel()
+    fourth = 3.0 if hyper.kind == "gaussian" else 6.0
+    doubt = 6.0 * math.sqrt((fourth - 1.0) / count)
+    if energy < (1.0 - doubt) * count * deviation**2:
+        raise BractError(
+            f"{observation.key}: the root mean square is {math.sqrt(energy / count):.3g}, below "
+            f"what the declared noise alone makes, {deviation:.3g}; correct declaration.defenses"
+        )
+    if hyper.clip is not None:
+        # The 1-norm bounds the 2-norm.
+        spread = deviation**2 * math.sqrt((fourth - 1.0) * count) + 2.0 * deviation * hyper.clip
+        most = hyper.clip**2 * (1.0 + 1e-5) + count * deviation**2 + 6.0 * spread
+        if energy > most:
+            raise BractError(
+                f"{observation.key}: the norm is {math.sqrt(energy):.4g}, but the declared "
+                f"clipping to {hyper.clip} and noise of {deviation:.3g} allow "
+                f"{math.sqrt(most):.4g}; correct declaration.defenses"
+            )
+    return hyper, energy, count
+
+
+def _without_noise(observation: Observation, hyper: Noise, search: SeedFinding) -> Evidence:
+    """Return the clipped update itself: its noise came from a seed that was found."""
+    assert search.update is not None
+    rest = replace(observation, update=search.update)
+    wanted = rest.gradient()
+    target = {name: wanted[name] for name in observation.parameters}
+    norm = float(flatten(rest.update).to(torch.float64).norm())
+    notes: dict[str, Any] = {
+        "defense": "noise",
+        "method": "subtracted the noise, whose seed was found",
+        "deviation": 0.0,
+        "norm": norm,
+        **search.notes(),
+    }
+    order = 1 if hyper.kind == "laplace" and hyper.epsilon is not None else 2
+    if hyper.clip is None or (order == 2 and norm < hyper.clip * (1.0 - 1e-4)):
+        return Evidence(target=target, notes=notes | {"clipped": "no: the norm is below the bound"})
+    factor = shrinkage(rest, target_model_of(observation), target)
+    notes |= {"clipped": "possibly: by a factor in (0, 1]", "factor": factor}
+    if factor is not None:
+        target = {name: value * factor for name, value in target.items()}
+    return Evidence(target=target, unknown_factor=factor is None, notes=notes)
+
+
+def _clipped(hyper: Noise, energy: float, count: int, deviation: float) -> str:
     if hyper.clip is None:
         return "no: nothing was clipped"
     how = "a factor in (0, 1]"

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.attacks.adaptive.declared import Declared, declared
-from bract.attacks.evidence import ADAPTIVE, Evidence
-from bract.attacks.simulation import (
+from bract.attacks.adaptive.declared import declared
+from bract.attacks.problem.client_model import (
     ForwardModel,
     LocalTraining,
     images_in,
     local_training,
     loss_gradient,
 )
-from bract.attacks.victim import Victim
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.target_model import TargetModel
+from bract.defenses import Precode
 from bract.errors import BractError
-from bract.observation import Observation, Protocol
-from bract.update import Tensors
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors
 
 _ENCODER = ".bottleneck.encoder.weight"
 _RANK_ONE = 1e-3
@@ -34,13 +34,6 @@ _RESOLVED = 0.1
 """Largest error of the noise, in its own standard deviations, at which its size means anything."""
 
 _DEVIATIONS = 6.0
-
-
-class PrecodeHyper(Declared):
-    """Declared hyper-parameters of PRECODE; see the defense for their meaning."""
-
-    latent: Annotated[int, Field(ge=1)] = 256
-    weight: Annotated[float, Field(ge=0.0)] = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +57,16 @@ class BottleneckClient:
     training: LocalTraining | None = None
     known: bool = False
 
-    def unknowns(self, victim: Victim, lanes: int, generators: list[torch.Generator]) -> Tensors:
-        """Start every lane at the mean."""
-        del victim, generators
-        return {} if self.known else {noise_name(self.block): torch.zeros(lanes, *self.shape)}
+    def unknowns(
+        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
+    ) -> Tensors:
+        """Start every trial at the mean."""
+        del target_model, generators
+        return {} if self.known else {noise_name(self.block): torch.zeros(trials, *self.shape)}
 
     def __call__(
         self,
-        victim: Victim,
+        target_model: TargetModel,
         parameters: Tensors,
         buffers: Tensors,
         inputs: Tensor,
@@ -82,13 +77,13 @@ class BottleneckClient:
         training, name = self.training, noise_name(self.block)
         state = buffers | unknowns
         if training is None:
-            return loss_gradient(victim, parameters, state, inputs, labels, auxiliary=True)
+            return loss_gradient(target_model, parameters, state, inputs, labels, auxiliary=True)
         batch, state = training.batches(inputs, labels, state)
 
         def gradient(step: int, current: Tensors) -> Tensors:
             images, rows = batch(step)
             drawn = {name: state[name][:, step, : images.shape[1]]}
-            return loss_gradient(victim, current, state | drawn, images, rows, auxiliary=True)
+            return loss_gradient(target_model, current, state | drawn, images, rows, auxiliary=True)
 
         end = training.trajectory(parameters, gradient)
         return training.mean_direction(parameters, end)
@@ -111,9 +106,9 @@ def undo_precode(observation: Observation, history: Sequence[Observation]) -> Ev
         bottleneck, or the update cannot come from one that drew its noise from N(0, 1).
     """
     del history
-    hyper = declared(PrecodeHyper, observation)
+    hyper = declared(Precode, observation)
     block = _block(observation, hyper)
-    single = _is_one_gradient(observation.protocol)
+    single = _is_one_gradient(observation.declaration)
     notes: dict[str, Any] = {"defense": "precode"}
     found: Tensors = {}
     if single:
@@ -181,13 +176,13 @@ def _input_of(observation: Observation, layer: str) -> tuple[Tensor, Tensor]:
     if energy == 0.0:
         raise BractError(
             f"{observation.key}: the gradient of {layer}.bias is zero; one image through the "
-            "declared PRECODE does not make that; correct protocol.defenses"
+            "declared PRECODE does not make that; correct declaration.defenses"
         )
     row = column @ matrix / energy
     left = matrix - column[:, None] * row
     share = float(left.norm() / matrix.norm().clamp_min(1e-300))
     allowed = _RANK_ONE
-    if observation.protocol.algorithm == "fedavg":
+    if observation.declaration.algorithm == "fedavg":
         # The difference of two float32 weights is rounded to the resolution of the weights.
         weight = observation.parameters[f"{layer}.weight"].to(torch.float64)
         allowed += 2.0**-23 * float(weight.norm() / matrix.norm().clamp_min(1e-300))
@@ -195,7 +190,7 @@ def _input_of(observation: Observation, layer: str) -> tuple[Tensor, Tensor]:
         raise BractError(
             f"{observation.key}: {share:.2g} of the gradient of {layer}.weight lies outside rank "
             "one, one image leaves none there; correct batch_size, num_examples or "
-            "protocol.defenses"
+            "declaration.defenses"
         )
     return row, left.norm(dim=0) / math.sqrt(energy)
 
@@ -210,26 +205,26 @@ def _check_noise(observation: Observation, noise: Tensor, error: float) -> None:
         raise BractError(
             f"{observation.key}: the bottleneck's noise has mean square {size:.3g}; drawn from "
             f"N(0, 1), as PRECODE is declared to, it lies between {low:.2g} and {high:.2g}; "
-            "correct protocol.defenses"
+            "correct declaration.defenses"
         )
 
 
-def _is_one_gradient(protocol: Protocol) -> bool:
-    one_step = protocol.algorithm == "fedsgd" or protocol.local_steps == 1
-    return one_step and images_in(protocol, 2) == 1 and protocol.optimizer == "sgd"
+def _is_one_gradient(declaration: ClientDeclaration) -> bool:
+    one_step = declaration.algorithm == "fedsgd" or declaration.local_steps == 1
+    return one_step and images_in(declaration, 2) == 1 and declaration.optimizer == "sgd"
 
 
-def _block(observation: Observation, hyper: PrecodeHyper) -> str:
+def _block(observation: Observation, hyper: Precode) -> str:
     found = [name for name in observation.parameters if name.endswith(_ENCODER)]
     if len(found) != 1:
         raise BractError(
             f"{observation.key}: PRECODE is declared, but {len(found)} of the captured parameters "
-            f"are called *{_ENCODER}; correct protocol.defenses"
+            f"are called *{_ENCODER}; correct declaration.defenses"
         )
     latent = observation.parameters[found[0]].shape[0] / 2
     if latent != hyper.latent:
         raise BractError(
             f"{observation.key}: the bottleneck holds {latent:g} values, declared are "
-            f"{hyper.latent}; correct protocol.defenses"
+            f"{hyper.latent}; correct declaration.defenses"
         )
     return found[0].removesuffix(".encoder.weight")

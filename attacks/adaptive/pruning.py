@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
+from torch import Tensor
 
-from bract.attacks.adaptive.declared import Declared, declared
-from bract.attacks.evidence import ADAPTIVE, Evidence
+from bract.attacks.adaptive.declared import declared
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.defenses import Pruning
 from bract.errors import BractError
-from bract.observation import Observation
-from bract.update import flatten
+from bract.protocol.observation import Observation
+from bract.protocol.update import flatten
 
 
-class PruningHyper(Declared):
-    """Declared hyper-parameters of pruning."""
-
-    ratio: float = 0.9
-    scope: Literal["whole", "tensor"] = "whole"
-
-
-@ADAPTIVE.register("pruning")
 def match_survivors(observation: Observation, history: Sequence[Observation]) -> Evidence:
     """Trust the coordinates that are not exactly zero, and no others.
 
@@ -33,16 +27,7 @@ def match_survivors(observation: Observation, history: Sequence[Observation]) ->
         If fewer coordinates are zero than the declared ratio drops.
     """
     del history
-    hyper = declared(PruningHyper, observation)
-    whole = flatten(observation.update)
-    groups = {"the update": whole} if hyper.scope == "whole" else dict(observation.update)
-    for name, values in groups.items():
-        dropped, expected = int((values == 0).sum()), int(hyper.ratio * values.numel())
-        if dropped < expected:
-            raise BractError(
-                f"{observation.key}: {dropped} coordinates of {name} are zero, but the declared "
-                f"pruning (ratio {hyper.ratio}) drops {expected}; correct protocol.defenses"
-            )
+    _checked(observation)
     wanted = observation.gradient()
     weights = {n: (wanted[n] != 0).to(wanted[n].dtype) for n in observation.parameters}
     return Evidence(
@@ -51,6 +36,67 @@ def match_survivors(observation: Observation, history: Sequence[Observation]) ->
         notes={
             "defense": "pruning",
             "method": "matched surviving coordinates only",
-            "surviving": float((whole != 0).to(torch.float64).mean()),
+            "surviving": _surviving(observation),
         },
     )
+
+
+@ADAPTIVE.register("pruning")
+def bound_dropped(observation: Observation, history: Sequence[Observation]) -> Evidence:
+    """Trust survivors, and hold every dropped coordinate below the smallest of them.
+
+    Pruning is a function of the gradient g, so its likelihood is a step:
+    ``p(u | x) = 1`` where ``g_i(x) = u_i`` for every survivor and ``|g_i(x)| <= t`` for every
+    dropped coordinate, 0 elsewhere, with t the smallest survivor's magnitude (in its own tensor
+    for ``scope: tensor``). Being no density, it gives a prior no weight: an attack keeps its own
+    distance and prior, and measures the distance to the set where p is 1 (`Evidence.bounds`).
+
+    Raises
+    ------
+    BractError
+        As `match_survivors`.
+    """
+    del history
+    hyper = _checked(observation)
+    wanted = {n: observation.gradient()[n] for n in observation.parameters}
+    limits = {n: _smallest(v) for n, v in wanted.items()}
+    if hyper.scope == "whole":
+        limits = dict.fromkeys(limits, min(limits.values()))
+    return Evidence(
+        target=wanted,
+        bounds={
+            n: torch.where(v == 0, min(limits[n], torch.finfo(v.dtype).max), 0.0).to(v.dtype)
+            for n, v in wanted.items()
+        },
+        notes={
+            "defense": "pruning",
+            "method": "matched surviving coordinates, held the others below the smallest of them",
+            "surviving": _surviving(observation),
+            "threshold": None if hyper.scope == "tensor" else min(limits.values()),
+        },
+    )
+
+
+def _checked(observation: Observation) -> Pruning:
+    """Return the declared pruning of an update that has the zeros for it."""
+    hyper = declared(Pruning, observation)
+    whole = flatten(observation.update)
+    groups = {"the update": whole} if hyper.scope == "whole" else dict(observation.update)
+    for name, values in groups.items():
+        dropped, expected = int((values == 0).sum()), int(hyper.ratio * values.numel())
+        if dropped < expected:
+            raise BractError(
+                f"{observation.key}: {dropped} coordinates of {name} are zero, but the declared "
+                f"pruning (ratio {hyper.ratio}) drops {expected}; correct declaration.defenses"
+            )
+    return hyper
+
+
+def _smallest(values: Tensor) -> float:
+    """Return the smallest magnitude that is not zero; infinity without any."""
+    magnitudes = values.abs().to(torch.float64)
+    return float(magnitudes[magnitudes > 0].min()) if bool(values.any()) else math.inf
+
+
+def _surviving(observation: Observation) -> float:
+    return float((flatten(observation.update) != 0).to(torch.float64).mean())

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bract.attacks.adaptive.declared import Declared, declared
-from bract.attacks.evidence import ADAPTIVE, Evidence
-from bract.attacks.victim import victim_of
+from bract.attacks.adaptive.declared import declared
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.target_model import target_model_of
+from bract.defenses import Soteria
 from bract.errors import BractError
 from bract.models.layers import last_linear
-from bract.observation import Observation
-
-
-class SoteriaHyper(Declared):
-    """Declared hyper-parameters of Soteria."""
-
-    ratio: float = 0.2
+from bract.protocol.observation import Observation
 
 
 @ADAPTIVE.register("soteria")
@@ -33,15 +28,15 @@ def mute_pruned_features(observation: Observation, history: Sequence[Observation
         If fewer columns are zero than the declared ratio prunes.
     """
     del history
-    hyper = declared(SoteriaHyper, observation)
-    model = victim_of(observation).model
+    hyper = declared(Soteria, observation)
+    model = target_model_of(observation).model
     weight = f"{last_linear(model)[0]}.weight"
     zero = (observation.update[weight] == 0).all(dim=0)
     found, expected = int(zero.sum()), int(hyper.ratio * len(zero))
     if found < expected:
         raise BractError(
             f"{observation.key}: {found} columns of {weight} are zero, but the declared soteria "
-            f"(ratio {hyper.ratio}) prunes {expected}; correct protocol.defenses"
+            f"(ratio {hyper.ratio}) prunes {expected}; correct declaration.defenses"
         )
     wanted = observation.gradient()
     kept = (~zero).to(wanted[weight].dtype).expand_as(wanted[weight]).contiguous()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,18 @@ from bract.config import (
     ShardsPartition,
     SizesPartition,
 )
-from bract.errors import BractError
+from bract.errors import BractError, one_line, shown
 
 
 def partition_indices(
     labels: Tensor, partition: Partition, *, clients: int, client: int, seed: int
 ) -> list[int]:
-    """Return the indices of one client's examples.
+    """Return the indices of one client's examples; see `Partitions` for those of every one."""
+    return Partitions(labels, partition, clients=clients, seed=seed).indices(client)
+
+
+class Partitions:
+    """The training data, split over all clients: drawn once, read client by client.
 
     The same labels, partition and seed give disjoint parts for ``client`` in 0..clients-1.
 
@@ -32,41 +38,62 @@ def partition_indices(
     Raises
     ------
     BractError
-        If there are more clients than examples, or the partition cannot be drawn.
+        If there are more clients than examples.
     """
-    if clients > len(labels):
-        raise BractError(
-            f"clients: {clients} clients for {len(labels)} training examples; "
-            "lower clients or use more data"
-        )
-    if not 0 <= client < clients:
-        raise BractError(f"partition-id {client} is outside 0..{clients - 1} (clients: {clients})")
-    rng = np.random.default_rng(seed)
-    if isinstance(partition, SizesPartition):
-        if sum(partition.sizes) > len(labels):
+
+    def __init__(self, labels: Tensor, partition: Partition, *, clients: int, seed: int) -> None:
+        if clients > len(labels):
             raise BractError(
-                f"data.partition.sizes adds up to {sum(partition.sizes)}, "
-                f"but there are {len(labels)} training examples"
+                f"clients: {shown(clients)} clients for {len(labels)} training examples; "
+                "lower clients or use more data"
             )
-        start = sum(partition.sizes[:client])
-        order = rng.permutation(len(labels))
-        return [int(i) for i in order[start : start + partition.sizes[client]]]
+        self._clients, self._count = clients, len(labels)
+        order = np.random.default_rng(seed).permutation(len(labels))
+        self._order = order
+        self._starts: list[int] | None = None
+        self._partitioner: Any = None
+        if isinstance(partition, SizesPartition):
+            if sum(partition.sizes) > len(labels):
+                raise BractError(
+                    f"data.partition.sizes adds up to {shown(sum(partition.sizes))}, "
+                    f"but there are {len(labels)} training examples"
+                )
+            self._starts = [0, *accumulate(partition.sizes)]
+            return
 
-    from datasets import Dataset, disable_progress_bars
+        from datasets import Dataset, disable_progress_bars
 
-    disable_progress_bars()
-    order = rng.permutation(len(labels))
-    shuffled = Dataset.from_dict({"index": order, "label": labels.numpy()[order]})
-    partitioner = _partitioner(partition, clients, seed)
-    partitioner.dataset = shuffled
-    try:
-        part = partitioner.load_partition(client)
-    except ValueError as error:
-        raise BractError(
-            f"data.partition: cannot split {len(labels)} examples over {clients} clients "
-            f"({' '.join(str(error).split())})"
-        ) from error
-    return [int(i) for i in part["index"]]
+        disable_progress_bars()
+        self._partitioner = _partitioner(partition, clients, seed)
+        self._partitioner.dataset = Dataset.from_dict(
+            {"index": order, "label": labels.numpy()[order]}
+        )
+
+    def indices(self, client: int) -> list[int]:
+        """Return the indices of one client's examples.
+
+        Raises
+        ------
+        BractError
+            If there is no such client, or the partition cannot be drawn.
+        """
+        if not 0 <= client < self._clients:
+            raise BractError(
+                f"partition-id {shown(client)} is outside 0..{self._clients - 1} "
+                f"(clients: {self._clients})"
+            )
+        if self._starts is not None:
+            start, end = self._starts[client : client + 2]
+            return [int(i) for i in self._order[start:end]]
+        try:
+            part = self._partitioner.load_partition(client)
+        except (ArithmeticError, LookupError, ValueError) as error:
+            # flwr-datasets divides by the size of a shard, which is 0 where there are too many.
+            raise BractError(
+                f"data.partition: cannot split {self._count} examples over {self._clients} clients "
+                f"({one_line(error, 200)}); ask for fewer clients or shards, or a larger alpha"
+            ) from error
+        return [int(i) for i in part["index"]]
 
 
 def _partitioner(

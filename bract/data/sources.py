@@ -21,6 +21,9 @@ from bract.registry import Registry
 
 Split = Literal["train", "test"]
 
+_FOLDER = Path("data")
+"""Where torchvision's data sets lie while the configuration names no path."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -59,7 +62,8 @@ class Dataset:
     """How to open a data set, and what is known before it is opened.
 
     ``mean`` and ``std`` are per channel, of the pixels in [0, 1]; None for image folders, whose
-    normalisation is then 0.5 and 0.25 in every channel.
+    normalisation is then 0.5 and 0.25 in every channel. ``folder`` is where its files lie while the
+    configuration names no path; None where it has none.
     """
 
     open: Callable[[DataConfig, Split], Source]
@@ -67,9 +71,14 @@ class Dataset:
     classes: int | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    folder: Path | None = None
 
 
-DATASETS: Registry[Dataset] = Registry("data set")
+DATASETS: Registry[Dataset] = Registry(
+    "data set",
+    group="bract.data",
+    check=lambda _, entry: None if isinstance(entry, Dataset) else f"{entry!r} is no Dataset",
+)
 
 
 def open_source(config: DataConfig, split: Split) -> Source:
@@ -113,7 +122,7 @@ def _torchvision(class_name: str, folder: str) -> Callable[[DataConfig, Split], 
         import torchvision
         from torchvision.transforms.functional import to_tensor
 
-        root = config.path or Path("data")
+        root = config.path or _FOLDER
         try:
             dataset: Any = getattr(torchvision.datasets, class_name)(
                 root=str(root), train=split == "train", download=config.download
@@ -166,9 +175,11 @@ def _open_folder(config: DataConfig, split: Split) -> Source:
 
 
 DATASETS.register("digits")(Dataset(_open_digits, 1, 10, (0.3053,), (0.3760,)))
-DATASETS.register("mnist")(Dataset(_torchvision("MNIST", "MNIST/raw"), 1, 10, (0.1307,), (0.3081,)))
+DATASETS.register("mnist")(
+    Dataset(_torchvision("MNIST", "MNIST/raw"), 1, 10, (0.1307,), (0.3081,), _FOLDER)
+)
 DATASETS.register("fashion-mnist")(
-    Dataset(_torchvision("FashionMNIST", "FashionMNIST/raw"), 1, 10, (0.2860,), (0.3530,))
+    Dataset(_torchvision("FashionMNIST", "FashionMNIST/raw"), 1, 10, (0.2860,), (0.3530,), _FOLDER)
 )
 DATASETS.register("cifar10")(
     Dataset(
@@ -177,6 +188,7 @@ DATASETS.register("cifar10")(
         10,
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
+        _FOLDER,
     )
 )
 DATASETS.register("cifar100")(
@@ -186,6 +198,7 @@ DATASETS.register("cifar100")(
         100,
         (0.5071, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
+        _FOLDER,
     )
 )
 DATASETS.register("folder")(Dataset(_open_folder, 3, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))

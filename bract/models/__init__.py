@@ -1,11 +1,15 @@
 """Models under attack, by name."""
 
 from bract.models.initialise import INITIALISERS, initialise
-from bract.models.keylock import key_locks, trainable_parameters, with_random_key
+from bract.models.keylock import (
+    key_locks,
+    private_parameters,
+    trainable_parameters,
+    with_random_key,
+)
 from bract.models.lenet import LeNet, StridedLeNet
 from bract.models.lenet_bn import LeNetBN, StridedLeNetBN
 from bract.models.precode import auxiliary_loss
-from bract.models.prepare import prepare_model
 from bract.models.registry import MODELS, activation_layer, create_model
 from bract.models.resnet import CifarResNet, resnet18, resnet20, resnet32, resnet34
 from bract.models.vgg import vgg16, vgg16_bn
@@ -23,7 +27,7 @@ __all__ = [
     "create_model",
     "initialise",
     "key_locks",
-    "prepare_model",
+    "private_parameters",
     "resnet18",
     "resnet20",
     "resnet32",

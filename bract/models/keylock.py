@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from bract.errors import BractError
 from bract.models.layers import replace_layer
+from bract.randomness import Source, uniform_from
 
 
 @dataclass
@@ -100,7 +101,7 @@ class LockedBatchNorm2d(nn.BatchNorm2d):
         if self.lock is not None:
             self.lock.key = fn(self.lock.key)
             for layer in (self.lock.scale, self.lock.shift):
-                layer._apply(fn)  # type: ignore[no-untyped-call]
+                layer._apply(fn)
         return self
 
 
@@ -122,7 +123,7 @@ class Lock:
 
     key: Tensor
     layers: dict[str, tuple[nn.Linear, nn.Linear]]
-    relu: bool = True
+    relu: bool = False
     rate: float = 1.0
 
     @classmethod
@@ -131,25 +132,21 @@ class Lock:
         channels: Mapping[str, int],
         key_length: int,
         *,
-        relu: bool = True,
-        generator: torch.Generator,
+        relu: bool = False,
+        source: Source,
     ) -> Lock:
         """Draw a key from U[0, 1) and lock layers with PyTorch's bounds for linear layers.
 
-        With ``relu`` every gamma starts positive: a channel whose gamma starts at zero never
-        learns, and half of them would, other ones at each client.
+        A client draws from a `bract.randomness.SecretStream`; an attacker from what he likes.
+
+        Before the ReLU gamma and beta are near N(0, 1/9), whatever ``relu``: it is no part of the
+        draw. With it half of the channels start at a gamma of zero, and those never learn.
         """
-        key = torch.rand(key_length, generator=generator)
+        key = uniform_from(source, (key_length,), 0.0, 1.0)
         layers = {
-            name: (_linear(key_length, size, generator), _linear(key_length, size, generator))
+            name: (_linear(key_length, size, source), _linear(key_length, size, source))
             for name, size in channels.items()
         }
-        if relu:
-            with torch.no_grad():
-                for scale, _ in layers.values():
-                    sign = torch.where(scale(key) < 0, -1.0, 1.0)
-                    scale.weight.mul_(sign[:, None])
-                    scale.bias.mul_(sign)
         return cls(key, layers, relu)
 
     @classmethod
@@ -167,7 +164,7 @@ class Lock:
         )
 
     @classmethod
-    def load(cls, tensors: Mapping[str, Tensor], *, relu: bool = True, rate: float = 1.0) -> Lock:
+    def load(cls, tensors: Mapping[str, Tensor], *, relu: bool = False, rate: float = 1.0) -> Lock:
         """Rebuild from what `tensors` returned."""
         layers = {}
         for entry in tensors:
@@ -241,19 +238,21 @@ def key_locks(model: nn.Module) -> dict[str, LockedBatchNorm2d]:
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return what a client's optimizer trains: the shared parameters and its own lock layers."""
-    private = [
+    return [*nn.Module.parameters(model), *private_parameters(model)]
+
+
+def private_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return what a client trains and never sends: its lock layers."""
+    return [
         parameter
         for module in key_locks(model).values()
         if module.lock is not None
         for layer in (module.lock.scale, module.lock.shift)
         for parameter in layer.parameters()
     ]
-    return [*model.parameters(), *private]
 
 
-def with_random_key(
-    model: nn.Module, generator: torch.Generator, *, keep_layers: bool = False
-) -> nn.Module:
+def with_random_key(model: nn.Module, source: Source, *, keep_layers: bool = False) -> nn.Module:
     """Return a copy of ``model`` under a key that is nobody's: what a server could evaluate.
 
     Parameters
@@ -268,7 +267,7 @@ def with_random_key(
     if not held:
         raise BractError("the model has no key-lock with a key attached")
     channels = {name: module.num_features for name, module in locks.items()}
-    drawn = Lock.draw(channels, len(held[0].key), relu=held[0].relu, generator=generator)
+    drawn = Lock.draw(channels, len(held[0].key), relu=held[0].relu, source=source)
     if keep_layers:
         drawn.layers = Lock.of(stranger).layers
     drawn.to(held[0].key.device).attach(stranger)
@@ -280,12 +279,12 @@ def _empty_linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
 
 
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+def _linear(inputs: int, outputs: int, source: Source) -> nn.Linear:
     layer = _empty_linear(inputs, outputs)
     bound = inputs**-0.5
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.uniform_(-bound, bound, generator=generator)
+            parameter.copy_(uniform_from(source, parameter.shape, -bound, bound))
     return layer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import OrderedDict
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.models.layers import last_linear, replace_layer
+from bract.randomness import SecretStream
 
 
 class VariationalBottleneck(nn.Module):
@@ -21,14 +21,17 @@ class VariationalBottleneck(nn.Module):
 
     Attributes
     ----------
-    generator
-        CPU generator of the sample; None seeds a fresh one from the operating system each time,
+    stream
+        Where the sample comes from; None takes a fresh key from the operating system each time,
         because a server that can replay the noise undoes the defense.
     noise
         A standard normal sample ``(B, latent)`` to use instead; None unless an attacker who
         guesses it puts it there, as `torch.func.functional_call` does by this name.
     divergence
         Mean Kullback-Leibler divergence to N(0, 1) over the last batch.
+    adds_loss
+        Whether training adds ``weight * divergence`` to the loss by itself, for a training loop
+        that does not know of it (`auxiliary_loss`). What the loss prints as stays the same.
     """
 
     noise: Tensor | None
@@ -38,9 +41,10 @@ class VariationalBottleneck(nn.Module):
         self.encoder = nn.Linear(features, 2 * latent)
         self.decoder = nn.Linear(latent, features)
         self.weight = weight
-        self.generator: torch.Generator | None = None
+        self.stream: SecretStream | None = None
         self.register_buffer("noise", None, persistent=False)
         self.divergence: Tensor | None = None
+        self.adds_loss = False
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features ``(B, F)`` to features ``(B, F)``."""
@@ -53,6 +57,8 @@ class VariationalBottleneck(nn.Module):
         else:
             sample = mean + deviation * self._noise(mean)
         decoded: Tensor = self.decoder(sample)
+        if self.adds_loss and self.training:
+            decoded = _AddedLoss.apply(decoded, self.weight * self.divergence)
         return decoded
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,12 +68,31 @@ class VariationalBottleneck(nn.Module):
     def _noise(self, like: Tensor) -> Tensor:
         if self.noise is not None:
             return self.noise
-        generator = self.generator or torch.Generator().manual_seed(secrets.randbits(63))
-        return torch.randn(like.shape, generator=generator).to(like)
+        stream = self.stream or SecretStream.fresh()
+        return stream.normal(like.shape).to(like)
+
+
+class _AddedLoss(torch.autograd.Function):
+    """Pass features on, and let ``loss`` take part in whatever loss is made of them."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, loss: Tensor) -> Tensor:
+        del ctx, loss
+        return features.view_as(features)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        del ctx
+        return gradients[0], gradients[0].new_ones(())
 
 
 def insert_bottleneck(model: nn.Module, *, latent: int = 256, weight: float = 1e-3) -> nn.Module:
-    """Put a bottleneck before the last linear layer, in place; server and clients call it alike."""
+    """Put a bottleneck before the last linear layer, in place; server and clients call it alike.
+
+    A model that has one stays as it is.
+    """
+    if bottlenecks(model):
+        return model
     name, layer = last_linear(model)
     bottleneck = VariationalBottleneck(layer.in_features, latent=latent, weight=weight)
     bottleneck.to(layer.weight.device, layer.weight.dtype)

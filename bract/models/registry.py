@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.registry import Registry
 
 
@@ -20,7 +20,11 @@ class ModelFactory(Protocol):
         """Return a model from images ``(B, channels, side, side)`` to logits ``(B, classes)``."""
 
 
-MODELS: Registry[ModelFactory] = Registry("model")
+MODELS: Registry[ModelFactory] = Registry(
+    "model",
+    group="bract.models",
+    check=lambda _, entry: None if callable(entry) else f"{entry!r} is no function",
+)
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
 
@@ -68,11 +72,26 @@ def create_model(
 def _import_factory(reference: str) -> nn.Module:
     module_name, _, attribute = reference.partition(":")
     try:
-        model = getattr(importlib.import_module(module_name), attribute)()
+        factory: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
     except (ImportError, AttributeError) as error:
         raise BractError(
             f"model {reference!r} cannot be imported ({error}); "
-            "expected package.module:callable on the Python path"
+            "expected package.module:callable on the Python path, or in the current folder"
+        ) from error
+    except Exception as error:
+        raise BractError(
+            f"model {reference!r} cannot be imported: its module raised "
+            f"{type(error).__name__}: {one_line(error, 200)}"
+        ) from error
+    try:
+        model = factory()
+    except Exception as error:
+        raise BractError(
+            f"model {reference!r} cannot be made ({type(error).__name__}: {one_line(error, 200)}); "
+            "name a callable that needs no arguments, such as a function of your own that makes "
+            "the model as the clients train it"
         ) from error
     if not isinstance(model, nn.Module):
         raise BractError(

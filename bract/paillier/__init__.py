@@ -13,17 +13,27 @@ from bract.paillier.errors import (
     CiphertextError,
     KeyMismatchError,
     PaillierError,
+    PartialError,
     SealError,
     ThresholdError,
 )
-from bract.paillier.exchange import Context, Identity, make_identity, open_sealed, seal
+from bract.paillier.exchange import (
+    Context,
+    Identity,
+    make_identity,
+    open_sealed,
+    require_usable,
+    seal,
+)
 from bract.paillier.keyfile import (
     dump_private,
     dump_public,
     load_private,
     load_public,
+    read_identity,
     read_private,
     read_public,
+    save_identity,
     save_private,
     save_public,
 )
@@ -32,9 +42,9 @@ from bract.paillier.keys import (
     PublicKey,
     Randomness,
     generate_keypair,
-    public_from_phe,
 )
 from bract.paillier.packing import Layout
+from bract.paillier.proofs import Proof
 from bract.paillier.quantize import FixedPoint
 from bract.paillier.sharefile import dump_share, load_share, read_share, save_share
 from bract.paillier.sharing import KeyShare, deal, split
@@ -53,7 +63,9 @@ __all__ = [
     "Layout",
     "PaillierError",
     "PartialDecryption",
+    "PartialError",
     "PrivateKey",
+    "Proof",
     "PublicKey",
     "Randomness",
     "SealError",
@@ -74,10 +86,12 @@ __all__ = [
     "make_identity",
     "open_sealed",
     "partial_decrypt",
-    "public_from_phe",
+    "read_identity",
     "read_private",
     "read_public",
     "read_share",
+    "require_usable",
+    "save_identity",
     "save_private",
     "save_public",
     "save_share",

@@ -78,10 +78,21 @@ class CipherVector:
         """
         try:
             fields = dict(header)
-            layout = Layout(**fields.pop("layout"))
+            numbers = dict(fields.pop("layout"))
+            whole = [fields["weight"], *(v for name, v in numbers.items() if name != "clip")]
+            if any(type(value) is not int or value.bit_length() > 63 for value in whole):
+                raise TypeError("a size is no whole number of 63 bits")
+            texts = (fields["key_id"], fields["randomness"])
+            if not all(isinstance(t, str) and len(t) <= 64 and t.isprintable() for t in texts):
+                raise TypeError("key_id or randomness is no short text")
+            layout = Layout(**numbers)
             return cls(layout=layout, data=data, **fields)
-        except (KeyError, TypeError) as error:
-            raise CiphertextError(f"the header of a vector is damaged: {error}") from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, PaillierError):
+                raise
+            raise CiphertextError(
+                f"the header of a vector is damaged: {str(error)[:200]}"
+            ) from error
 
 
 def encrypt(

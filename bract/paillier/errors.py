@@ -21,5 +21,17 @@ class ThresholdError(PaillierError):
     """Too few, repeated or contradicting partial decryptions."""
 
 
+class PartialError(ThresholdError):
+    """Partial decryptions that do not come from the shares that they name.
+
+    Attributes:
+        positions: Which of the given ones, from 0.
+    """
+
+    def __init__(self, message: str, positions: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.positions = positions
+
+
 class SealError(PaillierError):
     """A sealed box does not open: wrong key, wrong context, or altered on its way."""

@@ -1,13 +1,15 @@
 """Handing a private key from one client to another through a server that must not read it.
 
 The recipient sends an X25519 public key, the sender answers with a sealed box: an ephemeral
-X25519 key, HKDF-SHA256 over the shared secret and both public keys, ChaCha20-Poly1305. Run and
-parties are bound into the key and authenticated, so a box of another run or for another client
-does not open.
+X25519 key, HKDF-SHA256 over two shared secrets (the recipient's key with the ephemeral one and with
+the sender's own) and all public keys, ChaCha20-Poly1305. Run and parties are bound into the key and
+authenticated, so a box of another run or for another client does not open, nor one that somebody
+else than the stated sender sealed (one-pass authenticated Diffie-Hellman, as in the ``Auth`` mode
+of RFC 9180). Who holds the recipient's private key can forge boxes to that recipient, to no others.
 
-The public keys travel through the server, unauthenticated. This is safe against a server that
-follows the protocol and looks, and not against one that replaces a client's public key by its own:
-where that matters, provision key files by another way.
+The public keys travel through the server. That is safe against a server that follows the protocol
+and looks. One that replaces a client's public key by its own is found out only by who knows the
+right keys from elsewhere.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from bract.paillier.errors import SealError
 
-_PURPOSE = b"bract paillier sealed box 1"
+_PURPOSE = b"bract paillier sealed box 2"
 _KEY_BYTES = 32
 _NONCE = bytes(12)  # every box has a fresh key, used for this one message
 
@@ -49,7 +51,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Identity:
-    """A client's X25519 key pair for one run.
+    """A client's X25519 key pair, of one run or of one site.
 
     Attributes:
         private: 32 secret bytes, never sent.
@@ -65,68 +67,94 @@ class Identity:
 
 def make_identity() -> Identity:
     """Generate a key pair."""
-    key = X25519PrivateKey.generate()
-    return Identity(key.private_bytes_raw(), key.public_key().public_bytes_raw())
+    return identity_of(X25519PrivateKey.generate().private_bytes_raw())
 
 
-def seal(message: bytes, recipient_public: bytes, context: Context) -> bytes:
+def identity_of(private: bytes) -> Identity:
+    """Return the key pair of 32 secret bytes; ValueError for another number of them."""
+    key = X25519PrivateKey.from_private_bytes(private)
+    return Identity(private, key.public_key().public_bytes_raw())
+
+
+def require_usable(public: bytes) -> None:
+    """Refuse what no honest client sends as its X25519 public key.
+
+    Raises:
+        SealError: Not 32 bytes, or one of the points of low order, with which everybody shares the
+            same secret.
+    """
+    _shared(X25519PrivateKey.generate(), public)
+
+
+def seal(message: bytes, recipient_public: bytes, context: Context, *, sender: Identity) -> bytes:
     """Seal a message for one recipient.
 
     Args:
         message: For example :func:`bract.paillier.keyfile.dump_private`'s text.
         recipient_public: The recipient's 32 public bytes.
         context: Bound into the box; both sides must state the same.
+        sender: The key pair of who seals.
 
     Returns:
         The box: 32 bytes of ephemeral public key, then the encrypted message and its tag.
 
     Raises:
-        SealError: ``recipient_public`` is not an X25519 public key.
+        SealError: ``recipient_public`` is not a usable X25519 public key.
     """
     ephemeral = X25519PrivateKey.generate()
     own = ephemeral.public_key().public_bytes_raw()
-    key = _derive(ephemeral, recipient_public, own, recipient_public, context)
+    static = X25519PrivateKey.from_private_bytes(sender.private)
+    try:
+        secret = _shared(ephemeral, recipient_public) + _shared(static, recipient_public)
+    except SealError as error:
+        raise SealError(f"client {context.recipient} {error}") from error
+    key = _derive(secret, own, recipient_public, sender.public, context)
     return own + ChaCha20Poly1305(key).encrypt(_NONCE, message, context.encode())
 
 
-def open_sealed(box: bytes, identity: Identity, context: Context) -> bytes:
+def open_sealed(box: bytes, identity: Identity, context: Context, *, sender_public: bytes) -> bytes:
     """Open a box.
 
     Args:
         box: What :func:`seal` returned.
         identity: The recipient's key pair.
         context: As the sender stated it.
+        sender_public: The 32 public bytes of who is said to have sealed it.
 
     Raises:
-        SealError: Another recipient, another context, or an altered or truncated box.
+        SealError: Another sender, recipient or context, or an altered or truncated box.
     """
     own, sealed = box[:_KEY_BYTES], box[_KEY_BYTES:]
     try:
         private = X25519PrivateKey.from_private_bytes(identity.private)
-        key = _derive(private, own, own, identity.public, context)
+        secret = _shared(private, own) + _shared(private, sender_public)
+        key = _derive(secret, own, identity.public, sender_public, context)
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, context.encode())
     except (InvalidTag, SealError, ValueError) as error:
         raise SealError(
             f"the sealed {context.purpose} from client {context.sender} does not open for client "
-            f"{context.recipient} in run {context.run_id}: it was sealed for another client or "
-            "run, or altered on its way; restart the run so that keys are exchanged anew"
+            f"{context.recipient}: it was altered, or sealed by another sender, for another client "
+            "or for another run"
+        ) from error
+
+
+def _shared(own: X25519PrivateKey, peer: bytes) -> bytes:
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(peer))
+    except ValueError as error:
+        raise SealError(
+            f"sent no usable X25519 public key ({len(peer)} bytes, expected {_KEY_BYTES} that are "
+            "no point of low order)"
         ) from error
 
 
 def _derive(
-    own: X25519PrivateKey, peer: bytes, ephemeral: bytes, recipient: bytes, context: Context
+    secret: bytes, ephemeral: bytes, recipient: bytes, sender: bytes, context: Context
 ) -> bytes:
-    try:
-        secret = own.exchange(X25519PublicKey.from_public_bytes(peer))
-    except ValueError as error:
-        raise SealError(
-            f"client {context.recipient} sent no usable X25519 public key "
-            f"({len(peer)} bytes, expected {_KEY_BYTES})"
-        ) from error
     derivation = HKDF(
         algorithm=hashes.SHA256(),
         length=_KEY_BYTES,
-        salt=ephemeral + recipient,
+        salt=ephemeral + recipient + sender,
         info=_PURPOSE + context.encode(),
     )
     return derivation.derive(secret)

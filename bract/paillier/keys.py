@@ -1,4 +1,4 @@
-"""Paillier keys: generation, identity, and exchange with ``phe``.
+"""Paillier keys: generation, identity, and their form in ``phe``.
 
 A ciphertext of degree ``s`` is ``(1+n)^m R mod n^(s+1)`` with the plaintext ``m`` modulo ``n^s``
 (Paillier 1999 for ``s = 1``; Damgård, Jurik and Nielsen 2010, "A generalization of Paillier's
@@ -54,9 +54,22 @@ class PublicKey:
 
     def __post_init__(self) -> None:
         if self.n < 6 or self.n % 2 == 0:
-            raise PaillierError(f"a Paillier modulus is odd and composite, found {self.n}")
-        if self.h is not None and not (0 < self.h < self.n and self.exponent_bits > 0):
-            raise PaillierError("h must lie between 0 and n and come with its exponent size")
+            raise PaillierError("a Paillier modulus is odd, composite and above 5")
+        if self.h is None:
+            if self.exponent_bits:
+                raise PaillierError("a key without h has no exponent size")
+            return
+        # 1 and n - 1 generate nothing: every ciphertext would be readable.
+        if not 1 < self.h < self.n - 1 or math.gcd(self.h, self.n) != 1:
+            raise PaillierError("h must lie above 1, below n - 1, and share no factor with n")
+        least = 2 * min(_SUBGROUP_BITS, self.bits // 8)
+        most = self.bits + _EXPONENT_MARGIN
+        if not least <= self.exponent_bits <= most:
+            raise PaillierError(
+                f"the exponents of h have {least} to {most} bits in a key of {self.bits} bits: "
+                "the key's field 'exponent_bits' is outside, so its randomness could be guessed "
+                "or its tables would fill the memory"
+            )
 
     @property
     def bits(self) -> int:
@@ -65,9 +78,9 @@ class PublicKey:
 
     @cached_property
     def key_id(self) -> str:
-        """First 32 hexadecimal digits of the SHA-256 of ``n``; travels with every ciphertext."""
-        size = (self.bits + 7) // 8
-        return hashlib.sha256(self.n.to_bytes(size, "big")).hexdigest()[:32]
+        """First 32 hexadecimal digits of the SHA-256 of all fields; travels with ciphertexts."""
+        fields = f"bract paillier key 2\n{self.n:x}\n{self.h or 0:x}\n{self.exponent_bits}"
+        return hashlib.sha256(fields.encode()).hexdigest()[:32]
 
     @property
     def randomness(self) -> Randomness:
@@ -123,20 +136,9 @@ class PrivateKey:
         check_size((p * q).bit_length(), insecure=insecure)
         return cls(PublicKey(p * q), p, q, p - 1, q - 1)
 
-    @classmethod
-    def from_phe(cls, private: Any, *, insecure: bool = False) -> "PrivateKey":
-        """Take over a ``phe.paillier.PaillierPrivateKey``; its randomness is ``standard``."""
-        return cls.from_primes(int(private.p), int(private.q), insecure=insecure)
-
     def to_phe(self) -> Any:
         """Return the ``phe.paillier.PaillierPrivateKey`` of the same factors."""
         return phe_paillier.PaillierPrivateKey(self.public.to_phe(), self.p, self.q)
-
-
-def public_from_phe(public: Any, *, insecure: bool = False) -> PublicKey:
-    """Take over a ``phe.paillier.PaillierPublicKey``; its randomness is ``standard``."""
-    check_size(int(public.n).bit_length(), insecure=insecure)
-    return PublicKey(int(public.n))
 
 
 def generate_keypair(

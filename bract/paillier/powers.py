@@ -82,6 +82,38 @@ class Schedule:
         return count, windows
 
 
+def random_product(bases: Sequence[Any], exponents: bytes, modulus: Any) -> Any:
+    """Return the product of ``bases[i] ** exponents[i]``, as a batch of equations is checked.
+
+    Pippenger's bucket method over the bytes of the exponents, or over half bytes for few bases.
+
+    Args:
+        bases: Numbers.
+        exponents: 16 bytes each, one after the other, big-endian.
+        modulus: The modulus.
+    """
+    width = 8 if len(bases) > 450 else 4  # where the numbers of multiplications cross
+    result = mpz(1)
+    for position in range(128 // width):
+        for _ in range(width if position else 0):
+            result = result * result % modulus
+        buckets: list[Any] = [None] * (1 << width)
+        for index, base in enumerate(bases):
+            digit = exponents[16 * index + position * width // 8]
+            if width == 4:
+                digit = digit & 15 if position % 2 else digit >> 4
+            if digit:
+                held = buckets[digit]
+                buckets[digit] = base if held is None else held * base % modulus
+        running = None
+        for held in reversed(buckets[1:]):
+            if held is not None:
+                running = held if running is None else running * held % modulus
+            if running is not None:
+                result = result * running % modulus
+    return result
+
+
 def series_logarithm(u: Any, base: Any, degree: int) -> Any:
     """Return ``log(u) / base mod base^degree`` for ``u = 1 mod base``.
 

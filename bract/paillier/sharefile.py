@@ -9,10 +9,10 @@ from bract.paillier.keyfile import (
     integer_field,
     public_fields,
     public_from_fields,
-    warn_if_exposed,
+    read_secret,
     write_file,
 )
-from bract.paillier.sharing import KeyShare
+from bract.paillier.sharing import MOST_SHARES, KeyShare
 
 
 def save_share(share: KeyShare, path: Path | str) -> None:
@@ -21,10 +21,10 @@ def save_share(share: KeyShare, path: Path | str) -> None:
 
 
 def read_share(path: Path | str, *, insecure: bool = False) -> KeyShare:
-    """Read a key share file; errors name the file, a file that others may read is warned about."""
-    warn_if_exposed(path)
+    """Read a key share file; errors name it, and one that others may read is refused."""
+    text = read_secret(path)
     try:
-        return load_share(Path(path).read_bytes(), insecure=insecure)
+        return load_share(text, insecure=insecure)
     except PaillierError as error:
         raise type(error)(f"{path}: {error}") from error
 
@@ -33,7 +33,13 @@ def dump_share(share: KeyShare) -> bytes:
     """Return the text of a key share, unencrypted."""
     numbers = {name: getattr(share, name) for name in ("index", "threshold", "total", "degree")}
     return encode_block(
-        "KEY SHARE", public_fields(share.public) | numbers | {"value": hex(share.value)}
+        "KEY SHARE",
+        {
+            **public_fields(share.public),
+            **numbers,
+            "value": hex(share.value),
+            "verification": [hex(number) for number in share.verification],
+        },
     )
 
 
@@ -45,5 +51,10 @@ def load_share(text: bytes, *, insecure: bool = False) -> KeyShare:
     """
     fields = decode_block("KEY SHARE", text)
     names = ("index", "threshold", "total", "degree", "value")
-    numbers = [integer_field(fields, name) for name in names]
-    return KeyShare(public_from_fields(fields, insecure=insecure), *numbers)
+    index, threshold, total, degree, value = (integer_field(fields, name) for name in names)
+    found = fields.get("verification")
+    if not isinstance(found, list) or len(found) > MOST_SHARES:
+        raise PaillierError("the key's field 'verification' is missing or no list of numbers")
+    verification = tuple(integer_field({"verification": v}, "verification") for v in found)
+    public = public_from_fields(fields, insecure=insecure)
+    return KeyShare(public, index, threshold, total, degree, value, verification)

@@ -1,11 +1,13 @@
 """Splitting a private key into shares.
 
 Damgård, Jurik and Nielsen 2010, after Shoup's threshold RSA (Eurocrypt 2000), with a
-dealer at key generation and without proofs of correct decryption: parties are honest but curious.
+dealer at key generation; :mod:`bract.paillier.proofs` proves that a partial decryption is correct.
 The exponent that decrypts is 0 modulo the order ``alpha`` of the squared randomness and 1 modulo
 ``n^s``. Written as ``1 + n^s e``, it needs only ``e = -n^(-s) mod alpha`` to be secret, and the
 long power ``b = c^(n^s)``, which no longer depends on the message, may be taken by anybody, once
-(:func:`bract.paillier.threshold.strip_messages`, a task for the server).
+(:func:`bract.paillier.threshold.strip_messages`, a task for the server). A share must never be
+applied to a number that is no such power: ``(1+n)^(2 D f(i)) = 1 + 2 D f(i) n`` is the share
+itself.
 
 Share ``i`` is ``f(i)`` for a random polynomial ``f`` of degree ``t-1`` modulo ``alpha`` with
 ``f(0) = e``. A partial decryption is ``b^(2 D f(i))`` with ``D = l!``; Lagrange interpolation in
@@ -14,19 +16,26 @@ the exponent gives ``b^(4 D^2 e)``, and ``c^(4 D^2) b^(4 D^2 e) = (1+n)^(4 D^2 M
 ``alpha`` is a product of two secret primes: of 256 bits each for a ``djn`` key, and ``p'q'`` with
 ``p = 2p'+1`` and ``q = 2q'+1`` for a ``standard`` key, as in the original. So a client's work is a
 power of 512 bits instead of twice the size of ``n``.
+
+The dealer also gives everybody the verification keys ``v^(D f(i)) mod n`` for ``v = g^(2 n^s)``,
+where ``g`` is ``h``, or a number that ``n`` decides where the key has none. They tell nothing more:
+``v^e = g^-2`` is public, so whoever holds ``t - 1`` shares can compute them all.
 """
 
+import hashlib
 import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import gmpy2
 
 from bract.paillier.errors import PaillierError, ThresholdError
 from bract.paillier.keys import PrivateKey, PublicKey, Randomness, generate_keypair
 
-_MOST_SHARES = 1000
+MOST_SHARES = 1000
+_HIGHEST_DEGREE = 8
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class KeyShare:
         total: ``l``, shares dealt.
         degree: The only degree ``s`` of ciphertexts that these shares decrypt.
         value: The secret ``f(index)``.
+        verification: For each share ``i`` its ``v^(total! f(i)) mod n``, the same for everybody.
     """
 
     public: PublicKey
@@ -48,13 +58,24 @@ class KeyShare:
     total: int
     degree: int
     value: int = field(repr=False)
+    verification: tuple[int, ...] = field(repr=False)
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold, self.total)
         if not 1 <= self.index <= self.total:
             raise ThresholdError(f"share {self.index} of {self.total} does not exist")
-        if self.degree < 1 or not 0 <= self.value < self.public.n:
-            raise ThresholdError(f"the value of share {self.index} is out of range")
+        if not 1 <= self.degree <= _HIGHEST_DEGREE or not 0 <= self.value < self.public.n:
+            raise ThresholdError(f"the degree or value of share {self.index} is out of range")
+        n = self.public.n
+        if len(self.verification) != self.total or not all(
+            0 < number < n and math.gcd(number, n) == 1 for number in self.verification
+        ):
+            raise ThresholdError(f"share {self.index} lacks a verification key of each share")
+        if _verification_key(self) != self.verification[self.index - 1]:
+            raise ThresholdError(
+                f"the value of share {self.index} does not fit its verification key: the share is "
+                "damaged, or was not dealt for this key"
+            )
 
 
 def deal(
@@ -107,21 +128,45 @@ def split(key: PrivateKey, threshold: int, total: int, *, degree: int = 1) -> li
     alpha = halves[0] * halves[1]
     e = -pow(key.public.n, -degree, alpha) % alpha
     coefficients = [e, *(secrets.randbelow(alpha) for _ in range(threshold - 1))]
-    shares = []
+    values = []
     for index in range(1, total + 1):
         value = 0
         for coefficient in reversed(coefficients):
             value = (value * index + coefficient) % alpha
-        shares.append(KeyShare(key.public, index, threshold, total, degree, value))
-    return shares
+        values.append(value)
+    base, delta = verification_base(key.public, degree), math.factorial(total)
+    verification = tuple(int(gmpy2.powmod(base, delta * v, key.public.n)) for v in values)
+    return [
+        KeyShare(key.public, index, threshold, total, degree, value, verification)
+        for index, value in enumerate(values, 1)
+    ]
+
+
+def verification_base(public: PublicKey, degree: int) -> Any:
+    """Return ``v``, the base modulo ``n`` of the verification keys: a square of the subgroup."""
+    n = public.n
+    generator = public.h
+    if generator is None:
+        size = (public.bits + 7) // 8 + 16
+        counter = 0
+        while generator is None or math.gcd(generator, n) != 1:
+            text = f"bract verification base {counter} {n:x}"
+            generator = int.from_bytes(hashlib.shake_256(text.encode()).digest(size), "big") % n
+            counter += 1
+    return gmpy2.powmod(generator, 2 * n**degree, n)
+
+
+def _verification_key(share: "KeyShare") -> int:
+    base = verification_base(share.public, share.degree)
+    return int(gmpy2.powmod(base, math.factorial(share.total) * share.value, share.public.n))
 
 
 def check_threshold(threshold: int, total: int) -> None:
     """Raise :class:`ThresholdError` unless ``2 <= threshold <= total <= 1000``."""
-    if not 2 <= threshold <= total <= _MOST_SHARES:
+    if not 2 <= threshold <= total <= MOST_SHARES:
         raise ThresholdError(
             f"a threshold of {threshold} among {total} shares is not possible: it must be at "
-            f"least 2 and at most the number of shares, which is at most {_MOST_SHARES}"
+            f"least 2 and at most the number of shares, which is at most {MOST_SHARES}"
         )
 
 

@@ -8,13 +8,17 @@ not: ``t`` clients together read everything, a share's owner cannot tell an aggr
 client's vector before helping to decrypt it, and whoever collects ``t`` partial decryptions reads
 the result, so they must travel sealed (:mod:`bract.paillier.exchange`), never in clear through the
 server. The dealer sees the factors and must forget them.
+
+Against parties that do not follow the protocol: a share is applied only to what is proven to be
+``n^s``-th powers, so no choice of ciphertexts reads the share; and every partial decryption carries
+a proof (:mod:`bract.paillier.proofs`), without which it is refused by the number of its share.
 """
 
 import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bract.paillier.cipher import CipherVector, checked_rows, decode, require_key, to_matrix
-from bract.paillier.errors import CiphertextError, KeyMismatchError, ThresholdError
+from bract.paillier.errors import CiphertextError, PartialError, ThresholdError
 from bract.paillier.keys import PublicKey
 from bract.paillier.parallel import Progress, map_chunks
 from bract.paillier.powers import Schedule, series_logarithm
+from bract.paillier.proofs import Proof, Statement, prove, same_powers, verify
 from bract.paillier.scheme import Scheme, scheme_for
 from bract.paillier.sharing import KeyShare, lagrange
 
@@ -40,19 +45,45 @@ class PartialDecryption:
         index: Number of the share.
         digest: SHA-256 of the vector, so that answers to different vectors are never combined.
         data: ``uint8``, the shape of the vector's data.
+        proof: That the share made ``data`` from the vector.
     """
 
     key_id: str
     index: int
-    threshold: int
-    total: int
     digest: str
     data: NDArray[np.uint8]
+    proof: Proof
 
     def header(self) -> dict[str, Any]:
         """Return everything but ``data``, ready for JSON."""
-        names = ("key_id", "index", "threshold", "total", "digest")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "key_id": self.key_id,
+            "index": self.index,
+            "digest": self.digest,
+            "challenge": hex(self.proof.challenge),
+            "response": hex(self.proof.response),
+        }
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any], data: NDArray[np.uint8]) -> "PartialDecryption":
+        """Join a header and its data.
+
+        Raises:
+            ThresholdError: A field is missing, unknown or of another type or size.
+        """
+        texts = {"key_id": 64, "digest": 64, "challenge": 64, "response": 8192}
+        index = header.get("index")
+        if (
+            set(header) != {"index", *texts}
+            or not isinstance(index, int)
+            or not all(isinstance(header[k], str) and len(header[k]) <= n for k, n in texts.items())
+        ):
+            raise ThresholdError("the header of a partial decryption is damaged")
+        try:
+            proof = Proof(int(header["challenge"], 16), int(header["response"], 16))
+        except ValueError as error:
+            raise ThresholdError("the proof of a partial decryption is no number") from error
+        return cls(header["key_id"], index, header["digest"], data, proof)
 
 
 def strip_messages(
@@ -101,33 +132,74 @@ def partial_decrypt(
     Raises:
         KeyMismatchError: The vector belongs to another key.
         CiphertextError: Another degree or kind of randomness, a number that is no ciphertext, or
-            ``stripped`` of another shape.
+            ``stripped`` is not what :func:`strip_messages` makes of the vector: a share that is
+            applied to anything else is given away.
     """
     require_key(share.public, vector)
     _require_kind(share, vector)
+    scheme = scheme_for(share.public, share.degree)
+    given = stripped is not None
     if stripped is None:
         stripped = strip_messages(share.public, vector, threads=threads)
-    base = dataclasses.replace(vector, data=stripped)
-    scheme = scheme_for(share.public, share.degree)
+    bases = checked_rows(
+        scheme, dataclasses.replace(vector, data=stripped), range(vector.layout.rows)
+    )
+    if given and not same_powers(scheme, _numbers(scheme, vector), bases, threads=threads):
+        raise CiphertextError(
+            "the stripped ciphertexts are not the n-th powers of the vector: whoever sent them "
+            "made a mistake, or asks for this key share; nothing was decrypted"
+        )
     exponent = 2 * math.factorial(share.total) * share.value
 
-    def apply(rows: Sequence[int]) -> list[Any]:
-        numbers = checked_rows(scheme, base, rows)
-        return list(gmpy2.powmod_base_list(numbers, exponent, scheme.cipher_modulus))
+    def apply(numbers: Sequence[Any]) -> list[Any]:
+        return list(gmpy2.powmod_base_list(list(numbers), exponent, scheme.cipher_modulus))
 
-    powers = map_chunks(apply, range(vector.layout.rows), threads=threads, progress=progress)
-    return PartialDecryption(
-        vector.key_id,
-        share.index,
-        share.threshold,
-        share.total,
-        _digest(vector),
-        to_matrix(powers, scheme.cipher_bytes),
+    powers = map_chunks(apply, bases, threads=threads, progress=progress)
+    data, digest = to_matrix(powers, scheme.cipher_bytes), _digest(vector)
+    statement = Statement(share, share.index, digest, data)
+    proof = prove(scheme, statement, bases, powers, threads=threads)
+    return PartialDecryption(vector.key_id, share.index, digest, data, proof)
+
+
+def problem(
+    share: KeyShare,
+    vector: CipherVector,
+    partial: PartialDecryption,
+    *,
+    threads: int | None = None,
+) -> str | None:
+    """Say what is wrong with a partial decryption of ``vector``, None where it is proven right.
+
+    Args:
+        share: The verifier's share; its own index and value play no part.
+        vector: The vector that was to be decrypted.
+        partial: What a share's owner sent.
+        threads: None takes all cores.
+    """
+    name = f"share {partial.index}"
+    if partial.key_id != vector.key_id:
+        return f"{name} belongs to key {partial.key_id}, the vector to {vector.key_id}"
+    if partial.digest != _digest(vector) or partial.data.shape != vector.data.shape:
+        return f"{name} decrypted another vector than this one"
+    if not 1 <= partial.index <= share.total:
+        return f"{name} of {share.total} does not exist"
+    scheme = scheme_for(share.public, vector.layout.degree)
+    try:
+        powers = _numbers(scheme, dataclasses.replace(vector, data=partial.data))
+    except CiphertextError as error:
+        return f"{name}: {error}"
+    statement = Statement(share, partial.index, partial.digest, partial.data)
+    ciphertexts = _numbers(scheme, vector)
+    if verify(scheme, statement, ciphertexts, powers, partial.proof, threads=threads):
+        return None
+    return (
+        f"the partial decryption of {name} is not proven: it was altered, or made with another "
+        "share than the dealer gave"
     )
 
 
 def combine(
-    public: PublicKey,
+    share: KeyShare,
     vector: CipherVector,
     partials: Sequence[PartialDecryption],
     *,
@@ -137,9 +209,9 @@ def combine(
     """Decrypt a vector from at least ``t`` partial decryptions of it.
 
     Args:
-        public: The public key.
+        share: A share of the key, for its verification keys; it decrypts nothing here.
         vector: The vector that was partially decrypted.
-        partials: Of different shares; more than ``t`` are not needed.
+        partials: Of different shares; all are verified, and ``t`` of them used.
         threads: None takes all cores.
         progress: Told (ciphertexts done, ciphertexts in total).
 
@@ -147,13 +219,19 @@ def combine(
         ``float64`` of shape ``(layout.length,)``, as :func:`bract.paillier.cipher.decrypt` gives.
 
     Raises:
-        ThresholdError: Fewer than ``t``, one twice, made from another vector, or not matching.
-        KeyMismatchError: Vector or partial decryption of another key.
+        PartialError: One is of another key or vector, or not proven; it names the share.
+        ThresholdError: Fewer than ``t``, or one twice.
+        KeyMismatchError: A vector of another key.
     """
-    require_key(public, vector)
-    chosen = _choose(vector, partials)
-    scheme = scheme_for(public, vector.layout.degree)
-    delta = math.factorial(chosen[0].total)
+    require_key(share.public, vector)
+    _require_kind(share, vector)
+    found = [problem(share, vector, part, threads=threads) for part in partials]
+    wrong = {position: text for position, text in enumerate(found) if text is not None}
+    if wrong:
+        raise PartialError("; ".join(wrong.values()), tuple(wrong))
+    chosen = _choose(share, partials)
+    scheme = scheme_for(share.public, vector.layout.degree)
+    delta = math.factorial(share.total)
     exponents = [2 * e for e in lagrange([part.index for part in chosen], delta)]
     above = Schedule([max(e, 0) for e in exponents])
     below = Schedule([max(-e, 0) for e in exponents])
@@ -171,8 +249,8 @@ def combine(
             if u % scheme.n != 1:
                 raise ThresholdError(
                     f"the partial decryptions of ciphertext {row} by shares "
-                    f"{[part.index for part in chosen]} do not fit together: one was altered, or "
-                    "its share belongs to another dealing"
+                    f"{[part.index for part in chosen]} do not fit together, though each is "
+                    "proven: the dealer's shares are wrong, or the ciphertext's randomness is"
                 )
             logarithm = series_logarithm(u, scheme.n, scheme.degree)
             plaintexts.append(logarithm * scale % scheme.plain_modulus)
@@ -182,29 +260,21 @@ def combine(
     return decode(vector, plaintexts)
 
 
-def _choose(vector: CipherVector, partials: Sequence[PartialDecryption]) -> list[PartialDecryption]:
-    if not partials:
-        raise ThresholdError("no partial decryptions: at least two clients have to answer")
-    need, total = partials[0].threshold, partials[0].total
-    digest = _digest(vector)
-    for part in partials:
-        if part.key_id != vector.key_id:
-            raise KeyMismatchError(
-                f"share {part.index} belongs to key {part.key_id}, the vector to {vector.key_id}"
-            )
-        if part.digest != digest or part.data.shape != vector.data.shape:
-            raise ThresholdError(f"share {part.index} decrypted another vector than this one")
-        if (part.threshold, part.total) != (need, total):
-            raise ThresholdError(f"share {part.index} belongs to another dealing")
+def _choose(share: KeyShare, partials: Sequence[PartialDecryption]) -> list[PartialDecryption]:
     indices = sorted(part.index for part in partials)
     if len(set(indices)) < len(indices):
         raise ThresholdError(f"shares answered more than once: {indices}")
-    if len(indices) < need:
+    if len(indices) < share.threshold:
         raise ThresholdError(
-            f"{len(indices)} of {total} clients answered (shares {indices}), {need} are needed to "
-            "decrypt: wait for more clients, or restart those that are missing"
+            f"{len(indices)} of {share.total} clients answered (shares {indices}), "
+            f"{share.threshold} are needed to decrypt: wait for more clients, or restart those "
+            "that are missing"
         )
-    return sorted(partials, key=lambda part: part.index)[:need]
+    return sorted(partials, key=lambda part: part.index)[: share.threshold]
+
+
+def _numbers(scheme: Scheme, vector: CipherVector) -> list[Any]:
+    return checked_rows(scheme, vector, range(vector.layout.rows))
 
 
 def _scale(scheme: Scheme, delta: int) -> Any:

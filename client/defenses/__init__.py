@@ -1,21 +1,21 @@
-"""Client-side defenses, one file each."""
+"""What a client does with its defenses: the order of a chain, and the state they keep."""
 
-from bract.client.defenses.adadefense import AdaDefense
-from bract.client.defenses.base import (
+from bract.client.defenses.chain import DefenseChain, build_defense, build_defenses
+from bract.client.defenses.state import DefenseState
+from bract.defenses import (
     DEFENSES,
+    AdaDefense,
     Defense,
     DefenseError,
+    FedKL,
+    Guardian,
+    Noise,
+    Precode,
     ProtectContext,
+    Pruning,
+    Soteria,
     Stage,
 )
-from bract.client.defenses.chain import DefenseChain, build_defense, build_defenses
-from bract.client.defenses.fedkl import FedKL
-from bract.client.defenses.guardian import Guardian
-from bract.client.defenses.noise import Noise
-from bract.client.defenses.precode import Precode
-from bract.client.defenses.pruning import Pruning
-from bract.client.defenses.soteria import Soteria
-from bract.client.defenses.state import DefenseState
 
 __all__ = [
     "DEFENSES",

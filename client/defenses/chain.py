@@ -7,20 +7,18 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from bract.client.defenses.base import (
-    DEFENSES,
+from bract.defenses import (
     Defense,
     DefenseError,
     ProtectContext,
     Stage,
     cosine_and_ratio,
+    read_defense,
 )
 from bract.errors import BractError
-from bract.registry import unknown
-from bract.update import Tensors, flatten
+from bract.protocol.update import Tensors, flatten
 
 _FAILURES = (
     ArithmeticError,
@@ -68,6 +66,11 @@ class DefenseChain:
     def needs(self) -> frozenset[str]:
         """Return the fields of `ProtectContext` that some defense cannot do without."""
         return frozenset(need for defense in self.defenses for need in defense.needs)
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether part of each client's model stays at the client, and so in its state."""
+        return any(defense.keeps == "model" for defense in self.defenses)
 
     @property
     def server_lr(self) -> float:
@@ -174,24 +177,16 @@ def build_defenses(entries: Iterable[Mapping[str, Any]]) -> DefenseChain:
 
 
 def build_defense(entry: Mapping[str, Any]) -> Defense:
-    """Build one defense from its name and hyper-parameters."""
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-        raise BractError(f"defenses: expected entries with a name, found {entry!r}")
-    name = str(entry["name"])
-    kind = DEFENSES[name]
-    try:
-        return kind(**{key: value for key, value in entry.items() if key != "name"})
-    except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            where = ".".join(str(part) for part in problem["loc"])
-            if problem["type"] == "extra_forbidden":
-                lines.append(unknown("hyper-parameter", where, kind.model_fields))
-            elif where:
-                lines.append(f"{where}: found {problem['input']!r}; {problem['msg']}")
-            else:
-                lines.append(problem["msg"])
-        raise BractError(f"defense {name!r}: {'; '.join(lines)}") from error
+    """Build one defense from its name and hyper-parameters, ready to run on this machine.
+
+    Raises
+    ------
+    BractError
+        As `bract.defenses.read_defense`, or if a package is missing that the settings need.
+    """
+    defense = read_defense(entry)
+    defense.check_installed()
+    return defense
 
 
 def _check_order(defenses: tuple[Defense, ...]) -> None:
@@ -203,7 +198,7 @@ def _check_order(defenses: tuple[Defense, ...]) -> None:
     if len(transforms) > 1:
         raise BractError(
             f"defenses: {' and '.join(map(repr, transforms))} each replace the whole update, the "
-            "second would work on the first one's stand-in; choose one"
+            "second would work on the first one's defended update; choose one"
         )
     for earlier, later in pairwise(defenses):
         if earlier.stage > later.stage:

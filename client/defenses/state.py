@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from flwr.app import ArrayRecord, RecordDict
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
-from bract.client.defenses.base import DefenseError
-from bract.update import Tensors
+from bract.defenses import DefenseError
+from bract.errors import BractError, one_line
+from bract.files import write_tensors
+from bract.protocol.update import Tensors
 
 RECORD = "bract.defense-state"
 """Name of the record in Flower's client-side ``context.state``."""
@@ -72,8 +71,9 @@ class DefenseState:
             return {}
         except (OSError, SafetensorError) as error:
             raise DefenseError(
-                f"{self.path}: the defenses' state cannot be read ({error}); without it the client "
-                "would start with fresh moments and keys. Restore the file or remove it"
+                f"{self.path}: the defenses' state cannot be read ({one_line(error, 200)}); "
+                "without it the client would start with fresh moments and keys. Restore the file "
+                "or remove it"
             ) from error
 
     def save(self, tensors: Mapping[str, Tensor]) -> None:
@@ -85,21 +85,13 @@ class DefenseState:
             elif self._name in self._record:
                 del self._record[self._name]
             return
-        temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.tmp")
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(save(held))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            write_tensors(self.path, held, private=True)
+        except (OSError, BractError) as error:
             raise DefenseError(
-                f"{self.path}: the defenses' state cannot be written ({error}); set state-dir in "
-                "the node config to a folder this client may write"
+                f"{self.path}: the defenses' state cannot be written ({one_line(error, 200)}); "
+                "set state-dir in the node config to a folder this client may write"
             ) from error
 
 

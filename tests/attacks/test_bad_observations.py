@@ -1,21 +1,23 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from bract.attacks import IG, Budget, Engine, GaussNewton, Reconstruction, Refusal, reconstruct
-from bract.attacks.problem import Problem
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import target_model_of
 from bract.errors import BractError
 from bract.models import create_model
-from bract.update import buffers_of
+from bract.protocol.update import buffers_of
 
 
 @pytest.fixture
-def seen(observe, tiny):
+def seen(observe: Any, tiny: Any) -> Any:
     return [observe(tiny[0][i : i + 1], tiny[1][i : i + 1], client=f"c{i}") for i in range(3)]
 
 
-def spoiled(tensors, name, value):
+def spoiled(tensors: Any, name: Any, value: Any) -> Any:
     changed = tensors[name].clone()
     changed.view(-1)[0] = value
     return tensors | {name: changed}
@@ -23,13 +25,15 @@ def spoiled(tensors, name, value):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("group", ["parameters", "buffers", "update", "returned_buffers"])
-def test_what_is_not_finite_is_refused_by_name_with_the_mend(observe, tiny, group, value):
+def test_what_is_not_finite_is_refused_by_name_with_the_mend(
+    observe: Any, tiny: Any, group: Any, value: Any
+) -> None:
 
     network = create_model("lenet-strided-bn", classes=10, channels=1, image_size=8)
     seen = observe(tiny[0][:2], tiny[1][:2], model=network)
     seen = replace(
         seen,
-        protocol=seen.protocol.updated({"model": "lenet-strided-bn"}),
+        declaration=seen.declaration.updated({"model": "lenet-strided-bn"}),
         returned_buffers=buffers_of(network),
     )
     seen.check()
@@ -47,21 +51,20 @@ def test_what_is_not_finite_is_refused_by_name_with_the_mend(observe, tiny, grou
 @pytest.mark.parametrize(
     "error",
     [
-        torch.linalg.LinAlgError("the matrix is singular"),
+        torch.linalg.LinAlgError("the matrix is singular"),  # type: ignore[attr-defined]
         RuntimeError("the matrix is singular"),
         ValueError("the matrix is singular"),
     ],
 )
-@pytest.mark.parametrize("where", ["open", "solve"])
+@pytest.mark.parametrize("where", ["prepare", "solve"])
 def test_numbers_that_one_observation_breaks_on_leave_the_others_their_attack(
-    seen, monkeypatch, error, where
-):
+    seen: Any, monkeypatch: pytest.MonkeyPatch, error: Any, where: Any
+) -> None:
     untouched = getattr(IG, where)
 
-    def breaking(self, first, *rest):
-        if "c1" in [case.observation.client for case in getattr(first, "cases", [])] or (
-            getattr(first, "client", "") == "c1"
-        ):
+    def breaking(self: Any, first: Any, *rest: Any) -> Any:
+        cases = [first] if where == "prepare" else first.cases
+        if "c1" in [case.observation.client for case in cases]:
             raise error
         return untouched(self, first, *rest)
 
@@ -73,8 +76,10 @@ def test_numbers_that_one_observation_breaks_on_leave_the_others_their_attack(
     assert "the matrix is singular" in two.reason
 
 
-def test_a_mistake_in_the_program_is_not_taken_for_bad_input(seen, monkeypatch):
-    def solve(self, problem, run):
+def test_a_mistake_in_the_program_is_not_taken_for_bad_input(
+    seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def solve(self: Any, problem: Any, run: Any) -> None:
         raise TypeError("wrong argument")
 
     monkeypatch.setattr(IG, "solve", solve)
@@ -82,10 +87,12 @@ def test_a_mistake_in_the_program_is_not_taken_for_bad_input(seen, monkeypatch):
         reconstruct(seen, IG(), budget=Budget(iterations=1), device="cpu")
 
 
-def test_a_restart_with_a_loss_that_is_no_number_is_never_the_blind_pick(seen, monkeypatch):
+def test_a_restart_with_a_loss_that_is_no_number_is_never_the_blind_pick(
+    seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     solve = IG.solve
 
-    def spoil(self, problem, run):
+    def spoil(self: Any, problem: Any, run: Any) -> Any:
         outcome = solve(self, problem, run)
         outcome.losses = outcome.losses.clone()
         outcome.losses[0] = float("nan")
@@ -94,30 +101,53 @@ def test_a_restart_with_a_loss_that_is_no_number_is_never_the_blind_pick(seen, m
     monkeypatch.setattr(IG, "solve", spoil)
     budget = Budget(iterations=2, restarts=2)
     (found,) = reconstruct(seen[:1], IG(), budget=budget, engine=Engine())
-    assert found.all_restarts[0].loss == float("inf")
+    assert isinstance(found, Reconstruction)
+    assert found.trials[0].loss == float("inf")
     assert found.settings["restart"] == 1
     assert not found.failed
 
 
-def test_solving_for_pixels_ends_where_the_jacobian_is_not_finite(seen, monkeypatch):
-    def jacobian(residual, point):
+def test_solving_for_pixels_ends_where_the_jacobian_is_not_finite(
+    seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def jacobian(residual: Any, point: Any) -> Any:
         value = residual(point)
         return torch.full((len(value), len(point)), float("nan"), dtype=point.dtype), value
 
-    monkeypatch.setattr("bract.attacks.levenberg._sketched_jacobian", jacobian)
+    monkeypatch.setattr("bract.attacks.solve.levenberg_marquardt._sketched_jacobian", jacobian)
     found = GaussNewton()(seen[0])
     assert found.iterations == 0
     assert float(found.images.min()) == pytest.approx(0.5)
     assert 0 < found.final_loss < float("inf")
 
 
-def test_solving_for_pixels_fails_as_a_trial_where_the_model_overflows(seen, monkeypatch):
+def test_solving_for_pixels_fails_as_a_trial_where_the_model_overflows(
+    seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     simulate = Problem.simulate
 
-    def overflow(self, images, labels, unknowns):
+    def overflow(self: Any, images: Any, labels: Any, unknowns: Any) -> Any:
         return {n: v * float("inf") for n, v in simulate(self, images, labels, unknowns).items()}
 
     monkeypatch.setattr(Problem, "simulate", overflow)
     (found,) = reconstruct(seen[:1], GaussNewton(), device="cpu")
     assert isinstance(found, Reconstruction)
     assert found.failed
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"classes": 1_000_000, "image_shape": (1, 4096, 4096)},
+        {"defenses": [{"name": "precode", "latent": 65_536}], "image_shape": (1, 4096, 4096)},
+    ],
+)
+def test_a_declaration_of_an_enormous_model_is_refused_before_it_takes_memory(
+    seen: Any, declared: Any
+) -> None:
+    huge = replace(seen[0], declaration=seen[0].declaration.updated(declared))
+    with pytest.raises(BractError, match=r"parameters, captured were"):
+        target_model_of(huge)
+    first, _, last = reconstruct([huge, *seen[1:]], "ig", budget=Budget(iterations=1), device="cpu")
+    assert isinstance(first, Refusal)
+    assert isinstance(last, Reconstruction)

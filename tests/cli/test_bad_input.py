@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,9 @@ def bract(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("wrong: 1", "unknown key 'wrong'"),
     ],
 )
-def test_bad_config_is_one_line_and_exit_2_with_nothing_written(tmp_path, config, message):
+def test_bad_config_is_one_line_and_exit_2_with_nothing_written(
+    tmp_path: Path, config: Any, message: Any
+) -> None:
     (tmp_path / "f.yaml").write_text(config)
     done = bract(tmp_path, "run", "f.yaml")
     assert done.returncode == 2
@@ -38,14 +41,14 @@ def test_bad_config_is_one_line_and_exit_2_with_nothing_written(tmp_path, config
     assert not (tmp_path / "runs").exists()
 
 
-def test_init_writes_a_file_once(tmp_path):
+def test_init_writes_a_file_once(tmp_path: Path) -> None:
     assert bract(tmp_path, "init").returncode == 0
     again = bract(tmp_path, "init")
     assert again.returncode == 2
     assert "exists already; pass --force" in again.stderr
 
 
-def test_a_taken_run_directory_names_the_ways_out(tmp_path):
+def test_a_taken_run_directory_names_the_ways_out(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text("name: mine")
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "something").write_text("")
@@ -55,17 +58,17 @@ def test_a_taken_run_directory_names_the_ways_out(tmp_path):
     assert "--overwrite" in done.stderr
 
 
-def test_a_run_of_an_older_schema_is_refused_with_found_and_wanted(tmp_path):
+def test_a_run_of_an_older_schema_is_refused_with_found_and_wanted(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "old"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("name: old")
-    (run / "run.json").write_text(json.dumps({"schema": 0}))
+    (run / "run.json").write_text(json.dumps({"schema": 1}))
     done = bract(tmp_path, "audit", "runs/old")
     assert done.returncode == 2
-    assert "run schema 0, this version reads 1" in " ".join(done.stderr.split())
+    assert "run schema 1, this version reads 2" in " ".join(done.stderr.split())
 
 
-def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path):
+def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
     done = bract(tmp_path, "report", "nowhere")
     assert done.returncode == 2
     assert "nowhere: no such folder" in done.stderr

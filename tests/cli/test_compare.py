@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from bract.cli import auditing, variants
-from bract.cli.comparing import Steps, command_steps, compare_defenses, count_tested
-from bract.cli.variants import parse_defense, plan
+from bract.audit.captures import Capture
+from bract.audit.choice import AuditChoice
+from bract.cli import audit, comparison_plan
+from bract.cli.compare import Steps, command_steps, compare_defenses, count_tested
+from bract.cli.comparison_plan import parse_defense, plan
 from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError, RunFailedError
-from bract.observation import Protocol
+from bract.protocol.observation import ClientDeclaration
+from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory
-from bract.server.audit import AuditChoice
-from bract.server.captures import Capture
-from bract.server.report.variants import ExampleCounts
+from bract.schema import ClientRow, GlobalRow, MetricsRow
 
 
 def config(**changes: Any) -> FederationConfig:
@@ -45,9 +46,11 @@ class Recorder:
         run = RunDirectory(runs / config.name)
         run.create(config)
         run.update_state(status="finished", name=config.name)
-        client = {"seconds": 1.0, "local_steps": 4, "validation_accuracy": 0.5}
-        row = {"round": 1, "seconds": 1.0, "global": {"loss": 1.0, "accuracy": 0.5}}
-        run.append_metrics({**row, "clients": {"client-0": client}, "failures": []})
+        client = ClientRow(seconds=1.0, local_steps=4, validation_accuracy=0.5)
+        judged = GlobalRow(loss=1.0, accuracy=0.5)
+        run.append_metrics(
+            MetricsRow(round=1, seconds=1.0, evaluation=judged, clients={"client-0": client})
+        )
         return run.root
 
     def audit(self, root: Path) -> None:
@@ -103,9 +106,9 @@ def test_by_default_each_known_defense_is_compared_with_settings_that_build() ->
         build_defenses(variant.defenses)
 
 
-def test_a_default_that_is_not_installed_is_left_out(monkeypatch) -> None:
+def test_a_default_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {name: DEFENSES[name] for name in DEFENSES if name != "pruning"}
-    monkeypatch.setattr(variants, "DEFENSES", known)
+    monkeypatch.setattr(comparison_plan, "DEFENSES", known)
     assert "pruning" not in [c.name for c in plan(config()).configs]
 
 
@@ -169,7 +172,7 @@ def test_a_model_that_is_normalised_already_stays() -> None:
     assert planned.notes == ()
 
 
-def test_the_server_scales_stand_ins_where_the_defense_asks_for_it() -> None:
+def test_the_server_scales_defended_updates_where_the_defense_asks_for_it() -> None:
     planned = plan(config(), ["adadefense:alpha_at=server,alpha=0.02", "guardian"])
     assert [c.strategy.server_lr for c in planned.configs] == [1.0, 0.02, 1.0]
 
@@ -243,12 +246,12 @@ def test_runs_of_another_federation_are_not_resumed(tmp_path: Path) -> None:
     assert not again.trained and page.read_bytes() == before
 
 
-def test_json_goes_to_stdout_alone(tmp_path: Path, capsys) -> None:
+def test_json_goes_to_stdout_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorder = Recorder({"pruning": RunFailedError("client-0 failed")})
     with pytest.raises(RunFailedError):
         compare_defenses(config(), tmp_path, recorder.steps(), defenses=["pruning"], as_json=True)
     facts = json.loads(capsys.readouterr().out)
-    assert facts["schema"] == 1
+    assert facts["schema"] == 3
     assert [row["variant"] for row in facts["rows"]] == ["undefended", "pruning"]
 
 
@@ -257,13 +260,15 @@ def test_accuracies_are_measured_on_counted_examples() -> None:
     assert count_tested(config()) == ExampleCounts(360, {"client-0": 71, "client-1": 71})
 
 
-def test_each_variant_is_attacked_once_for_each_tier(tmp_path: Path, monkeypatch) -> None:
+def test_each_variant_is_attacked_once_for_each_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, str, bool]] = []
 
     def audit_run(root: Path, choice: AuditChoice, *, resume: bool) -> None:
         asked.append((root.name, choice.tier, resume))
 
-    monkeypatch.setattr(auditing, "audit_run", audit_run)
+    monkeypatch.setattr(audit, "audit_run", audit_run)
     steps = command_steps(resume=True, redact=False, tiers=["oblivious", "adaptive"])
     recorder = Recorder()
     mixed = Steps(recorder.train, steps.audit, recorder.report)
@@ -276,18 +281,20 @@ def test_each_variant_is_attacked_once_for_each_tier(tmp_path: Path, monkeypatch
     ]
 
 
-def test_all_tiers_are_those_that_apply_to_the_variant(tmp_path: Path, monkeypatch) -> None:
+def test_all_tiers_are_those_that_apply_to_the_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, str]] = []
 
     def audit_run(root: Path, choice: AuditChoice, *, resume: bool) -> None:
         asked.append((root.name, choice.tier))
 
-    def index(root: Path) -> Any:
-        named = [{"name": "pruning"}] if root.parent.name == "pruning" else []
-        return SimpleNamespace(index=[Capture(1, "a", Protocol(defenses=tuple(named)))])
+    def of_run(run: RunDirectory) -> Any:
+        named = [{"name": "pruning"}] if run.root.name == "pruning" else []
+        return SimpleNamespace(index=[Capture(1, "a", ClientDeclaration(defenses=tuple(named)))])
 
-    monkeypatch.setattr(auditing, "audit_run", audit_run)
-    monkeypatch.setattr(auditing, "Captures", index)
+    monkeypatch.setattr(audit, "audit_run", audit_run)
+    monkeypatch.setattr(audit, "Captures", SimpleNamespace(of_run=of_run))
     steps = command_steps(resume=False, redact=False)
     recorder = Recorder()
     mixed = Steps(recorder.train, steps.audit, recorder.report)

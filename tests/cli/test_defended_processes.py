@@ -1,6 +1,9 @@
 """Whoever knows the defense sees through real processes what it sees in memory, in every round."""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.data import client_data, data_spec
 from bract.models import create_model
-from bract.observation import ObservationStore
+from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
 
@@ -28,7 +31,7 @@ defenses: [adadefense]
 """
 
 
-def test_adaptive_figures_through_processes_are_those_in_memory(tmp_path):
+def test_adaptive_figures_through_processes_are_those_in_memory(tmp_path: Path) -> None:
     (tmp_path / "guarded.yaml").write_text(GUARDED)
     code, errors = Command(tmp_path, "run", "guarded.yaml").finish()
     assert code == 0, errors
@@ -38,6 +41,7 @@ def test_adaptive_figures_through_processes_are_those_in_memory(tmp_path):
     assert [o.round for o in captured] == [1, 2]
     model = create_model("lenet-strided", classes=10, channels=1, image_size=32, activation="relu")
     data = client_data(config, 1)
+    state: dict[str, Any]
     chain, state, computed = build_defenses([{"name": "adadefense"}]), {}, []
     for seen in captured:
         model.load_state_dict(seen.parameters)
@@ -68,7 +72,7 @@ def test_adaptive_figures_through_processes_are_those_in_memory(tmp_path):
                 budget=budget,
                 tier="adaptive",
                 device="cpu",
-                history=lambda _, earlier=earlier: earlier,
+                history=partial(lambda earlier, _: earlier, earlier),
             )
             assert isinstance(result, Reconstruction)
             cosines.append(result.gradient_cosine)

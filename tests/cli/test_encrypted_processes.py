@@ -10,8 +10,9 @@ from encrypted_runs import key_secrets
 from safetensors.torch import load_file
 from test_processes import Command
 
-from bract.keyfiles import read_key_file
-from bract.observation import ObservationStore
+from bract.paillier import PrivateKey
+from bract.protocol.keyfiles import read_key_file
+from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes
@@ -34,13 +35,15 @@ clients: 3
 rounds: 1
 model: {name: "encrypted_runs:tiny"}
 training: {lr: 0.1, local_steps: 4}
-data: {image_size: 8, validation: 0.2, partition: {kind: sizes, sizes: [120, 60, 30]}}
+data: {image_size: 8, validation: 0.2, partition: {kind: sizes, sizes: [120, 80, 60]}}
 strategy: {name: fedboosting}
 encryption: {scheme: paillier, keys: in-band, threshold: 2}
 """
 
 
-def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(tmp_path):
+def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "quick.yaml").write_text(CONFIG)
     command = Command(tmp_path, "run", "quick.yaml")
     code, errors = command.finish()
@@ -48,9 +51,9 @@ def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(tm
     assert command.nothing_is_left()
     run = RunDirectory.open(tmp_path / "runs" / "quick")
     rows = run.metrics()
-    assert [row["round"] for row in rows] == [0, 1, 2]
-    assert all(row["global"]["clients"] == 3 for row in rows)
-    assert rows[2]["clients"]["client-0"]["encrypt_seconds"] > 0
+    assert [row.round for row in rows] == [0, 1, 2]
+    assert all(row.evaluation and row.evaluation.clients == 3 for row in rows)
+    assert (rows[2].clients["client-0"].encrypt_seconds or 0) > 0
     observations = list(ObservationStore(run.captures))
     assert len(observations) == 6
     assert all(o.ciphertexts and not o.update for o in observations)
@@ -63,7 +66,9 @@ def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(tm
         assert torch.equal(models[2][name], value)
     key_file = run.keys / "private.pem"
     assert key_file.stat().st_mode & 0o777 == 0o600
-    secrets = key_secrets(read_key_file(key_file))
+    key = read_key_file(key_file)
+    assert isinstance(key, PrivateKey)
+    secrets = key_secrets(key)
     secrets += [value.numpy().tobytes()[:64] for value in models[0].values() if value.numel() > 99]
     for folder in (run.captures, run.aggregates, run.logs, run.models):
         for file in folder.rglob("*"):
@@ -82,7 +87,9 @@ def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(tm
     assert found["colluding"] is None
 
 
-def test_fedboosting_under_a_threshold_with_shares_dealt_through_the_server(tmp_path, monkeypatch):
+def test_fedboosting_under_a_threshold_with_shares_dealt_through_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     (tmp_path / "dealt.yaml").write_text(SHARED_OUT)
@@ -92,11 +99,14 @@ def test_fedboosting_under_a_threshold_with_shares_dealt_through_the_server(tmp_
     assert "sees the whole key" in errors
     run = RunDirectory.open(tmp_path / "runs" / "dealt")
     (row,) = run.metrics()[1:]
-    assert all(0.0 <= score <= 1.0 for scores in row["boosting"]["V"] for score in scores)
-    assert [c["weight"] for c in row["clients"].values()] == row["boosting"]["weights"]
+    assert row.boosting is not None
+    assert all(
+        score is not None and 0.0 <= score <= 1.0 for scores in row.boosting.V for score in scores
+    )
+    assert [c.weight for c in row.clients.values()] == row.boosting.weights
     assert not run.keys.exists()
     log = (run.logs / "server.log").read_text()
-    assert "client-0 generates the Paillier key and seals it for 2 clients" in log
+    assert "client-0 generates the Paillier key for " in log
     assert "round 1: boosting weights: client-0 " in log
     finals, secrets = [], []
     for client in range(3):

@@ -1,37 +1,44 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
-from bract.cli.gate import Gate, LeakageError, check_tiers, hold
+from bract.audit.scoring.leak import LeakRule
+from bract.cli.gate import Gate, check_tiers, hold
 from bract.cli.main import app
 from bract.config import build_config
-from bract.errors import BractError
-from bract.observation import Observation, ObservationStore, Protocol
+from bract.errors import BractError, LeakageError
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
-from bract.server.report.leak import LeakRule
+from bract.schema import AuditResult, ImageResult, Retrieval, Scores
 
 RULE = LeakRule()
 
 
-def facts(tier, *ssims):
-    images = [{"index": i, "scores": {"ssim": v, "psnr": 20.0}} for i, v in enumerate(ssims)]
-    return {"attack": "ig", "tier": tier, "round": 1, "client": "client-0", "images": images} | {
-        "scored": True
-    }
+def result(tier: Any, *ssims: Any, **changes: Any) -> Any:
+    found = Retrieval(chance=1e-6, least=1e-9, nearest=True, references=36, choices=8)
+    images = [
+        ImageResult(index=i, scores=Scores(ssim=v, psnr=20.0), retrieval=found)
+        for i, v in enumerate(ssims)
+    ]
+    facts = {"attack": "ig", "tier": tier, "round": 1, "client": "client-0", "images": images}
+    return AuditResult(**(facts | {"scored": True} | changes))
 
 
-def test_a_gate_reads_metric_threshold_and_tier():
+def test_a_gate_reads_metric_threshold_and_tier() -> None:
     assert Gate.parse("ssim>0.5@adaptive") == Gate("ssim", ">", 0.5, "adaptive")
     assert Gate.parse("lpips_vgg <= 0.2") == Gate("lpips_vgg", "<=", 0.2, None)
 
 
 @pytest.mark.parametrize("text", ["ssim", "leak>1", "ssim=0.5", "ssim>high", "ssim>0.5@", ""])
-def test_another_form_is_refused_with_an_example(text):
+def test_another_form_is_refused_with_an_example(text: Any) -> None:
     with pytest.raises(BractError, match=r"such as ssim>0\.5@adaptive"):
         Gate.parse(text)
 
 
-def test_every_image_across_the_threshold_is_named():
-    results = [facts("oblivious", 0.2, 0.7), facts("adaptive", 0.9)]
+def test_every_image_across_the_threshold_is_named() -> None:
+    results = [result("oblivious", 0.2, 0.7), result("adaptive", 0.9)]
     with pytest.raises(LeakageError, match="2 crossed it") as raised:
         hold([Gate.parse("ssim>0.5")], results, RULE)
     assert "image 1: ssim 0.700" in str(raised.value)
@@ -40,22 +47,22 @@ def test_every_image_across_the_threshold_is_named():
     hold([Gate.parse("ssim>0.95")], results, RULE)
 
 
-def test_a_tier_that_does_not_exist_is_refused_with_the_nearest():
+def test_a_tier_that_does_not_exist_is_refused_with_the_nearest() -> None:
     with pytest.raises(BractError, match="Did you mean 'adaptive'"):
         Gate.parse("ssim>0.5@adaptve")
 
 
-def test_a_gate_whose_tier_will_not_run_is_refused_before_any_attack():
+def test_a_gate_whose_tier_will_not_run_is_refused_before_any_attack() -> None:
     gate = Gate.parse("ssim>0.5@adaptive")
     with pytest.raises(BractError, match="runs the tier oblivious, and the gate would check noth"):
         check_tiers([gate], ["oblivious"])
     check_tiers([gate, Gate.parse("ssim>0.5")], ["oblivious", "adaptive"])
 
 
-def test_the_command_refuses_such_a_gate_with_nothing_attacked(tmp_path):
+def test_the_command_refuses_such_a_gate_with_nothing_attacked(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.create(build_config({}))
-    ObservationStore(run.captures).save(Observation(1, "a", {}, {}, Protocol()))
+    ObservationStore(run.captures).save(Observation(1, "a", {}, {}, ClientDeclaration()))
     arguments = ["audit", str(run.root), "--fail-on", "ssim>0.5@adaptive"]
     done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, BractError)
@@ -63,34 +70,36 @@ def test_the_command_refuses_such_a_gate_with_nothing_attacked(tmp_path):
     assert not run.audit.exists()
 
 
-def test_a_gate_that_judged_nothing_does_not_pass_and_says_why():
+def test_a_gate_that_judged_nothing_does_not_pass_and_says_why() -> None:
     gate = Gate.parse("ssim>0.5@adaptive")
-    refused = facts("adaptive") | {"refused": "the noise does not fit"}
-    unscored = facts("adaptive") | {"images": [{"index": 0, "scores": None}]}
+    refused = result("adaptive", refused="the noise does not fit")
+    unscored = result("adaptive", images=[ImageResult(index=0)])
     with pytest.raises(LeakageError) as raised:
-        hold([gate], [facts("oblivious", 0.2), refused, refused, unscored], RULE)
+        hold([gate], [result("oblivious", 0.2), refused, refused, unscored], RULE)
     assert str(raised.value) == (
         "--fail-on ssim>0.5@adaptive: 0 images judged; not judged: 2 attacks refused, "
         "1 attacks without the client's truth; first refusal: the noise does not fit; "
         "a gate that judged nothing does not pass"
     )
     with pytest.raises(LeakageError, match="2 images without this score"):
-        hold([Gate.parse("stlpips<0.5")], [facts("oblivious", 0.2, 0.3)], RULE)
+        hold([Gate.parse("stlpips<0.5")], [result("oblivious", 0.2, 0.3)], RULE)
 
 
-def test_what_was_not_judged_beside_what_passed_is_counted(capsys):
-    refused = facts("adaptive") | {"refused": "the noise does not fit"}
-    hold([Gate.parse("ssim>0.5")], [facts("oblivious", 0.2, 0.3), refused], RULE)
+def test_what_was_not_judged_beside_what_passed_is_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refused = result("adaptive", refused="the noise does not fit")
+    hold([Gate.parse("ssim>0.5")], [result("oblivious", 0.2, 0.3), refused], RULE)
     said = " ".join(capsys.readouterr().err.split())
     assert "warning: --fail-on ssim>0.5: 2 images judged; not judged: 1 attacks refused" in said
-    hold([Gate.parse("ssim>0.5")], [facts("oblivious", 0.2, 0.3)], RULE)
+    hold([Gate.parse("ssim>0.5")], [result("oblivious", 0.2, 0.3)], RULE)
     assert capsys.readouterr().err == ""
     with pytest.raises(LeakageError, match="1 crossed it; not judged: 1 attacks refused"):
-        hold([Gate.parse("ssim>0.5")], [facts("oblivious", 0.2, 0.9), refused], RULE)
+        hold([Gate.parse("ssim>0.5")], [result("oblivious", 0.2, 0.9), refused], RULE)
 
 
-def test_a_gate_on_leaked_images_counts_them_by_the_configured_rule():
-    results = [facts("oblivious", 0.4, 0.6, 0.7), facts("adaptive", 0.9)]
+def test_a_gate_on_leaked_images_counts_them_by_the_configured_rule() -> None:
+    results = [result("oblivious", 0.4, 0.6, 0.7), result("adaptive", 0.9)]
     with pytest.raises(LeakageError, match="2 crossed it") as raised:
         hold([Gate.parse("leaked>1@oblivious")], results, RULE)
     assert "ig (oblivious), round 1, client-0, image 1: leaked by ssim" in str(raised.value)
@@ -98,3 +107,20 @@ def test_a_gate_on_leaked_images_counts_them_by_the_configured_rule():
     hold([Gate.parse("leaked>0@oblivious")], results, LeakRule(ssim=0.8))
     with pytest.raises(LeakageError, match="a gate that judged nothing does not pass"):
         hold([Gate.parse("leaked>0@colluding")], results, RULE)
+
+
+def test_a_gate_on_leaked_images_counts_what_was_attacked_in_every_tier_for_its_rate() -> None:
+    near = Retrieval(chance=0.01, least=1e-9, nearest=True, references=36, choices=8)
+    far = near.model_copy(update={"chance": 0.9})
+    one = ImageResult(index=0, scores=Scores(ssim=0.7), retrieval=near)
+    others = [ImageResult(index=i, scores=Scores(ssim=0.7), retrieval=far) for i in range(9)]
+    gate = Gate.parse("leaked>0@adaptive")
+    with pytest.raises(LeakageError, match="1 images judged, 1 crossed it"):
+        hold([gate], [result("adaptive", images=[one])], RULE)
+    hold([gate], [result("adaptive", images=[one]), result("oblivious", images=others)], RULE)
+
+
+def test_a_gate_that_could_decide_nothing_for_want_of_references_does_not_pass() -> None:
+    images = [ImageResult(index=0, scores=Scores(ssim=0.1))]
+    with pytest.raises(LeakageError, match="1 images with too few reference images"):
+        hold([Gate.parse("leaked>0")], [result("oblivious", images=images)], RULE)

@@ -7,11 +7,12 @@ import subprocess
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bract.cli.guardian import MARK, end_processes
-from bract.cli.warm import real_command
+from bract.cli.launch.fork_server import real_command
+from bract.cli.launch.reaper import MARK, end_processes
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes
@@ -30,19 +31,19 @@ training: {local_steps: 2}
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+        return int(s.getsockname()[1])
 
 
 def healthy(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except OSError:
         return False
 
 
 @pytest.fixture
-def superlink(tmp_path):
+def superlink(tmp_path: Path) -> Any:
     """The address of a SuperLink with two SuperNodes, started with Flower's own commands."""
     mark = tmp_path.name + str(os.getpid())
     port, *node_ports = (free_port() for _ in range(3))
@@ -89,7 +90,7 @@ def superlink(tmp_path):
         end_processes(mark)
 
 
-def test_a_running_superlink_serves_bract_run_and_flwr_run(superlink, tmp_path):
+def test_a_running_superlink_serves_bract_run_and_flwr_run(superlink: Any, tmp_path: Path) -> None:
     (tmp_path / "theirs.yaml").write_text(CONFIG)
     done = subprocess.run(
         [real_command("bract"), "run", "theirs.yaml", "--superlink", superlink],
@@ -101,7 +102,7 @@ def test_a_running_superlink_serves_bract_run_and_flwr_run(superlink, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(tmp_path / "runs" / "theirs")
-    assert set(run.metrics()[-1]["clients"]) == {"client-0", "client-1"}
+    assert set(run.metrics()[-1].clients) == {"client-0", "client-1"}
 
     home = tmp_path / "home-submit"
     home.mkdir()
@@ -124,10 +125,10 @@ def test_a_running_superlink_serves_bract_run_and_flwr_run(superlink, tmp_path):
     while time.monotonic() < deadline:
         with contextlib.suppress(StopIteration):
             folder = next((tmp_path / "runs").glob("flwr-run-*"))
-            if RunDirectory(folder).state().get("status") in ("finished", "failed"):
+            if RunDirectory(folder).state().status in ("finished", "failed"):
                 break
         time.sleep(0.3)
     finished = RunDirectory.open(folder)
-    assert finished.state()["status"] == "finished", finished.state()
+    assert finished.state().status == "finished", finished.state()
     assert finished.config().training.lr == 0.05
     assert len(list(finished.captures.glob("round-0001/*"))) == 2

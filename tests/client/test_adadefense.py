@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -35,8 +36,8 @@ UNCORRECTED = [
 ]
 
 
-def uploads(defense, updates=UPDATES):
-    state = {}
+def uploads(defense: Any, updates: Any = UPDATES) -> Any:
+    state: dict[str, Any] = {}
     sent = []
     for values in updates:
         # Two tensors, so that the names' order matters.
@@ -47,7 +48,7 @@ def uploads(defense, updates=UPDATES):
     return sent, state
 
 
-def toy(**parameters):
+def toy(**parameters: Any) -> Any:
     return AdaDefense(beta1=0.5, beta2=0.5, epsilon=0.25, alpha=1.0, **parameters)
 
 
@@ -55,30 +56,43 @@ def toy(**parameters):
     ("placement", "expected"),
     [("inside", INSIDE), ("outside", OUTSIDE), ("uncorrected", UNCORRECTED)],
 )
-def test_three_rounds_of_two_parameters_give_the_numbers_worked_by_hand(placement, expected):
+def test_three_rounds_of_two_parameters_give_the_numbers_worked_by_hand(
+    placement: Any, expected: Any
+) -> None:
     sent, state = uploads(toy(eps_placement=placement))
     torch.testing.assert_close(torch.tensor(sent), torch.tensor(expected))
     assert int(state["round"]) == 3
 
 
-def test_without_bias_correction_the_moments_are_used_as_they_are():
+def test_without_bias_correction_the_moments_are_used_as_they_are() -> None:
     sent, _ = uploads(toy(bias_correction=False))
     assert sent[0][0] == pytest.approx(1 / math.sqrt(2.25))
     assert sent[2][1] == pytest.approx(0.5 / math.sqrt(3.25))
 
 
-def test_adagrad_adds_squares_up_and_corrects_the_first_moment_only():
+def test_adagrad_adds_squares_up_and_corrects_them_as_adam_does() -> None:
     # v = (4, 0), (4, 4), (8, 8)
     sent, _ = uploads(toy(variant="adagrad"))
     expected = [
-        [2 / math.sqrt(4.25), 0.0],
-        [2 / 3 / math.sqrt(4.25), -4 / 3 / math.sqrt(4.25)],
-        [10 / 7 / math.sqrt(8.25), 4 / 7 / math.sqrt(8.25)],
+        [2 / math.sqrt(4 / 0.5 + 0.25), 0.0],
+        [2 / 3 / math.sqrt(4 / 0.75 + 0.25), -4 / 3 / math.sqrt(4 / 0.75 + 0.25)],
+        [10 / 7 / math.sqrt(8 / 0.875 + 0.25), 4 / 7 / math.sqrt(8 / 0.875 + 0.25)],
     ]
     torch.testing.assert_close(torch.tensor(sent), torch.tensor(expected))
+    # The published formula: scale sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
+    sent, _ = uploads(toy(variant="adagrad", eps_placement="uncorrected"))
+    assert sent[2][1] == pytest.approx(math.sqrt(0.875) / 0.875 * 0.5 / (math.sqrt(8) + 0.25))
+    sent, _ = uploads(
+        AdaDefense(variant="adagrad", eps_placement="uncorrected", alpha=1.0), [[0.5, -3.0]]
+    )
+    torch.testing.assert_close(
+        torch.tensor(sent), torch.tensor([[0.0316227766, -0.0316227766]]), rtol=1e-5, atol=0
+    )
+    sent, _ = uploads(toy(variant="adagrad", bias_correction=False))
+    assert sent[0][0] == pytest.approx(1 / math.sqrt(4.25))
 
 
-def test_yogi_moves_the_second_moment_by_the_sign_of_the_difference():
+def test_yogi_moves_the_second_moment_by_the_sign_of_the_difference() -> None:
     # v1 = 0 - (0 - 4) / 2 = 2; g = 0 leaves it at 2; then 2 - 4 < 0, so v3 = 2 + 4 / 2 = 4.
     _, state = uploads(toy(variant="yogi"))
     torch.testing.assert_close(state["v"], torch.tensor([4.0, 4.0]))
@@ -87,7 +101,7 @@ def test_yogi_moves_the_second_moment_by_the_sign_of_the_difference():
     torch.testing.assert_close(state["v"], torch.tensor([3.5, 3.5]))
 
 
-def test_alpha_is_applied_at_the_client_or_left_to_the_server():
+def test_alpha_is_applied_at_the_client_or_left_to_the_server() -> None:
     at_client, _ = uploads(AdaDefense(alpha=0.01))
     at_server, _ = uploads(AdaDefense(alpha=0.01, alpha_at="server"))
     torch.testing.assert_close(torch.tensor(at_client), 0.01 * torch.tensor(at_server))
@@ -95,12 +109,14 @@ def test_alpha_is_applied_at_the_client_or_left_to_the_server():
     assert AdaDefense(alpha=0.01, alpha_at="server").server_lr == 0.01
 
 
-def test_the_first_stand_in_is_a_sign_whatever_the_size():
+def test_the_first_defended_update_is_a_sign_whatever_the_size() -> None:
     sent, _ = uploads(AdaDefense(alpha=1.0), [[3e-2, -5.0]])
     torch.testing.assert_close(torch.tensor(sent), torch.tensor([[1.0, -1.0]]), atol=1e-4, rtol=0)
 
 
-def test_each_client_has_moments_of_its_own():
+def test_each_client_has_moments_of_its_own() -> None:
+    second: dict[str, Any]
+    first: dict[str, Any]
     first, second = {}, {}
     defense = toy()
     for values, state in (([2.0], first), ([-2.0], second), ([2.0], first)):
@@ -109,9 +125,9 @@ def test_each_client_has_moments_of_its_own():
     assert float(second["m"]) == -1.0
 
 
-def test_moments_of_another_model_are_refused():
+def test_moments_of_another_model_are_refused() -> None:
     chain = DefenseChain([AdaDefense()])
-    state = {}
+    state: dict[str, Any] = {}
     chain.protect({"a": torch.ones(2), "b": torch.ones(3)}, state)
     with pytest.raises(DefenseError, match="model with other parameters"):
         chain.protect({"b": torch.ones(3), "a": torch.ones(2)}, state)

@@ -1,4 +1,6 @@
 import stat
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +15,12 @@ TENSORS = {
 }
 
 
-def same(found):
+def same(found: Any) -> None:
     assert list(found) == list(TENSORS)
     assert all(torch.equal(found[k], v) and found[k].dtype == v.dtype for k, v in TENSORS.items())
 
 
-def test_without_a_folder_the_state_lives_in_flowers_context():
+def test_without_a_folder_the_state_lives_in_flowers_context() -> None:
     record = RecordDict()
     assert DefenseState(record, directory=None, key="a").load() == {}
     DefenseState(record, directory=None, key="a").save(TENSORS)
@@ -27,7 +29,7 @@ def test_without_a_folder_the_state_lives_in_flowers_context():
     assert DefenseState(record, directory=None, key="a").load() == {}
 
 
-def test_with_a_folder_it_survives_the_process_and_stays_out_of_the_context(tmp_path):
+def test_with_a_folder_it_survives_the_process_and_stays_out_of_the_context(tmp_path: Path) -> None:
     record = RecordDict()
     store = DefenseState(record, directory=tmp_path / "state", key="demo-client/0")
     store.save(TENSORS)
@@ -35,15 +37,17 @@ def test_with_a_folder_it_survives_the_process_and_stays_out_of_the_context(tmp_
     again = DefenseState(RecordDict(), directory=tmp_path / "state", key="demo-client/0")
     assert sorted(again.load()) == sorted(TENSORS)
     assert torch.equal(again.load()["fedkl.key"], TENSORS["fedkl.key"])
+    assert again.path is not None
     assert again.path.name == "demo-client_0.safetensors"
     assert DefenseState(record, directory=tmp_path / "state", key="other").load() == {}
 
 
-def test_only_the_operator_may_read_it_and_no_temporary_file_is_left(tmp_path):
+def test_only_the_operator_may_read_it_and_no_temporary_file_is_left(tmp_path: Path) -> None:
     store = DefenseState(RecordDict(), directory=tmp_path / "state", key="a")
     for _ in range(2):
         store.save(TENSORS)
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["a.safetensors"]
+    assert store.path is not None
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
     store.path.chmod(0o644)
@@ -51,15 +55,16 @@ def test_only_the_operator_may_read_it_and_no_temporary_file_is_left(tmp_path):
         store.load()
 
 
-def test_a_broken_file_is_an_error_and_never_a_fresh_start(tmp_path):
+def test_a_broken_file_is_an_error_and_never_a_fresh_start(tmp_path: Path) -> None:
     store = DefenseState(RecordDict(), directory=tmp_path, key="a")
     store.save(TENSORS)
+    assert store.path is not None
     store.path.write_bytes(store.path.read_bytes()[:40])
     with pytest.raises(DefenseError, match="cannot be read"):
         store.load()
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DefenseError, match=r"cannot be written.*state-dir"):
         DefenseState(RecordDict(), directory=tmp_path / "file", key="a").save(TENSORS)

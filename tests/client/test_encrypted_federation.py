@@ -2,6 +2,8 @@
 
 import functools
 import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sklearn.datasets
@@ -20,13 +22,13 @@ from flwr.app import RecordDict
 from safetensors.torch import load_file
 
 import bract.client.app as client_app
-from bract.ciphertexts import BUFFER_BITS
 from bract.errors import BractError, RunFailedError
-from bract.observation import ObservationStore
 from bract.paillier import FixedPoint, load_private
+from bract.protocol.ciphertexts import BUFFER_BITS
+from bract.protocol.observation import ObservationStore
+from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.encrypted import EncryptedFederation
-from bract.update import Tensors
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}
@@ -36,18 +38,26 @@ BUFFER_BOUND = FixedPoint(4096.0, BUFFER_BITS).bound + 1e-5
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch):
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     monkeypatch.setattr(sklearn.datasets, "load_digits", READ_ONCE)
 
 
 @pytest.fixture(scope="module")
-def plain_run(tmp_path_factory):
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("plain")
     return train(folder, small(), small_grid(folder, small()))
 
 
-def encrypted_run(folder, keys=(), encryption=PAILLIER, *, state=True, faults=None, **changes):
+def encrypted_run(
+    folder: Any,
+    keys: Any = (),
+    encryption: Any = PAILLIER,
+    *,
+    state: Any = True,
+    faults: Any = None,
+    **changes: Any,
+) -> Any:
     config = small(encryption=encryption, **changes)
     grid = small_grid(folder, config, keys, state=state, faults=faults)
     return train(folder, config, grid), grid
@@ -59,31 +69,33 @@ def furthest(found: Tensors, wanted: Tensors) -> float:
 
 
 def test_the_aggregate_is_the_plain_weighted_mean_within_the_quantisation_bound(
-    tmp_path, plain_run, whole_key
-):
+    tmp_path: Path, plain_run: Any, whole_key: Any
+) -> None:
     run, grid = encrypted_run(tmp_path, [whole_key] * 3)
     wanted = load_file(plain_run.models / "final.safetensors")
     for client in range(3):
         assert furthest(final_model(tmp_path, client), wanted) <= BOUND
     row = run.metrics()[-1]
-    assert [c["weight"] for c in row["clients"].values()] == pytest.approx([0.6, 0.3, 0.1])
+    assert [c.weight for c in row.clients.values()] == pytest.approx([0.6, 0.3, 0.1])
     assert phases(grid) == ["query.hello", "train", "evaluate.final"]
     assert (tmp_path / "state-0" / "small-client-0-final.safetensors").stat().st_mode & 0o077 == 0
 
 
 def test_the_clients_report_the_accuracy_that_the_server_cannot_measure(
-    tmp_path, plain_run, whole_key
-):
+    tmp_path: Path, plain_run: Any, whole_key: Any
+) -> None:
     run, _ = encrypted_run(tmp_path, [whole_key] * 3, rounds=2)
     rows = run.metrics()
-    assert [row["round"] for row in rows] == [0, 1, 2]
-    assert all(row["global"]["split"] == "test" for row in rows)
+    assert [row.round for row in rows] == [0, 1, 2]
+    assert all(row.evaluation.split == "test" for row in rows)
     for row, plain in zip(rows, plain_run.metrics(), strict=False):
-        assert row["global"]["loss"] == pytest.approx(plain["global"]["loss"], abs=1e-3)
+        assert row.evaluation.loss == pytest.approx(plain.evaluation.loss, abs=1e-3)
     assert not list(run.models.iterdir())
 
 
-def test_batch_normalisation_statistics_and_counters_are_aggregated(tmp_path, whole_key):
+def test_batch_normalisation_statistics_and_counters_are_aggregated(
+    tmp_path: Path, whole_key: Any
+) -> None:
     data = {
         "image_size": 16,
         "validation": 0.0,
@@ -106,7 +118,7 @@ def test_batch_normalisation_statistics_and_counters_are_aggregated(tmp_path, wh
     assert any("running_var" in name for name in wanted)
 
 
-def test_fedboosting_weights_and_scores_are_the_plain_ones(tmp_path, whole_key):
+def test_fedboosting_weights_and_scores_are_the_plain_ones(tmp_path: Path, whole_key: Any) -> None:
     changes = {
         "strategy": {"name": "fedboosting"},
         "data": {"image_size": 8, "validation": 0.2},
@@ -116,17 +128,19 @@ def test_fedboosting_weights_and_scores_are_the_plain_ones(tmp_path, whole_key):
         tmp_path / "plain", small(**changes), small_grid(tmp_path / "plain", small(**changes))
     )
     run, grid = encrypted_run(tmp_path / "encrypted", [whole_key] * 3, **changes)
-    wanted, found = plain.metrics()[-1]["boosting"], run.metrics()[-1]["boosting"]
-    assert found["V"] == wanted["V"]
-    shares = [client["weight"] for client in run.metrics()[-1]["clients"].values()]
-    assert found["weights"] == shares
-    assert shares == pytest.approx(wanted["weights"], abs=0.5 / 31)
+    wanted, found = plain.metrics()[-1].boosting, run.metrics()[-1].boosting
+    assert wanted is not None
+    assert found is not None
+    assert found.V == wanted.V
+    shares = [client.weight for client in run.metrics()[-1].clients.values()]
+    assert found.weights == shares
+    assert shares == pytest.approx(wanted.weights, abs=0.5 / 31)
     assert phases(grid) == ["query.hello", "train", "evaluate.fused", "evaluate.final"]
     fused = next(m for m in grid.log if m.metadata.message_type == "evaluate.fused")
     assert set(fused.content.array_records["fused-0"]) == {"header", "parameters"}
 
 
-def every_byte_the_server_had(grid, run):
+def every_byte_the_server_had(grid: Any, run: Any) -> Any:
     """Everything in either direction through the server, and everything that it stored."""
     for message in grid.log + grid.answers:
         for record in message.content.array_records.values():
@@ -140,7 +154,9 @@ def every_byte_the_server_had(grid, run):
         yield from (file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
-def test_neither_a_plain_update_nor_a_key_passes_through_the_server(tmp_path, plain_run):
+def test_neither_a_plain_update_nor_a_key_passes_through_the_server(
+    tmp_path: Path, plain_run: Any
+) -> None:
     config = small(encryption=IN_BAND)
     grid = small_grid(tmp_path, config, kind=ListeningGrid)
     run = train(tmp_path, config, grid)
@@ -167,7 +183,7 @@ def test_neither_a_plain_update_nor_a_key_passes_through_the_server(tmp_path, pl
     assert any(initial.numpy().tobytes()[:64] in data for data in seen)
 
 
-def test_in_band_keys_end_in_the_same_model_at_every_client(tmp_path, plain_run):
+def test_in_band_keys_end_in_the_same_model_at_every_client(tmp_path: Path, plain_run: Any) -> None:
     encrypted_run(tmp_path, (), IN_BAND)
     wanted = load_file(plain_run.models / "final.safetensors")
     models = [final_model(tmp_path, client) for client in range(3)]
@@ -175,7 +191,7 @@ def test_in_band_keys_end_in_the_same_model_at_every_client(tmp_path, plain_run)
     assert furthest(models[1], models[0]) == 0.0 == furthest(models[2], models[0])
 
 
-def test_the_client_of_the_lowest_partition_generates_the_key(tmp_path):
+def test_the_client_of_the_lowest_partition_generates_the_key(tmp_path: Path) -> None:
     _, grid = encrypted_run(tmp_path, (), IN_BAND)
     dealt = [m for m in grid.log if m.metadata.message_type == "query.deal"]
     assert [m.metadata.dst_node_id for m in dealt] == [1]
@@ -183,8 +199,8 @@ def test_the_client_of_the_lowest_partition_generates_the_key(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedboosting"])
 def test_two_of_three_shares_decrypt_to_the_plain_model(
-    tmp_path, plain_run, two_of_three, strategy
-):
+    tmp_path: Path, plain_run: Any, two_of_three: Any, strategy: Any
+) -> None:
     changes = {"strategy": {"name": strategy}}
     if strategy == "fedboosting":
         changes["data"] = {"image_size": 8, "validation": 0.2}
@@ -199,8 +215,10 @@ def test_two_of_three_shares_decrypt_to_the_plain_model(
         assert phases(grid) == [*expected, "evaluate.final"]
 
 
-def test_one_answer_is_too_few_for_a_threshold_of_two_and_both_are_named(tmp_path, two_of_three):
-    def only_the_first(message):
+def test_one_answer_is_too_few_for_a_threshold_of_two_and_both_are_named(
+    tmp_path: Path, two_of_three: Any
+) -> None:
+    def only_the_first(message: Any) -> Any:
         partial = message.metadata.message_type == "query.partial"
         return "unplugged" if partial and message.metadata.dst_node_id != 1 else None
 
@@ -208,8 +226,10 @@ def test_one_answer_is_too_few_for_a_threshold_of_two_and_both_are_named(tmp_pat
         encrypted_run(tmp_path, two_of_three, {**PAILLIER, "threshold": 2}, faults=only_the_first)
 
 
-def test_the_help_of_two_is_enough_where_the_third_is_lost(tmp_path, plain_run, two_of_three):
-    def without_the_first(message):
+def test_the_help_of_two_is_enough_where_the_third_is_lost(
+    tmp_path: Path, plain_run: Any, two_of_three: Any
+) -> None:
+    def without_the_first(message: Any) -> Any:
         partial = message.metadata.message_type == "query.partial"
         return "drop" if partial and message.metadata.dst_node_id == 1 else None
 
@@ -218,7 +238,9 @@ def test_the_help_of_two_is_enough_where_the_third_is_lost(tmp_path, plain_run, 
     assert furthest(final_model(tmp_path, 0), wanted) <= BOUND
 
 
-def test_shares_can_be_dealt_in_band_and_nobody_keeps_the_whole_key(tmp_path, caplog):
+def test_shares_can_be_dealt_in_band_and_nobody_keeps_the_whole_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     encrypted_run(tmp_path, (), {**IN_BAND, "threshold": 2})
     assert "sees the whole key" in caplog.text
     for client in range(3):
@@ -226,7 +248,7 @@ def test_shares_can_be_dealt_in_band_and_nobody_keeps_the_whole_key(tmp_path, ca
         assert b"KEY SHARE" in state["key"].numpy().tobytes()
 
 
-def test_a_client_without_a_key_is_named_before_training(tmp_path, whole_key):
+def test_a_client_without_a_key_is_named_before_training(tmp_path: Path, whole_key: Any) -> None:
     config = small(encryption=PAILLIER)
     grid = small_grid(tmp_path, config, [whole_key] * 3)
     del grid.contexts[2].node_config["paillier-key"]
@@ -236,8 +258,8 @@ def test_a_client_without_a_key_is_named_before_training(tmp_path, whole_key):
 
 
 def test_a_client_with_the_key_of_another_run_is_named_before_training(
-    tmp_path, whole_key, another_key
-):
+    tmp_path: Path, whole_key: Any, another_key: Any
+) -> None:
     config = small(encryption=PAILLIER)
     grid = small_grid(tmp_path, config, [whole_key, whole_key, another_key])
     wrong = f"client-2: holds Paillier key {another_key.public.key_id}"
@@ -247,13 +269,13 @@ def test_a_client_with_the_key_of_another_run_is_named_before_training(
 
 
 def test_a_failed_key_check_is_left_out_where_failures_are_tolerated(
-    tmp_path, whole_key, another_key
-):
+    tmp_path: Path, whole_key: Any, another_key: Any
+) -> None:
     keys = [whole_key, whole_key, another_key]
     run, _ = encrypted_run(tmp_path, keys, strategy={"tolerate_failures": True})
     row = run.metrics()[-1]
-    assert set(row["clients"]) == {"client-0", "client-1"}
-    assert row["failures"][0]["client"] == "client-2"
+    assert set(row.clients) == {"client-0", "client-1"}
+    assert row.failures[0].client == "client-2"
 
 
 @pytest.mark.parametrize(
@@ -263,25 +285,33 @@ def test_a_failed_key_check_is_left_out_where_failures_are_tolerated(
         ({**PAILLIER, "threshold": 2}, "holds a whole private key, but encryption.threshold is 2"),
     ],
 )
-def test_a_key_that_does_not_fit_the_run_is_refused(tmp_path, whole_key, encryption, message):
+def test_a_key_that_does_not_fit_the_run_is_refused(
+    tmp_path: Path, whole_key: Any, encryption: Any, message: Any
+) -> None:
     with pytest.raises(RunFailedError, match=f"client-0: .*{message}"):
         encrypted_run(tmp_path, [whole_key] * 3, encryption)
 
 
-def test_a_share_is_refused_where_the_run_has_no_threshold(tmp_path, two_of_three):
+def test_a_share_is_refused_where_the_run_has_no_threshold(
+    tmp_path: Path, two_of_three: Any
+) -> None:
     with pytest.raises(RunFailedError, match=r"holds a key share.*threshold is not set"):
         encrypted_run(tmp_path, two_of_three)
 
 
-def test_a_client_that_was_given_a_key_sends_nothing_unencrypted(tmp_path, whole_key):
+def test_a_client_that_was_given_a_key_sends_nothing_unencrypted(
+    tmp_path: Path, whole_key: Any
+) -> None:
     config = small()
     grid = small_grid(tmp_path, config, [whole_key] * 3)
     with pytest.raises(RunFailedError, match="would send updates unencrypted"):
         train(tmp_path, config, grid)
 
 
-def test_a_client_that_missed_rounds_ends_with_the_model_of_the_others(tmp_path, whole_key):
-    def away(message):
+def test_a_client_that_missed_rounds_ends_with_the_model_of_the_others(
+    tmp_path: Path, whole_key: Any
+) -> None:
+    def away(message: Any) -> Any:
         missed = message.metadata.message_type == "train" and message.metadata.dst_node_id == 3
         return "away" if missed and message.content["config"]["server-round"] in (2, 3) else None
 
@@ -292,7 +322,7 @@ def test_a_client_that_missed_rounds_ends_with_the_model_of_the_others(tmp_path,
         rounds=4,
         strategy={"tolerate_failures": True},
     )
-    assert [len(row["clients"]) for row in run.metrics()] == [0, 3, 2, 2, 3]
+    assert [len(row.clients) for row in run.metrics()] == [0, 3, 2, 2, 3]
     assert furthest(final_model(tmp_path, 2), final_model(tmp_path, 0)) == 0.0
     back = [m for m in grid.log if m.metadata.dst_node_id == 3][-2]
     assert {"aggregate-1", "aggregate-2", "aggregate-3"} <= set(back.content)
@@ -301,28 +331,35 @@ def test_a_client_that_missed_rounds_ends_with_the_model_of_the_others(tmp_path,
 # A share that was dealt in-band and lost cannot be dealt again; see the next test.
 @pytest.mark.parametrize(("threshold", "in_band"), [(None, False), (None, True), (2, False)])
 def test_a_client_that_lost_its_state_is_sent_everything_again(
-    tmp_path, whole_key, two_of_three, threshold, in_band, caplog
-):
+    tmp_path: Path,
+    whole_key: Any,
+    two_of_three: Any,
+    threshold: Any,
+    in_band: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     keys = () if in_band else two_of_three if threshold else [whole_key] * 3
     encryption = {**(IN_BAND if in_band else PAILLIER), "threshold": threshold}
     config = small(encryption=encryption, rounds=2)
 
-    def forget(message):
+    def forget(message: Any) -> None:
         again = message.metadata.message_type == "train" and "aggregate-1" in message.content
         if again and message.metadata.dst_node_id == 2 and not forgotten:
             grid.contexts[2].state = RecordDict()
             forgotten.append(True)
 
-    forgotten = []
+    forgotten: list[Any] = []
     grid = small_grid(tmp_path, config, keys, state=False, faults=forget)
     run = train(tmp_path, config, grid)
     assert forgotten
     assert "client-1 could not follow" in caplog.text
-    assert [len(row["clients"]) for row in run.metrics()] == [0, 3, 3]
+    assert [len(row.clients) for row in run.metrics()] == [0, 3, 3]
     ends = [
         {
             name: value
-            for name, value in context.state["bract.encryption"].to_torch_state_dict().items()
+            for name, value in context.state.array_records["bract.encryption"]
+            .to_torch_state_dict()
+            .items()
             if name.startswith("model.")
         }
         for context in grid.contexts.values()
@@ -330,10 +367,10 @@ def test_a_client_that_lost_its_state_is_sent_everything_again(
     assert furthest(ends[1], ends[0]) == 0.0 == furthest(ends[2], ends[0])
 
 
-def test_a_share_that_was_dealt_in_band_and_lost_is_said_to_be_gone(tmp_path):
+def test_a_share_that_was_dealt_in_band_and_lost_is_said_to_be_gone(tmp_path: Path) -> None:
     config = small(encryption={**IN_BAND, "threshold": 2}, rounds=2)
 
-    def forget(message):
+    def forget(message: Any) -> None:
         if "aggregate-1" in message.content and message.metadata.dst_node_id == 2:
             grid.contexts[2].state = RecordDict()
 
@@ -342,12 +379,12 @@ def test_a_share_that_was_dealt_in_band_and_lost_is_said_to_be_gone(tmp_path):
         train(tmp_path, config, grid)
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, whole_key):
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, whole_key: Any) -> None:
     whole = tmp_path / "whole"
     encrypted_run(whole, [whole_key] * 3, rounds=2)
     parts = tmp_path / "parts"
 
-    def second_round(message):
+    def second_round(message: Any) -> Any:
         later = message.metadata.message_type == "train" and "aggregate-1" in message.content
         return "unplugged" if later else None
 
@@ -356,13 +393,13 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, whole_key):
     config = small(encryption=PAILLIER, rounds=2)
     (parts / "keys").rename(parts / "earlier-keys")
     run = train(parts, config, small_grid(parts, config, [whole_key] * 3))
-    assert [row["round"] for row in run.metrics()] == [0, 1, 2]
-    assert all("global" in row for row in run.metrics())
-    assert set(run.metrics()[1]["clients"]) == {"client-0", "client-1", "client-2"}
+    assert [row.round for row in run.metrics()] == [0, 1, 2]
+    assert all(row.evaluation for row in run.metrics())
+    assert set(run.metrics()[1].clients) == {"client-0", "client-1", "client-2"}
     assert furthest(final_model(parts, 1), final_model(whole, 1)) == 0.0
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, whole_key):
+def test_a_finished_run_is_not_run_again(tmp_path: Path, whole_key: Any) -> None:
     run, _ = encrypted_run(tmp_path, [whole_key] * 3)
     config = small(encryption=PAILLIER)
     grid = small_grid(tmp_path / "again", config, [whole_key] * 3)
@@ -370,9 +407,11 @@ def test_a_finished_run_is_not_run_again(tmp_path, whole_key):
     assert grid.log == []
 
 
-def test_clipped_values_are_counted_and_said(tmp_path, whole_key, caplog):
+def test_clipped_values_are_counted_and_said(
+    tmp_path: Path, whole_key: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     run, _ = encrypted_run(tmp_path, [whole_key] * 3, {**PAILLIER, "clip": 1e-4})
-    assert run.metrics()[-1]["clients"]["client-0"]["clipped"] > 50
+    assert run.metrics()[-1].clients["client-0"].clipped > 50
     assert "raise encryption.clip" in caplog.text
 
 
@@ -386,13 +425,13 @@ def test_clipped_values_are_counted_and_said(tmp_path, whole_key, caplog):
     ],
 )
 def test_an_altered_ciphertext_is_refused_and_its_client_named(
-    tmp_path, whole_key, monkeypatch, damage, message
-):
-    from bract.client.encryption import EncryptedClient
+    tmp_path: Path, whole_key: Any, monkeypatch: pytest.MonkeyPatch, damage: Any, message: Any
+) -> None:
+    from bract.client.encrypted.client import EncryptedClient
 
     original = EncryptedClient.encrypt
 
-    def altered(self, update, buffers):
+    def altered(self: Any, update: Any, buffers: Any) -> Any:
         encrypted, figures = original(self, update, buffers)
         if self.site.partition == 1:
             damage(encrypted.vectors["parameters"])
@@ -404,38 +443,42 @@ def test_an_altered_ciphertext_is_refused_and_its_client_named(
 
 
 def test_an_aggregate_under_another_key_is_refused_by_the_clients(
-    tmp_path, whole_key, another_key, monkeypatch
-):
-    from bract.client import encryption
+    tmp_path: Path, whole_key: Any, another_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bract.client.encrypted import client
 
-    monkeypatch.setattr(encryption, "read_key", lambda path: whole_key)
+    monkeypatch.setattr(client, "read_key", lambda path: whole_key)
     config = small(encryption=PAILLIER, rounds=2)
     grid = small_grid(tmp_path, config, [whole_key] * 3)
 
-    def swap(message):
+    def swap(message: Any) -> None:
         if "aggregate-1" in message.content:
-            monkeypatch.setattr(encryption, "read_key", lambda path: another_key)
+            monkeypatch.setattr(client, "read_key", lambda path: another_key)
 
     grid._faults = swap
     with pytest.raises(RunFailedError, match=f"client-0: .*{whole_key.public.key_id}.*load"):
         train(tmp_path, config, grid)
 
 
-def test_what_a_defense_protected_is_what_is_encrypted(tmp_path, whole_key, plain_run):
+def test_what_a_defense_protected_is_what_is_encrypted(
+    tmp_path: Path, whole_key: Any, plain_run: Any
+) -> None:
     run, _ = encrypted_run(tmp_path, [whole_key] * 3, defenses=["pruning"])
-    protocol = next(iter(ObservationStore(run.captures))).protocol
-    assert [d["name"] for d in protocol.defenses] == ["pruning"]
+    declaration = next(iter(ObservationStore(run.captures))).declaration
+    assert [d["name"] for d in declaration.defenses] == ["pruning"]
     moved = load_file(plain_run.models / "final.safetensors")
     initial = load_file(run.aggregates / "initial.safetensors")
     pruned = final_model(tmp_path, 0)
 
-    def unchanged(model):
+    def unchanged(model: Any) -> Any:
         return sum(int((model[name] == initial[name]).sum()) for name in initial)
 
     assert unchanged(pruned) > unchanged(moved) + 500
 
 
-def test_two_clients_are_warned_about(tmp_path, whole_key, caplog):
+def test_two_clients_are_warned_about(
+    tmp_path: Path, whole_key: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     data = {
         "image_size": 8,
         "validation": 0.0,
@@ -445,10 +488,12 @@ def test_two_clients_are_warned_about(tmp_path, whole_key, caplog):
     assert "take three or more" in caplog.text
 
 
-def test_nan_never_leaves_a_client(tmp_path, whole_key, monkeypatch):
-    original = client_app.train_locally
+def test_nan_never_leaves_a_client(
+    tmp_path: Path, whole_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = vars(client_app)["train_locally"]
 
-    def diverged(*arguments, **options):
+    def diverged(*arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
         result.update["1.bias"][0] = torch.nan
         return result
@@ -458,7 +503,7 @@ def test_nan_never_leaves_a_client(tmp_path, whole_key, monkeypatch):
         encrypted_run(tmp_path, [whole_key] * 3)
 
 
-def test_a_missing_key_file_is_named(tmp_path, whole_key):
+def test_a_missing_key_file_is_named(tmp_path: Path, whole_key: Any) -> None:
     config = small(encryption=PAILLIER)
     grid = small_grid(tmp_path, config, [whole_key] * 3)
     grid.contexts[1].node_config["paillier-key"] = str(tmp_path / "nowhere.pem")
@@ -466,7 +511,7 @@ def test_a_missing_key_file_is_named(tmp_path, whole_key):
         train(tmp_path, config, grid)
 
 
-def test_the_private_key_is_in_no_file_of_the_server(tmp_path, whole_key):
+def test_the_private_key_is_in_no_file_of_the_server(tmp_path: Path, whole_key: Any) -> None:
     run, _ = encrypted_run(tmp_path, [whole_key] * 3)
     files = [file.read_bytes() for file in run.root.rglob("*") if file.is_file()]
     for secret in key_secrets(whole_key):

@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -6,27 +7,29 @@ from torch import nn
 from torch.nn import functional as F
 
 from bract.client.defenses import DefenseError, FedKL, ProtectContext, build_defenses
+from bract.defenses import prepare_model
 from bract.errors import BractError
 from bract.models import (
     MODELS,
     create_model,
     key_locks,
-    prepare_model,
     trainable_parameters,
     with_random_key,
 )
 from bract.models.keylock import Lock
-from bract.update import difference, parameters_of
+from bract.protocol.update import difference, parameters_of
 
 CONTEXT = ProtectContext(seed=4)
 ZOO = [name for name in MODELS if not name.startswith("test-")]
 
 
-def make(name="lenet-bn", activation="relu"):
+def make(name: Any = "lenet-bn", activation: Any = "relu") -> Any:
     return create_model(name, classes=10, channels=1, image_size=32, activation=activation)
 
 
-def locked(name="lenet-bn", state=None, context=CONTEXT, **parameters):
+def locked(
+    name: Any = "lenet-bn", state: Any = None, context: Any = CONTEXT, **parameters: Any
+) -> Any:
     torch.manual_seed(0)
     chain = build_defenses([{"name": "fedkl", **parameters}])
     model = chain.prepare_model(make(name))
@@ -36,7 +39,7 @@ def locked(name="lenet-bn", state=None, context=CONTEXT, **parameters):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_the_first_normalisation_of_any_model_is_locked_and_keeps_its_name(name):
+def test_the_first_normalisation_of_any_model_is_locked_and_keeps_its_name(name: Any) -> None:
     with torch.device("meta"):
         plain = make(name)
         norms = [n for n, m in plain.named_modules() if isinstance(m, nn.BatchNorm2d)]
@@ -50,18 +53,18 @@ def test_the_first_normalisation_of_any_model_is_locked_and_keeps_its_name(name)
     assert set(model.state_dict()) == set(plain.state_dict()) - gone
 
 
-def test_every_normalisation_can_be_locked():
+def test_every_normalisation_can_be_locked() -> None:
     model = prepare_model(make("resnet20"), [{"name": "fedkl", "blocks": "every"}])
     assert len(key_locks(model)) == 19
     assert not [n for n, _ in model.named_parameters() if "norm" in n]
 
 
-def test_a_model_without_normalisation_is_refused_with_ones_that_have():
+def test_a_model_without_normalisation_is_refused_with_ones_that_have() -> None:
     with pytest.raises(BractError, match=r"LeNet has none; use one.*lenet-bn"):
         prepare_model(make("lenet"), [{"name": "fedkl"}])
 
 
-def test_scale_and_shift_are_the_lock_of_the_key_worked_by_hand():
+def test_scale_and_shift_are_the_lock_of_the_key_worked_by_hand() -> None:
     model = prepare_model(nn.Sequential(nn.BatchNorm2d(2)), [{"name": "fedkl"}])
     scale, shift = nn.Linear(2, 2), nn.Linear(2, 2)
     with torch.no_grad():
@@ -80,13 +83,13 @@ def test_scale_and_shift_are_the_lock_of_the_key_worked_by_hand():
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_a_locked_layer_is_the_plain_one_with_the_locks_numbers_in_it(momentum):
+def test_a_locked_layer_is_the_plain_one_with_the_locks_numbers_in_it(momentum: Any) -> None:
     plain = nn.BatchNorm2d(2, momentum=momentum)
-    model = prepare_model(
+    model: Any = prepare_model(
         nn.Sequential(nn.BatchNorm2d(2, momentum=momentum)), [{"name": "fedkl", "key_length": 8}]
     )
     generator = torch.Generator().manual_seed(3)
-    Lock.draw({"0": 2}, 8, generator=generator).attach(model)
+    Lock.draw({"0": 2}, 8, source=generator).attach(model)
     gamma, beta = (c.detach() for c in model[0].lock.coefficients())
     with torch.no_grad():
         plain.weight.copy_(gamma)
@@ -104,35 +107,37 @@ def test_a_locked_layer_is_the_plain_one_with_the_locks_numbers_in_it(momentum):
     torch.testing.assert_close(model(images), own)
 
 
-def test_the_rate_slows_the_lock_layers_and_nothing_else():
-    steps = {}
+def test_the_rate_slows_the_lock_layers_and_nothing_else() -> None:
+    steps: dict[float, Any] = {}
     for rate in (1.0, 0.25):
         _, model, _ = locked(rate=rate)
         images = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
         F.cross_entropy(model(images), torch.tensor([1, 2])).backward()
         (layer,) = key_locks(model).values()
+        assert layer.lock is not None
         steps[rate] = (layer.lock.scale.weight.grad, model.features[0].weight.grad)
     torch.testing.assert_close(steps[0.25][0], 0.25 * steps[1.0][0])
     torch.testing.assert_close(steps[0.25][1], steps[1.0][1])
     assert float(steps[1.0][0].abs().sum()) > 0
 
 
-def test_the_server_has_neither_scale_nor_shift():
+def test_the_server_has_neither_scale_nor_shift() -> None:
     model = prepare_model(nn.Sequential(nn.BatchNorm2d(2)), [{"name": "fedkl"}])
     images = torch.randn(3, 2, 4, 4)
     torch.testing.assert_close(model(images), F.batch_norm(images, None, None, training=True))
 
 
-def test_an_attacker_can_put_scale_and_shift_in_and_differentiate_by_them():
+def test_an_attacker_can_put_scale_and_shift_in_and_differentiate_by_them() -> None:
     _, model, _ = locked()
     (layer,) = key_locks(model).values()
     gamma = torch.rand(6, requires_grad=True)
     layer.gamma, layer.beta = gamma, torch.zeros(6)
     model(torch.rand(2, 1, 32, 32)).sum().backward()
+    assert gamma.grad is not None
     assert float(gamma.grad.abs().sum()) > 0
 
 
-def test_nothing_that_is_exchanged_holds_the_key_or_the_lock_layers():
+def test_nothing_that_is_exchanged_holds_the_key_or_the_lock_layers() -> None:
     chain, model, state = locked()
     secrets = {id(p) for p in trainable_parameters(model)} - {id(p) for p in model.parameters()}
     assert len(secrets) == 4
@@ -141,13 +146,13 @@ def test_nothing_that_is_exchanged_holds_the_key_or_the_lock_layers():
     update = chain.protect(parameters_of(model), state, ProtectContext(model=model))
     sent = b"".join(v.numpy().tobytes() for v in update.values())
     kept = [name for name in state if name.startswith("fedkl.")]
-    assert len(kept) == 5
+    assert len(kept) == 6
     for name in kept:
         assert state[name].numpy().tobytes()[:24] not in sent
     assert set(update) == set(dict(prepare_model(make(), chain.public()).named_parameters()))
 
 
-def test_the_lock_is_trained_under_the_same_key_and_carried_to_the_next_round():
+def test_the_lock_is_trained_under_the_same_key_and_carried_to_the_next_round() -> None:
     chain, model, state = locked()
     drawn = {k: v.clone() for k, v in state.items()}
     optimizer = torch.optim.SGD(trainable_parameters(model), lr=0.1)
@@ -161,11 +166,13 @@ def test_the_lock_is_trained_under_the_same_key_and_carried_to_the_next_round():
     )
     _, again, _ = locked(state=state)
     (layer,), (trained,) = key_locks(again).values(), key_locks(model).values()
+    assert trained.lock is not None
+    assert layer.lock is not None
     for now, then in zip(layer.lock.coefficients(), trained.lock.coefficients(), strict=True):
         torch.testing.assert_close(now, then)
 
 
-def test_clients_draw_keys_of_their_own_and_fresh_ones_without_a_seed():
+def test_clients_draw_keys_of_their_own_and_fresh_ones_without_a_seed() -> None:
     contexts = [ProtectContext(seed=seed) for seed in (1, 2, None, None)]
     keys = [locked(context=context)[2]["fedkl.key"] for context in contexts]
     assert len({tuple(k.tolist()) for k in keys}) == 4
@@ -174,13 +181,44 @@ def test_clients_draw_keys_of_their_own_and_fresh_ones_without_a_seed():
     assert float(keys[0].mean()) == pytest.approx(0.5, abs=0.03)
 
 
-def test_no_channel_starts_dead():
-    _, model, _ = locked("lenet-strided-bn")
-    (layer,) = key_locks(model).values()
-    assert float(layer.lock.coefficients()[0].detach().min()) > 0
+def test_gamma_and_beta_are_drawn_of_either_sign_and_nothing_turns_them() -> None:
+    drawn = {
+        relu: Lock.draw({"0": 50}, 64, relu=relu, source=torch.Generator().manual_seed(5))
+        for relu in (False, True)
+    }
+    # By hand: the key, then weight and bias of gamma, then of beta, within 64^-1/2 = 1/8.
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(*shape: int) -> Any:
+        return torch.rand(shape, generator=generator)
+
+    key = draw(64)
+    gamma, beta = (
+        (0.25 * draw(50, 64) - 0.125) @ key + (0.25 * draw(50) - 0.125) for _ in range(2)
+    )
+    for relu, clip in ((False, -10.0), (True, 0.0)):
+        found = drawn[relu].coefficients()
+        torch.testing.assert_close(found["0.gamma"], gamma.clamp_min(clip), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["0.beta"], beta.clamp_min(clip), atol=1e-5, rtol=0)
+    assert 10 < int((gamma < 0).sum()) < 40
 
 
-def test_a_random_key_is_another_model_and_leaves_the_clients_own_alone():
+def test_the_papers_formula_is_the_default_and_the_relu_holds_half_of_the_channels() -> None:
+    state: dict[str, Any] = {}
+    for relu, settings in ((False, {}), (True, {"relu": True})):
+        _, model, _ = locked("lenet-strided-bn", state=dict(state), **settings)
+        ((gamma, _),) = [m.lock.coefficients() for m in key_locks(model).values() if m.lock]
+        assert bool((gamma < 0).any()) is not relu
+        if relu:
+            dead = gamma == 0
+            assert 0 < int(dead.sum()) < len(gamma)
+            model(torch.rand(2, 1, 32, 32)).square().sum().backward()
+            (layer,) = key_locks(model).values()
+            assert layer.lock is not None and layer.lock.scale.bias.grad is not None
+            assert torch.equal(layer.lock.scale.bias.grad == 0, dead)
+
+
+def test_a_random_key_is_another_model_and_leaves_the_clients_own_alone() -> None:
     _, model, _ = locked()
     images = torch.rand(2, 1, 32, 32)
     model.eval()
@@ -194,7 +232,7 @@ def test_a_random_key_is_another_model_and_leaves_the_clients_own_alone():
         with_random_key(make(), torch.Generator())
 
 
-def test_a_copy_and_a_move_take_the_lock_along():
+def test_a_copy_and_a_move_take_the_lock_along() -> None:
     _, model, _ = locked("resnet20", blocks="every", context=ProtectContext(seed=1))
     double = copy.deepcopy(model).double().eval()
     model.eval()
@@ -202,7 +240,7 @@ def test_a_copy_and_a_move_take_the_lock_along():
     torch.testing.assert_close(double(images.double()).float(), model(images), rtol=1e-3, atol=1e-4)
 
 
-def test_training_without_the_lock_is_refused():
+def test_training_without_the_lock_is_refused() -> None:
     defense = FedKL()
     bare = defense.prepare_model(make())
     update = parameters_of(bare)
@@ -215,3 +253,23 @@ def test_training_without_the_lock_is_refused():
         defense.protect({**update, "secret": torch.ones(1)}, {}, ProtectContext(model=model))
     with pytest.raises(DefenseError, match="belong to another model"):
         locked("resnet20", state=state)
+
+
+@pytest.mark.parametrize(
+    ("stored", "why"), [(None, "one of 2^32 seeds"), (2, "the sign of every gamma turned")]
+)
+def test_a_lock_of_an_older_format_is_redrawn_with_a_warning(
+    stored: Any, why: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, state = locked()
+    old = {name: value for name, value in state.items() if name != "fedkl.format"}
+    if stored is not None:
+        old["fedkl.format"] = torch.tensor(stored)
+    key = old["fedkl.key"]
+    with caplog.at_level("WARNING"):
+        _, _, redrawn = locked(state=old, context=ProtectContext())
+    assert why in caplog.text
+    assert not torch.equal(redrawn["fedkl.key"], key)
+    caplog.clear()
+    _, _, kept = locked(state=dict(redrawn), context=ProtectContext())
+    assert torch.equal(kept["fedkl.key"], redrawn["fedkl.key"]) and not caplog.records

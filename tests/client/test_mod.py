@@ -1,8 +1,11 @@
 """DefenseMod around a ClientApp that knows nothing of bract, in this process."""
 
 import json
+import math
 import re
 from collections import OrderedDict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,25 +16,29 @@ from torch import nn
 
 from bract.client.defenses import AdaDefense, DefenseChain, ProtectContext
 from bract.client.mod import DefenseMod
+from bract.defenses import Soteria
 from bract.errors import BractError
 from bract.server.loopback import LoopbackGrid
 
 
-def network():
+def network() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(
         OrderedDict(fc=nn.Linear(4, 3), norm=nn.BatchNorm1d(3), out=nn.Linear(3, 2))
     )
 
 
-def quickstart(mods, *, tamper=lambda arrays: arrays, fail=False):
+def quickstart(
+    mods: Any, *, tamper: Any = lambda arrays: arrays, fail: Any = False, metrics: Any = None
+) -> Any:
     """An app as Flower's quickstart writes it."""
     app = ClientApp(mods=mods)
-    app.calls = []
+    calls: list[str] = []
+    vars(app)["calls"] = calls
 
     @app.train()
-    def train(msg, context):
-        app.calls.append("train")
+    def train(msg: Any, context: Any) -> Any:
+        calls.append("train")
         if fail:
             raise RuntimeError("no data")
         model = network()
@@ -40,29 +47,37 @@ def quickstart(mods, *, tamper=lambda arrays: arrays, fail=False):
         torch.manual_seed(1)
         model(torch.randn(8, 4)).square().mean().backward()
         optimizer.step()
-        content = {
+        content: dict[str, Any] = {
             "arrays": ArrayRecord(tamper(model.state_dict())),
-            "metrics": MetricRecord({"num-examples": 8, "loss": 0.1}),
+            "metrics": MetricRecord({"num-examples": 8, "loss": 0.1, **(metrics or {})}),
         }
         return Message(RecordDict(content), reply_to=msg)
 
     @app.evaluate()
-    def evaluate(msg, context):
-        app.calls.append("evaluate")
+    def evaluate(msg: Any, context: Any) -> Any:
+        calls.append("evaluate")
         metrics = MetricRecord({"num-examples": 8, "accuracy": 1.0})
         return Message(RecordDict({"metrics": metrics}), reply_to=msg)
 
     return app
 
 
-def exchange(mods, *, node_config=None, run_config=None, kind="train", rounds=1, **options):
+def exchange(
+    mods: Any,
+    *,
+    node_config: Any = None,
+    run_config: Any = None,
+    kind: Any = "train",
+    numbers: Any = (1,),
+    **options: Any,
+) -> Any:
     app = quickstart(mods, **options)
-    grid = LoopbackGrid(app, [node_config or {}], run_config)
-    for _ in range(rounds):
+    grid = LoopbackGrid(app, [node_config or {}], run_config, run_id=1)
+    for number in numbers:
         content = RecordDict(
             {
                 "arrays": ArrayRecord(network().state_dict()),
-                "config": ConfigRecord({"server-round": 1}),
+                "config": ConfigRecord({"server-round": number}),
             }
         )
         message = grid.create_message(content, kind, 1, "1")
@@ -70,7 +85,7 @@ def exchange(mods, *, node_config=None, run_config=None, kind="train", rounds=1,
     return reply, app, grid
 
 
-def states(reply):
+def states(reply: Any) -> Any:
     returned = reply.content["arrays"].to_torch_state_dict()
     plain, _, _ = exchange([])
     return network().state_dict(), plain.content["arrays"].to_torch_state_dict(), returned
@@ -79,7 +94,7 @@ def states(reply):
 PARAMETERS = ["fc.weight", "fc.bias", "norm.weight", "norm.bias", "out.weight", "out.bias"]
 
 
-def test_the_update_is_defended_and_any_averaging_server_can_read_it():
+def test_the_update_is_defended_and_any_averaging_server_can_read_it() -> None:
     reply, _, _ = exchange([DefenseMod("adadefense", alpha=0.5)])
     sent, local, returned = states(reply)
     update = {name: sent[name] - local[name] for name in PARAMETERS}
@@ -90,7 +105,40 @@ def test_the_update_is_defended_and_any_averaging_server_can_read_it():
         assert not torch.allclose(returned[name], local[name])
 
 
-def test_integer_buffers_and_running_statistics_pass_through():
+@pytest.mark.parametrize(
+    ("policy", "switch", "withheld"),
+    [
+        (None, "on", True),
+        (None, "off", False),
+        ("train_metrics: always", "on", False),
+        ("train_metrics: never", "off", True),
+    ],
+)
+def test_what_an_app_measured_in_training_is_withheld_beside_a_defended_update(
+    tmp_path: Path, policy: Any, switch: Any, withheld: Any
+) -> None:
+    node: dict[str, Any] = {"bract-defense": switch}
+    if policy:
+        (tmp_path / "policy.yaml").write_text(policy)
+        node["policy"] = str(tmp_path / "policy.yaml")
+    measured = {"steps": 3, "losses": [0.5, 0.25]}
+    reply, _, _ = exchange([DefenseMod("adadefense")], node_config=node, metrics=measured)
+    found = dict(reply.content["metrics"])
+    assert (found["num-examples"], found["steps"]) == (8, 3)
+    assert [math.isnan(v) for v in (found["loss"], *found["losses"])] == [withheld] * 3
+
+
+def test_fedboostings_score_passes_the_mod_rounded_and_not_of_few_images(tmp_path: Path) -> None:
+    def score(**changes: Any) -> Any:
+        measured = {"trained_accuracy": 0.12345, **changes}
+        reply, _, _ = exchange([DefenseMod("adadefense")], metrics=measured)
+        return reply.content["metrics"]["trained_accuracy"]
+
+    assert score(**{"num-examples": 10}) == 0.12
+    assert math.isnan(score(**{"num-examples": 9}))
+
+
+def test_integer_buffers_and_running_statistics_pass_through() -> None:
     reply, _, _ = exchange([DefenseMod("adadefense")])
     _, local, returned = states(reply)
     for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
@@ -99,7 +147,7 @@ def test_integer_buffers_and_running_statistics_pass_through():
     assert int(returned["norm.num_batches_tracked"]) == 1
 
 
-def test_a_list_of_defenses_is_a_chain_and_is_declared_in_the_reply():
+def test_a_list_of_defenses_is_a_chain_and_is_declared_in_the_reply() -> None:
     entries = [{"name": "guardian", "beta": 2.0}, {"name": "pruning", "ratio": 0.5}]
     reply, _, _ = exchange([DefenseMod(entries)])
     sent, _, returned = states(reply)
@@ -110,25 +158,33 @@ def test_a_list_of_defenses_is_a_chain_and_is_declared_in_the_reply():
     assert declared[0]["beta"] == 2.0
     # Flower's strategies take exactly one array record and one metric record a reply.
     assert len(reply.content.array_records) == len(reply.content.metric_records) == 1
-    assert dict(reply.content["metrics"]) == {"num-examples": 8, "loss": 0.1}
+    assert set(reply.content["metrics"]) == {"num-examples", "loss"}
 
 
-def test_other_messages_pass_untouched():
+def test_other_messages_pass_untouched() -> None:
     reply, app, grid = exchange([DefenseMod("adadefense")], kind="evaluate")
     assert app.calls == ["evaluate"]
     assert list(reply.content) == ["metrics"]
     assert not grid.contexts[1].state
 
 
-def test_moments_go_on_over_messages_though_every_message_has_a_fresh_mod():
-    app_of = lambda: quickstart([DefenseMod("adadefense", alpha=1.0)])  # noqa: E731
-    grid = LoopbackGrid(lambda _: app_of(), [{}])
-    replies = []
-    for _ in range(3):
-        content = RecordDict({"arrays": ArrayRecord(network().state_dict())})
+def test_moments_go_on_over_messages_though_every_message_has_a_fresh_mod() -> None:
+    def app_of(partition: int) -> Any:
+        return quickstart([DefenseMod("adadefense", alpha=1.0)])
+
+    grid = LoopbackGrid(app_of, [{}])
+    replies: list[Any] = []
+    for number in (1, 2, 3):
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(network().state_dict()),
+                "config": ConfigRecord({"server-round": number}),
+            }
+        )
         replies += grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
     sent, local, _ = states(replies[0])
     update = {name: sent[name] - local[name] for name in PARAMETERS}
+    state: dict[str, Any]
     chain, state = DefenseChain([AdaDefense(alpha=1.0)]), {}
     for reply in replies:
         expected = chain.protect(update, state)
@@ -137,13 +193,15 @@ def test_moments_go_on_over_messages_though_every_message_has_a_fresh_mod():
             torch.testing.assert_close(sent[name] - returned[name], expected[name])
 
 
-def test_moments_survive_a_restart_of_the_supernode_where_a_folder_is_configured(tmp_path):
+def test_moments_survive_a_restart_of_the_supernode_where_a_folder_is_configured(
+    tmp_path: Path,
+) -> None:
     node = {"state-dir": str(tmp_path), "partition-id": 2}
     for turn in (1, 2):
         # A new grid is a new SuperNode: its context is empty.
-        _, _, grid = exchange([DefenseMod("adadefense")], node_config=node)
+        _, _, grid = exchange([DefenseMod("adadefense")], node_config=node, numbers=(turn,))
         assert not grid.contexts[1].state
-        (file,) = tmp_path.iterdir()
+        (file,) = tmp_path.glob("*.safetensors")
         assert int(load_file(file)["adadefense.round"]) == turn
         assert file.stat().st_mode & 0o777 == 0o600
 
@@ -152,16 +210,17 @@ def test_moments_survive_a_restart_of_the_supernode_where_a_folder_is_configured
     ("run_config", "node_config", "defended"),
     [
         ({}, {}, True),
-        ({"bract-defense": "off"}, {}, False),
-        ({"bract-defense": False}, {}, False),
         ({"bract-defense": "on"}, {}, True),
+        ({}, {"bract-defense": "on"}, True),
         ({"bract-defense": "off"}, {"bract-defense": "on"}, True),
+        ({}, {"bract-defense": "off"}, False),
+        ({}, {"bract-defense": False}, False),
         ({"bract-defense": "on"}, {"bract-defense": "off"}, False),
     ],
 )
-def test_it_is_switched_per_message_and_the_node_has_the_last_word(
-    run_config, node_config, defended
-):
+def test_it_is_switched_per_message_by_the_node_alone(
+    run_config: Any, node_config: Any, defended: Any
+) -> None:
     reply, _, _ = exchange(
         [DefenseMod("adadefense")], run_config=run_config, node_config=node_config
     )
@@ -170,23 +229,30 @@ def test_it_is_switched_per_message_and_the_node_has_the_last_word(
     assert ("bract.defenses" in reply.content) is defended
 
 
-def test_a_site_policy_refuses_before_the_app_trains(tmp_path):
+@pytest.mark.parametrize("setting", ["off", False])
+def test_a_server_that_turns_the_defense_off_gets_no_update(setting: Any) -> None:
+    reply, app, _ = exchange([DefenseMod("adadefense")], run_config={"bract-defense": setting})
+    assert "only this site may turn its defense off" in reply.error.reason
+    assert app.calls == []
+
+
+def test_a_site_policy_refuses_before_the_app_trains(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("require: [{name: adadefense, maximum: {alpha: 0.01}}]")
     node = {"policy": str(policy)}
     reply, _, _ = exchange([DefenseMod("adadefense")], node_config=node)
     assert reply.has_content()
+    run_config: dict[str, Any]
     for mods, run_config in (
         ([DefenseMod("adadefense", alpha=0.1)], {}),
         ([DefenseMod("guardian")], {}),
-        ([DefenseMod("adadefense")], {"bract-defense": "off"}),
     ):
         reply, app, _ = exchange(mods, node_config=node, run_config=run_config)
         assert "this site's policy refuses the run" in reply.error.reason
         assert app.calls == []
 
 
-def change(name, value):
+def change(name: Any, value: Any) -> Any:
     return lambda arrays: {**arrays, name: value}
 
 
@@ -201,7 +267,7 @@ def change(name, value):
         (lambda arrays: {"fc.bias": arrays["fc.bias"]}, "are not those the app received"),
     ],
 )
-def test_a_reply_that_cannot_be_protected_becomes_an_error(tamper, said):
+def test_a_reply_that_cannot_be_protected_becomes_an_error(tamper: Any, said: Any) -> None:
     reply, _, _ = exchange([DefenseMod("adadefense")], tamper=tamper)
     assert not reply.has_content()
     assert "nothing was sent" in reply.error.reason
@@ -209,8 +275,10 @@ def test_a_reply_that_cannot_be_protected_becomes_an_error(tamper, said):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
-def test_a_defense_that_breaks_never_lets_the_bare_update_out(monkeypatch, error):
-    def broken(self, update, state, context):
+def test_a_defense_that_breaks_never_lets_the_bare_update_out(
+    monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    def broken(self: Any, update: Any, state: Any, context: Any) -> None:
         raise error("broken on purpose")
 
     monkeypatch.setattr(AdaDefense, "protect", broken)
@@ -221,7 +289,9 @@ def test_a_defense_that_breaks_never_lets_the_bare_update_out(monkeypatch, error
     assert not grid.contexts[1].state
 
 
-def test_a_defense_that_hands_back_nan_never_lets_anything_out(monkeypatch):
+def test_a_defense_that_hands_back_nan_never_lets_anything_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         AdaDefense, "protect", lambda *_: {n: torch.full((1,), float("nan")) for n in PARAMETERS}
     )
@@ -229,22 +299,106 @@ def test_a_defense_that_hands_back_nan_never_lets_anything_out(monkeypatch):
     assert not reply.has_content()
 
 
-def test_an_app_that_fails_stays_a_failure():
+def test_an_app_that_fails_stays_a_failure() -> None:
     reply, _, _ = exchange([DefenseMod("adadefense")], fail=True)
     assert "no data" in reply.error.reason
 
 
-def test_what_a_mod_cannot_do_is_refused_when_the_app_is_built():
-    for name in ("fedkl", "precode", "soteria"):
-        with pytest.raises(BractError, match=f"{name}.*run it with bract's own ClientApp"):
-            DefenseMod(name)
+def test_what_a_mod_cannot_do_is_refused_when_the_app_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # No app hands its labels to a mod.
+    monkeypatch.setattr(Soteria, "needs", ("model", "images", "labels"))
+    with pytest.raises(BractError, match=r"soteria.*labels.*run it with bract's own ClientApp"):
+        DefenseMod("soteria")
     with pytest.raises(BractError, match="Did you mean 'alpha'"):
         DefenseMod("adadefense", alpah=1)
     with pytest.raises(BractError, match="inside the list"):
         DefenseMod([{"name": "guardian"}], beta=1)
 
 
-def test_a_switch_that_is_neither_on_nor_off_is_refused():
+def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
     reply, app, _ = exchange([DefenseMod("adadefense")], run_config={"bract-defense": "maybe"})
     assert "expected 'on' or 'off'" in reply.error.reason
     assert app.calls == []
+
+
+def test_a_repeated_round_gets_the_same_bytes_or_nothing(tmp_path: Path) -> None:
+    mods = [DefenseMod("noise", std=0.1)]
+    reply, app, _ = exchange(mods)
+    assert reply.has_content()
+    grid = LoopbackGrid(app, [{}])
+
+    def ask(lr: Any) -> Any:
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(network().state_dict()),
+                "config": ConfigRecord({"server-round": 1, "lr": lr}),
+            }
+        )
+        (answer,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
+        return answer
+
+    assert ask(0.1).has_content()
+    assert "was answered; a second answer would let" in ask(0.2).error.reason
+    node = {"state-dir": str(tmp_path)}
+    first, _, _ = exchange(mods, node_config=node)
+    again, app, _ = exchange(mods, node_config=node)
+    assert app.calls == []
+    for name, array in first.content["arrays"].items():
+        assert array.data == again.content["arrays"][name].data
+    assert math.isnan(again.content["metrics"]["loss"])
+
+
+def test_rounds_beyond_those_that_the_run_declares_are_refused() -> None:
+    mods = [DefenseMod("noise", std=0.1)]
+    reply, app, _ = exchange(mods, run_config={"num-server-rounds": 3}, numbers=(4,))
+    assert "the run declares rounds 1 to 3" in reply.error.reason
+    assert app.calls == []
+
+
+def test_a_message_that_names_no_round_is_refused_unless_the_site_counts_messages(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "policy.yaml").write_text("max_rounds_per_run: 2")
+    node = {"policy": str(tmp_path / "policy.yaml")}
+
+    def ask(grid: Any) -> Any:
+        content = RecordDict({"arrays": ArrayRecord(network().state_dict())})
+        (reply,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
+        return reply
+
+    app = quickstart([DefenseMod("adadefense")])
+    assert "names no round" in ask(LoopbackGrid(app, [{}])).error.reason
+    grid = LoopbackGrid(app, [node])
+    assert [ask(grid).has_content() for _ in range(3)] == [True, True, False]
+
+
+def test_under_a_policy_evaluations_are_held_to_it_as_well(tmp_path: Path) -> None:
+    def evaluate(policy: Any, numbers: Any = (1,)) -> Any:
+        (tmp_path / "policy.yaml").write_text(policy)
+        node = {"policy": str(tmp_path / "policy.yaml")}
+        mods = [DefenseMod("adadefense")]
+        return exchange(mods, node_config=node, kind="evaluate", numbers=numbers)[0]
+
+    assert "demands min_validation_images: 10" in evaluate("").error.reason
+    rounded = evaluate("{min_validation_images: 8, metric_decimals: 0}").content["metrics"]
+    assert dict(rounded) == {"num-examples": 8, "accuracy": 1.0}
+    few = "{min_validation_images: 8, max_rounds_per_run: 2}"
+    assert evaluate(few, (1, 2)).has_content()
+    assert "max_rounds_per_run: 2" in evaluate(few, (1, 2, 3)).error.reason
+
+
+def test_a_policy_that_a_mod_cannot_hold_an_app_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("{models: [lenet], data: {names: [digits]}}")
+    node = {"policy": str(tmp_path / "policy.yaml")}
+    reply, app, _ = exchange([DefenseMod("adadefense")], node_config=node)
+    assert "policy sets models, data, which DefenseMod cannot hold" in reply.error.reason
+    assert app.calls == []
+
+
+def test_a_bounded_epsilon_refuses_statistics_that_no_noise_covers(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("max_epsilon: 8")
+    node = {"policy": str(tmp_path / "policy.yaml"), "state-dir": str(tmp_path / "state")}
+    reply, _, _ = exchange([DefenseMod("noise", epsilon=1.0)], node_config=node)
+    assert "norm.running_mean would leave without noise" in reply.error.reason

@@ -1,14 +1,17 @@
 """DefenseMod in somebody's own Flower app, over real processes."""
 
+import os
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from bract.cli.launcher import LocalFederation
+from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import build_config
-from bract.observation import ObservationStore
+from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes
@@ -103,7 +106,7 @@ def main(grid, context):
 class QuickstartFederation(LocalFederation):
     """Real SuperLink and SuperNodes, with the app above instead of bract's."""
 
-    def _write_app(self):
+    def _write_app(self) -> None:
         package = self.processes.folder / "app" / "quickstart"
         package.mkdir(parents=True)
         (self.processes.folder / "app" / "pyproject.toml").write_text(MANIFEST)
@@ -113,7 +116,7 @@ class QuickstartFederation(LocalFederation):
         store = str((self.run.root / "captures").absolute())
         (package / "server_app.py").write_text(SERVER.replace("{store!r}", repr(store)))
 
-    def finish(self):
+    def finish(self) -> Any:
         self.run_id = self._submit()
         deadline = time.monotonic() + 150
         while not self._flower_status().startswith("finished"):
@@ -123,20 +126,33 @@ class QuickstartFederation(LocalFederation):
         return self._flower_status()
 
 
-def test_the_mod_defends_an_app_that_knows_nothing_of_it(tmp_path):
+def test_the_mod_defends_an_app_that_knows_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A site runs what its operator installed; what the bundle brings is for the server.
+    installed = tmp_path / "installed" / "quickstart"
+    installed.mkdir(parents=True)
+    for name, text in (("__init__", ""), ("task", TASK), ("client_app", CLIENT)):
+        (installed / f"{name}.py").write_text(text)
+    earlier = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(installed.parent), earlier]))
+    )
     config = build_config({"clients": 2, "name": "quickstart"})
     run = RunDirectory(tmp_path / "run")
     run.create(config)
-    with QuickstartFederation(config, run) as federation:
+    launch = Launch(client_app="quickstart.client_app:app")
+    with QuickstartFederation(config, run, launch) as federation:
         status = federation.finish()
     assert status == "finished:completed", (run.logs / "superlink.log").read_text()[-3000:]
     observations = list(ObservationStore(run.captures))
     assert [o.round for o in observations] == [1, 1, 2, 2]
     for observation in observations:
-        (declared,) = observation.protocol.defenses
+        (declared,) = observation.declaration.defenses
         assert declared["name"] == "adadefense"
         assert int(observation.returned_buffers["1.num_batches_tracked"]) == observation.round
-        # A first stand-in is +-alpha in nearly every coordinate; a plain step of 0.1 is far less.
+        # A first defended update is +-alpha in nearly every coordinate; a plain step of 0.1 is far
+        # less.
         sizes = torch.cat([v.flatten() for v in observation.update.values()]).abs()
         if observation.round == 1:
             assert float(((sizes - 0.25).abs() < 0.01).float().mean()) > 0.9

@@ -1,7 +1,10 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from bract.client.defenses import build_defenses
-from bract.client.policy import PolicyError, check, load_policy
+from bract.client.policy import PolicyError, SitePolicy, check, load_policy
 
 POLICY = """
 require:
@@ -14,13 +17,13 @@ require:
 
 
 @pytest.fixture
-def policy(tmp_path):
+def policy(tmp_path: Path) -> Any:
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     return load_policy(path)
 
 
-def test_a_run_that_meets_the_policy_is_taken(policy):
+def test_a_run_that_meets_the_policy_is_taken(policy: Any) -> None:
     check(policy, build_defenses([{"name": "adadefense"}, {"name": "noise", "std": 0.01}]))
 
 
@@ -51,7 +54,9 @@ def test_a_run_that_meets_the_policy_is_taken(policy):
         ),
     ],
 )
-def test_a_run_that_asks_for_less_is_refused_with_every_reason(policy, defenses, said):
+def test_a_run_that_asks_for_less_is_refused_with_every_reason(
+    policy: Any, defenses: Any, said: Any
+) -> None:
     for text in said:
         with pytest.raises(PolicyError, match=text):
             check(policy, build_defenses(defenses))
@@ -62,19 +67,62 @@ def test_a_run_that_asks_for_less_is_refused_with_every_reason(policy, defenses,
     [
         ("require: [{name: adadefence}]", "Did you mean 'adadefense'"),
         ("require: [{name: noise, minimum: {sdt: 1}}]", "noise: unknown hyper-parameter 'sdt'"),
-        ("requires: []", "requires: Extra inputs"),
+        ("requires: []", "unknown key .requires.. Did you mean .require."),
         ("require: [{name: noise, minimum: {std: high}}]", "minimum.std"),
         ("require: [", "not valid YAML"),
         ("- noise", "policy: "),
     ],
 )
-def test_a_wrong_policy_stops_the_site_rather_than_meaning_nothing(tmp_path, text, said):
+def test_a_wrong_policy_stops_the_site_rather_than_meaning_nothing(
+    tmp_path: Path, text: Any, said: Any
+) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(text)
     with pytest.raises(PolicyError, match=said):
         load_policy(path)
 
 
-def test_a_missing_policy_stops_the_site(tmp_path):
+def test_a_missing_policy_stops_the_site(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="cannot be read"):
         load_policy(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_round_total: 3", "unknown key 'max_round_total'. Did you mean 'max_rounds_total'"),
+        ("data: {path: [/srv]}", "unknown key 'data.path'. Did you mean 'data.paths'"),
+        ("local_steps: {minimun: 2}", "Did you mean 'local_steps.minimum'"),
+        ("plain_updates: 'false'", "plain_updates: found 'false'; Input should be a valid boolean"),
+        ("min_validation_images: 0", "min_validation_images: found 0; Input should be greater"),
+        ("max_epsilon: .inf", "max_epsilon: found inf"),
+        ("{plain_updates: false, plain_updates: true}", "key 'plain_updates' is given twice"),
+        ("data: {names: [a], names: [b]}", "key 'names' is given twice"),
+        (
+            "initial_model: seed",
+            "initial_model: found 'seed'; Input should be 'any' or 'from-seed'",
+        ),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_file_what_was_found_and_the_nearest(
+    tmp_path: Path, text: Any, said: Any
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    with pytest.raises(PolicyError) as error:
+        load_policy(path)
+    assert str(error.value).startswith(str(path))
+    assert said in str(error.value)
+
+
+def test_the_documented_example_is_a_policy_with_every_key(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "site-policy.md"
+    example = page.read_text().split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "policy.yaml").write_text(example)
+    policy = load_policy(tmp_path / "policy.yaml")
+    assert policy.model_fields_set == set(SitePolicy.model_fields)
+    assert policy.min_validation_images == SitePolicy().min_validation_images == 10
+
+
+def test_a_site_without_a_file_still_has_a_policy() -> None:
+    assert load_policy(None) == SitePolicy()

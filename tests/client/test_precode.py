@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -6,19 +7,20 @@ from torch import nn
 from torch.nn import functional as F
 
 from bract.client.defenses import DefenseError, ProtectContext, build_defenses
+from bract.defenses import prepare_model
 from bract.errors import BractError
-from bract.models import auxiliary_loss, create_model, prepare_model
-from bract.update import parameters_of
+from bract.models import auxiliary_loss, create_model
+from bract.protocol.update import parameters_of
 
 
-def make():
+def make() -> Any:
     torch.manual_seed(0)
     return create_model("lenet", classes=10, channels=1, image_size=32, activation="relu")
 
 
-def test_precode_trains_with_noise_of_its_own_and_evaluates_without():
+def test_precode_trains_with_noise_of_its_own_and_evaluates_without() -> None:
     chain = build_defenses([{"name": "precode", "latent": 8}])
-    model = chain.prepare_model(make())
+    model: Any = chain.prepare_model(make())
     block = model.classifier[5].bottleneck
     assert block.encoder.weight.shape == (16, 84)
     with torch.no_grad():
@@ -33,20 +35,20 @@ def test_precode_trains_with_noise_of_its_own_and_evaluates_without():
     assert torch.equal(model(images), model(images))
 
 
-def test_an_attacker_can_guess_the_noise():
-    model = prepare_model(make(), [{"name": "precode", "latent": 8}])
+def test_an_attacker_can_baseline_the_noise() -> None:
+    model: Any = prepare_model(make(), [{"name": "precode", "latent": 8}])
     block = model.classifier[5].bottleneck
     block.noise = torch.zeros(3, 8, requires_grad=True)
     images = torch.rand(3, 1, 32, 32)
-    guessed = model(images)
-    guessed.sum().backward()
+    recovered = model(images)
+    recovered.sum().backward()
     assert float(block.noise.grad.abs().sum()) > 0
     block.noise = None
-    torch.testing.assert_close(model.eval()(images), guessed)
+    torch.testing.assert_close(model.eval()(images), recovered)
 
 
-def test_the_divergence_is_the_closed_form_and_joins_the_loss():
-    model = prepare_model(
+def test_the_divergence_is_the_closed_form_and_joins_the_loss() -> None:
+    model: Any = prepare_model(
         nn.Sequential(nn.Linear(4, 2)), [{"name": "precode", "latent": 3, "weight": 0.5}]
     )
     features = torch.randn(5, 4)
@@ -60,7 +62,7 @@ def test_the_divergence_is_the_closed_form_and_joins_the_loss():
     assert float(auxiliary_loss(copy.deepcopy(model))) == 0.0
 
 
-def test_models_that_do_not_fit_are_refused():
+def test_models_that_do_not_fit_are_refused() -> None:
     chain = build_defenses([{"name": "precode"}])
     with pytest.raises(DefenseError, match="no bottleneck"):
         chain.protect(parameters_of(make()), {}, ProtectContext(model=make()))

@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -5,7 +7,7 @@ from torch.nn import functional as F
 from bract.client.training import train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
-from bract.update import parameters_of
+from bract.protocol.update import parameters_of
 
 SPEC = DataSpec((1, 4, 4), 3, (0.25,), (0.5,))
 
@@ -15,7 +17,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
 
 
-def data(count: int = 10):
+def data(count: int = 10) -> Any:
     generator = torch.Generator().manual_seed(1)
     return (
         torch.rand(count, 1, 4, 4, generator=generator),
@@ -23,7 +25,7 @@ def data(count: int = 10):
     )
 
 
-def train(config: TrainingConfig, count: int = 10, seed: int = 5):
+def train(config: TrainingConfig, count: int = 10, seed: int = 5) -> Any:
     images, labels = data(count)
     network = model()
     result = train_locally(
@@ -32,7 +34,7 @@ def train(config: TrainingConfig, count: int = 10, seed: int = 5):
     return network, result
 
 
-def test_fedsgd_uploads_the_gradient_of_one_normalised_batch():
+def test_fedsgd_uploads_the_gradient_of_one_normalised_batch() -> None:
     _, result = train(TrainingConfig(algorithm="fedsgd", batch_size=4))
     images, labels = data()
     network = model()
@@ -44,7 +46,7 @@ def test_fedsgd_uploads_the_gradient_of_one_normalised_batch():
         torch.testing.assert_close(result.update[name], parameter.grad)
 
 
-def test_fedavg_uploads_what_was_sent_minus_what_training_made():
+def test_fedavg_uploads_what_was_sent_minus_what_training_made() -> None:
     before = parameters_of(model())
     trained, result = train(TrainingConfig(batch_size=4, lr=0.5))
     for name, value in parameters_of(trained).items():
@@ -53,21 +55,21 @@ def test_fedavg_uploads_what_was_sent_minus_what_training_made():
     assert sorted(result.used) == list(range(10))
 
 
-def test_one_plain_step_is_the_learning_rate_times_the_gradient():
+def test_one_plain_step_is_the_learning_rate_times_the_gradient() -> None:
     _, step = train(TrainingConfig(batch_size=4, lr=0.5, local_steps=1))
     _, gradient = train(TrainingConfig(algorithm="fedsgd", batch_size=4))
     for name, value in step.update.items():
         torch.testing.assert_close(value, 0.5 * gradient.update[name], rtol=1e-4, atol=1e-7)
 
 
-def test_steps_go_over_epochs_until_their_number_is_reached():
+def test_steps_go_over_epochs_until_their_number_is_reached() -> None:
     _, result = train(TrainingConfig(batch_size=4, local_steps=7))
     assert result.steps == 7
     _, epochs = train(TrainingConfig(batch_size=4, local_epochs=2))
     assert epochs.steps == 6
 
 
-def test_the_seed_alone_decides_the_order():
+def test_the_seed_alone_decides_the_order() -> None:
     _, first = train(TrainingConfig(local_steps=1, batch_size=3), seed=5)
     _, again = train(TrainingConfig(local_steps=1, batch_size=3), seed=5)
     _, other = train(TrainingConfig(local_steps=1, batch_size=3), seed=6)

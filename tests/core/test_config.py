@@ -1,3 +1,6 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,17 +35,17 @@ from bract.errors import BractError
         ("a: [", "not valid YAML"),
     ],
 )
-def test_a_bad_key_or_value_is_named_with_what_was_expected(text, message):
+def test_a_bad_key_or_value_is_named_with_what_was_expected(text: Any, message: Any) -> None:
     with pytest.raises(BractError, match=message):
         parse_config(text, source="f.yaml")
 
 
-def test_a_missing_file_is_named_with_the_mend(tmp_path):
+def test_a_missing_file_is_named_with_the_mend(tmp_path: Path) -> None:
     with pytest.raises(BractError, match=r"nothing\.yaml: no such file; `bract init`"):
         load_config(tmp_path / "nothing.yaml")
 
 
-def test_the_written_template_is_the_default_but_for_what_it_says():
+def test_the_written_template_is_the_default_but_for_what_it_says() -> None:
     written = parse_config(template("federation.yaml"))
     assert written.model.activation == "relu"
     default = FederationConfig()
@@ -52,7 +55,7 @@ def test_the_written_template_is_the_default_but_for_what_it_says():
     assert changed == default
 
 
-def test_the_demo_is_a_valid_federation():
+def test_the_demo_is_a_valid_federation() -> None:
     assert demo_config().truth
 
 
@@ -61,14 +64,14 @@ def test_the_demo_is_a_valid_federation():
     lr=st.floats(1e-6, 1e6),
     kind=st.sampled_from(["iid", "dirichlet", "shards"]),
 )
-def test_a_dumped_config_is_read_back_equal(rounds, lr, kind):
+def test_a_dumped_config_is_read_back_equal(rounds: Any, lr: Any, kind: Any) -> None:
     config = build_config(
         {"rounds": rounds, "training": {"lr": lr}, "data": {"partition": {"kind": kind}}}
     )
     assert parse_config(dump_config(config)) == config
 
 
-def test_dotted_run_config_keys_lie_over_the_federation_text():
+def test_dotted_run_config_keys_lie_over_the_federation_text() -> None:
     config = config_of_run(
         {"federation": "rounds: 9\nseed: 4", "rounds": 2, "training.lr": 0.5, "run-dir": "x"}
     )

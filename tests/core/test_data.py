@@ -1,3 +1,6 @@
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from bract.data import test_data as held_out
 from bract.errors import BractError
 
 
-def federation(**data):
+def federation(**data: Any) -> Any:
     return build_config({"data": {"validation": 0.0, **data}})
 
 
@@ -22,11 +25,11 @@ def federation(**data):
         {"kind": "sizes", "sizes": [500, 30, 4]},
     ],
 )
-def test_parts_are_disjoint_seeded_and_inside_the_training_split(partition):
+def test_parts_are_disjoint_seeded_and_inside_the_training_split(partition: Any) -> None:
     config = federation(partition=partition)
     labels = open_source(config.data, "train").labels
 
-    def part(client, seed=0):
+    def part(client: Any, seed: Any = 0) -> Any:
         return partition_indices(labels, config.data.partition, clients=3, client=client, seed=seed)
 
     parts = [part(c) for c in range(3)]
@@ -41,13 +44,13 @@ def test_parts_are_disjoint_seeded_and_inside_the_training_split(partition):
         assert len(labels) - 6 < len(together) <= len(labels)
 
 
-def test_shards_leave_each_client_few_classes():
+def test_shards_leave_each_client_few_classes() -> None:
     config = federation(partition={"kind": "shards", "shards_per_client": 2})
     counts = [len(set(client_data(config, c).labels.tolist())) for c in range(3)]
     assert all(count < 10 for count in counts)
 
 
-def test_digits_come_in_the_unit_interval_at_the_asked_size_and_no_test_image_trains():
+def test_digits_come_in_the_unit_interval_at_the_asked_size_and_no_test_image_trains() -> None:
     config = federation(image_size=16)
     images = torch.cat([client_data(config, c).images for c in range(3)])
     assert images.shape[1:] == (1, 16, 16)
@@ -57,7 +60,7 @@ def test_digits_come_in_the_unit_interval_at_the_asked_size_and_no_test_image_tr
     assert len(images) + len(test_images) == 1797
 
 
-def test_the_declared_normalisation_is_that_of_the_training_images():
+def test_the_declared_normalisation_is_that_of_the_training_images() -> None:
     spec = data_spec(DataConfig(image_size=8))
     images = client_data(federation(image_size=8, partition={"kind": "iid"}), 0).images
     inputs = spec.normalise(images)
@@ -66,14 +69,14 @@ def test_the_declared_normalisation_is_that_of_the_training_images():
     torch.testing.assert_close(spec.denormalise(inputs), images)
 
 
-def test_the_validation_share_is_set_apart():
+def test_the_validation_share_is_set_apart() -> None:
     whole = client_data(federation(), 0)
     split = client_data(federation(validation=0.25), 0)
     assert len(split.validation_images) == int(len(whole.images) * 0.25)
     assert len(split.validation_images) + len(split.images) == len(whole.images)
 
 
-def test_an_image_folder_is_read_and_its_classes_counted(tmp_path):
+def test_an_image_folder_is_read_and_its_classes_counted(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name, colour in (("cats", (255, 0, 0)), ("dogs", (0, 0, 255))):
             folder = tmp_path / split / name
@@ -90,13 +93,13 @@ def test_an_image_folder_is_read_and_its_classes_counted(tmp_path):
         torch.testing.assert_close(cat[0].mean((1, 2)), torch.tensor([1.0, 0.0, 0.0]))
 
 
-def test_a_client_without_examples_or_outside_the_partition_is_refused():
+def test_a_client_without_examples_or_outside_the_partition_is_refused() -> None:
     config = federation()
     with pytest.raises(BractError, match=r"partition-id 3 is outside 0\.\.2"):
         client_data(config, 3)
 
 
-def write_mnist(root, name, images, labels):
+def write_mnist(root: Any, name: Any, images: Any, labels: Any) -> None:
     """Write one split in the format of the original files."""
     folder = root / "MNIST" / "raw"
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +109,7 @@ def write_mnist(root, name, images, labels):
     (folder / f"{name}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
 
 
-def test_torchvisions_mnist_is_read_from_a_local_path(tmp_path):
+def test_torchvisions_mnist_is_read_from_a_local_path(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
     labels = (np.arange(30) % 10).astype(np.uint8)
     write_mnist(tmp_path, "train", pixels, labels)

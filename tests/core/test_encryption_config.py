@@ -1,17 +1,19 @@
+from typing import Any
+
 import pytest
 
 from bract.config import build_config, config_of_run, dump_config, parse_config
 from bract.errors import BractError
 
 
-def test_the_scheme_alone_is_enough():
+def test_the_scheme_alone_is_enough() -> None:
     assert parse_config("encryption: paillier") == parse_config("encryption: {scheme: paillier}")
     assert parse_config("{}").encryption.scheme == "none"
     assert config_of_run({"encryption": "paillier"}).encryption.enabled
     assert config_of_run({"encryption.scheme": "paillier"}).encryption.key_bits == 2048
 
 
-def test_a_dumped_section_reads_back_the_same():
+def test_a_dumped_section_reads_back_the_same() -> None:
     config = parse_config("encryption: {scheme: paillier, threshold: 2, clip: 0.5, degree: 2}")
     assert parse_config(dump_config(config)) == config
 
@@ -36,19 +38,21 @@ def test_a_dumped_section_reads_back_the_same():
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_training_with_the_numbers(text, message):
+def test_what_cannot_work_is_refused_before_training_with_the_numbers(
+    text: Any, message: Any
+) -> None:
     with pytest.raises(BractError, match=message):
         parse_config(text, source="f.yaml")
 
 
-def test_what_is_refused_encrypted_is_fine_in_the_clear():
+def test_what_is_refused_encrypted_is_fine_in_the_clear() -> None:
     assert build_config({"clients": 40}).clients == 40
     raised = {"scheme": "paillier", "max_weight_sum": 50}
     build_config({"clients": 6, "encryption": raised, "strategy": {"name": "fedboosting"}})
 
 
-def test_what_encryption_cannot_hide_is_said():
-    def cautions(clients, strategy="fedavg", **section):
+def test_what_encryption_cannot_hide_is_said() -> None:
+    def cautions(clients: Any, strategy: Any = "fedavg", **section: Any) -> Any:
         config = build_config({"encryption": {"scheme": "paillier", **section}})
         return " ".join(config.encryption.cautions(clients, strategy))
 

@@ -1,48 +1,62 @@
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, RecordDict
 
-from bract.ciphertexts import encrypt_update
-from bract.encryption import EncryptionConfig
+from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
-from bract.keyexchange import (
+from bract.paillier import combine, make_identity, partial_decrypt
+from bract.protocol.ciphertexts import encrypt_update
+from bract.protocol.keyexchange import (
     KEY_BOX,
     box_keys,
     open_key_box,
     write_key_box,
 )
-from bract.paillier import combine, make_identity, partial_decrypt
-from bract.partials import open_bundle, seal_partials, write_bundle
+from bract.protocol.partials import (
+    RefusedHelpError,
+    SealedPartials,
+    open_bundle,
+    seal_partials,
+    write_bundle,
+)
 
 CONFIG = EncryptionConfig(scheme="paillier", threshold=2)
 
 
-def boxed(identities, session="run"):
+SENDER = make_identity()
+
+
+def boxed(identities: Any, session: Any = "run") -> Any:
     publics = {node: identity.public for node, identity in identities.items()}
-    return box_keys({n: b"secret %d" % n for n in publics}, publics, session=session, sender=1)
+    keys = {n: b"secret %d" % n for n in publics}
+    return box_keys(keys, publics, session=session, sender=1, identity=SENDER)
 
 
-def test_a_key_box_opens_for_its_recipient_in_its_run_only():
+def test_a_key_box_opens_for_its_recipient_in_its_run_only() -> None:
     identities = {2: make_identity(), 3: make_identity()}
     boxes = boxed(identities)
     assert not any(b"secret" in box for box in boxes.values())
-    content = RecordDict({KEY_BOX: write_key_box(1, boxes[2])})
+    content = RecordDict({KEY_BOX: write_key_box(1, SENDER.public, boxes[2])})
     assert open_key_box(content, identities[2], session="run", recipient=2) == b"secret 2"
-    for identity, session, recipient, sender in (
-        (identities[3], "run", 2, 1),
-        (identities[2], "other", 2, 1),
-        (identities[2], "run", 3, 1),
-        (identities[2], "run", 2, 4),
+    ours = SENDER.public
+    for identity, session, recipient, sender, public in (
+        (identities[3], "run", 2, 1, ours),
+        (identities[2], "other", 2, 1, ours),
+        (identities[2], "run", 3, 1, ours),
+        (identities[2], "run", 2, 4, ours),
+        (identities[2], "run", 2, 1, make_identity().public),
     ):
-        content = RecordDict({KEY_BOX: write_key_box(sender, boxes[2])})
+        content = RecordDict({KEY_BOX: write_key_box(sender, public, boxes[2])})
         with pytest.raises(BractError):
             open_key_box(content, identity, session=session, recipient=recipient)
 
 
-def helped(shares, identities):
+def helped(shares: Any, identities: Any) -> Any:
     values = torch.linspace(-1, 1, 9)
     update, _ = encrypt_update(shares[0].public, {"w": values}, {}, CONFIG)
     vector = update.vectors["parameters"]
@@ -53,6 +67,7 @@ def helped(shares, identities):
             publics,
             session="run",
             sender=share.index,
+            identity=SENDER,
             tag="round-4",
         )
         for share in shares[:2]
@@ -60,17 +75,16 @@ def helped(shares, identities):
     return vector, values, bundle
 
 
-def test_partial_decryptions_reach_the_recipients_and_nobody_else(two_of_three):
+def test_partial_decryptions_reach_the_recipients_and_nobody_else(two_of_three: Any) -> None:
     identities = {1: make_identity(), 7: make_identity()}
     vector, values, bundle = helped(two_of_three, identities)
     for node, identity in identities.items():
         content = write_bundle("round-4", bundle, node)
         found = open_bundle(content, "round-4", identity, session="run", recipient=node)
-        partials = [
-            dataclasses.replace(p, data=p.data.reshape(vector.data.shape))
-            for p in found["0.parameters"]
-        ]
-        mean = combine(two_of_three[0].public, vector, partials)
+        assert {helper.identity for helper in found} == {SENDER.public}
+        opened = [helper.partials["0.parameters"] for helper in found]
+        partials = [dataclasses.replace(p, data=p.data.reshape(vector.data.shape)) for p in opened]
+        mean = combine(two_of_three[2], vector, partials)
         np.testing.assert_allclose(mean, values.numpy(), atol=2e-5)
         raw = partials[0].data.tobytes()[:64]
         sent = [a.numpy().tobytes() for r in content.array_records.values() for a in r.values()]
@@ -81,12 +95,55 @@ def test_partial_decryptions_reach_the_recipients_and_nobody_else(two_of_three):
         open_bundle(content, "round-5", identities[7], session="run", recipient=7)
 
 
-def test_an_altered_partial_decryption_is_refused(two_of_three):
+def test_a_partial_decryption_altered_on_its_way_is_refused_and_its_helper_named(
+    two_of_three: Any,
+) -> None:
     identities = {1: make_identity()}
     _, _, bundle = helped(two_of_three, identities)
-    flipped = bundle[0].payload["0.parameters"].numpy().copy()
-    flipped[5] ^= 1
-    bad = dataclasses.replace(bundle[0], payload=ArrayRecord({"0.parameters": Array(flipped)}))
-    content = write_bundle("round-4", [bad, bundle[1]], 1)
-    with pytest.raises(BractError, match="altered on its way"):
+    data = bundle[0].payload["0.parameters"]
+    flipped = bytes([data[0] ^ 1]) + data[1:]
+    bad = dataclasses.replace(bundle[0], payload={"0.parameters": flipped})
+    deep = dataclasses.replace(bundle[1], headers={"0.parameters": "[" * 9000})
+    content = write_bundle("round-4", [bad, deep], 1)
+    with pytest.raises(RefusedHelpError, match="node 1: altered on its way; node 2") as caught:
         open_bundle(content, "round-4", identities[1], session="run", recipient=1)
+    assert caught.value.nodes == (1, 2)
+
+
+def damaged(content: Any, change: Any) -> Any:
+    change(content.config_records["partial-keys"], content.array_records["partials"])
+    return SimpleNamespace(content=content)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda keys, payload: keys.update(nodes=["1"], boxes=keys["boxes"][:1]), "1 of 2"),
+        (lambda keys, payload: keys.update(boxes=[]), "no partial decryptions"),
+        (lambda keys, payload: keys.update(nodes=["one", "7"]), "no partial decryptions"),
+        (lambda keys, payload: keys.update(names=["7.parameters"]), "was asked for 0.parameters"),
+        (lambda keys, payload: keys.update(headers=["0" * 20_000]), "another size"),
+        (lambda keys, payload: payload.update({"0.parameters": pickled()}), "cannot be decoded"),
+        (lambda keys, payload: payload.update({"0.parameters": Array(SHORT)}), "another size"),
+    ],
+)
+def test_an_incomplete_answer_of_a_helper_is_refused(
+    two_of_three: Any, change: Any, message: Any
+) -> None:
+    identities = {1: make_identity(), 7: make_identity()}
+    vector, _, bundle = helped(two_of_three, identities)
+    sizes = {"0.parameters": vector.data.nbytes}
+
+    def read(content: Any) -> Any:
+        return SealedPartials.read(content, 5, SENDER.public, sizes=sizes, recipients=identities)
+
+    read(SimpleNamespace(content=bundle[0].to_content()))
+    with pytest.raises(BractError, match=message):
+        read(damaged(bundle[0].to_content(), change))
+
+
+SHORT: np.ndarray[Any, np.dtype[np.uint8]] = np.zeros(10, dtype=np.uint8)
+
+
+def pickled() -> Any:
+    return Array(dtype="uint8", shape=(3,), stype="numpy.ndarray", data=b"PK\x03\x04")

@@ -1,11 +1,16 @@
 import logging
+from pathlib import Path
+
+import pytest
 
 from bract import logs
 
 
-def test_long_work_says_how_far_it_is_and_short_work_says_nothing(monkeypatch, caplog):
+def test_long_work_says_how_far_it_is_and_short_work_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     times = iter([0.0, 1.0, 2.0, 100.0, 103.0, 106.0, 109.0, 112.0])
-    monkeypatch.setattr(logs.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr("bract.logs.time.monotonic", lambda: next(times))
     logger = logging.getLogger("bract.test")
     with caplog.at_level(logging.INFO):
         tell = logs.log_progress(logger, "quick")
@@ -21,7 +26,7 @@ def test_long_work_says_how_far_it_is_and_short_work_says_nothing(monkeypatch, c
     ]
 
 
-def test_a_file_takes_the_records_of_bract_while_the_block_runs(tmp_path):
+def test_a_file_takes_the_records_of_bract_while_the_block_runs(tmp_path: Path) -> None:
     logger = logging.getLogger("bract.test")
     path = tmp_path / "server.log"
     before = logging.getLogger("bract").level
@@ -34,7 +39,7 @@ def test_a_file_takes_the_records_of_bract_while_the_block_runs(tmp_path):
     assert logging.getLogger("bract").level == before
 
 
-def test_logging_that_somebody_set_up_is_left_alone(monkeypatch):
+def test_logging_that_somebody_set_up_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     logger, root = logging.getLogger("bract"), logging.getLogger()
     before = list(logger.handlers)
     logs.log_to_stderr()

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,17 +10,19 @@ SMALL = ["lenet-bn", "lenet-strided-bn", "resnet20", "resnet32", "resnet18", "re
 LARGE = ["vgg16", "vgg16-bn"]
 
 
-def make(name, size=32, channels=3, classes=10, activation="sigmoid"):
+def make(
+    name: Any, size: Any = 32, channels: Any = 3, classes: Any = 10, activation: Any = "sigmoid"
+) -> Any:
     return create_model(
         name, classes=classes, channels=channels, image_size=size, activation=activation
     )
 
 
-def count(model):
+def count(model: Any) -> Any:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_parameter_counts_are_the_published_ones():
+def test_parameter_counts_are_the_published_ones() -> None:
     # He et al. give 0.27 M and 0.46 M; torchvision 11,689,512 and 21,797,672 with 1,000 classes
     # and 138,357,544 for VGG-16.
     assert count(make("resnet20")) == 269_722
@@ -34,14 +38,16 @@ def test_parameter_counts_are_the_published_ones():
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("size", "channels", "classes"), [(32, 3, 10), (32, 1, 7), (48, 3, 4)])
-def test_a_model_takes_other_sizes_colours_and_classes(name, size, channels, classes):
+def test_a_model_takes_other_sizes_colours_and_classes(
+    name: Any, size: Any, channels: Any, classes: Any
+) -> None:
     model = make(name, size, channels, classes)
     assert model(torch.rand(2, channels, size, size)).shape == (2, classes)
 
 
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize(("size", "channels"), [(32, 3), (64, 1)])
-def test_vgg_takes_other_sizes_and_colours(name, size, channels):
+def test_vgg_takes_other_sizes_and_colours(name: Any, size: Any, channels: Any) -> None:
     with torch.device("meta"):
         model = make(name, size, channels, 5)
         assert model(torch.rand(1, channels, size, size)).shape == (1, 5)
@@ -49,7 +55,7 @@ def test_vgg_takes_other_sizes_and_colours(name, size, channels):
 
 @pytest.mark.parametrize("name", [*SMALL[:4], "resnet18"])
 @pytest.mark.parametrize("activation", ["sigmoid", "relu"])
-def test_gradients_can_be_differentiated_again(name, activation):
+def test_gradients_can_be_differentiated_again(name: Any, activation: Any) -> None:
     torch.manual_seed(0)
     model = make(name, activation=activation)
     image = torch.rand(1, 3, 32, 32, requires_grad=True)
@@ -57,13 +63,14 @@ def test_gradients_can_be_differentiated_again(name, activation):
         model.eval()  # one image leaves a single value a channel, which has no batch statistics
     loss = torch.nn.functional.cross_entropy(model(image), torch.tensor([3]))
     gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-    sum(g.square().sum() for g in gradients).backward()
+    torch.stack([g.square().sum() for g in gradients]).sum().backward()
+    assert image.grad is not None
     assert float(image.grad.abs().sum()) > 0
 
 
 @pytest.mark.parametrize("name", [*SMALL, *LARGE])
 @pytest.mark.parametrize("activation", ["sigmoid", "relu"])
-def test_the_activation_is_the_one_asked_for_and_never_in_place(name, activation):
+def test_the_activation_is_the_one_asked_for_and_never_in_place(name: Any, activation: Any) -> None:
     with torch.device("meta"):
         model = make(name, activation=activation)
     found = [m for m in model.modules() if isinstance(m, torch.nn.Sigmoid | torch.nn.ReLU)]
@@ -76,6 +83,6 @@ def test_the_activation_is_the_one_asked_for_and_never_in_place(name, activation
 @pytest.mark.parametrize(
     ("name", "size"), [("resnet20", 7), ("resnet18", 15), ("vgg16", 31), ("lenet-bn", 12)]
 )
-def test_images_that_are_too_small_are_refused(name, size):
+def test_images_that_are_too_small_are_refused(name: Any, size: Any) -> None:
     with pytest.raises(BractError, match="at least"):
         make(name, size)

@@ -1,23 +1,29 @@
+import importlib
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from bract.errors import BractError, SchemaError
-from bract.observation import Observation, ObservationStore, Protocol
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.schema import ClientStatement
 
 
-def observation(**changes) -> Observation:
+def observation(**changes: Any) -> Observation:
     fields = {
         "round": 3,
         "client": "client-1",
         "parameters": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2)},
         "update": {"w": torch.full((2, 3), 0.5), "b": torch.tensor([1.0, -1.0])},
         "buffers": {"n": torch.tensor(7)},
-        "protocol": Protocol(
+        "declaration": ClientDeclaration(
             model="lenet",
             image_shape=(1, 32, 32),
             classes=10,
@@ -32,14 +38,14 @@ def observation(**changes) -> Observation:
     return Observation(**{**fields, **changes})
 
 
-def test_an_observation_survives_the_disk(tmp_path):
+def test_an_observation_survives_the_disk(tmp_path: Path) -> None:
     store = ObservationStore(tmp_path)
     saved = observation()
     folder = store.save(saved)
     assert folder == tmp_path / "round-0003" / "client-1"
     loaded = store.load(folder)
-    assert loaded.protocol == saved.protocol
-    assert loaded.provenance == saved.provenance
+    assert loaded.declaration == saved.declaration
+    assert loaded.provenance.items() >= saved.provenance.items()
     assert list(loaded.update) == ["w", "b"]
     for group in ("parameters", "update", "buffers"):
         for name, value in getattr(saved, group).items():
@@ -47,7 +53,9 @@ def test_an_observation_survives_the_disk(tmp_path):
             assert getattr(loaded, group)[name].dtype == value.dtype
 
 
-def test_a_half_written_or_damaged_capture_is_skipped_with_its_name(tmp_path, caplog):
+def test_a_half_written_or_damaged_capture_is_skipped_with_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = ObservationStore(tmp_path)
     store.save(observation())
     cut = store.save(observation(client="client-2"))
@@ -59,26 +67,26 @@ def test_a_half_written_or_damaged_capture_is_skipped_with_its_name(tmp_path, ca
     assert str(empty) in caplog.text
 
 
-def test_a_temporary_folder_of_a_crash_is_not_an_observation(tmp_path):
+def test_a_temporary_folder_of_a_crash_is_not_an_observation(tmp_path: Path) -> None:
     store = ObservationStore(tmp_path)
     folder = store.save(observation())
     shutil.copytree(folder, folder.with_name(".client-9.0123.tmp"))
     assert len(store.folders()) == 1
 
 
-def test_another_schema_is_refused_with_found_and_wanted(tmp_path):
+def test_another_schema_is_refused_with_found_and_wanted(tmp_path: Path) -> None:
     store = ObservationStore(tmp_path)
     path = store.save(observation()) / "observation.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "schema": 0}))
-    with pytest.raises(SchemaError, match=r"schema 0, this version reads 1"):
+    with pytest.raises(SchemaError, match=r"schema 0, this version reads 3"):
         list(store)
 
 
-def test_the_gradient_of_local_training_is_the_update_over_lr_and_steps():
+def test_the_gradient_of_local_training_is_the_update_over_lr_and_steps() -> None:
     gradient = observation().gradient()
     torch.testing.assert_close(gradient["b"], torch.tensor([5.0, -5.0]))
-    sgd = observation(protocol=Protocol(algorithm="fedsgd", lr=0.1, local_steps=1))
+    sgd = observation(declaration=ClientDeclaration(algorithm="fedsgd", lr=0.1, local_steps=1))
     torch.testing.assert_close(sgd.gradient()["b"], torch.tensor([1.0, -1.0]))
 
 
@@ -94,26 +102,137 @@ def test_the_gradient_of_local_training_is_the_update_over_lr_and_steps():
         ),
     ],
 )
-def test_what_no_attack_can_use_is_refused_by_name(changes, message):
+def test_what_no_attack_can_use_is_refused_by_name(changes: Any, message: Any) -> None:
     with pytest.raises(BractError, match=message):
         observation(**changes).check()
 
 
-@settings(max_examples=25, deadline=None)
-@given(name=st.text(min_size=1, max_size=30), number=st.integers(1, 9999))
-def test_no_client_name_leaves_the_store(tmp_path_factory, name, number):
-    root = tmp_path_factory.mktemp("store")
-    store = ObservationStore(root / "captures")
-    folder = store.save(observation(client=name, round=number))
-    assert root / "captures" in folder.resolve().parents
-    assert store.load(folder).client == name
+@pytest.mark.parametrize("name", ["", ".", "..", "../out", "/tmp/out", "a/b", "a b", "x" * 65])
+def test_no_client_name_leaves_its_rounds_folder_or_replaces_it(tmp_path: Path, name: Any) -> None:
+    store = ObservationStore(tmp_path / "captures")
+    kept = store.save(observation(client="client-0"))
+    with pytest.raises(BractError, match="client"):
+        store.save(observation(client=name))
+    assert store.folders() == [kept]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["captures"]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path, monkeypatch):
-    def no_space(*_):
-        raise OSError(28, "No space left on device")
+def moved(tmp_path: Path, change: Any) -> Any:
+    store = ObservationStore(tmp_path)
+    folder = store.save(observation())
+    path = folder / "observation.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return store, folder
 
-    monkeypatch.setattr("bract.observation.save_file", no_space)
-    with pytest.raises(BractError, match=r"client-1: cannot be written: .*No space left"):
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(client="client-2"), "belongs to round-0003/client-2"),
+        (lambda c: c.update(client="../../out"), "client"),
+        (lambda c: c.update(round=4), "belongs to round-0004"),
+        (lambda c: c.update(round="3; rm"), "round"),
+        (lambda c: c["declaration"].update(local_steps=10**12), "local_steps"),
+        (lambda c: c["declaration"].update(image_shape=[1, 10**9, 2]), "image_shape"),
+        (lambda c: c["declaration"].update(lr="fast"), "lr"),
+        (lambda c: c["declaration"].update(extra=1), "extra"),
+        (lambda c: c["declaration"].update(defenses=[{"alpha": 1}]), "has a `name`"),
+        (lambda c: c["declaration"].update(defenses=[{"name": "x", "y": [[1]]}]), "defenses"),
+        (lambda c: c["declaration"].update(defenses=[{"name": "x"}] * 17), "defenses"),
+        (lambda c: c["tensors"].update(secrets=["w"]), "tensors"),
+        (lambda c: c.update(declaration=[]), "declaration"),
+    ],
+)
+def test_a_malformed_description_is_refused_by_its_folder(
+    tmp_path: Path, change: Any, words: Any
+) -> None:
+    store, folder = moved(tmp_path, change)
+    with pytest.raises(BractError, match=words) as caught:
+        store.describe(folder)
+    assert str(folder) in str(caught.value)
+    assert list(store) == []
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "null", '"x"', "NaN", ""])
+def test_a_description_that_is_no_object_is_refused_and_the_others_are_read(
+    tmp_path: Path, text: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ObservationStore(tmp_path)
+    bad = store.save(observation(client="bad"))
+    store.save(observation(client="good"))
+    (bad / "observation.json").write_text(text)
+    assert [o.client for o in store] == ["good"]
+    assert str(bad) in caplog.text
+
+
+def test_a_model_reference_is_read_only_by_a_reader_who_named_it(tmp_path: Path) -> None:
+    declared = ClientDeclaration(model="os:abort")
+    folder = ObservationStore(tmp_path).save(observation(declaration=declared))
+    assert ObservationStore(tmp_path).load(folder).declaration.model is None
+    assert ObservationStore(tmp_path, models=["a:b"]).load(folder).declaration.model is None
+    trusting = ObservationStore(tmp_path, models=["os:abort"])
+    assert trusting.load(folder).declaration.model == "os:abort"
+    assert trusting.describe(folder).declaration.model == "os:abort"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("No space left")])
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("bract.protocol.observation.write_tensors", fail)
+    with pytest.raises(BractError, match=r"client-1: cannot be written: No space left .* free"):
         ObservationStore(tmp_path).save(observation())
     assert list(tmp_path.rglob("*.*")) == []
+
+
+def test_what_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "bract.protocol.observation.shutil.disk_usage", lambda _: SimpleNamespace(free=40)
+    )
+    with pytest.raises(BractError, match=r"no space left \(.* needed, 40 B free\)"):
+        ObservationStore(tmp_path).save(observation())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["Protocol", "Observation", "ObservationStore", "SCHEMA_VERSION"])
+def test_the_old_module_still_works_and_says_where_its_names_are(name: Any) -> None:
+    module = importlib.import_module("bract.observation")
+    with pytest.warns(DeprecationWarning, match="bract.protocol.observation"):
+        found = getattr(module, name)
+    now = {"Protocol": "ClientDeclaration"}.get(name, name)
+    assert found is getattr(importlib.import_module("bract.protocol.observation"), now)
+    with pytest.raises(AttributeError, match="nothing"):
+        module.nothing  # noqa: B018
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    said=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(
+                st.sampled_from(["model", "num_examples", "defenses", "batch_size", "x", "name"]),
+                inner,
+                max_size=5,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_whatever_a_client_says_is_taken_flagged_or_refused(said: Any) -> None:
+    said = said if isinstance(said, dict) else {"defenses": said, "model": said}
+    mine = ClientDeclaration(model="lenet", lr=0.1, batch_size=8)
+    try:
+        statement = ClientStatement.of(said)
+    except BractError:
+        return
+    declaration, flags = statement.lay_over(mine, said)
+    assert (declaration.model, declaration.lr) == ("lenet", 0.1)
+    assert declaration.batch_size is not None and declaration.batch_size <= 8
+    assert all(len(flag) < 400 for flag in flags)

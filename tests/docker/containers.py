@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from bract.cli.guardian import MARK, end_processes
-from bract.cli.warm import real_command, write_shims
+from bract.cli.launch.fork_server import real_command
+from bract.cli.launch.reaper import MARK, end_processes
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docker"
@@ -71,7 +71,7 @@ class BareContainers:
                 link = self.root(service) / mount.target.lstrip("/")
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(self.source(mount))
-        self._warm()
+        self._fork_server()
 
     def root(self, service: str) -> Path:
         """Return the folder that stands for a container's ``/``."""
@@ -82,7 +82,7 @@ class BareContainers:
         if mount.source.startswith("."):
             return self.folder / mount.source
         volume = self.folder / "volumes" / mount.source
-        volume.mkdir(parents=True, exist_ok=True)
+        volume.mkdir(mode=0o700, parents=True, exist_ok=True)
         return volume
 
     def start(self, service: str) -> None:
@@ -122,7 +122,7 @@ class BareContainers:
             time.sleep(0.2)
 
     def _run(self, service: str, command: list[str]) -> subprocess.Popen[bytes]:
-        home = self.folder / "homes" / service
+        home = self.folder / "h" / service
         home.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{service}.log").open("ab") as log:
             return subprocess.Popen(
@@ -138,6 +138,7 @@ class BareContainers:
         assert "$" not in argument, "interpolation is Compose's"
         argument = argument.replace("superlink:8000", f"127.0.0.1:{self._ports['superlink']}")
         argument = argument.replace("0.0.0.0", "127.0.0.1")
+        argument = argument.replace("8000.sock", f"{self._ports['superlink']}.sock")
         if service in self._ports:
             argument = re.sub(r"\b(8000|9094)\b", str(self._ports[service]), argument)
         tops = "|".join({mount.target.split("/")[1] for mount in mounts(service)})
@@ -145,7 +146,7 @@ class BareContainers:
         return re.sub(own, f"{self.root(service)}/", argument) if tops else argument
 
     def _environment(self, home: Path) -> dict[str, str]:
-        shims, real = self.folder / "bin", Path(real_command("flwr")).parent
+        real = Path(real_command("flwr")).parent
         return {
             **os.environ,
             MARK: self.mark,
@@ -155,22 +156,20 @@ class BareContainers:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             "OMP_NUM_THREADS": "1",
-            "BRACT_WARM_SOCKET": str(self.folder / "warm.sock"),
-            "BRACT_REAL_BIN": str(real),
-            "PATH": os.pathsep.join([str(shims), str(real), os.environ["PATH"]]),
+            "BRACT_FORK_SERVER_SOCKET": str(self.folder / "fork.sock"),
+            "PATH": os.pathsep.join([str(real), os.environ["PATH"]]),
         }
 
-    def _warm(self) -> None:
+    def _fork_server(self) -> None:
         """Start Flower's processes from one that has imported everything, which saves a minute."""
-        write_shims(self.folder / "bin")
-        ready = self.folder / "warm.sock"
-        self.started["warm"] = subprocess.Popen(
-            [sys.executable, "-m", "bract.cli.warm", str(ready)],
+        ready = self.folder / "fork.sock"
+        self.started["fork-server"] = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bract.cli.launch.fork_server", str(ready)],
             env=self._environment(self.folder),
         )
         deadline = time.monotonic() + 90
         while not ready.exists():
-            assert self.started["warm"].poll() is None and time.monotonic() < deadline
+            assert self.started["fork-server"].poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
 
 

@@ -2,9 +2,10 @@
 
 import re
 import shlex
-import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -12,12 +13,10 @@ import typer
 import yaml
 from containers import CLIENTS, COMPOSE, FOLDER, ROOT, SERVICES, BareContainers, mounts
 from flwr.common.config import parse_config_args
-from flwr.superlink.cli import flower_superlink
-from flwr.supernode.cli import flower_supernode
 from safetensors.torch import load_file
 
 from bract.cli.main import app
-from bract.client.site import NODE_KEYS, Site
+from bract.client.site import Site
 from bract.config import load_config
 from bract.rundir import RunDirectory
 
@@ -29,12 +28,12 @@ def copied() -> list[str]:
     """Everything that the Dockerfile copies into the image."""
     found = []
     for line in DOCKERFILE.splitlines():
-        if line.startswith("COPY "):
+        if line.startswith("COPY ") and "--from=" not in line:
             found += line.split()[1:-1]
     return found
 
 
-def node_config(client: str) -> dict:
+def node_config(client: str) -> dict[str, Any]:
     command = SERVICES[client]["command"]
     return parse_config_args([command[command.index("--node-config") + 1]])
 
@@ -55,33 +54,37 @@ def bract_commands(command: list[str]) -> list[list[str]]:
     return [command[1:]] if command[:1] == ["bract"] else []
 
 
-@pytest.mark.parametrize(
-    ("service", "entry"),
-    [("superlink", flower_superlink), *((client, flower_supernode) for client in CLIENTS)],
-)
-def test_flower_knows_every_option(service, entry, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["flower", "--help"])
-    with pytest.raises(SystemExit):
-        entry()
-    known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
-    options = [word for word in SERVICES[service]["command"] if word.startswith("--")]
-    assert "--insecure" in options
-    assert set(options) <= known
-
-
-@pytest.mark.parametrize("service", ["federation", "audit"])
-def test_bract_takes_every_command_line(service):
-    group = typer.main.get_command(app)
+@pytest.mark.parametrize("service", list(SERVICES))
+def test_bract_takes_every_command_line(service: Any) -> None:
+    group: Any = typer.main.get_command(app)
     commands = bract_commands(SERVICES[service]["command"])
-    assert [c[0] for c in commands] == (["run"] if service == "federation" else ["audit", "report"])
+    expected = {"superlink": ["superlink"], "federation": ["run"], "audit": ["audit", "report"]}
+    assert [c[0] for c in commands] == expected.get(service, ["supernode"])
     for name, *arguments in commands:
         # Parsing refuses what the command does not know; nothing is run.
         group.commands[name].make_context(name, arguments, click.Context(group))
 
 
-def test_clients_share_nothing_and_the_server_holds_nothing_of_theirs():
+def test_a_site_runs_the_installed_app_and_the_control_api_is_on_the_operator_s_socket_alone() -> (
+    None
+):
+    for client in CLIENTS:
+        command = SERVICES[client]["command"]
+        assert command[:2] == ["bract", "supernode"]
+        assert command[command.index("--app") + 1] == "bract.client.app:app"
+    server = SERVICES["superlink"]["command"]
+    assert server[:2] == ["bract", "superlink"]
+    folder = server[server.index("--sockets") + 1]
+    assert who_mounts("operator") == {"superlink": "rw", "federation": "rw"}
+    run = SERVICES["federation"]["command"]
+    assert run[run.index("--superlink") + 1] == f"{folder}/8000.sock"
+    assert SERVICES["federation"]["network_mode"] == "none"
+
+
+def test_clients_share_nothing_and_the_server_holds_nothing_of_theirs() -> None:
     server = {"superlink": "rw", "federation": "rw", "audit": "ro"}
-    expected = {"runs": server, "results": {"audit": "rw"}}
+    operator = {"superlink": "rw", "federation": "rw"}
+    expected = {"runs": server, "operator": operator, "results": {"audit": "rw"}}
     for client in CLIENTS:
         number = client.removeprefix("client-")
         expected[f"state-{number}"] = {client: "rw"}
@@ -93,10 +96,13 @@ def test_clients_share_nothing_and_the_server_holds_nothing_of_theirs():
     assert not any("secrets" in service or "configs" in service for service in SERVICES.values())
 
 
-def test_what_a_client_keeps_lies_in_its_own_volumes_under_the_name_that_the_audit_expects():
+def test_what_a_client_keeps_lies_in_its_own_volumes_under_the_name_that_the_audit_expects() -> (
+    None
+):
     for client in CLIENTS:
         config = node_config(client)
-        assert set(config) <= set(NODE_KEYS)
+        known = {f.name.replace("_", "-") for f in fields(Site)}
+        assert set(config) <= known | {"partition-id", "num-partitions"}
         site = Site.from_node_config(config)
         assert site.name == client
         number = client.removeprefix("client-")
@@ -108,7 +114,7 @@ def test_what_a_client_keeps_lies_in_its_own_volumes_under_the_name_that_the_aud
         assert site.private_seed is None, "a seed in this file is a key that everybody has"
 
 
-def test_the_server_app_and_the_launcher_have_the_run_at_the_same_path():
+def test_the_server_app_and_the_launcher_have_the_run_at_the_same_path() -> None:
     (run,) = bract_commands(SERVICES["federation"]["command"])
     folder = run[run.index("--runs") + 1]
     for service in ("superlink", "federation", "audit"):
@@ -117,14 +123,14 @@ def test_the_server_app_and_the_launcher_have_the_run_at_the_same_path():
     assert f"cp -a {folder}/{name} /results/{name}" in SERVICES["audit"]["command"][2]
 
 
-def test_the_federation_has_as_many_clients_as_there_are_containers():
+def test_the_federation_has_as_many_clients_as_there_are_containers() -> None:
     config = load_config(FOLDER / "federation.yaml")
     assert config.clients == len(CLIENTS) == 3
     assert [node_config(client)["partition-id"] for client in CLIENTS] == [0, 1, 2]
     assert {node_config(client)["num-partitions"] for client in CLIENTS} == {3}
 
 
-def test_no_port_is_published_but_on_loopback_and_no_network_leads_out():
+def test_no_port_is_published_but_on_loopback_and_no_network_leads_out() -> None:
     for service in SERVICES.values():
         assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", []))
         assert service.get("network_mode", "none") == "none"
@@ -133,42 +139,69 @@ def test_no_port_is_published_but_on_loopback_and_no_network_leads_out():
     assert SERVICES["audit"]["network_mode"] == "none"
     of_clients = [set(SERVICES[client]["networks"]) for client in CLIENTS]
     assert len(set.union(*of_clients)) == sum(map(len, of_clients)), "clients share a network"
-    for networks in (*of_clients, set(SERVICES["federation"]["networks"])):
+    for networks in of_clients:
         assert networks <= set(SERVICES["superlink"]["networks"])
 
 
-def test_a_service_waits_for_what_it_needs_to_be_healthy():
+def test_a_service_waits_for_what_it_needs_to_be_healthy() -> None:
     for service in SERVICES.values():
         for needed, how in service.get("depends_on", {}).items():
             if how["condition"] == "service_healthy":
                 check = SERVICES[needed]["healthcheck"]["test"]
                 port = 8000 if needed == "superlink" else 9094
                 assert f"http://127.0.0.1:{port}/health" in check[-1]
-                assert str(port) in SERVICES[needed]["command"]
+                assert any(str(port) in word for word in SERVICES[needed]["command"])
 
 
-def test_every_service_runs_the_one_image_without_privileges():
-    assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["49999:49999"]
-    for service in SERVICES.values():
-        assert service["image"] == "bract:local"
+IMAGES = {"superlink": "server", "federation": "server", "audit": "audit"}
+
+
+def test_every_service_runs_the_image_of_its_part_without_privileges() -> None:
+    for name, service in SERVICES.items():
+        part = IMAGES.get(name, "client")
+        assert service["image"] == f"bract-{part}:${{BRACT_VERSION:-local}}"
+        if "build" in service:
+            assert service["build"]["target"] == part
         assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is True
+        # What Flower writes in its home, and a process for a moment, is gone with the container.
+        assert {entry.split(":")[0] for entry in service["tmpfs"]} == {"/tmp", "/app"}
         assert not {"user", "privileged", "cap_add", "devices"} & set(service)
-    assert [name for name, service in SERVICES.items() if "build" in service] == ["superlink"]
+    built = [name for name, service in SERVICES.items() if "build" in service]
+    assert built == ["superlink", "client-0", "audit"]
 
 
-def test_the_image_holds_the_whole_package_at_pinned_versions():
+def stage(name: str) -> str:
+    """What the Dockerfile says from one ``FROM`` to the next."""
+    (found,) = re.findall(rf"^FROM \S+ AS {name}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
+    return str(found)
+
+
+@pytest.mark.parametrize("part", ["client", "server", "audit"])
+def test_an_image_is_the_shared_one_with_its_rooms_a_label_and_no_root(part: Any) -> None:
+    lines = stage(part).strip().splitlines()
+    assert lines[0] == f"COPY --from=rooms /rooms/{part} /opt/bract"
+    assert lines[-2] == "USER 49999:49999"
+    labels = re.findall(r"org\.opencontainers\.image\.(\w+)=", stage(part))
+    assert labels == ["title", "description", "licenses", "version", "revision"]
+    (licence,) = re.findall(r'licenses="(.*?)"', stage(part))
+    assert licence == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
+
+
+def test_the_images_hold_the_whole_package_at_pinned_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = {"constraints.txt", "pyproject.toml", project["project"]["readme"]}
     needed |= set(project["project"]["license-files"])
     needed |= set(project["tool"]["setuptools"]["package-dir"].values())
     assert set(copied()) == needed
     assert all((ROOT / source).exists() for source in copied())
-    installs = re.findall(r"pip install (.*?)(?:&&|$)", DOCKERFILE, re.MULTILINE)
-    assert len(installs) == 4
-    assert all("--constraint constraints.txt" in line for line in installs)
+    assert "install --constraint constraints.txt" in stage("runtime")
+    assert "--constraint constraints.txt" in stage("wheel")
+    assert stage("runtime").count("$pip ") == 2
 
 
-def test_nothing_but_what_is_copied_enters_the_build():
+def test_nothing_but_what_is_copied_enters_the_build() -> None:
     rules = [r for r in (ROOT / ".dockerignore").read_text().splitlines() if not r.startswith("#")]
     assert rules[0] == "*"
     assert {rule[1:] for rule in rules if rule.startswith("!")} == set(copied())
@@ -177,7 +210,7 @@ def test_nothing_but_what_is_copied_enters_the_build():
     assert (ROOT / build["dockerfile"]).is_file()
 
 
-def test_the_folders_of_the_volumes_are_the_user_s():
+def test_the_folders_of_the_volumes_are_the_user_s() -> None:
     (made,) = re.findall(r"install --directory (.*)", DOCKERFILE)
     assert "--owner app --group app --mode 0700" in " ".join(made.split())
     for service in SERVICES:
@@ -189,16 +222,12 @@ def test_the_folders_of_the_volumes_are_the_user_s():
                 assert volume["volume"] == {"nocopy": True}
 
 
-def test_torch_is_the_build_without_cuda_unless_the_gpu_file_is_laid_over():
+def test_torch_is_the_build_without_cuda_unless_the_gpu_file_is_laid_over() -> None:
     (index,) = re.findall(r"^ARG TORCH_INDEX=(.*)$", DOCKERFILE, re.MULTILINE)
     args = SERVICES["superlink"]["build"]["args"]
     assert args["TORCH_INDEX"] == f"${{TORCH_INDEX:-{index}}}"
-    assert set(GPU) == set(SERVICES)
-    assert {service["image"] for service in GPU.values()} == {"bract:local-cuda"}
-    assert GPU["superlink"]["build"]["args"]["TORCH_INDEX"] != index
-    with_gpu = {name for name, service in GPU.items() if "deploy" in service}
-    assert with_gpu == {*CLIENTS, "audit"}
-    for name in with_gpu:
+    assert set(GPU) == {*CLIENTS, "audit"}
+    for name in GPU:
         (device,) = GPU[name]["deploy"]["resources"]["reservations"]["devices"]
         assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
 
@@ -208,7 +237,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.processes
-def test_the_commands_lead_from_a_federation_to_a_report_that_the_server_never_sees(tmp_path):
+def test_the_commands_lead_from_a_federation_to_a_report_that_the_server_never_sees(
+    tmp_path: Path,
+) -> None:
     config = yaml.safe_load((FOLDER / "federation.yaml").read_text())
     config["rounds"] = 1
     config["data"]["partition"]["sizes"] = [4, 3, 2]
@@ -228,7 +259,7 @@ def test_the_commands_lead_from_a_federation_to_a_report_that_the_server_never_s
 
     run = RunDirectory.open(volumes / "results" / "docker")
     assert (run.root / "report.html").is_file()
-    assert set(run.metrics()[-1]["clients"]) == set(CLIENTS)
+    assert set(run.metrics()[-1].clients) == set(CLIENTS)
     facts = [path.read_text() for path in run.audit.rglob("*client-2.json")]
     assert facts and all('"scored": true' in text for text in facts), containers.log("audit")
 

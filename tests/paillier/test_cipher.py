@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import secrets
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_the_aggregate_is_the_weighted_mean_within_the_bound(
         st.sampled_from([0.0, clip, -clip, 5 * clip, -5 * clip]), st.floats(-clip, clip)
     )
     values = data.draw(hnp.arrays(np.float64, (clients, layout.length), elements=element))
-    holder = data.draw(st.sampled_from([key, key.public]))
+    holder: Any = data.draw(st.sampled_from([key, key.public]))
     pairs = [encrypt(holder, row, layout, threads=1) for row in values]
     total = weighted_sum(key.public, [vector for vector, _ in pairs], weights, threads=1)
     assert [clipped for _, clipped in pairs] == [int((np.abs(row) > clip).sum()) for row in values]
@@ -163,6 +164,7 @@ def test_an_altered_byte_is_refused(name: str, request: pytest.FixtureRequest) -
 
 def test_truncated_matrices_are_refused(djn_key: PrivateKey) -> None:
     vector, _ = encrypt(djn_key, np.zeros(100), plan(100))
+    data: Any
     for data in (vector.data[:-1], vector.data[:, :-1], vector.data.astype(np.int16)):
         with pytest.raises(CiphertextError, match="expected uint8 ciphertexts of shape"):
             dataclasses.replace(vector, data=data)

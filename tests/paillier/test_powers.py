@@ -1,4 +1,5 @@
 import math
+import random
 
 import gmpy2
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bract.paillier.keys import PublicKey
-from bract.paillier.powers import FixedBase, Schedule, series_logarithm
+from bract.paillier.powers import FixedBase, Schedule, random_product, series_logarithm
 from bract.paillier.scheme import Scheme
 
 
@@ -40,3 +41,15 @@ def test_logarithm_turns_a_power_of_one_plus_n_into_its_exponent(degree: int) ->
     for m in (0, 1, 42, modulus - 1):
         u = pow(1 + n, m, modulus * n)
         assert series_logarithm(u, n, degree) * pow(unit, -1, modulus) % modulus == m
+
+
+@pytest.mark.parametrize("count", [1, 3, 500])
+def test_a_product_of_random_powers_equals_the_product_of_powers(count: int) -> None:
+    """Half bytes serve few bases, bytes many."""
+    draw = random.Random(count)
+    modulus = gmpy2.mpz(1000003**2)
+    bases = [gmpy2.mpz(draw.randrange(1, 1000003)) for _ in range(count)]
+    exponents = draw.randbytes(16 * count)
+    powers = [int.from_bytes(exponents[16 * i : 16 * i + 16], "big") for i in range(count)]
+    slow = math.prod(pow(b, e, modulus) for b, e in zip(bases, powers, strict=True)) % modulus
+    assert random_product(bases, exponents, modulus) == slow

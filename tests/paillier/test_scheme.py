@@ -1,6 +1,7 @@
 import math
 import secrets
 from collections import Counter
+from typing import Any
 
 import gmpy2
 import pytest
@@ -12,7 +13,7 @@ from bract.paillier.scheme import PrivateScheme, Scheme
 def slow_encrypt(n: int, m: int, r: int, degree: int = 1) -> int:
     """Paillier as on paper: g^m r^(n^s) modulo n^(s+1) with g = n + 1."""
     modulus = n ** (degree + 1)
-    return pow(n + 1, m, modulus) * pow(r, n**degree, modulus) % modulus
+    return int(pow(n + 1, m, modulus) * pow(r, n**degree, modulus) % modulus)
 
 
 def test_toy_ciphertext_worked_by_hand() -> None:
@@ -37,7 +38,7 @@ def test_every_toy_ciphertext_decrypts() -> None:
 @pytest.mark.parametrize("randomness", ["djn", "standard"])
 @pytest.mark.parametrize("holder", ["public", "private"])
 def test_decryption_inverts_encryption(
-    djn_key: PrivateKey, degree: int, randomness: str, holder: str
+    djn_key: PrivateKey, degree: int, randomness: Any, holder: str
 ) -> None:
     private = PrivateScheme(djn_key, degree)
     scheme = private if holder == "private" else Scheme(djn_key.public, degree)

@@ -1,8 +1,10 @@
 import dataclasses
 import itertools
+import math
 import stat
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +16,17 @@ from bract.paillier import (
     KeyShare,
     Layout,
     PaillierError,
+    PartialDecryption,
+    PartialError,
     PrivateKey,
+    Proof,
+    PublicKey,
     ThresholdError,
     combine,
     deal,
     decrypt,
     encrypt,
+    generate_keypair,
     load_share,
     partial_decrypt,
     read_share,
@@ -28,7 +35,8 @@ from bract.paillier import (
     strip_messages,
     weighted_sum,
 )
-from bract.paillier.cipher import to_matrix
+from bract.paillier.cipher import from_matrix, to_matrix
+from bract.paillier.proofs import Statement, prove
 from bract.paillier.scheme import Scheme
 from bract.paillier.sharing import lagrange
 
@@ -76,7 +84,7 @@ def test_an_existing_key_decrypts_what_its_shares_decrypt(
     assert total.randomness == randomness
     stripped = strip_messages(key.public, total)
     partials = [partial_decrypt(share, total, stripped) for share in shares[:2]]
-    result = combine(key.public, total, partials)
+    result = combine(shares[2], total, partials)
     np.testing.assert_array_equal(result, decrypt(key, total))
     assert np.abs(result - mean).max() <= LAYOUT.fixed_point.bound
 
@@ -92,7 +100,8 @@ def test_stripping_leaves_nothing_of_the_message(djn_key: PrivateKey) -> None:
         )
         for m in (0, 12345)
     ]
-    np.testing.assert_array_equal(*(strip_messages(djn_key.public, vector) for vector in vectors))
+    first, second = (strip_messages(djn_key.public, vector) for vector in vectors)
+    np.testing.assert_array_equal(first, second)
 
 
 def test_a_stripped_vector_of_another_shape_is_refused(shares: list[KeyShare]) -> None:
@@ -112,19 +121,19 @@ def test_every_large_enough_group_decrypts(shares: list[KeyShare]) -> None:
     total, mean = aggregate(shares)
     partials = [partial_decrypt(share, total) for share in shares]
     for group in itertools.combinations(partials, 3):
-        result = combine(shares[0].public, total, group)
+        result = combine(shares[0], total, group)
         assert np.abs(result - mean).max() <= LAYOUT.fixed_point.bound
-    result = combine(shares[0].public, total, partials[::-1])
+    result = combine(shares[0], total, partials[::-1])
     assert np.abs(result - mean).max() <= LAYOUT.fixed_point.bound
 
 
 @pytest.mark.parametrize(("degree", "randomness"), [(1, "standard"), (2, "djn"), (3, "djn")])
-def test_other_degrees_and_randomness_decrypt(degree: int, randomness: str) -> None:
+def test_other_degrees_and_randomness_decrypt(degree: int, randomness: Any) -> None:
     shares = deal(2, 3, 256, degree=degree, randomness=randomness, insecure=True)
     layout = Layout(40, 1.0, 16, 31, key_bits=256, degree=degree)
     total, mean = aggregate(shares, layout)
     partials = [partial_decrypt(share, total) for share in shares[1:]]
-    result = combine(shares[0].public, total, partials)
+    result = combine(shares[0], total, partials)
     assert np.abs(result - mean).max() <= layout.fixed_point.bound
 
 
@@ -132,25 +141,24 @@ def test_too_few_answers_are_a_clear_error(shares: list[KeyShare]) -> None:
     total, _ = aggregate(shares)
     partials = [partial_decrypt(share, total) for share in (shares[0], shares[4])]
     with pytest.raises(ThresholdError, match=r"2 of 5 clients answered \(shares \[1, 5\]\), 3 are"):
-        combine(shares[0].public, total, partials)
-    with pytest.raises(ThresholdError, match="no partial decryptions"):
-        combine(shares[0].public, total, [])
+        combine(shares[0], total, partials)
+    with pytest.raises(ThresholdError, match=r"0 of 5 clients answered"):
+        combine(shares[0], total, [])
 
 
 def test_too_few_shares_pretending_to_be_enough_read_nothing(shares: list[KeyShare]) -> None:
     total, _ = aggregate(shares)
-    partials = [
-        dataclasses.replace(partial_decrypt(share, total), threshold=2) for share in shares[:2]
-    ]
+    lowered = [dataclasses.replace(share, threshold=2) for share in shares[:2]]
+    partials = [partial_decrypt(share, total) for share in lowered]
     with pytest.raises(ThresholdError, match="do not fit together"):
-        combine(shares[0].public, total, partials)
+        combine(lowered[0], total, partials)
 
 
 def test_one_share_answering_twice_is_refused(shares: list[KeyShare]) -> None:
     total, _ = aggregate(shares)
     partial = partial_decrypt(shares[0], total)
     with pytest.raises(ThresholdError, match="more than once"):
-        combine(shares[0].public, total, [partial] * 3)
+        combine(shares[0], total, [partial] * 3)
 
 
 def test_answers_to_another_vector_are_refused(shares: list[KeyShare]) -> None:
@@ -159,23 +167,112 @@ def test_answers_to_another_vector_are_refused(shares: list[KeyShare]) -> None:
     partials = [partial_decrypt(share, total) for share in shares[:2]]
     partials.append(partial_decrypt(shares[2], other))
     with pytest.raises(ThresholdError, match="share 3 decrypted another vector"):
-        combine(shares[0].public, total, partials)
+        combine(shares[0], total, partials)
 
 
-def test_an_altered_answer_is_refused(shares: list[KeyShare]) -> None:
+def shifted(partial: PartialDecryption, key: PublicKey, row: int) -> PartialDecryption:
+    """Multiply one power by ``1 + n``: it still combines, to another plaintext."""
+    numbers = from_matrix(partial.data)
+    numbers[row] = numbers[row] * (1 + key.n) % key.n**2
+    return dataclasses.replace(partial, data=to_matrix(numbers, partial.data.shape[1]))
+
+
+def test_an_answer_that_a_helper_altered_is_refused_and_its_share_named(
+    shares: list[KeyShare],
+) -> None:
     total, _ = aggregate(shares)
     partials = [partial_decrypt(share, total) for share in shares[:3]]
-    partials[1].data[1, 5] ^= 1
-    with pytest.raises(ThresholdError, match="ciphertext 1 by shares"):
-        combine(shares[0].public, total, partials)
+    flipped = dataclasses.replace(partials[1], data=partials[1].data.copy())
+    flipped.data[1, 5] ^= 1
+    foreign = partial_decrypt(dataclasses.replace(shares[4], index=5), total)
+    lied = dataclasses.replace(partials[1], data=foreign.data, proof=foreign.proof)
+    unproven = dataclasses.replace(partials[1], proof=Proof(1, 2))
+    negative = dataclasses.replace(partials[1], proof=Proof(1, -(2**90)))
+    shift = shifted(partials[1], shares[0].public, 0)
+    for bad in (flipped, lied, unproven, negative, shift):
+        with pytest.raises(PartialError, match="share 2 is not proven") as caught:
+            combine(shares[0], total, [partials[0], bad, partials[2]])
+        assert caught.value.positions == (1,)
 
 
-def test_answers_of_another_dealing_are_refused(shares: list[KeyShare]) -> None:
+def test_a_helper_cannot_prove_a_power_that_it_did_not_compute(shares: list[KeyShare]) -> None:
+    """The whole attack: multiply one power by 1 + n, and prove anew with the own share."""
     total, _ = aggregate(shares)
-    partials = [partial_decrypt(share, total) for share in shares[:3]]
-    partials[1] = dataclasses.replace(partials[1], threshold=2)
-    with pytest.raises(ThresholdError, match="share 2 belongs to another dealing"):
-        combine(shares[0].public, total, partials)
+    honest = partial_decrypt(shares[1], total)
+    bad = shifted(honest, shares[0].public, 0)
+    scheme = Scheme(shares[0].public)
+    statement = Statement(shares[1], 2, bad.digest, bad.data)
+    bases = from_matrix(strip_messages(shares[0].public, total))
+    proof = prove(scheme, statement, bases, from_matrix(bad.data))
+    partials = [partial_decrypt(share, total) for share in (shares[0], shares[2])]
+    with pytest.raises(PartialError, match="share 2"):
+        combine(shares[0], total, [*partials, dataclasses.replace(bad, proof=proof)])
+
+
+def test_a_server_that_sends_1_plus_n_as_the_stripped_ciphertext_gets_no_share(
+    shares: list[KeyShare],
+) -> None:
+    """Of a share applied to 1 + n the whole share can be read: 1 + 2 D f(i) n modulo n^2."""
+    total, _ = aggregate(shares)
+    public, share = shares[0].public, shares[0]
+    n, exponent = public.n, 2 * math.factorial(5) * share.value
+    leaked = pow(1 + n, exponent, n * n)
+    assert (leaked - 1) // n // (2 * math.factorial(5)) == share.value
+    stripped = strip_messages(public, total)
+    numbers = from_matrix(stripped)
+    for element in (1 + n, numbers[0] * (1 + n) % (n * n), numbers[1], 2):
+        chosen = stripped.copy()
+        chosen[0] = to_matrix([element], stripped.shape[1])[0]
+        with pytest.raises(CiphertextError, match="asks for this key share"):
+            partial_decrypt(share, total, chosen)
+    # Two wrong powers whose product is right do not pass either.
+    pair = stripped.copy()
+    inverse = pow(1 + n, -1, n * n)
+    factors = (1 + n, inverse)
+    pair[:2] = to_matrix([a * b % n**2 for a, b in zip(numbers, factors, strict=False)], 128)
+    with pytest.raises(CiphertextError, match="asks for this key share"):
+        partial_decrypt(share, total, pair)
+
+
+def test_a_sign_in_the_stripped_ciphertexts_changes_nothing(shares: list[KeyShare]) -> None:
+    total, mean = aggregate(shares)
+    square = shares[0].public.n ** 2
+    numbers = from_matrix(strip_messages(shares[0].public, total))
+    negated = to_matrix([square - number for number in numbers], 128)
+    partials = [partial_decrypt(share, total, negated) for share in shares[:3]]
+    result = combine(shares[0], total, partials)
+    assert np.abs(result - mean).max() <= LAYOUT.fixed_point.bound
+
+
+def test_answers_of_another_dealing_are_refused() -> None:
+    key = generate_keypair(256, insecure=True)
+    ours, others = split(key, 2, 3), split(key, 2, 3)
+    layout = Layout(10, 1.0, 16, 31, key_bits=256)
+    total, _ = aggregate(ours, layout)
+    partials = [partial_decrypt(ours[0], total), partial_decrypt(others[1], total)]
+    with pytest.raises(PartialError, match="share 2 is not proven"):
+        combine(ours[0], total, partials)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"index": "1"},
+        {"index": None},
+        {"response": "0x" + "f" * 9000},
+        {"response": "deep"},
+        {"digest": 5},
+        {"threshold": 0},
+    ],
+)
+def test_a_damaged_header_of_a_partial_decryption_is_refused(
+    shares: list[KeyShare], change: dict[str, object]
+) -> None:
+    total, _ = aggregate(shares)
+    partial = partial_decrypt(shares[0], total)
+    assert PartialDecryption.from_header(partial.header(), partial.data).proof == partial.proof
+    with pytest.raises(ThresholdError):
+        PartialDecryption.from_header(partial.header() | change, partial.data)
 
 
 def test_vectors_of_another_key_are_refused(shares: list[KeyShare], djn_key: PrivateKey) -> None:
@@ -184,8 +281,9 @@ def test_vectors_of_another_key_are_refused(shares: list[KeyShare], djn_key: Pri
         partial_decrypt(shares[0], vector)
     total, _ = aggregate(shares)
     partial = dataclasses.replace(partial_decrypt(shares[0], total), key_id="another")
-    with pytest.raises(KeyMismatchError, match="share 1 belongs to key another"):
-        combine(shares[0].public, total, [partial])
+    others = [partial_decrypt(share, total) for share in shares[1:3]]
+    with pytest.raises(PartialError, match="share 1 belongs to key another"):
+        combine(shares[0], total, [partial, *others])
 
 
 def test_vectors_of_another_degree_are_refused(shares: list[KeyShare]) -> None:
@@ -228,5 +326,15 @@ def test_damaged_share_files_are_refused(shares: list[KeyShare], tmp_path: Path)
         read_share(path, insecure=True)
     with pytest.raises(ThresholdError, match="share 9 of 5"):
         dataclasses.replace(shares[0], index=9)
+    cases: list[dict[str, Any]] = [
+        {"value": shares[0].value ^ 1},
+        {"index": 2},
+        {"threshold": 2**30},
+    ]
+    for changed in cases:
+        with pytest.raises(ThresholdError):
+            dataclasses.replace(shares[0], **changed)
+    with pytest.raises(ThresholdError, match="lacks a verification key"):
+        dataclasses.replace(shares[0], verification=shares[0].verification[:-1])
     with pytest.raises(PaillierError):
         load_share(b"-----BEGIN BRACT PAILLIER KEY SHARE-----\n", insecure=True)

@@ -1,4 +1,11 @@
+import json
+import logging
 import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,10 +14,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as FixedClipping
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
+from safetensors import SafetensorError
 
-from bract.observation import ObservationStore, Protocol
+from bract.audit.captures import read_missed
+from bract.errors import BractError
+from bract.protocol.observation import ClientDeclaration, ObservationStore
+from bract.protocol.records import to_arrays
 from bract.server.hook import HonestButCurious
 from bract.server.loopback import LoopbackGrid
+from bract.server.recorder import Recorder
+from bract.strategies import FedAvg as BractFedAvg
 
 STRANGERS_APP = ClientApp()
 
@@ -19,7 +32,7 @@ STRANGERS_APP = ClientApp()
 def _train(message: Message, context: Context) -> Message:
     """A client that knows nothing of bract: it moves each weight by a step of its own."""
     step = 0.25 * (int(context.node_config["id"]) + 1)
-    arrays = message.content["arrays"]
+    arrays = message.content.array_records["arrays"]
     moved = ArrayRecord()
     for name, array in arrays.items():
         value = array.numpy()
@@ -56,7 +69,7 @@ def as_bytes(record: ArrayRecord) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("make", [FedAvg, FedAdam, lambda: FedProx(proximal_mu=0.1)])
-def test_a_wrapped_strategy_ends_with_the_same_bits(make, tmp_path):
+def test_a_wrapped_strategy_ends_with_the_same_bits(make: Any, tmp_path: Path) -> None:
     plain = make().start(strangers_grid(), initial(), num_rounds=3)
     wrapped = HonestButCurious(make(), tmp_path / "captures").start(
         strangers_grid(), initial(), num_rounds=3
@@ -67,12 +80,12 @@ def test_a_wrapped_strategy_ends_with_the_same_bits(make, tmp_path):
     }
 
 
-def test_a_strangers_update_is_what_was_sent_minus_what_came_back(tmp_path):
-    protocol = Protocol(model="their.module:Net", lr=0.25, local_steps=1)
-    HonestButCurious(FedAvg(), tmp_path, protocol=protocol).start(
+def test_a_strangers_update_is_what_was_sent_minus_what_came_back(tmp_path: Path) -> None:
+    declaration = ClientDeclaration(model="their.module:Net", lr=0.25, local_steps=1)
+    HonestButCurious(FedAvg(), tmp_path, declaration=declaration).start(
         strangers_grid(), initial(), num_rounds=2
     )
-    observations = list(ObservationStore(tmp_path))
+    observations = list(ObservationStore(tmp_path, models=["their.module:Net"]))
     assert [(o.round, o.client) for o in observations] == [
         (r, f"node-{n}") for r in (1, 2) for n in (1, 2, 3)
     ]
@@ -85,20 +98,20 @@ def test_a_strangers_update_is_what_was_sent_minus_what_came_back(tmp_path):
     torch.testing.assert_close(first.gradient()["conv.weight"], torch.ones(2, 1, 3, 3))
     assert set(first.buffers) == {"bn.running_mean", "bn.num_batches_tracked"}
     assert first.returned_buffers["bn.num_batches_tracked"] == 1
-    assert first.protocol.model == "their.module:Net"
-    assert first.protocol.num_examples == 10
+    assert first.declaration.model == "their.module:Net"
+    assert first.declaration.num_examples == 10
     assert first.provenance["metrics"]["loss"] == 0.25
 
 
-def test_only_the_asked_rounds_are_captured(tmp_path):
+def test_only_the_asked_rounds_are_captured(tmp_path: Path) -> None:
     HonestButCurious(FedAvg(), tmp_path, rounds=[2]).start(
         strangers_grid(), initial(), num_rounds=3
     )
     assert {o.round for o in ObservationStore(tmp_path)} == {2}
 
 
-def test_the_hook_sees_the_clients_also_inside_another_wrapper(tmp_path):
-    def strategy(inner):
+def test_the_hook_sees_the_clients_also_inside_another_wrapper(tmp_path: Path) -> None:
+    def strategy(inner: Any) -> Any:
         return FixedClipping(inner, noise_multiplier=0.0, clipping_norm=1e9, num_sampled_clients=3)
 
     inner = HonestButCurious(FedAvg(), tmp_path)
@@ -108,7 +121,9 @@ def test_the_hook_sees_the_clients_also_inside_another_wrapper(tmp_path):
     assert len(list(ObservationStore(tmp_path))) == 3
 
 
-def test_a_store_that_cannot_be_written_does_not_stop_training(tmp_path, caplog):
+def test_a_store_that_cannot_be_written_does_not_stop_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     result = HonestButCurious(FedAvg(), blocked / "captures").start(
@@ -118,7 +133,332 @@ def test_a_store_that_cannot_be_written_does_not_stop_training(tmp_path, caplog)
     assert "was not captured" in caplog.text
 
 
-def test_evaluation_messages_are_not_captured(tmp_path):
+def test_evaluation_messages_are_not_captured(tmp_path: Path) -> None:
     strategy = HonestButCurious(FedAvg(fraction_train=0.0), tmp_path)
     strategy.start(strangers_grid(), initial(), num_rounds=1, train_config=ConfigRecord())
     assert list(ObservationStore(tmp_path)) == []
+
+
+# What comes from clients.
+
+SENT = {"w": torch.zeros(2)}
+
+
+def bracts_client(name: Any, said: Any = None, *, examples: Any = 4, update: Any = None) -> Any:
+    """An app that replies as bract's own does, with what is laid down here."""
+    app = ClientApp()
+    declaration = said if isinstance(said, str) else json.dumps(said or {})
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        content = RecordDict(
+            {
+                "update": to_arrays({"w": torch.ones(2)}) if update is None else update,
+                "metrics": MetricRecord({"num-examples": examples}),
+                "declared": ConfigRecord(
+                    {"client": name, "bract-version": "1", "declaration": declaration}
+                ),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def capture(tmp_path: Path, *apps: Any, rounds: Any = 1, declaration: Any = None) -> Any:
+    """What is captured of these clients under bract's own FedAvg."""
+    hook = HonestButCurious(
+        BractFedAvg(min_nodes=len(apps), tolerate_failures=True),
+        tmp_path / "captures",
+        declaration=declaration,
+    )
+    grid = LoopbackGrid(lambda node: apps[node], [{} for _ in apps])
+    hook.start(grid, to_arrays(SENT), num_rounds=rounds, timeout=10)
+    return {o.client: o for o in ObservationStore(tmp_path / "captures") if o.round == rounds}
+
+
+@pytest.mark.parametrize(
+    ("declared", "taken", "flagged"), [(None, 0.25, False), (0.25, 0.25, False), (0.0, 0.0, True)]
+)
+def test_the_proximal_term_is_the_one_that_was_sent_unless_the_operator_declares_it(
+    tmp_path: Path, declared: Any, taken: Any, flagged: Any
+) -> None:
+    declaration = ClientDeclaration(proximal_mu=declared)
+    HonestButCurious(FedProx(proximal_mu=0.25), tmp_path, declaration=declaration).start(
+        strangers_grid(), initial(), num_rounds=1
+    )
+    for seen in ObservationStore(tmp_path):
+        assert seen.declaration.proximal_mu == taken
+        flags = " | ".join(seen.provenance["flags"])
+        assert (
+            "was sent proximal-mu 0.25, the server declares proximal_mu 0.0" in flags
+        ) is flagged
+
+
+def test_without_a_proximal_term_none_is_declared(tmp_path: Path) -> None:
+    HonestButCurious(FedAvg(), tmp_path).start(strangers_grid(), initial(), num_rounds=1)
+    assert {seen.declaration.proximal_mu for seen in ObservationStore(tmp_path)} == {None}
+
+
+OWN = ClientDeclaration(model="lenet", lr=0.5, batch_size=8, local_steps=9)
+
+
+def test_of_a_clients_word_only_its_counts_and_defenses_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {
+        "model": "os:abort",
+        "lr": 7.0,
+        "classes": 3,
+        "invented": 1,
+        "num_examples": 4,
+        "local_steps": 2,
+        "batch_size": 2,
+        "defenses": [{"name": "pruning", "ratio": 0.5}],
+    }
+    found = capture(tmp_path, bracts_client("a", said), bracts_client("b"), declaration=OWN)
+    declaration = found["a"].declaration
+    assert (declaration.model, declaration.lr, declaration.classes) == ("lenet", 0.5, None)
+    assert (declaration.num_examples, declaration.local_steps, declaration.batch_size) == (4, 2, 2)
+    assert [d["name"] for d in declaration.defenses] == ["pruning"]
+    flags = " | ".join(found["a"].provenance["flags"])
+    for word in ("model os:abort", "lr 7.0", "classes 3", "'invented'", "defenses pruning"):
+        assert word in flags
+    assert "a declares model os:abort" in caplog.text
+    assert found["b"].provenance["flags"] == ()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"local_steps": 10**12},
+        {"batch_size": -1},
+        {"batch_size": 10**6},
+        {"defenses": [{"name": "unheard-of"}]},
+        {"defenses": [{"name": "pruning", "ratio": 7}]},
+        {"defenses": [{"name": "precode", "latent": 2**40}]},
+        {"defenses": [{"name": "precode", "latent": 16}]},
+        {"defenses": "pruning"},
+        {"defenses": [{}] * 99},
+    ],
+)
+def test_an_impossible_word_is_flagged_and_the_servers_declaration_stands(
+    tmp_path: Path, said: Any
+) -> None:
+    found = capture(tmp_path, bracts_client("a", said), bracts_client("b"), declaration=OWN)
+    declaration = found["a"].declaration
+    assert (declaration.local_steps, declaration.batch_size) == (9, 8)
+    assert declaration.defenses == ()
+    assert len(found["a"].provenance["flags"]) == 1
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../out", "a/b", "node-1", "x" * 65, "b\n"])
+def test_a_name_that_is_a_path_is_filed_under_the_node(tmp_path: Path, name: Any) -> None:
+    found = capture(tmp_path, bracts_client("a"), bracts_client(name))
+    assert set(found) == {"a", "node-2"}
+    assert "filed under node-2" in found["node-2"].provenance["flags"][0]
+    assert [p.name for p in tmp_path.iterdir()] == ["captures"]
+
+
+def test_a_second_client_of_a_name_does_not_replace_the_firsts_capture(tmp_path: Path) -> None:
+    twice = to_arrays({"w": torch.full((2,), 9.0)})
+    apps = [bracts_client("a"), bracts_client("A", update=twice), bracts_client("a", update=twice)]
+    found = capture(tmp_path, *apps, rounds=2)
+    assert set(found) == {"a", "node-2", "node-3"}
+    assert found["a"].update["w"].tolist() == [1.0, 1.0]
+
+
+def test_a_client_that_changes_its_name_is_filed_under_the_first(tmp_path: Path) -> None:
+    names = iter(["a", "b"])
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        return bracts_client(next(names))(message, context)
+
+    found = capture(tmp_path, app, bracts_client("c"), rounds=2)
+    assert set(found) == {"a", "c"}
+    assert "has called itself 'a' before" in found["a"].provenance["flags"][0]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        bracts_client("bad", "[" * 50_000),
+        bracts_client("bad", "[]"),
+        bracts_client("bad", examples=float("inf")),
+        bracts_client("bad", update=ArrayRecord({"w": Array("f", (2,), "numpy.ndarray", b"")})),
+        bracts_client("bad", update=ArrayRecord({"w": Array("f", (2,), "unknown", b"123")})),
+        bracts_client("bad", update=to_arrays({"x" * 600: torch.ones(2)})),
+    ],
+)
+def test_a_garbage_reply_costs_one_capture_which_is_listed(tmp_path: Path, bad: Any) -> None:
+    found = capture(tmp_path, bad, bracts_client("good"))
+    assert set(found) == {"good"}
+    (missed,) = read_missed(tmp_path / "captures")
+    assert (missed.round, missed.node_id) == (1, "1")
+
+
+class Broken(ObservationStore):
+    def __init__(self, root: Any, error: Any) -> None:
+        super().__init__(root)
+        self.error = error
+
+    def save(self, observation: Any) -> Path:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [SafetensorError("I/O error: No space left"), RecursionError("deep"), KeyError("x")]
+)
+def test_whatever_a_capture_raises_training_goes_on_and_the_missing_are_listed(
+    tmp_path: Path, error: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = FedAvg().start(strangers_grid(), initial(), num_rounds=2)
+    hook = HonestButCurious(FedAvg(), Broken(tmp_path, error))
+    result = hook.start(strangers_grid(), initial(), num_rounds=2)
+    assert as_bytes(result.arrays) == as_bytes(plain.arrays)
+    assert [m.round for m in read_missed(tmp_path)] == [1, 1, 1, 2, 2, 2]
+    lines = [r for r in caplog.records if "was not captured" in r.getMessage()]
+    assert len(lines) == 6
+    assert not any("\n" in r.getMessage() or r.exc_info for r in lines)
+
+
+def test_a_declaration_is_checked_when_the_hook_is_built(tmp_path: Path) -> None:
+    given = HonestButCurious(FedAvg(), tmp_path, declaration={"model": "lenet", "lr": 0.1})
+    assert given.recorder.declaration == ClientDeclaration(model="lenet", lr=0.1)
+    for wrong, words in (
+        ({"modle": "lenet"}, "unknown keys modle"),
+        ({"lr": "fast"}, "lr: found fast"),
+        ("lenet", "is a str, expected a ClientDeclaration"),
+    ):
+        with pytest.raises(BractError, match=words):
+            HonestButCurious(FedAvg(), tmp_path, declaration=wrong)  # type: ignore[arg-type]
+    with pytest.raises(BractError, match="rounds holds 'one'"):
+        HonestButCurious(FedAvg(), tmp_path, rounds=["one"])  # type: ignore[list-item]
+
+
+def test_the_old_name_of_the_declaration_still_works(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="call it declaration"):
+        old = HonestButCurious(FedAvg(), tmp_path, protocol=ClientDeclaration(lr=0.1))
+    assert old.recorder.declaration.lr == 0.1
+    with pytest.raises(BractError, match="give one"):
+        HonestButCurious(FedAvg(), tmp_path, declaration={}, protocol={})
+
+
+def test_what_a_train_message_tells_the_clients_is_declared(tmp_path: Path) -> None:
+    told = ConfigRecord({"lr": 0.05, "batch-size": 4, "momentum": 2.0, "local-steps": True})
+    declared = ClientDeclaration(momentum=0.5)
+    for folder, declaration in (("open", None), ("said", declared)):
+        strategy = HonestButCurious(FedAvg(), tmp_path / folder, declaration=declaration)
+        strategy.start(strangers_grid(), initial(), num_rounds=1, train_config=told)
+    first, second = (next(iter(ObservationStore(tmp_path / f))) for f in ("open", "said"))
+    assert (first.declaration.lr, first.declaration.batch_size) == (0.05, 4)
+    assert first.declaration.local_steps is None  # a truth value is no number of steps
+    assert second.declaration.momentum == 0.5  # what the operator declares stands
+
+
+def test_the_log_says_where_captures_go(tmp_path: Path) -> None:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("flwr")
+    logger.addHandler(handler)
+    try:
+        HonestButCurious(FedAvg(), tmp_path / "seen").start(
+            strangers_grid(), initial(), num_rounds=1
+        )
+    finally:
+        logger.removeHandler(handler)
+    assert f"bract: captures go to {tmp_path / 'seen'}" in said
+
+
+def audited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, *, ends: bool = False
+) -> list[Any]:
+    """Train three rounds beside a process that runs a script; return every process started.
+
+    One that ``ends`` has ended before the next message is sent.
+    """
+    started: list[Any] = []
+    sent = Recorder.sent
+
+    def after_its_end(*arguments: Any) -> Any:
+        for process in started if ends else ():
+            process.wait(60)
+        return sent(*arguments)
+
+    monkeypatch.setattr("bract.server.hook.Recorder.sent", after_its_end)
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        started.append(popen([sys.executable, "-c", script], **options))
+        return started[-1]
+
+    monkeypatch.setattr("bract.server.beside.subprocess.Popen", start)
+    hook = HonestButCurious(FedAvg(), tmp_path / "captures", audit="auto", every=5)
+    result = hook.start(strangers_grid(), initial(), num_rounds=3)
+    assert len(ObservationStore(tmp_path / "captures").folders()) == 9
+    assert result.arrays is not None
+    return started
+
+
+def test_the_live_audit_is_given_idle_time_and_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import os, sys, time\n"
+        "end = time.monotonic() + 5\n"
+        "while os.sched_getscheduler(0) != os.SCHED_IDLE and time.monotonic() < end: pass\n"
+        "print(os.sched_getscheduler(0) == os.SCHED_IDLE, os.environ['OMP_NUM_THREADS'],\n"
+        "      os.environ['CUDA_VISIBLE_DEVICES'] == '', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    (process,) = audited(tmp_path, monkeypatch, script)
+    assert process.returncode == 0
+    assert (tmp_path / "live-audit.log").read_text() == "True 1 True\n"
+
+
+def test_a_live_audit_that_crashes_is_told_once_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("bract"), "propagate", True)
+    started = audited(tmp_path, monkeypatch, "raise SystemExit(9)", ends=True)
+    assert len(started) == 1
+    told = [r.message for r in caplog.records if "live audit" in r.message]
+    assert len(told) == 1 and "training goes on" in told[0] and "ended with 9" in told[0]
+
+
+def test_a_live_audit_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bract.server.beside.PATIENCE", 0.5)
+    (process,) = audited(tmp_path, monkeypatch, "import time; time.sleep(60)")
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_live_audit_that_cannot_start_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bract.server.beside.sys.executable", str(tmp_path / "no-python"))
+    hook = HonestButCurious(FedAvg(), tmp_path / "captures", audit="auto")
+    assert hook.start(strangers_grid(), initial(), num_rounds=1).arrays is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"audit": 3}, "audit is 3"),
+        ({"audit": []}, r"audit is \[\]"),
+        ({"audit": "auto", "every": 0}, "every is 0"),
+        ({"audit": "auto", "every": True}, "every is True"),
+    ],
+)
+def test_a_live_audit_of_nothing_is_refused_before_training(
+    tmp_path: Path, options: Any, said: str
+) -> None:
+    with pytest.raises(BractError, match=said):
+        HonestButCurious(FedAvg(), tmp_path / "captures", **options)
+    with pytest.raises(BractError, match="its last part must be 'captures'"):
+        HonestButCurious(FedAvg(), tmp_path / "elsewhere", audit="auto")

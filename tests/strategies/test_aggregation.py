@@ -1,15 +1,19 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bract.errors import BractError
-from bract.records import Contribution
+from bract.protocol.records import Contribution
 from bract.strategies import aggregate, fedavg_weights, fusing_weights
 from bract.strategies.aggregation import check_contribution
 
 
-def contribution(update, *, client="client-0", examples=1, **buffers):
+def contribution(
+    update: Any, *, client: Any = "client-0", examples: Any = 1, **buffers: Any
+) -> Any:
     return Contribution(
         node_id=1,
         client=client,
@@ -19,7 +23,7 @@ def contribution(update, *, client="client-0", examples=1, **buffers):
     )
 
 
-def test_fixed_fusing_is_equation_4_5_for_three_clients():
+def test_fixed_fusing_is_equation_4_5_for_three_clients() -> None:
     assert fusing_weights(3, 0.9) == [
         pytest.approx([0.9, 0.05, 0.05]),
         pytest.approx([0.05, 0.9, 0.05]),
@@ -27,7 +31,7 @@ def test_fixed_fusing_is_equation_4_5_for_three_clients():
     ]
 
 
-def test_fused_models_of_three_updates_worked_by_hand():
+def test_fused_models_of_three_updates_worked_by_hand() -> None:
     # 0.9 * 1 + 0.05 * (2 + 6) = 1.3; 0.9 * 2 + 0.05 * 7 = 2.15; 0.9 * 6 + 0.05 * 3 = 5.55
     answers = [contribution([g]) for g in (1.0, 2.0, 6.0)]
     sent = {"w": torch.tensor([10.0])}
@@ -38,8 +42,8 @@ def test_fused_models_of_three_updates_worked_by_hand():
 @pytest.mark.parametrize("fusing", ["fixed", "random"])
 @given(clients=st.integers(2, 12), p_hat=st.floats(0.51, 1.0), seed=st.integers(0, 2**31 - 1))
 def test_each_fused_model_is_a_convex_combination_with_the_own_update_dominant(
-    fusing, clients, p_hat, seed
-):
+    fusing: Any, clients: Any, p_hat: Any, seed: Any
+) -> None:
     for i, row in enumerate(fusing_weights(clients, p_hat, fusing=fusing, seed=seed)):
         assert sum(row) == pytest.approx(1.0)
         assert min(row) >= 0.0
@@ -47,31 +51,31 @@ def test_each_fused_model_is_a_convex_combination_with_the_own_update_dominant(
         assert row[i] == max(row)
 
 
-def test_random_fusing_differs_with_the_seed_and_repeats_with_it():
+def test_random_fusing_differs_with_the_seed_and_repeats_with_it() -> None:
     first = fusing_weights(3, 0.6, fusing="random", seed=1)
     assert first == fusing_weights(3, 0.6, fusing="random", seed=1)
     assert first != fusing_weights(3, 0.6, fusing="random", seed=2)
 
 
-def test_one_client_is_fused_with_nobody():
+def test_one_client_is_fused_with_nobody() -> None:
     assert fusing_weights(1, 0.9) == [[1.0]]
     assert fusing_weights(1, 0.9, fusing="random") == [[1.0]]
 
 
 @pytest.mark.parametrize("p_hat", [0.5, 0.0, 1.01, float("nan")])
-def test_an_own_share_that_does_not_dominate_is_refused(p_hat):
+def test_an_own_share_that_does_not_dominate_is_refused(p_hat: Any) -> None:
     with pytest.raises(BractError, match="p_hat"):
         fusing_weights(3, p_hat)
 
 
-def test_the_next_model_is_the_weighted_step_times_the_server_learning_rate():
+def test_the_next_model_is_the_weighted_step_times_the_server_learning_rate() -> None:
     answers = [contribution([4.0]), contribution([-2.0])]
     # w - 0.5 * (0.75 * 4 - 0.25 * 2) = 1 - 1.25
     result = aggregate({"w": torch.tensor([1.0])}, answers, [0.75, 0.25], 0.5)
     assert result["w"].item() == pytest.approx(-0.25)
 
 
-def test_buffers_are_averaged_and_integer_ones_rounded():
+def test_buffers_are_averaged_and_integer_ones_rounded() -> None:
     sent = {"w": torch.zeros(1), "mean": torch.zeros(1), "steps": torch.tensor(0)}
     answers = [contribution([0.0], mean=[1.0], steps=3), contribution([0.0], mean=[5.0], steps=7)]
     result = aggregate(sent, answers, [0.25, 0.75], 1.0)
@@ -80,13 +84,13 @@ def test_buffers_are_averaged_and_integer_ones_rounded():
     assert result["steps"].dtype == torch.int64
 
 
-def test_fedavg_weights_follow_the_examples_or_are_uniform():
+def test_fedavg_weights_follow_the_examples_or_are_uniform() -> None:
     answers = [contribution([0.0], examples=30), contribution([0.0], examples=10)]
     assert fedavg_weights(answers, "examples") == pytest.approx([0.75, 0.25])
     assert fedavg_weights(answers, "uniform") == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_update_that_is_not_finite_is_refused_by_name(bad):
+def test_an_update_that_is_not_finite_is_refused_by_name(bad: Any) -> None:
     with pytest.raises(BractError, match=r"NaN or infinite values in w.*diverged"):
         check_contribution({"w": torch.zeros(1)}, contribution([bad]))

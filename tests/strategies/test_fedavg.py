@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from flwr.app import Message, MetricRecord, RecordDict
@@ -7,18 +9,26 @@ from flwr.serverapp.strategy import FedProx as FlowerFedProx
 from toy_clients import toy_app, toy_arrays, toy_grid, value_of
 
 from bract.errors import BractError, RunFailedError
-from bract.records import from_arrays, to_arrays, write_reply
+from bract.protocol.records import from_arrays, to_arrays, write_reply
 from bract.strategies import FedAvg, FedProx
 
 
-def play(app, clients, *, strategy=None, faults=None, start=0.0, **options):
+def play(
+    app: Any,
+    clients: Any,
+    *,
+    strategy: Any = None,
+    faults: Any = None,
+    start: Any = 0.0,
+    **options: Any,
+) -> Any:
     strategy = strategy or FedAvg(min_nodes=clients, **options)
     grid = toy_grid(app, clients, faults=faults)
     result = strategy.start(grid, toy_arrays(start), num_rounds=1, timeout=10)
     return strategy, grid, value_of(result.arrays)
 
 
-def test_replies_with_local_weights_average_as_under_flowers_own_fedavg():
+def test_replies_with_local_weights_average_as_under_flowers_own_fedavg() -> None:
     app = toy_app((1.0, 5.0), examples=[30, 10])
     flower = FlowerFedAvg(fraction_evaluate=0.0, min_train_nodes=2)
     grid = toy_grid(app, 2)
@@ -28,14 +38,14 @@ def test_replies_with_local_weights_average_as_under_flowers_own_fedavg():
     assert w == pytest.approx(expected)
 
 
-def test_uniform_weights_and_a_server_learning_rate():
+def test_uniform_weights_and_a_server_learning_rate() -> None:
     _, _, w = play(
         toy_app((1.0, 5.0), examples=[30, 10]), 2, weighting="uniform", server_lr=0.5, start=10.0
     )
     assert w == pytest.approx(8.5)
 
 
-def test_a_client_that_drops_out_costs_its_own_contribution_only():
+def test_a_client_that_drops_out_costs_its_own_contribution_only() -> None:
     strategy, _, w = play(
         toy_app((1.0, 5.0, 100.0), examples=[30, 10, 60]),
         3,
@@ -47,8 +57,8 @@ def test_a_client_that_drops_out_costs_its_own_contribution_only():
     assert [f.reason for f in strategy.outcome.failures] == ["gone"]
 
 
-def test_who_is_gone_for_good_is_not_waited_for_where_failures_are_tolerated():
-    def unplugged(message):
+def test_who_is_gone_for_good_is_not_waited_for_where_failures_are_tolerated() -> None:
+    def unplugged(message: Any) -> Any:
         if message.metadata.dst_node_id != 3:
             return None
         del grid.contexts[3]
@@ -62,12 +72,12 @@ def test_who_is_gone_for_good_is_not_waited_for_where_failures_are_tolerated():
 
 
 @pytest.mark.parametrize("examples", [0, -5])
-def test_a_reply_that_claims_no_examples_is_a_failure_of_its_client(examples):
-    def app(node):
+def test_a_reply_that_claims_no_examples_is_a_failure_of_its_client(examples: Any) -> None:
+    def app(node: Any) -> Any:
         made = ClientApp()
 
         @made.train()
-        def train(message, context):
+        def train(message: Any, context: Any) -> Any:
             return write_reply(
                 client=f"client-{node}",
                 version="1",
@@ -75,7 +85,7 @@ def test_a_reply_that_claims_no_examples_is_a_failure_of_its_client(examples):
                 buffers={},
                 num_examples=examples if node else 7,
                 metrics={},
-                protocol={},
+                declaration={},
                 reply_to=message,
             )
 
@@ -86,16 +96,16 @@ def test_a_reply_that_claims_no_examples_is_a_failure_of_its_client(examples):
     assert f"found {examples}" in strategy.outcome.failures[0].reason
 
 
-def test_a_fraction_of_the_nodes_trains():
+def test_a_fraction_of_the_nodes_trains() -> None:
     _, grid, _ = play(toy_app([1.0] * 4), 4, fraction=0.5)
     assert len(grid.log) == 2
 
 
-def stranger(arrays, metrics=None):
+def stranger(arrays: Any, metrics: Any = None) -> Any:
     app = ClientApp()
 
     @app.train()
-    def train(message, context):
+    def train(message: Any, context: Any) -> Any:
         record = RecordDict({"arrays": to_arrays(arrays)})
         record["metrics"] = MetricRecord(metrics or {"num-examples": 1})
         return Message(record, reply_to=message)
@@ -112,10 +122,10 @@ def stranger(arrays, metrics=None):
         (stranger({"w": torch.tensor([float("nan")])}), "sent NaN"),
     ],
 )
-def test_an_unusable_reply_is_a_failure_of_its_client(app, words):
+def test_an_unusable_reply_is_a_failure_of_its_client(app: Any, words: Any) -> None:
     good = toy_app([1.0, 1.0])
 
-    def make(node):
+    def make(node: Any) -> Any:
         return app if node == 1 else good(node)
 
     with pytest.raises(RunFailedError, match=words):
@@ -125,7 +135,7 @@ def test_an_unusable_reply_is_a_failure_of_its_client(app, words):
     assert [f.node_id for f in strategy.outcome.failures] == [2]
 
 
-def test_buffers_of_a_strangers_model_are_averaged_not_treated_as_updates():
+def test_buffers_of_a_strangers_model_are_averaged_not_treated_as_updates() -> None:
     sent = {"w": torch.zeros(1), "bn.running_mean": torch.zeros(1)}
     returned = {"w": torch.tensor([-2.0]), "bn.running_mean": torch.tensor([8.0])}
     strategy = FedAvg(min_nodes=1, server_lr=0.5)
@@ -135,14 +145,14 @@ def test_buffers_of_a_strangers_model_are_averaged_not_treated_as_updates():
     assert arrays["bn.running_mean"].item() == pytest.approx(8.0)
 
 
-def test_fedprox_announces_mu_under_flowers_key_and_averages_like_fedavg():
+def test_fedprox_announces_mu_under_flowers_key_and_averages_like_fedavg() -> None:
     strategy = FedProx(proximal_mu=0.25, min_nodes=2)
     _, grid, w = play(toy_app((1.0, 3.0)), 2, strategy=strategy)
     assert grid.log[0].content.config_records["config"]["proximal-mu"] == 0.25
     assert w == pytest.approx(-2.0)
 
 
-def test_fedprox_ends_where_flowers_own_ends():
+def test_fedprox_ends_where_flowers_own_ends() -> None:
     app = toy_app((1.0, 5.0), examples=[30, 10])
     flower = FlowerFedProx(fraction_evaluate=0.0, min_train_nodes=2, proximal_mu=0.25)
     grid = toy_grid(app, 2)
@@ -153,12 +163,12 @@ def test_fedprox_ends_where_flowers_own_ends():
     assert sent[0] == sent[1]
 
 
-def test_fedprox_refuses_a_negative_mu():
+def test_fedprox_refuses_a_negative_mu() -> None:
     with pytest.raises(BractError, match="proximal_mu"):
         FedProx(proximal_mu=-1.0)
 
 
-def test_a_clients_error_is_told_in_its_own_words_and_name():
+def test_a_clients_error_is_told_in_its_own_words_and_name() -> None:
     reason = "<class 'bract.errors.BractError'>:<'client-1: no such device'>"
     failure = FedAvg().failure(77, reason)
     assert (failure.client, failure.reason) == ("client-1", "no such device")

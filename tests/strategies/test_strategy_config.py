@@ -1,22 +1,24 @@
+from typing import Any
+
 import pytest
 
-from bract.config import build_config, config_of_run, dump_config, parse_config
+from bract.config import FedBoostingConfig, build_config, config_of_run, dump_config, parse_config
 from bract.errors import BractError
 from bract.strategies import FedAvg, FedBoosting, FedProx, create_strategy
 
 
-def configured(**strategy):
+def configured(**strategy: Any) -> Any:
     return build_config({"strategy": strategy})
 
 
-def test_the_name_chooses_the_strategy_and_fedavg_is_the_default():
+def test_the_name_chooses_the_strategy_and_fedavg_is_the_default() -> None:
     assert type(create_strategy(build_config({}))) is FedAvg
     assert type(create_strategy(configured(weighting="uniform"))) is FedAvg
     assert type(create_strategy(configured(name="fedprox"))) is FedProx
     assert type(create_strategy(configured(name="fedboosting"))) is FedBoosting
 
 
-def test_every_key_reaches_the_strategy():
+def test_every_key_reaches_the_strategy() -> None:
     strategy = create_strategy(
         configured(
             name="fedboosting",
@@ -30,6 +32,7 @@ def test_every_key_reaches_the_strategy():
         ),
         first_round=4,
     )
+    assert isinstance(strategy, FedBoosting)
     assert (strategy.weighting, strategy.signal, strategy.fusing) == (
         "proportional",
         "loss",
@@ -37,10 +40,11 @@ def test_every_key_reaches_the_strategy():
     )
     assert (strategy.p_hat, strategy.server_lr, strategy.validation_timeout) == (0.7, 0.3, 42)
     assert (strategy.tolerate_failures, strategy.first_round) == (True, 4)
-    assert create_strategy(configured(name="fedprox", proximal_mu=2)).proximal_mu == 2
+    proximal = create_strategy(configured(name="fedprox", proximal_mu=2))
+    assert isinstance(proximal, FedProx) and proximal.proximal_mu == 2
 
 
-def test_a_config_survives_writing_and_reading():
+def test_a_config_survives_writing_and_reading() -> None:
     config = configured(name="fedboosting", p_hat=0.8)
     assert parse_config(dump_config(config)) == config
 
@@ -56,21 +60,22 @@ def test_a_config_survives_writing_and_reading():
         ({"name": "fedprox", "proximal_mu": -1}, "strategy.proximal_mu: found -1"),
     ],
 )
-def test_a_wrong_strategy_section_is_named_with_its_mend(strategy, words):
+def test_a_wrong_strategy_section_is_named_with_its_mend(strategy: Any, words: Any) -> None:
     with pytest.raises(BractError) as caught:
         build_config({"strategy": strategy})
     assert words in str(caught.value)
 
 
-def test_fedboosting_without_validation_data_is_refused_before_anything_starts():
+def test_fedboosting_without_validation_data_is_refused_before_anything_starts() -> None:
     with pytest.raises(BractError, match=r"data\.validation is 0"):
         build_config({"strategy": {"name": "fedboosting"}, "data": {"validation": 0.0}})
 
 
-def test_a_run_config_can_switch_the_strategy_of_a_whole_file():
+def test_a_run_config_can_switch_the_strategy_of_a_whole_file() -> None:
     text = dump_config(configured(weighting="uniform", server_lr=0.5))
     found = config_of_run(
         {"federation": text, "strategy.p_hat": 0.8, "strategy.name": "fedboosting"}
     ).strategy
+    assert isinstance(found, FedBoostingConfig)
     assert (found.name, found.p_hat, found.server_lr) == ("fedboosting", 0.8, 0.5)
     assert found.weighting == "softmax"

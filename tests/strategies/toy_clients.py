@@ -1,15 +1,16 @@
 """A ClientApp of a stranger's for one-parameter models, with every answer laid down in advance."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from bract.records import from_arrays, to_arrays
+from bract.protocol.records import from_arrays, to_arrays
 from bract.server.loopback import LoopbackGrid
 
-Validate = Callable[[int, Sequence[float]], Mapping[str, object]]
+Validate = Callable[[int, Sequence[float]], Mapping[str, Any]]
 
 
 def by_row(rows: Sequence[Sequence[float]]) -> Validate:
@@ -32,7 +33,7 @@ def toy_app(
         @app.train()
         def train(message: Message, context: Context) -> Message:
             w = from_arrays(message.content.array_records["arrays"])["w"]
-            metrics = {"num-examples": examples[client] if examples else 1}
+            metrics: dict[str, Any] = {"num-examples": examples[client] if examples else 1}
             score = training[client] if training else 0.5
             if score is not None:
                 metrics["train_accuracy"] = score
@@ -49,9 +50,9 @@ def toy_app(
             @app.evaluate("fused")
             def fused(message: Message, context: Context) -> Message:
                 records = message.content.array_records
+                config: dict[str, Any] = dict(message.content.config_records["config"])
                 models = [
-                    float(from_arrays(records[f"fused-{i}"])["w"])
-                    for i in range(message.content.config_records["config"]["models"])
+                    float(from_arrays(records[f"fused-{i}"])["w"]) for i in range(config["models"])
                 ]
                 answer = MetricRecord(dict(validate(client, models)))
                 return Message(RecordDict({"metrics": answer}), reply_to=message)
@@ -66,7 +67,7 @@ def toy_arrays(value: float = 0.0) -> ArrayRecord:
     return to_arrays({"w": torch.tensor([value], dtype=torch.float64)})
 
 
-def toy_grid(app: Callable[[int], ClientApp], clients: int, **options: object) -> LoopbackGrid:
+def toy_grid(app: Callable[[int], ClientApp], clients: int, **options: Any) -> LoopbackGrid:
     """Nodes 1..clients."""
     return LoopbackGrid(app, [{} for _ in range(clients)], **options)
 

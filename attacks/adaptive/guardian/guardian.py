@@ -1,0 +1,250 @@
+"""Against Guardian: undo its optimizer coordinate by coordinate."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bract.attacks.adaptive.clipping_factor import shrinkage
+from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.guardian.guardian_map import GuardianMap
+from bract.attacks.adaptive.guardian.guardian_reading import Group, Reading, path_of, read, unscaled
+from bract.attacks.problem.client_model import images_in
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Fitting
+from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.solve.expectation import class_gradients, likely_labels
+from bract.attacks.solve.labels import last_layer
+from bract.defenses import Guardian
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors, flatten, unflatten
+
+TRUST = 0.05
+"""Error, as a share of the update's root mean square, that halves the trust."""
+
+_STAGES = 4
+_FIT_STEPS = 120
+_MOST_IMAGES = 8
+_STRANGE = 0.1
+
+
+@ADAPTIVE.register("guardian")
+def undo_guardian(observation: Observation, history: Sequence[Observation]) -> Evidence:
+    """Recover the update behind Guardian's delta, up to a few readings of each coordinate.
+
+    Given the scalars that couple coordinates (two to four a step, `GuardianMap`), each coordinate
+    of delta is a known function of that of g. The function has turning points and jumps at zero,
+    so that up to four or so values of g fit where ``|delta|`` is below about ten steps of ``lr``,
+    one elsewhere. The scalars are those of any gradient near the true one: first the mean gradient
+    of random images under the label that fits best, then that of images fitted to this evidence, a
+    few times over while they grow more consistent with what they lead to; each is a stage of
+    `Evidence.refine`, the first included, since inverting takes a while. What is left of their
+    error moves g along a dozen known directions, in which the match is left free
+    (`Evidence.nuisance`); among the readings the one nearest to what is simulated counts
+    (`Evidence.alternatives`), since the gradient of an image decides better than any density.
+
+    Plain descent (``optimizer: sgd``) only scales g: then the factor is read off the last layer
+    where that tells it, and left open otherwise.
+
+    Raises
+    ------
+    BractError
+        If delta is longer than the declared bound, or (in the first stage) the gradient that fits
+        would have driven the optimizer elsewhere: another defense, or none, is in use.
+    """
+    del history
+    hyper = declared(Guardian, observation)
+    groups = _groups(hyper, observation)
+    if hyper.optimizer == "sgd":
+        return _along_the_line(hyper, observation, target_model_of(observation), groups)
+    return Evidence(target={}, refine=_Inverting(hyper, observation))
+
+
+@dataclass(frozen=True)
+class _Inverting:
+    """One stage: expect a gradient, invert the optimizer at the scalars that it leads to."""
+
+    hyper: Guardian
+    observation: Observation
+
+    @property
+    def stages(self) -> int:
+        return _STAGES
+
+    def __call__(self, evidence: Evidence, fit: Fitting) -> Evidence:
+        hyper, observation = self.hyper, self.observation
+        groups = _groups(hyper, observation, fit.device)
+        stage = int(evidence.notes.get("stages", 0))
+        if not stage:
+            labels, expected = _first_estimate(hyper, observation, groups, fit.device)
+        else:
+            labels = list(evidence.notes["labels_for_the_scalars"])
+            fitted = fit(evidence, labels, _FIT_STEPS)
+            expected = _flat(fitted, observation) / gradient_scale(observation)
+        latest = [
+            read(hyper, group, path_of(hyper, group, expected), expected[group.part])
+            for group in groups
+        ]
+        apart = max(reading.apart for reading in latest)
+        if not stage:
+            _refuse_strange(observation, latest)
+        elif apart >= evidence.notes["scalars_apart"]:
+            return replace(evidence, refine=None)
+        branches = torch.cat([(~r.others.isnan()).sum(dim=0) for r in latest])
+        notes: dict[str, Any] = {
+            "defense": "guardian",
+            "method": "inverted the optimizer per coordinate, several readings each",
+            "labels_for_the_scalars": labels,
+            "readings": float(branches.double().mean()),
+            "scalars_apart": apart,
+            "stages": stage + 1,
+        }
+        return replace(
+            _evidence(observation, groups, latest),
+            labels=torch.tensor(labels) if len(labels) == 1 else None,
+            notes=notes,
+            refine=None if stage + 1 == _STAGES else self,
+        )
+
+
+def _groups(
+    hyper: Guardian, observation: Observation, device: torch.device | None = None
+) -> list[Group]:
+    whole = flatten({n: observation.update[n] for n in observation.parameters})
+    whole = whole.to(device or "cpu").double()
+    parts, position = [slice(0, len(whole))], 0
+    epsilon = hyper.epsilon
+    if hyper.scope == "tensor":
+        parts = []
+        for name in observation.parameters:
+            size = observation.parameters[name].numel()
+            parts.append(slice(position, position + size))
+            position += size
+        epsilon /= math.sqrt(len(observation.update))
+    groups = [Group(part, whole[part], epsilon) for part in parts]
+    for group in groups:
+        length = float(group.sent.norm())
+        if hyper.length == "bound" and length > epsilon * (1.0 + 1e-4):
+            raise BractError(
+                f"{observation.key}: found an update of length {length:.6g}, but the declared "
+                f"guardian allows at most {epsilon:.6g}; correct declaration.defenses"
+            )
+    return [group for group in groups if bool(group.sent.any())]
+
+
+def _first_estimate(
+    hyper: Guardian, observation: Observation, groups: list[Group], device: torch.device
+) -> tuple[list[int], Tensor]:
+    """Labels, and the mean gradient of random images under them in the update's scale."""
+    target_model = target_model_of(observation)
+    by_class = torch.stack(
+        [_flat(g, observation) for g in class_gradients(observation, target_model, device)]
+    )
+    by_class = by_class / gradient_scale(observation)
+    telling = _last_layer_mask(observation, target_model).to(device)
+    images = images_in(observation.declaration, _MOST_IMAGES)
+
+    def misfit(labels: list[int]) -> float:
+        expected = by_class[labels].mean(dim=0)
+        total = 0.0
+        for group in groups:
+            inside = telling[group.part]
+            if not bool(inside.any()):
+                continue
+            path = path_of(hyper, group, expected)
+            delta = unscaled(hyper, group, path)[inside]
+            g = expected[group.part][inside]
+            found = GuardianMap(hyper, path).inverses(delta, 1e-5)
+            near = (found - g).abs().nan_to_num(math.inf).amin(dim=0)
+            near = torch.where(near.isfinite(), near, g.abs())
+            total += float(near.square().sum()) / float(g.square().sum())
+        return total
+
+    labels = likely_labels(len(by_class), images, misfit)
+    return labels, by_class[labels].mean(dim=0)
+
+
+def _last_layer_mask(observation: Observation, target_model: TargetModel) -> Tensor:
+    names = set(observation.parameters)
+    with contextlib.suppress(BractError):
+        names = {name for name in last_layer(target_model) if name is not None}
+    return torch.cat(
+        [torch.full((v.numel(),), n in names) for n, v in observation.parameters.items()]
+    )
+
+
+def _flat(tensors: Tensors, observation: Observation) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in observation.parameters])
+
+
+def _evidence(observation: Observation, groups: list[Group], readings: list[Reading]) -> Evidence:
+    size = sum(v.numel() for v in observation.parameters.values())
+    scale = gradient_scale(observation)
+    g = readings[0].g.new_zeros(size)
+    error = torch.zeros_like(g)
+    others = g.new_full((max(len(r.others) for r in readings), size), torch.nan)
+    directions = []
+    for group, reading in zip(groups, readings, strict=True):
+        g[group.part], error[group.part] = reading.g, reading.error
+        others[: len(reading.others), group.part] = reading.others
+        for row in reading.directions:
+            whole = torch.zeros_like(g)
+            whole[group.part] = row
+            directions.append(whole)
+    others = torch.where(others.isnan(), g, others)
+    size_of = TRUST * float(g.square().mean().sqrt())
+    weights = 1.0 / (1.0 + (error / max(size_of, 1e-300)).square())
+    like = {n: v.cpu().float() for n, v in observation.parameters.items()}
+
+    def rows(matrix: Tensor) -> Tensors:
+        cut = [unflatten(row, like) for row in matrix.cpu()]
+        return {name: torch.stack([c[name] for c in cut]) for name in like}
+
+    return Evidence(
+        target=unflatten((g * scale).cpu(), like),
+        weights=unflatten(weights.cpu(), like),
+        alternatives=rows(others * scale),
+        nuisance=rows(torch.stack(directions)) if directions else None,
+    )
+
+
+def _refuse_strange(observation: Observation, readings: list[Reading]) -> None:
+    for reading in readings:
+        if reading.nothing > _STRANGE:
+            raise BractError(
+                f"{observation.key}: {reading.nothing:.0%} of the coordinates come from no "
+                f"gradient under the declared guardian, expected below {_STRANGE:.0%}; correct "
+                "declaration.defenses"
+            )
+        if reading.apart > _STRANGE:
+            raise BractError(
+                f"{observation.key}: the gradients that fit would have led the declared guardian "
+                f"elsewhere (scalars {reading.apart:.2g} apart, expected below {_STRANGE}); "
+                "correct declaration.defenses"
+            )
+
+
+def _along_the_line(
+    hyper: Guardian, observation: Observation, target_model: TargetModel, groups: list[Group]
+) -> Evidence:
+    """Plain descent from g stays on the line through it: ``delta = kappa g``."""
+    shrunk = hyper.length == "bound"
+    longest = 1.0 + hyper.iterations * hyper.lr if shrunk else 1.0
+    wanted = {n: observation.gradient()[n] / longest for n in observation.parameters}
+    notes: dict[str, Any] = {
+        "defense": "guardian",
+        "method": "took the update as it is: plain descent never leaves the line through it",
+    }
+    if not shrunk or len(groups) > 1:
+        return Evidence(target=wanted, unknown_factor=shrunk, notes=notes)
+    factor = shrinkage(observation, target_model, wanted)
+    notes["factor"] = factor
+    if factor is None:
+        return Evidence(target=wanted, unknown_factor=True, notes=notes)
+    return Evidence(target={n: v * factor for n, v in wanted.items()}, notes=notes)

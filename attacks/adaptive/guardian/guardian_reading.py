@@ -1,0 +1,111 @@
+"""Read the update off Guardian's delta, at given scalars of its optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, Path, walk
+from bract.defenses import Guardian
+
+_DIRECTIONS = 12
+_NUDGE = 1e-6
+_FLAT = 0.02
+
+
+@dataclass(frozen=True)
+class Group:
+    """Coordinates that one run of the optimizer coupled, what was sent of them, and the bound."""
+
+    part: slice
+    sent: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The reading of one group at given scalars.
+
+    Attributes
+    ----------
+    g, others
+        Likeliest update ``(D,)`` and all that fit ``(branches, D)``, each float64.
+    error
+        Bound on the error of g from a float32 client's rounding, ``(D,)``.
+    directions
+        Where g moves when the scalars do, orthonormal ``(R, D)``.
+    nothing
+        Share of the coordinates that come from no gradient.
+    apart
+        How far g's own scalars are from those that were used, relatively.
+    """
+
+    g: Tensor
+    others: Tensor
+    error: Tensor
+    directions: Tensor
+    nothing: float
+    apart: float
+
+
+def read(hyper: Guardian, group: Group, path: Path, expected: Tensor) -> Reading:
+    """Invert one group at given scalars, choosing the reading nearest to ``expected`` ``(D,)``."""
+    delta = unscaled(hyper, group, path)
+    mapped = GuardianMap(hyper, path)
+    slack = 1e-5 * float(delta.abs().max())
+    found = mapped.inverses(delta, slack)
+    nothing = found.isnan().all(dim=0)
+    pick = (found - expected).abs().nan_to_num(math.inf).argmin(dim=0)
+    g = torch.where(nothing, expected, found.gather(0, pick[None])[0])
+    at = mapped(g)
+    steep = at.slope.abs() > _FLAT * at.slope.abs().median()
+    error = torch.where(steep & ~nothing, at.rounding / at.slope.abs(), math.inf)
+    error = torch.where(delta == 0, 0.0, error)
+    moves = []
+    for nudged in _nudged(path):
+        moved = unscaled(hyper, group, nudged) - delta
+        moved = moved - (GuardianMap(hyper, nudged)(g).value - at.value)
+        moves.append(torch.where(steep & (delta != 0), moved / at.slope / _NUDGE, 0.0))
+    _, strength, directions = torch.linalg.svd(torch.stack(moves), full_matrices=False)
+    kept = int((strength > 1e-5 * strength[0]).sum()) if len(strength) else 0
+    own = walk(g, hyper, group.epsilon)[1] if bool(g.any()) else path
+    return Reading(
+        g=g,
+        others=found,
+        error=error,
+        directions=directions[: min(kept, _DIRECTIONS)],
+        nothing=float(nothing.double().mean()),
+        apart=own.apart(path),
+    )
+
+
+def unscaled(hyper: Guardian, group: Group, path: Path) -> Tensor:
+    """The sent tensors, as they were before their length was restored."""
+    if hyper.length == "bound":
+        return group.sent
+    return group.sent * (path.length / float(group.sent.norm()))
+
+
+def path_of(hyper: Guardian, group: Group, expected: Tensor) -> Path:
+    """The scalars of an expected update, which is given the true length where that is known."""
+    g = expected[group.part]
+    if hyper.length == "gradient":
+        g = g * (float(group.sent.norm()) / max(float(g.norm()), 1e-300))
+    return walk(g, hyper, group.epsilon)[1]
+
+
+def _nudged(path: Path) -> list[Path]:
+    """The path with each scalar that varies raised by a share of `_NUDGE`."""
+    found = [replace(path, length=path.length * (1.0 + _NUDGE))]
+    for k, step in enumerate(path.steps):
+        for i, value in enumerate(step):
+            if value in (0.0, 1.0) or (k == 0 and i < 2):
+                continue
+            scalars = list(step)
+            scalars[i] = value * (1.0 + _NUDGE)
+            moved = (scalars[0], scalars[1], scalars[2], scalars[3])
+            found.append(replace(path, steps=(*path.steps[:k], moved, *path.steps[k + 1 :])))
+    return found

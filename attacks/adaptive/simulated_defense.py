@@ -1,0 +1,118 @@
+"""A client whose tensors go through the deterministic parts of its defenses before they are sent.
+
+Given image and label these parts are functions of the gradient, so an adversary who knows them
+compares the upload with what they would have made of a candidate's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.client_model import ForwardModel, LocalTraining, local_training
+from bract.attacks.problem.target_model import TargetModel
+from bract.protocol.update import Tensors
+
+
+class Part(Protocol):
+    """A deterministic part of a defense, hashable."""
+
+    def __call__(self, sent: Tensors) -> Tensors:
+        """Return what leaves it, for tensors ``(L, ...)`` by name, differentiably."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefendedClient:
+    """The client of another forward model, with parts of defenses applied in order."""
+
+    client: ForwardModel
+    parts: tuple[Part, ...]
+
+    @property
+    def training(self) -> LocalTraining | None:
+        """The local steps that are unrolled; None for a gradient."""
+        return local_training(self.client)
+
+    def unknowns(
+        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
+    ) -> Tensors:
+        """Those of the client."""
+        return self.client.unknowns(target_model, trials, generators)
+
+    def __call__(
+        self,
+        target_model: TargetModel,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        labels: Tensor,
+        unknowns: Tensors,
+    ) -> Tensors:
+        """Return what the client would send without the defense's noise."""
+        sent = self.client(target_model, parameters, buffers, inputs, labels, unknowns)
+        for part in self.parts:
+            sent = part(sent)
+        return sent
+
+
+def defended_by(*parts: Part) -> Callable[[ForwardModel, int], ForwardModel]:
+    """Return what `Evidence.adapt` takes: the client with these parts after it."""
+
+    def adapt(client: ForwardModel, images: int) -> ForwardModel:
+        del images
+        return DefendedClient(client=client, parts=parts) if parts else client
+
+    return adapt
+
+
+@dataclass(frozen=True)
+class Clip:
+    """``g min(1, bound / |g|)`` over all tensors as one vector.
+
+    Attributes
+    ----------
+    bound
+        Largest norm, in the units of what is simulated.
+    order
+        Of the norm.
+    """
+
+    bound: float
+    order: Literal[1, 2] = 2
+
+    def __call__(self, sent: Tensors) -> Tensors:
+        """Clip each trial by its own norm."""
+        rows = torch.cat([value.flatten(1) for value in sent.values()], dim=1)
+        sizes = rows.abs().sum(dim=1) if self.order == 1 else rows.square().sum(dim=1)
+        norm = sizes.clamp_min(1e-30) if self.order == 1 else sizes.clamp_min(1e-30).sqrt()
+        factor = (self.bound / norm).clamp_max(1.0)
+        return {n: v * factor.view(-1, *[1] * (v.dim() - 1)) for n, v in sent.items()}
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Zero the floor(ratio * D) smallest coordinates, of all tensors together or of each."""
+
+    ratio: float
+    scope: Literal["whole", "tensor"] = "whole"
+
+    def __call__(self, sent: Tensors) -> Tensors:
+        """Prune each trial by its own threshold, which counts as a constant."""
+        rows = {n: v.detach().flatten(1).abs() for n, v in sent.items()}
+        if self.scope == "whole":
+            together = self._threshold(torch.cat(list(rows.values()), dim=1))
+            limits = dict.fromkeys(rows, together)
+        else:
+            limits = {n: self._threshold(v) for n, v in rows.items()}
+        return {n: v * (rows[n] > limits[n]).to(v).view_as(v) for n, v in sent.items()}
+
+    def _threshold(self, magnitudes: Tensor) -> Tensor:
+        """Return the largest magnitude that is dropped, ``(L, 1)``."""
+        dropped = int(self.ratio * magnitudes.shape[1])
+        if dropped == 0:
+            return torch.full_like(magnitudes[:, :1], -1.0)
+        return magnitudes.kthvalue(dropped, dim=1, keepdim=True).values

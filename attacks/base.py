@@ -1,0 +1,214 @@
+"""Base classes of attacks: group observations, run them, choose blindly among restarts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar
+
+from bract.attacks.problem.case import UNROLL, Case
+from bract.attacks.problem.evidence import Tier
+from bract.attacks.problem.objectives import NoObjective
+from bract.attacks.problem.problem import Problem
+from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
+from bract.attacks.solve.defaults import for_model
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.engine import Engine, Progress
+from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacker(ABC):
+    """Base of everything that runs on observations: one attack, or a choice among several."""
+
+    name: ClassVar[str] = "attacker"
+    iterations: ClassVar[int] = 1
+
+    def __call__(
+        self,
+        observation: Observation,
+        *,
+        budget: Budget | None = None,
+        seed: int = 0,
+        tier: Tier = "oblivious",
+        device: str = "cpu",
+        progress: Callable[[Progress], None] | None = None,
+        history: Sequence[Observation] = (),
+    ) -> Reconstruction:
+        """Attack one observation.
+
+        Raises
+        ------
+        BractError
+            If the observation cannot be attacked; the message says why.
+        """
+        task = AttackTask(
+            budget=budget or Budget(),
+            seed=seed,
+            tier=tier,
+            engine=Engine(device=device, progress=progress),
+            history=lambda _: history,
+        )
+        (result,) = self.attack([observation], task)
+        if isinstance(result, Refusal):
+            raise BractError(result.reason)
+        return result
+
+    def attack(
+        self, observations: Sequence[Observation], task: AttackTask
+    ) -> list[Reconstruction | Refusal]:
+        """Open observations and attack them.
+
+        Returns
+        -------
+        list
+            One entry an observation, in order; one that cannot be attacked is a `Refusal` with
+            its reason, and does not stop the others.
+        """
+        opened, left = open_cases(observations, task, attack=self.name)
+        results = iter(self.run([case for case in opened if isinstance(case, Case)], left))
+        return [next(results) if isinstance(case, Case) else case for case in opened]
+
+    @abstractmethod
+    def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
+        """Attack cases that `open_cases` opened; one entry a case, in order, as `attack` does."""
+
+    def prior(self) -> Attacker | None:
+        """The same attack with nothing to match, or None: its start and its prior make the image.
+
+        Nothing that came back from the client enters the image.
+        """
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """Hyper-parameters, JSON-ready."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Attacker):
+    """A gradient inversion attack: hyper-parameters, and a call that runs it.
+
+    Attributes
+    ----------
+    unroll
+        Most local steps that are simulated one by one; longer training is matched by its mean
+        gradient.
+    """
+
+    name: ClassVar[str] = "attack"
+
+    unroll: int = UNROLL
+
+    def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
+        """Attack many cases; those of one shape run as one batch on the device."""
+        outcomes: dict[int, Reconstruction | Refusal] = {}
+        groups: dict[Any, list[tuple[int, Case]]] = {}
+        for index, given in enumerate(cases):
+            try:
+                case = self.prepare(given)
+            except OF_ONE_CASE as error:
+                outcomes[index] = refusal(self.name, given.observation, error)
+                continue
+            groups.setdefault(case.shape, []).append((index, case))
+        for group in groups.values():
+            attempts = self._attempt([case for _, case in group], task)
+            for (index, _), outcome in zip(group, attempts, strict=True):
+                outcomes[index] = outcome
+        return [outcomes[i] for i in range(len(cases))]
+
+    def prepare(self, case: Case) -> Case:
+        """Return a case as this attack simulates it; one that needs more refuses it here.
+
+        Raises
+        ------
+        BractError
+            If the attack cannot be used on it; the message says why.
+        """
+        return case.simulating(unroll=self.unroll)
+
+    @abstractmethod
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Attack every trial within the limits of ``run``."""
+
+    def prior(self) -> Attacker | None:
+        """As `Attacker.prior`; an attack that only descends on an objective leaves that out.
+
+        The statistics of the client's own batch, where an attack uses them, are left out too.
+        """
+        known = self.__dataclass_fields__
+        if "objective" not in known:
+            return None
+        changes: dict[str, Any] = {"objective": NoObjective()}
+        return replace(self, **changes | ({"bn": 0.0} if "bn" in known else {}))
+
+    def _attempt(self, cases: list[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
+        try:
+            solved = task.engine.run(
+                self.solve,
+                cases,
+                budget=task.budget,
+                default_iterations=self.iterations,
+                seed=task.seed,
+                identity=f"{self.name} {task.tier} {self!r}",
+            )
+        except OF_ONE_CASE as error:
+            if len(cases) == 1:
+                return [refusal(self.name, cases[0].observation, error)]
+            return [result for case in cases for result in self._attempt([case], task)]
+        return [
+            self._choose(case, trials, task) for case, trials in zip(cases, solved, strict=True)
+        ]
+
+    def _choose(self, case: Case, trials: Sequence[Trial], task: AttackTask) -> Reconstruction:
+        shared = for_model(self, case.target_model.traits).settings() | {
+            "restarts": len(trials),
+            "images": case.images,
+            "forward": _plain(case.forward),
+            "evidence": case.evidence.notes,
+        }
+        own = [
+            replace(
+                trial,
+                attack=self.name,
+                method=trial.method or self.name,
+                unroll=self.unroll,
+                settings=shared | {"restart": trial.restart},
+            )
+            for trial in trials
+        ]
+        best = min(range(len(own)), key=lambda i: own[i].loss)
+        own[best] = _explained(case, own[best])
+        return Reconstruction(
+            attack=self.name,
+            observation=case.observation.key,
+            tier=task.tier,
+            seed=task.seed,
+            trials=tuple(own),
+            chosen=best,
+            seconds=case.seconds + sum(trial.seconds for trial in own),
+            settings=own[best].settings,
+        )
+
+
+def _explained(case: Case, trial: Trial) -> Trial:
+    """Return the chosen trial with what the evidence reads of the model's inside."""
+    explain, known = case.evidence.explain, case.evidence.buffers | trial.unknowns
+    if explain is None or not known or trial.residual is None:
+        return trial
+    notes = case.evidence.notes | explain(known, trial.residual)
+    return replace(trial, settings=trial.settings | {"evidence": notes})
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__, **inner}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return type(value).__name__

@@ -1,0 +1,149 @@
+"""Exact inputs where a fully connected layer with a bias sees the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bract.attacks.base import Attack
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.matching import hard_labels
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+
+_AGREE = 1e-5
+_SUPPORT = 0.02
+_APART = 1e-2
+_OUTSIDE = 0.05
+_FAINT = 1e-6
+
+
+@ATTACKS.register("analytic")
+@dataclass(frozen=True, kw_only=True)
+class Analytic(Attack):
+    """Read the image off the first layer's gradient; no optimisation.
+
+    Row i of the weight gradient of ``y = W x + b`` is ``db[i] * x`` for one example, so
+    ``x = sum_i db[i] dW[i] / sum_i db[i]^2`` (Phong et al. 2018, section 3), whatever follows the
+    layer and however many plain SGD steps were taken on that one example. In a batch, a neuron
+    that only one example excites gives that example away; such a row is believed when others agree
+    with it and its pixels lie in [0, 1], those with most support first. An attack with nothing
+    exact to show refuses.
+    """
+
+    name: ClassVar[str] = "analytic"
+    iterations: ClassVar[int] = 1
+
+    def prepare(self, case: Case) -> Case:
+        """Refuse models whose first layer is not fully connected."""
+        case = super().prepare(case)
+        names = input_layer(case.target_model, case.observation)
+        if missing := [n for n in names if n not in case.evidence.target]:
+            raise BractError(f"{case.observation.key}: the evidence lacks {', '.join(missing)}")
+        return case
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Recover what can be recovered; the other images of a batch stay grey."""
+        case = problem.cases[0]
+        weight, bias = input_layer(case.target_model, case.observation)
+        images = torch.full(
+            (problem.trials, *problem.image_shape), 0.5, device=problem.device, dtype=problem.dtype
+        )
+        for trial in range(problem.trials):
+            found = _inputs(problem, problem.target[weight][trial], problem.target[bias][trial])
+            if not len(found):
+                raise BractError(
+                    f"{problem.cases[trial].observation.key}: every neuron of {weight} mixes "
+                    "several examples; nothing can be read off exactly"
+                )
+            count = min(len(found), problem.image_shape[0])
+            images[trial, :count] = found[:count]
+        labels = hard_labels(problem)
+        run.tell(1.0, 0.0)
+        simulated = problem.simulate(images, labels, problem.unknowns())
+        return Outcome(
+            images=images,
+            labels=labels,
+            losses=problem.distance(RelativeError(), simulated).detach(),
+            unknowns={},
+            curves=[[] for _ in range(problem.trials)],
+            iterations=0,
+        ).made_by("", "closed form", "labels analytic")
+
+
+def input_layer(target_model: TargetModel, observation: Observation) -> tuple[str, str]:
+    """Names of weight and bias of the linear layer that sees the flattened image.
+
+    Raises
+    ------
+    BractError
+        If no linear layer with a bias does.
+    """
+    shape = observation.declaration.image_shape
+    if shape is None:
+        raise AssertionError("open_case refuses protocols without an image shape")
+    probe = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
+    found: list[str] = []
+    handles = []
+    for name, module in target_model.model.named_modules():
+        if isinstance(module, nn.Linear):
+
+            def remember(_: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
+                seen = arguments[0].detach().cpu().flatten()
+                if seen.shape == probe.flatten().shape and torch.equal(seen, probe.flatten()):
+                    found.append(name)
+
+            handles.append(module.register_forward_pre_hook(remember))
+    try:
+        with torch.no_grad():
+            state = {n: observation.parameters[n].cpu() for n in target_model.parameter_names}
+            state |= {n: observation.buffers[n].cpu() for n in target_model.buffer_names}
+            functional_call(target_model.model, state, (probe,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in found:
+        prefix = f"{name}." if name else ""
+        if f"{prefix}bias" in target_model.parameter_names:
+            return f"{prefix}weight", f"{prefix}bias"
+    raise BractError(
+        f"{observation.key}: in model {target_model.declaration.model!r} no fully connected "
+        "layer with a "
+        "bias sees the image; nothing can be read off exactly"
+    )
+
+
+def _inputs(problem: Problem, weight: Tensor, bias: Tensor) -> Tensor:
+    count, *shape = problem.image_shape
+    rows, slope = weight.to(torch.float64), bias.to(torch.float64)
+    if count == 1:
+        flat = (slope[:, None] * rows).sum(dim=0, keepdim=True) / slope.square().sum()
+        return _to_pixels(problem, flat, shape)
+    strong = slope.abs() > _FAINT * slope.abs().max()
+    candidates = _to_pixels(problem, rows[strong] / slope[strong, None], shape).flatten(1)
+    inside = ((candidates > -_OUTSIDE) & (candidates < 1 + _OUTSIDE)).all(dim=1)
+    candidates = candidates[inside]
+    agreeing = torch.cdist(candidates, candidates, p=float("inf")) < _AGREE
+    votes = agreeing.sum(dim=1)
+    exact: list[Tensor] = []
+    for row in votes.argsort(descending=True).tolist():
+        if int(votes[row]) < max(3, _SUPPORT * len(rows)):
+            break
+        if all(float((candidates[row] - other).abs().max()) > _APART for other in exact):
+            exact.append(candidates[agreeing[row]].mean(dim=0))
+    if not exact:
+        return candidates.new_empty(0, *shape)
+    return torch.stack(exact).view(-1, *shape).to(problem.dtype)
+
+
+def _to_pixels(problem: Problem, flat: Tensor, shape: list[int]) -> Tensor:
+    return problem.target_model.denormalise(flat.view(-1, *shape)).to(problem.dtype)

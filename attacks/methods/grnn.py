@@ -1,0 +1,87 @@
+"""GRNN: a generator per observation, trained until its images explain the gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from bract.attacks.base import Attack
+from bract.attacks.problem.objectives import LayerWeighting, Objective, SquaredPlusNorm
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.defaults import for_model
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.generator import GeneratorSearch
+from bract.attacks.solve.matching import certain_labels, hard_labels, minimise
+from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.regularizers import image_priors
+
+
+@ATTACKS.register("grnn")
+@dataclass(frozen=True, kw_only=True)
+class GRNN(Attack):
+    """Generative Regression Neural Network (Ren et al. 2022; thesis, chapter 3), as published.
+
+    The generator's weights are optimised so that the gradient of its images and labels matches
+    the captured one: ``|dg|^2 + |dg| + tv * TV``. Its architecture is the only prior.
+
+    Attributes
+    ----------
+    optimizer, lr, momentum, schedule
+        RMSprop, 1e-4, 0.99 and constant in the paper.
+    tv
+        Weight of total variation of squared differences; None takes that of the model
+        (`bract.attacks.solve.defaults.MODEL_DEFAULTS`).
+    bn
+        Weight of batch-normalisation statistics; without effect on models that have none.
+    latent, width
+        See `bract.attacks.solve.generator.Generator`.
+    labels
+        How labels are found, by one rule for every tier: ``single`` reads that of one image from
+        the last layer and finds those of a batch with the generator's label branch, ``branch``
+        finds all of them so, as published, ``infer`` reads all of them.
+    objective, weighting
+        The matching loss and the weights of the layers in it.
+    """
+
+    name: ClassVar[str] = "grnn"
+    iterations: ClassVar[int] = 2000
+
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    lr: float = 1e-4
+    momentum: float = 0.99
+    schedule: str = "constant"
+    tv: float | None = None
+    bn: float = 0.0
+    latent: int = 128
+    width: int = 32
+    labels: Literal["single", "branch", "infer"] = "single"
+    objective: Objective = field(default_factory=SquaredPlusNorm)
+    weighting: LayerWeighting = "equal"
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Train one generator a trial."""
+        tv = for_model(self, problem.target_model.traits).tv or 0.0
+        known = None
+        if self.labels != "branch":
+            infer = self.labels == "infer"
+            known = hard_labels(problem) if infer else certain_labels(problem)
+        search = GeneratorSearch(problem, latent=self.latent, width=self.width, labels=known)
+        unknowns = problem.unknowns()
+        optimizer = FirstOrder(
+            search.variables | unknowns,
+            FirstOrderSettings(
+                kind=self.optimizer, lr=self.lr, schedule=self.schedule, momentum=self.momentum
+            ),
+            sums=search.sums,
+        )
+        return minimise(
+            problem,
+            search,
+            optimizer,
+            run,
+            objective=self.objective,
+            priors=image_priors(tv=tv, power=2, bn=self.bn),
+            weighting=self.weighting,
+            unknowns=unknowns,
+        )

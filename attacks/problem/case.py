@@ -1,0 +1,198 @@
+"""One observation, opened: what to match, how many images to look for, how to simulate a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from bract.attacks.problem.client_model import ForwardModel, forward_model, images_in
+from bract.attacks.problem.evidence import AdaptiveView, Evidence, Tier, read_evidence
+from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.problem.visibility import scaled_names, visible_share
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors
+
+UNROLL = 16
+"""Most local steps that are simulated one by one where an attack does not say."""
+
+Refine = Callable[[Observation, TargetModel, Evidence], Evidence]
+"""Run the stages of `Evidence.refine`."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One observation, checked and ready to attack.
+
+    It is opened once, by `open_case`, and passed to whatever attacks, diagnoses or checks it.
+
+    Attributes
+    ----------
+    evidence
+        What is matched; weights of coordinates are scaled for ``forward``.
+    forward, images
+        How the client is simulated, with how many images.
+    unroll
+        Most local steps that are simulated one by one; longer training is matched by its mean
+        gradient.
+    tier, history
+        What the adversary knew, earlier observations of the same client included.
+    read
+        The evidence as it was read, before its weights were scaled; None takes ``evidence``.
+    seconds
+        Wall time that opening took, mostly to read the evidence.
+    """
+
+    observation: Observation
+    target_model: TargetModel
+    evidence: Evidence
+    forward: ForwardModel
+    images: int
+    unroll: int = UNROLL
+    tier: Tier = "oblivious"
+    history: Sequence[Observation] = field(default=(), repr=False)
+    read: Evidence | None = field(default=None, repr=False)
+    seconds: float = 0.0
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Cases with equal shapes can run as one batch."""
+        p = self.observation.declaration
+        return (
+            (p.model, p.activation, p.image_shape, p.classes, p.mean, p.std, p.norm_mode),
+            self.images,
+            self.forward,
+            tuple(self.evidence.target),
+            tuple(self.evidence.weights or ()),
+            _counts(self.evidence.alternatives),
+            _counts(self.evidence.nuisance),
+            tuple(self.evidence.bounds or ()),
+            self.evidence.unknown_factor,
+            self.evidence.likelihood,
+            self.evidence.labels is None,
+            tuple(self.evidence.buffers),
+            tuple(tuple(v.shape) for v in self.evidence.target.values()),
+        )
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Settings of what is matched or simulated beyond one gradient, whichever attack runs."""
+        names = set(self.target_model.parameter_names)
+        matched = any(name not in names for name in self.evidence.target)
+        return ("batch statistics",) if matched else ()
+
+    def simulating(self, *, unroll: int, max_images: int | None = None) -> Case:
+        """Return the same case for another simulation of the client; itself where none differs.
+
+        Parameters
+        ----------
+        max_images
+            Most images to look for; None leaves their number.
+        """
+        images = self.images
+        if max_images is not None:
+            images = images_in(self.observation.declaration, max_images)
+        if (images, unroll) == (self.images, self.unroll):
+            return self
+        evidence = self.read or self.evidence
+        forward = _forward(self.observation, evidence, images, unroll)
+        if (images, forward) != (self.images, self.forward):
+            evidence = _scaled(self.target_model, self.observation, forward, evidence, images)
+        else:
+            evidence = self.evidence
+        return replace(self, evidence=evidence, forward=forward, images=images, unroll=unroll)
+
+
+def open_case(
+    observation: Observation,
+    *,
+    tier: Tier,
+    history: Sequence[Observation] = (),
+    max_images: int,
+    unroll: int = UNROLL,
+    refine: Refine | None = None,
+    view: AdaptiveView | None = None,
+) -> Case:
+    """Check an observation and decide what to match and how many images to look for.
+
+    Parameters
+    ----------
+    refine
+        What runs the stages of an evidence that has some; None matches it as it was read.
+    view
+        How to read the evidence, in the place of the tier's own way.
+
+    Raises
+    ------
+    BractError
+        Naming the observation and the reason why no attack can use it.
+    """
+    target_model = target_model_of(observation)
+    try:
+        images = images_in(observation.declaration, max_images)
+    except BractError as error:
+        raise BractError(f"{observation.key}: {error}") from error
+    if view is None:
+        evidence = read_evidence(observation, tier, history)
+    else:
+        evidence = view(observation, history)
+    if evidence.refine is not None and refine is not None:
+        evidence = refine(observation, target_model, evidence)
+    if evidence.refine is not None and not evidence.target:
+        raise BractError(
+            f"{observation.key}: its evidence must be refined on an engine before it is matched; "
+            "open it by bract.attacks.open_cases"
+        )
+    known = {*target_model.parameter_names, *observation.buffers}
+    strange = sorted(set(evidence.target) - known)
+    if strange or not evidence.target:
+        raise BractError(f"{observation.key}: nothing to match among {', '.join(strange[:5])}")
+    if not any(bool(value.any()) for value in evidence.target.values()):
+        raise BractError(f"{observation.key}: the update is zero in every coordinate")
+    forward = _forward(observation, evidence, images, unroll)
+    return Case(
+        observation=observation,
+        target_model=target_model,
+        evidence=_scaled(target_model, observation, forward, evidence, images),
+        forward=forward,
+        images=images,
+        unroll=unroll,
+        tier=tier,
+        history=history,
+        read=evidence,
+    )
+
+
+def _forward(
+    observation: Observation, evidence: Evidence, images: int, unroll: int
+) -> ForwardModel:
+    forward = evidence.forward or forward_model(
+        observation.declaration, images=images, unroll=unroll
+    )
+    return forward if evidence.adapt is None else evidence.adapt(forward, images)
+
+
+def _scaled(
+    target_model: TargetModel,
+    observation: Observation,
+    forward: ForwardModel,
+    evidence: Evidence,
+    images: int,
+) -> Evidence:
+    """Scale weights so that two images stay as far apart as they are undefended."""
+    scaled = scaled_names(target_model, evidence)
+    if not any(name in scaled for name in evidence.weights or ()):
+        return evidence
+    share = visible_share(target_model, observation, forward, evidence, images)
+    weights = dict(evidence.weights or {})
+    for name in scaled:
+        own = weights.get(name)
+        weights[name] = (torch.ones_like(evidence.target[name]) if own is None else own) / share
+    return replace(evidence, weights=weights, notes=evidence.notes | {"visible": share})
+
+
+def _counts(group: Tensors | None) -> tuple[tuple[str, int], ...]:
+    return tuple((name, len(value)) for name, value in (group or {}).items())

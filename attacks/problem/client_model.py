@@ -1,0 +1,291 @@
+"""What a client would have sent for given images: the forward models of gradient matching."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_per_epoch
+from bract.attacks.problem.target_model import TargetModel
+from bract.errors import BractError
+from bract.protocol.observation import ClientDeclaration
+from bract.protocol.update import Tensors
+
+ORDERS = "local_training.orders"
+"""Among the buffers: the order of the images in every epoch, int64 ``(L, epochs, B)``."""
+
+
+class ForwardModel(typing.Protocol):
+    """Simulate a client.
+
+    An adaptive attacker supplies another one, for example with the defense applied to the
+    simulated tensors. Forward models are hashable; observations whose models are equal run as one
+    batch. ``unknowns`` are further variables to find beside the images, for example
+    the outputs of a key-lock; they start where `unknowns` says.
+    """
+
+    def unknowns(
+        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
+    ) -> Tensors:
+        """Return starting values ``(L, ...)`` of what must be found beside images and labels."""
+
+    def __call__(
+        self,
+        target_model: TargetModel,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        labels: Tensor,
+        unknowns: Tensors,
+    ) -> Tensors:
+        """Return what came back, scaled like `Observation.gradient`, ``(L, ...)`` by name.
+
+        Parameters
+        ----------
+        inputs
+            ``(L, B, C, H, W)``, normalised.
+        labels
+            ``(L, B, classes)`` probabilities.
+        """
+
+
+@dataclass(frozen=True)
+class BatchGradient:
+    """The gradient of one batch: FedSGD, or one local step of plain SGD."""
+
+    def unknowns(
+        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
+    ) -> Tensors:
+        """Nothing beside the images is unknown."""
+        del target_model, trials, generators
+        return {}
+
+    def __call__(
+        self,
+        target_model: TargetModel,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        labels: Tensor,
+        unknowns: Tensors,
+    ) -> Tensors:
+        """Return the gradient of the mean soft-label cross entropy."""
+        return loss_gradient(target_model, parameters, buffers | unknowns, inputs, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """Several local steps of SGD, unrolled: matches ``(w_0 - w_K) / (lr * steps)``.
+
+    Under FedProx (Li et al. 2020) a step follows the gradient plus ``proximal_mu (w - w_0)``.
+
+    Every epoch goes through all images once, ``batch_size`` at a step; the last step of an epoch
+    takes what is left. In the first epoch the images stand in order, since which image stands
+    where is for the search to find. Later epochs stand in the order that the buffers hold as
+    `ORDERS`, by default the same one; shuffling is not declared, so restarts try different orders
+    (`bract.attacks.problem.epoch_orders`).
+
+    Attributes
+    ----------
+    steps, batch_size, lr, momentum, proximal_mu
+        As the protocol declares them.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    proximal_mu: float = 0.0
+
+    def unknowns(
+        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
+    ) -> Tensors:
+        """Nothing beside the images is unknown."""
+        del target_model, trials, generators
+        return {}
+
+    def __call__(
+        self,
+        target_model: TargetModel,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        labels: Tensor,
+        unknowns: Tensors,
+    ) -> Tensors:
+        """Train from ``parameters`` and return the scaled difference, differentiably."""
+        batch, state = self.batches(inputs, labels, buffers | unknowns)
+
+        def gradient(step: int, current: Tensors) -> Tensors:
+            return loss_gradient(target_model, current, state, *batch(step))
+
+        return self.mean_direction(parameters, self.trajectory(parameters, gradient))
+
+    def trajectory(
+        self,
+        start: Tensors,
+        gradient: Callable[[int, Tensors], Tensors],
+        rates: Mapping[str, float | Tensor] | None = None,
+        pulled: Collection[str] | None = None,
+    ) -> Tensors:
+        """Return where the steps end, differentiably.
+
+        Parameters
+        ----------
+        gradient
+            Maps the number of the step, from 0, and where it stands to a gradient.
+        rates
+            What multiplies the learning rate, by name, a number or ``(L, 1, ...)``; 1 where a name
+            is left out.
+        pulled
+            Names that the proximal term pulls back to ``start``; None for all.
+        """
+        current = dict(start)
+        velocity: Tensors = {}
+        rates = rates or {}
+        for step in range(self.steps):
+            direction = gradient(step, current)
+            if self.proximal_mu and step:
+                direction = {
+                    name: g + self.proximal_mu * (current[name] - start[name])
+                    if pulled is None or name in pulled
+                    else g
+                    for name, g in direction.items()
+                }
+            if self.momentum:
+                velocity = {
+                    name: self.momentum * velocity[name] + g if velocity else g
+                    for name, g in direction.items()
+                }
+                direction = velocity
+            current = {
+                name: current[name] - self.lr * rates.get(name, 1.0) * g
+                for name, g in direction.items()
+            }
+        return current
+
+    def mean_direction(self, start: Tensors, end: Tensors) -> Tensors:
+        """Return ``(start - end) / (lr * steps)`` for every name of ``start``."""
+        scale = 1.0 / (self.lr * self.steps)
+        return {name: (value - end[name]) * scale for name, value in start.items()}
+
+    def positions(self, step: int, count: int, order: Order | None = None) -> list[int]:
+        """Positions of the images, of ``count``, that step number ``step`` (from 0) takes."""
+        taken = batch_of(step, count, self.batch_size)
+        if order is None:
+            return list(taken)
+        row = order[step // steps_per_epoch(count, self.batch_size)]
+        return [row[position] for position in taken]
+
+    def order(self, count: int, choice: int) -> tuple[Order | None, int]:
+        """An order of ``count`` images for every epoch; see
+        `bract.attacks.problem.epoch_orders.shuffle`.
+
+        None where nothing is open: within one epoch, or with all images in every batch.
+        """
+        per_epoch = steps_per_epoch(count, self.batch_size)
+        if per_epoch == 1 or self.steps <= per_epoch:
+            return None, choice
+        return shuffle(count, self.batch_size, self.steps, choice)
+
+    def batches(
+        self, inputs: Tensor, labels: Tensor, state: Tensors
+    ) -> tuple[Callable[[int], tuple[Tensor, Tensor]], Tensors]:
+        """Return what each step takes, and the state without the orders of the images."""
+        count = inputs.shape[1]
+        left = {name: value for name, value in state.items() if name != ORDERS}
+        orders = state.get(ORDERS)
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            taken = batch_of(step, count, self.batch_size)
+            if orders is None:
+                return inputs[:, taken.start : taken.stop], labels[:, taken.start : taken.stop]
+            row = orders[:, step // steps_per_epoch(count, self.batch_size)]
+            trials = torch.arange(len(inputs), device=inputs.device)[:, None]
+            pick = row[:, taken.start : taken.stop]
+            return inputs[trials, pick], labels[trials, pick]
+
+        return batch, left
+
+
+def loss_gradient(
+    target_model: TargetModel,
+    parameters: Tensors,
+    buffers: Tensors,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    auxiliary: bool = False,
+) -> Tensors:
+    """Gradient of the mean soft-label cross entropy, each trial by its own parameters.
+
+    It composes with autograd and with every transform of `torch.func`. Trials do not mix, so the
+    gradient of the sum over trials holds each trial's own gradient.
+
+    Parameters
+    ----------
+    auxiliary
+        Add what the model itself adds to a client's loss (`bract.models.auxiliary_loss`).
+    """
+
+    def total_loss(at: Tensors) -> Tensor:
+        logits, added = target_model.outputs(at, buffers, inputs)
+        loss = -(labels * logits.log_softmax(dim=-1)).sum(dim=-1).mean(dim=-1)
+        return (loss + added).sum() if auxiliary else loss.sum()
+
+    gradient: Tensors = grad(total_loss)(parameters)
+    return gradient
+
+
+def local_training(forward: ForwardModel) -> LocalTraining | None:
+    """Return the local steps that a forward model unrolls, also as a part of another one."""
+    found = forward if isinstance(forward, LocalTraining) else getattr(forward, "training", None)
+    return found if isinstance(found, LocalTraining) else None
+
+
+def images_in(declaration: ClientDeclaration, limit: int) -> int:
+    """Return the number of images an update was computed from, at most ``limit``.
+
+    Raises
+    ------
+    BractError
+        If the protocol declares neither a batch size nor a number of examples.
+    """
+    batch, examples = declaration.batch_size, declaration.num_examples
+    if batch is None and examples is None:
+        raise BractError(
+            "the protocol declares neither batch_size nor num_examples; "
+            "an attack must know how many images to look for"
+        )
+    if declaration.algorithm == "fedsgd":
+        count = min(n for n in (batch, examples) if n is not None)
+    elif examples is not None and batch is not None and declaration.local_steps is not None:
+        count = min(examples, batch * declaration.local_steps)
+    else:
+        count = examples if examples is not None else (batch or 1)
+    return max(1, min(count, limit))
+
+
+def forward_model(declaration: ClientDeclaration, *, images: int, unroll: int) -> ForwardModel:
+    """Choose how to simulate a client of this protocol.
+
+    Up to ``unroll`` declared steps of SGD are unrolled; longer training, an undeclared learning
+    rate or another optimizer is matched as if the mean direction were one gradient.
+    """
+    steps, lr = declaration.local_steps, declaration.lr
+    if declaration.algorithm == "fedsgd" or steps is None or lr is None or steps == 1:
+        return BatchGradient()
+    if declaration.optimizer != "sgd" or steps > unroll:
+        return BatchGradient()
+    return LocalTraining(
+        steps=steps,
+        batch_size=min(declaration.batch_size or images, images),
+        lr=lr,
+        momentum=declaration.momentum,
+        proximal_mu=declaration.proximal_mu or 0.0,
+    )

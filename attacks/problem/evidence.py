@@ -1,0 +1,162 @@
+"""From an observation to what an attack tries to match.
+
+An attacker who ignores the defense takes the captured tensors as they are. One who knows it
+undoes, simulates or discounts it first; each such method registers in `ADAPTIVE` under the
+defense's name and hands back the same `Evidence`, so every attack runs on it unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.client_model import ForwardModel
+from bract.attacks.problem.objectives import Objective
+from bract.defenses import DEFENSES
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors
+from bract.registry import Registry
+
+Tier = Literal["oblivious", "adaptive", "colluding"]
+TIERS: tuple[Tier, ...] = ("oblivious", "adaptive", "colluding")
+
+
+class Fitting(Protocol):
+    """Fit images to an evidence, on the engine's device and within its budget."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device to compute on."""
+
+    def __call__(self, evidence: Evidence, labels: Sequence[int], steps: int) -> Tensors:
+        """Return the gradient of images that are fitted to the evidence.
+
+        float64 on `device`, by the names of the target, scaled like `Observation.gradient`. At
+        most ``steps`` steps are taken, fewer where the budget ends.
+        """
+
+
+class Refinement(Protocol):
+    """Refine an evidence by further computation, one stage after another.
+
+    `bract.attacks.solve.engine.Engine.refine` runs the stages on its device, within the budget,
+    and keeps the evidence after each of them in its checkpoint. All that a stage needs of earlier
+    ones stands in the evidence.
+    """
+
+    @property
+    def stages(self) -> int:
+        """Most stages that there are."""
+
+    def __call__(self, evidence: Evidence, fit: Fitting) -> Evidence:
+        """Return the evidence after one more stage; its ``refine`` is None after the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The target that an attack matches, and its trust in each coordinate.
+
+    Attributes
+    ----------
+    target
+        Scaled like `Observation.gradient`; may cover some of the parameters only.
+    weights
+        Trust in each coordinate, same names and shapes; names left out count fully. Only their
+        proportions matter: `bract.attacks.problem.case.open_case` scales them so that two
+        images stay as far apart as they are undefended. Weights of tensors that are no parameters
+        stay.
+    alternatives
+        Other readings that a coordinate allows, ``(K, ...)`` for the names of ``target``: what is
+        simulated is compared with the nearest one.
+    nuisance
+        Directions along which the target is not known, ``(R, ...)`` for the names of ``target``,
+        orthonormal over all of them: differences along them do not count.
+    bounds
+        How far the true value of a coordinate may lie from the target, on either side, not
+        negative, same names and shapes; names left out are exact. What is simulated is compared
+        with the nearest value that the bounds allow.
+    unknown_factor
+        Whether the target is the true one divided by an unknown factor of at least 1; the best
+        factor is found for whatever is simulated.
+    likelihood
+        ``-log p(target | what is simulated)`` in nats, for a defense that adds noise, or None.
+        Descents minimise it plus ``-log p(images)`` in place of their own objective and priors
+        (`bract.attacks.solve.matching.minimise`).
+    forward
+        How to simulate the client; None leaves the choice to the protocol.
+    adapt
+        Makes of the forward model that the protocol asks for, and of the number of images, one
+        that knows the defense.
+    buffers
+        What the attacker worked out of the model's inside, by the names of its buffers, for
+        example the noise of a bottleneck; the forward model finds it among the captured buffers.
+    labels
+        Labels known with certainty, int64 ``(B,)``, or None; attacks do not search for them then.
+    notes
+        What was decided and why, JSON-ready; becomes part of the reconstruction's settings.
+    refine
+        Further stages that improve it, or None. While ``target`` is empty, the first stage must
+        run before anything can be matched.
+    explain
+        Makes further notes of ``buffers`` and the unknowns that the chosen trial found, by name,
+        and of its residual (see `bract.attacks.result.Trial`); or None.
+    """
+
+    target: Tensors
+    weights: Tensors | None = None
+    alternatives: Tensors | None = None
+    nuisance: Tensors | None = None
+    bounds: Tensors | None = None
+    unknown_factor: bool = False
+    likelihood: Objective | None = None
+    forward: ForwardModel | None = None
+    adapt: Callable[[ForwardModel, int], ForwardModel] | None = None
+    buffers: Tensors = field(default_factory=dict)
+    labels: Tensor | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+    refine: Refinement | None = None
+    explain: Callable[[Tensors, float], dict[str, Any]] | None = None
+
+
+AdaptiveView = Callable[[Observation, Sequence[Observation]], Evidence]
+
+ADAPTIVE: Registry[AdaptiveView] = Registry("adaptive attacker for the defense", beside=DEFENSES)
+
+CHAINS: dict[tuple[str, ...], AdaptiveView] = {}
+"""Adaptive attackers of several defenses, by their names in order."""
+
+
+def read_evidence(
+    observation: Observation, tier: Tier = "oblivious", history: Sequence[Observation] = ()
+) -> Evidence:
+    """Return what an adversary of this tier reads in an observation, before any refinement.
+
+    Parameters
+    ----------
+    history
+        Earlier observations of the same client, by round; adaptive attackers may need them.
+
+    Raises
+    ------
+    BractError
+        If the tier is unknown, or no adaptive attacker is known for the declared defenses.
+    """
+    if tier not in TIERS:
+        raise BractError(f"unknown tier {tier!r}; expected one of {', '.join(TIERS)}")
+    defenses = [str(d.get("name", "?")) for d in observation.declaration.defenses]
+    if tier == "oblivious" or not defenses:
+        wanted = observation.gradient()
+        return Evidence(target={name: wanted[name] for name in observation.parameters})
+    if len(defenses) > 1:
+        if tuple(defenses) not in CHAINS:
+            raise BractError(
+                f"{observation.key}: no adaptive attacker knows {' then '.join(defenses)}; known "
+                f"chains are {', '.join(' then '.join(names) for names in sorted(CHAINS))}"
+            )
+        return CHAINS[tuple(defenses)](observation, history)
+    return ADAPTIVE[defenses[0]](observation, history)

@@ -1,0 +1,114 @@
+"""Traits of a model that settings depend on, read off one forward pass, never off a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bract.errors import BractError
+
+SHALLOW_LAYERS = 8
+"""Most layers with weights of a model that counts as shallow. The LeNets of the attack papers have
+4 and 5, with PRECODE's bottleneck 8; the smallest residual network of the zoo has 20."""
+
+_KINKS = (
+    "relu",
+    "leaky_relu",
+    "prelu",
+    "rrelu",
+    "threshold",
+    "hardtanh",
+    "hardsigmoid",
+    "hardswish",
+    "clamp",
+    "abs",
+    "max_pool",
+    "adaptive_max_pool",
+    "maximum",
+    "minimum",
+    "amax",
+    "amin",
+    "sort",
+    "topk",
+)
+_EXACT_KINKS = ("max", "min")
+
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """Traits of a model that one forward pass shows.
+
+    Attributes
+    ----------
+    weight_layers
+        Parameters of two and more dimensions: convolutions, linear layers, embeddings.
+    smooth
+        Whether no operation of the pass has kinks, as ReLU and max pooling have.
+    """
+
+    weight_layers: int
+    smooth: bool
+
+    @property
+    def shallow(self) -> bool:
+        """Whether the model is about as deep as a LeNet."""
+        return self.weight_layers <= SHALLOW_LAYERS
+
+
+def traits_of(model: nn.Module, image_shape: Sequence[int]) -> ModelTraits:
+    """Run a model once on grey images and look at its operations.
+
+    Modules and functional calls look alike here. Parameters and buffers stay as they are.
+
+    Parameters
+    ----------
+    image_shape
+        ``(C, H, W)`` of one input.
+
+    Raises
+    ------
+    BractError
+        If the model does not take images of this shape.
+    """
+    parameter = next(model.parameters(), torch.zeros(()))
+    images = torch.full((2, *image_shape), 0.5, device=parameter.device, dtype=parameter.dtype)
+    kept = {name: value.clone() for name, value in model.named_buffers()}
+    watch = _Watch()
+    try:
+        with torch.no_grad(), watch:
+            model(images)
+    except RuntimeError as error:
+        raise BractError(
+            f"the model does not take images of shape {tuple(image_shape)}: "
+            f"{str(error).splitlines()[0]}; declare the input that the clients trained on"
+        ) from error
+    finally:
+        with torch.no_grad():
+            for name, value in model.named_buffers():
+                value.copy_(kept[name])
+    layers = sum(value.dim() >= 2 for value in model.parameters())
+    return ModelTraits(weight_layers=layers, smooth=not watch.kinks)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinks: set[str] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        del types
+        name = str(getattr(func, "_opname", func)).rstrip("_")
+        if name.startswith(_KINKS) or name in _EXACT_KINKS:
+            self.kinks.add(name)
+        return func(*args, **dict(kwargs or {}))

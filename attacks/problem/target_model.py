@@ -1,0 +1,247 @@
+"""The attacked model as a pure function of its parameters."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from bract.attacks.problem.batched_network import BatchedNetwork
+from bract.attacks.problem.model_traits import ModelTraits, traits_of
+from bract.defenses import prepare_model
+from bract.errors import BractError
+from bract.models import auxiliary_loss, create_model
+from bract.models.precode import VariationalBottleneck, bottlenecks
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors
+
+_MOST_EXCESS = 2**26
+"""Parameters by which a declared model may exceed a captured one and is still built to compare."""
+
+_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class TargetModel:
+    """The global model that an observation was computed with.
+
+    Everything an attack computes carries a leading *trial* dimension: trial l is one restart of one
+    observation, with its own parameters, images and labels. One trial runs plainly, several run as
+    one batch through `torch.func.vmap`.
+
+    Parameters
+    ----------
+    model
+        Architecture; its own parameter values are never used.
+    protocol
+        Declares normalisation, loss and the mode of batch normalisation.
+    """
+
+    def __init__(self, model: nn.Module, declaration: ClientDeclaration) -> None:
+        self.model = copy.deepcopy(model)
+        self.declaration = declaration
+        self.model.train(declaration.norm_mode == "train")
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd | VariationalBottleneck):
+                module.eval()
+            if isinstance(module, _NORMS) and module.training:
+                # The batch's own statistics need no running ones, and updating those in place
+                # cannot be batched over trials.
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+                module.track_running_stats = False
+        self.network = BatchedNetwork.of(self.model)
+        self.parameter_names = tuple(name for name, _ in self.model.named_parameters())
+        self.buffer_names = tuple(name for name, _ in self.model.named_buffers())
+
+    @cached_property
+    def traits(self) -> ModelTraits:
+        """Traits of the model, for settings that depend on it."""
+        if self.declaration.image_shape is None:
+            raise AssertionError("a target model is made of a declaration with an image shape")
+        return traits_of(self.model, self.declaration.image_shape)
+
+    def __call__(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
+        """Return logits ``(L, B, classes)`` for normalised inputs ``(L, B, C, H, W)``.
+
+        ``parameters`` and ``buffers`` hold ``(L, ...)`` for the names of the model; buffers may
+        hold ``gamma`` and ``beta`` of a locked layer, and the ``noise`` of a bottleneck, as well.
+        Without them gamma is 1, beta 0, and a bottleneck decodes the mean.
+        """
+        return self.outputs(parameters, buffers, inputs)[0]
+
+    def outputs(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits and what the model itself adds to the loss, ``(L,)``."""
+
+        def one(state: Tensors, images: Tensor) -> tuple[Tensor, Tensor]:
+            logits: Tensor = functional_call(self.model, state, (images,))
+            added = auxiliary_loss(self.model).to(logits)
+            for block in bottlenecks(self.model):
+                block.divergence = None
+            return logits, added
+
+        if self.network is not None:
+            logits = self.network(parameters | buffers, inputs)
+            return logits, logits.new_zeros(len(inputs))
+        if len(inputs) == 1:
+            state = {name: value[0] for name, value in (parameters | buffers).items()}
+            logits, added = one(state, inputs[0])
+            return logits[None], added[None]
+        batched: tuple[Tensor, Tensor] = vmap(one)(parameters | buffers, inputs)
+        return batched
+
+    def batch_statistics(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Mean and unbiased variance of what every batch norm sees, ``(L, channels)`` each.
+
+        Running statistics average the same two.
+        """
+        if self.network is not None:
+            entering = self.network.normalised(parameters | buffers, inputs)
+            return {
+                name: _moments_of(value.movedim(2, 1).flatten(2))
+                for name, value in entering.items()
+            }
+
+        def one(state: Tensors, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+            seen: dict[str, tuple[Tensor, Tensor]] = {}
+            handles = []
+            for name, module in self.model.named_modules():
+                if isinstance(module, _NORMS):
+
+                    def remember(
+                        _: nn.Module, arguments: tuple[Tensor, ...], name: str = name
+                    ) -> None:
+                        seen[name] = _moments_of(arguments[0].transpose(0, 1).flatten(1))
+
+                    handles.append(module.register_forward_pre_hook(remember))
+            try:
+                functional_call(self.model, state, (images,))
+            finally:
+                for handle in handles:
+                    handle.remove()
+            return seen
+
+        batched: dict[str, tuple[Tensor, Tensor]] = vmap(one)(parameters | buffers, inputs)
+        return batched
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Map pixels ``(..., C, H, W)`` in [0, 1] to what the model sees."""
+        mean, std = self._moments(images)
+        return (images - mean) / std
+
+    def denormalise(self, inputs: Tensor) -> Tensor:
+        """Map model inputs ``(..., C, H, W)`` back to pixels, without clipping."""
+        mean, std = self._moments(inputs)
+        return inputs * std + mean
+
+    def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        channels = like.shape[-3]
+        mean = self.declaration.mean or (0.0,) * channels
+        std = self.declaration.std or (1.0,) * channels
+        return like.new_tensor(mean).view(-1, 1, 1), like.new_tensor(std).view(-1, 1, 1)
+
+    def check(self, observation: Observation) -> None:
+        """Refuse an observation whose tensors are not this model's.
+
+        Raises
+        ------
+        BractError
+            Naming the tensor, what was found and what was expected.
+        """
+        shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        if missing := sorted(set(shapes) - set(observation.parameters)):
+            raise BractError(
+                f"{observation.key}: the capture lacks {', '.join(missing[:5])} of model "
+                f"{self.declaration.model!r}; declare the model that the clients trained"
+            )
+        if strange := sorted(set(observation.parameters) - set(shapes)):
+            raise BractError(
+                f"{observation.key}: model {self.declaration.model!r} has no "
+                f"{', '.join(strange[:5])}; declare the model that the clients trained"
+            )
+        for name, shape in shapes.items():
+            found = tuple(observation.parameters[name].shape)
+            if found != shape:
+                raise BractError(
+                    f"{observation.key}: {name} was captured as {found}, but model "
+                    f"{self.declaration.model!r} with {self.declaration.classes} classes on "
+                    f"{self.declaration.image_shape} images has {shape}"
+                )
+        if missing := sorted(set(self.buffer_names) - set(observation.buffers)):
+            raise BractError(
+                f"{observation.key}: the capture lacks the buffers {', '.join(missing[:5])}, which "
+                "norm_mode 'eval' needs"
+            )
+
+
+def _moments_of(features: Tensor) -> tuple[Tensor, Tensor]:
+    correction = min(1, features.shape[-1] - 1)
+    return features.mean(dim=-1), features.var(dim=-1, correction=correction)
+
+
+def target_model_of(observation: Observation) -> TargetModel:
+    """Build the model that an observation's protocol declares, and check that
+    both fit.
+
+    Raises
+    ------
+    BractError
+        If the observation is unusable (see `Observation.check`), the protocol does not
+        say what the model is, its loss is not known, or the tensors do
+        not match.
+    """
+    observation.check()
+    p = observation.declaration
+    for name in ("model", "image_shape", "classes"):
+        if getattr(p, name) is None:
+            raise BractError(
+                f"{observation.key}: the protocol declares no {name}; "
+                f"give it as declaration={{{name!r}: ...}} where the capture was made"
+            )
+    if p.model is None or p.image_shape is None or p.classes is None:
+        raise AssertionError("checked above")
+    if p.loss != "cross_entropy":
+        raise BractError(
+            f"{observation.key}: loss {p.loss!r} is declared; attacks know 'cross_entropy'"
+        )
+    channels, height, width = p.image_shape
+    if height != width:
+        raise BractError(f"{observation.key}: images of {height}x{width}; expected square ones")
+
+    def build() -> nn.Module:
+        assert p.model is not None and p.classes is not None
+        model = create_model(
+            p.model,
+            classes=p.classes,
+            channels=channels,
+            image_size=height,
+            activation=p.activation,
+        )
+        return prepare_model(model, p.defenses)
+
+    if not p.imports:
+        # A declaration from somebody else may ask for a model that fills the memory.
+        with torch.device("meta"):
+            outline = build()
+        _check_outline(observation, outline)
+    target_model = TargetModel(build(), p)
+    target_model.check(observation)
+    return target_model
+
+
+def _check_outline(observation: Observation, outline: nn.Module) -> None:
+    """Refuse a declared model that is far larger than what was captured, before it is built."""
+    declared = sum(value.numel() for value in outline.parameters())
+    captured = sum(value.numel() for value in observation.parameters.values())
+    if declared > captured + _MOST_EXCESS:
+        p = observation.declaration
+        raise BractError(
+            f"{observation.key}: model {p.model!r} with {p.classes} classes on {p.image_shape} "
+            f"images has {declared} parameters, captured were {captured}; declare the model that "
+            "the clients trained"
+        )

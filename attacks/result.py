@@ -1,0 +1,292 @@
+"""Budget and result of an attack."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from bract.errors import BractError
+from bract.protocol.update import Tensors
+from bract.strict_json import json_ready
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Iterations, seconds and restarts that an attack may spend on one observation.
+
+    Attributes
+    ----------
+    iterations
+        Optimisation steps of each restart; None leaves the attack's own default, or no limit
+        where ``seconds`` is given.
+    restarts
+        Independent starts; the one with the lowest loss of the attacker is the blind pick.
+    seconds
+        Wall time for all restarts of one observation together. Results then depend on the
+        machine; a budget in iterations is reproducible.
+    max_images
+        Most images that are reconstructed from one observation. An update of more examples is
+        explained with this many.
+    chosen_restarts
+        Numbers of the restarts to run, each of which begins at its own random point; None takes
+        ``0`` to ``restarts - 1``.
+    """
+
+    iterations: int | None = None
+    restarts: int = 1
+    seconds: float | None = None
+    max_images: int = 8
+    chosen_restarts: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("iterations", self.iterations),
+            ("restarts", self.restarts),
+            ("seconds", self.seconds),
+            ("max_images", self.max_images),
+        ):
+            if value is not None and not value > 0:
+                raise BractError(f"budget.{name} is {value!r}; expected a positive number")
+        if self.chosen_restarts is not None and not self.chosen_restarts:
+            raise BractError(
+                "budget.chosen_restarts is empty; expected numbers of restarts, or None"
+            )
+
+    @property
+    def restart_numbers(self) -> tuple[int, ...]:
+        """Numbers of the restarts that run."""
+        return tuple(range(self.restarts)) if self.chosen_restarts is None else self.chosen_restarts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One restart of an attack on one observation: its best iterate, by the attack's own loss.
+
+    All tensors are on the CPU.
+
+    Attributes
+    ----------
+    images
+        float32 ``(B, C, H, W)`` in [0, 1].
+    label_probabilities
+        float32 ``(B, classes)``, rows sum to 1; row b belongs to image b.
+    loss
+        The attack's loss of exactly these images; infinite where no iterate was finite.
+    restart
+        Number of the restart; the same number begins at the same point whatever the budget.
+    attack
+        Registered name of the attack that made it.
+    method
+        What that attack came down to on this observation; its own name where it does one thing.
+    components
+        Parts of the method that made these images, for example ``("cosine matching", "pixels",
+        "labels analytic")``.
+    unknowns
+        What was found beside images and labels, by name, for example gamma and beta of a locked
+        layer.
+    cosine, residual
+        Cosine in [-1, 1] between the matched tensors and those that ``images`` produce, and the
+        norm of their difference over the norm of the matched tensors: 0 is a perfect match.
+    nats
+        ``-log p(evidence | images, labels) - log p(images)`` up to a constant of the observation,
+        where the evidence has a likelihood (random defenses, to an attacker who knows them); the
+        prior is `bract.attacks.solve.regularizers.NaturalImages` whatever the attack's own. None
+        elsewhere.
+    loss_curve
+        ``(iteration, best loss so far)``, at most about 200 points.
+    iterations
+        Steps that were taken.
+    seconds
+        Wall time: this trial's share of its batch.
+    unroll
+        Most local steps that the attack simulates one by one.
+    settings
+        Hyper-parameters of the attack and what it decided by itself, JSON-ready.
+    pass_number
+        Pass of `bract.attacks.methods.auto.Auto` that ran it, from 1; 0 elsewhere.
+    """
+
+    images: Tensor
+    label_probabilities: Tensor
+    loss: float
+    restart: int = 0
+    attack: str = ""
+    method: str = ""
+    components: tuple[str, ...] = ()
+    unknowns: Tensors = field(default_factory=dict)
+    cosine: float | None = None
+    residual: float | None = None
+    nats: float | None = None
+    loss_curve: list[tuple[int, float]] = field(default_factory=list)
+    iterations: int = 0
+    seconds: float = 0.0
+    unroll: int = 16
+    settings: dict[str, Any] = field(default_factory=dict)
+    pass_number: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether no iterate had a finite loss."""
+        return not math.isfinite(self.loss)
+
+    @property
+    def distance(self) -> float:
+        """One minus the cosine of the match, in [0, 2]; infinite for a failed trial."""
+        if self.failed or self.cosine is None or not math.isfinite(self.cosine):
+            return math.inf
+        return 1.0 - self.cosine
+
+    def summary(self) -> dict[str, Any]:
+        """Return the attacker's figures, JSON-ready; numbers that are not finite become None."""
+        facts: dict[str, Any] = {
+            "attack": self.attack,
+            "method": self.method,
+            "components": list(self.components),
+            "restart": self.restart,
+            "pass": self.pass_number,
+            "iterations": self.iterations,
+            "distance": self.distance,
+            "nats": self.nats,
+            "loss": self.loss,
+            "seconds": self.seconds,
+        }
+        ready: dict[str, Any] = json_ready(facts)
+        return ready
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """Result of one attack on one observation.
+
+    Attributes
+    ----------
+    attack, observation, tier, seed
+        Name of the attack that was asked for, key of the observation, what the adversary knew,
+        and the seed.
+    trials
+        Every trial, at least one; the *oracle* pick chooses among these with the truth in hand,
+        and is reported beside the blind pick, never instead.
+    chosen
+        Index of the *blind* pick in ``trials``, chosen without the truth. What the properties
+        below say is said of it.
+    seconds
+        Wall time of this observation's share of the work, the reading of its evidence included.
+    not_applicable
+        Attacks that were tried and cannot be used on this observation, and why.
+    settings
+        Hyper-parameters and what the attack decided by itself, JSON-ready.
+    """
+
+    attack: str
+    observation: str
+    tier: str
+    seed: int
+    trials: tuple[Trial, ...]
+    chosen: int = 0
+    seconds: float = 0.0
+    not_applicable: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pick(self) -> Trial:
+        """The blind pick."""
+        return self.trials[self.chosen]
+
+    @property
+    def method(self) -> str:
+        """The concrete method that made the images, whatever was asked for."""
+        return self.pick.method or self.pick.attack or self.attack
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Parts of the method that made the images."""
+        return self.pick.components
+
+    @property
+    def images(self) -> Tensor:
+        """float32 ``(B, C, H, W)`` in [0, 1]."""
+        return self.pick.images
+
+    @property
+    def label_probabilities(self) -> Tensor:
+        """float32 ``(B, classes)``, rows sum to 1; row b belongs to image b."""
+        return self.pick.label_probabilities
+
+    @property
+    def labels(self) -> Tensor:
+        """The likeliest label of each image, int64 ``(B,)``."""
+        return self.label_probabilities.argmax(dim=1)
+
+    @property
+    def unknowns(self) -> Tensors:
+        """Variables found beside images and labels, by name."""
+        return self.pick.unknowns
+
+    @property
+    def final_loss(self) -> float:
+        """The attack's loss of ``images``; infinite where every trial failed."""
+        return self.pick.loss
+
+    @property
+    def loss_curve(self) -> list[tuple[int, float]]:
+        """``(iteration, best loss so far)``, at most about 200 points."""
+        return self.pick.loss_curve
+
+    @property
+    def iterations(self) -> int:
+        """Steps that were taken."""
+        return self.pick.iterations
+
+    @property
+    def gradient_cosine(self) -> float | None:
+        """Cosine between the matched tensors and those that ``images`` produce, in [-1, 1]."""
+        return self.pick.cosine
+
+    @property
+    def gradient_residual(self) -> float | None:
+        """Norm of their difference over the norm of the matched tensors."""
+        return self.pick.residual
+
+    @property
+    def failed(self) -> bool:
+        """Whether no trial ever had a finite loss. A failed trial stays in every mean."""
+        return self.pick.failed
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but the tensors, JSON-ready; numbers that are not finite become None."""
+        facts: dict[str, Any] = {
+            "attack": self.attack,
+            "chosen_attack": self.pick.attack or self.attack,
+            "method": self.method,
+            "components": list(self.components),
+            "observation": self.observation,
+            "tier": self.tier,
+            "seed": self.seed,
+            "labels": [int(label) for label in self.labels],
+            "final_loss": self.final_loss,
+            "failed": self.failed,
+            "unknowns": {name: list(value.shape) for name, value in self.unknowns.items()},
+            "trials": [trial.summary() for trial in self.trials],
+            "chosen": self.chosen,
+            "not_applicable": self.not_applicable,
+            "loss_curve": [[step, loss] for step, loss in self.loss_curve],
+            "seconds": self.seconds,
+            "iterations": self.iterations,
+            "gradient_cosine": self.gradient_cosine,
+            "gradient_residual": self.gradient_residual,
+            "settings": self.settings,
+        }
+        ready: dict[str, Any] = json_ready(facts)
+        return ready
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """An observation that an attack could not use, and why."""
+
+    attack: str
+    observation: str
+    reason: str

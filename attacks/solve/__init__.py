@@ -1,0 +1,1 @@
+"""Solve matching problems."""

@@ -1,0 +1,267 @@
+"""One descent of L trials: the loop, its budget, its checkpoint, and each trial's best iterate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.problem import Problem
+from bract.attacks.solve.checkpoints import write_atomically
+from bract.attacks.solve.optimizers import BatchedOptimizer
+from bract.errors import RunFailedError
+from bract.protocol.update import Tensors
+
+_CURVE_POINTS = 200
+_CHECKPOINT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Stop when no trial's best loss fell by ``tolerance`` (relative) in ``patience`` steps."""
+
+    patience: int = 500
+    tolerance: float = 1e-3
+
+
+class Search(Protocol):
+    """Candidate images of L trials as functions of free variables."""
+
+    variables: Tensors
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Names of the search space and of the source of labels, for a record of what ran."""
+
+    def decode(self) -> tuple[Tensor, Tensor]:
+        """Return images ``(L, B, C, H, W)`` and label probabilities ``(L, B, classes)``."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Method that made the images of one trial, and its parts.
+
+    Attributes
+    ----------
+    method
+        Name of the concrete method; empty where it is that of the attack.
+    components
+        Its parts, in the words of a report.
+    """
+
+    method: str = ""
+    components: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """The best iterate of each trial: images, label probabilities and loss belong together.
+
+    Attributes
+    ----------
+    recipes
+        What made each trial's images; empty where only the attack's name is to be recorded.
+    """
+
+    images: Tensor
+    labels: Tensor
+    losses: Tensor
+    unknowns: Tensors
+    curves: list[list[tuple[int, float]]]
+    iterations: int
+    recipes: list[Recipe] = field(default_factory=list)
+
+    def made_by(self, method: str, *components: str) -> Outcome:
+        """Return the outcome with every trial's method named and components added."""
+        before = self.recipes or [Recipe()] * len(self.losses)
+        recipes = [Recipe(method, _distinct(r.components + components)) for r in before]
+        return replace(self, recipes=recipes)
+
+
+@dataclass
+class Run:
+    """The limits of one descent and where it reports to.
+
+    Attributes
+    ----------
+    iterations, seconds
+        Limits; at least one is given.
+    """
+
+    iterations: int | None
+    seconds: float | None = None
+    plateau: Plateau | None = None
+    report: Callable[[float, float], None] | None = None
+    checkpoint: Path | None = None
+    span: tuple[float, float] = (0.0, 1.0)
+
+    def part(self, name: str, start: float, end: float, iterations: int | None) -> Run:
+        """The share of this run between two fractions of it, for one stage of several."""
+        low, high = self.span
+        width = high - low
+        return Run(
+            iterations=iterations,
+            seconds=None if self.seconds is None else self.seconds * (end - start),
+            plateau=self.plateau,
+            report=self.report,
+            checkpoint=(
+                self.checkpoint.with_name(f"{self.checkpoint.name}.{name}")
+                if self.checkpoint
+                else None
+            ),
+            span=(low + width * start, low + width * end),
+        )
+
+    def tell(self, progress: float, loss: float) -> None:
+        """Report progress of this part, in [0, 1]."""
+        if self.report is not None:
+            low, high = self.span
+            self.report(low + (high - low) * min(progress, 1.0), loss)
+
+
+def descend(
+    problem: Problem,
+    search: Search,
+    optimizer: BatchedOptimizer,
+    loss: Callable[[Tensor, Tensor, Tensors], Tensor],
+    run: Run,
+    unknowns: Tensors,
+) -> Outcome:
+    """Minimise every trial's loss, keeping each trial's best iterate.
+
+    ``loss`` maps images, label probabilities and unknowns to ``(L,)``.
+    """
+    tracker = _Best(problem)
+    spent = 0.0
+    step = 0
+    if run.checkpoint is not None and run.checkpoint.exists():
+        saved = torch.load(run.checkpoint, map_location=problem.device, weights_only=True)
+        for name, value in (search.variables | unknowns).items():
+            value.data.copy_(saved["variables"][name])
+        optimizer.restore(saved["optimizer"])
+        tracker.restore(saved["best"])
+        step, spent = int(saved["step"]), float(saved["spent"])
+    variables = list((search.variables | unknowns).values())
+
+    def evaluate() -> Tensor:
+        for variable in variables:
+            variable.grad = None
+        images, labels = search.decode()
+        losses = loss(images, labels, unknowns)
+        losses.sum().backward()
+        tracker.see(images, labels, losses, unknowns)
+        return losses.detach()
+
+    begun = time.perf_counter() - spent
+    every = max(1, (run.iterations or 20000) // _CURVE_POINTS)
+    saved_at = time.perf_counter()
+    reference, since = tracker.losses.clone(), step
+    while True:
+        elapsed = time.perf_counter() - begun
+        progress = _progress(step, elapsed, run)
+        if progress >= 1.0:
+            break
+        optimizer.step(evaluate, progress)
+        if step % every == 0:
+            tracker.mark(step)
+            run.tell(progress, tracker.lowest())
+        step += 1
+        if run.plateau is not None and step - since >= run.plateau.patience:
+            if not bool((tracker.losses < reference * (1 - run.plateau.tolerance)).any()):
+                break
+            reference, since = tracker.losses.clone(), step
+        if run.checkpoint is not None and time.perf_counter() - saved_at > _CHECKPOINT_SECONDS:
+            saved_at = time.perf_counter()
+            write_atomically(
+                run.checkpoint,
+                {
+                    "variables": {n: v.detach() for n, v in (search.variables | unknowns).items()},
+                    "optimizer": optimizer.state(),
+                    "best": tracker.state(),
+                    "step": step,
+                    "spent": saved_at - begun,
+                },
+            )
+    tracker.mark(step)
+    run.tell(1.0, tracker.lowest())
+    if run.checkpoint is not None:
+        run.checkpoint.unlink(missing_ok=True)
+    return tracker.outcome(step)
+
+
+def _progress(step: int, elapsed: float, run: Run) -> float:
+    shares = []
+    if run.iterations is not None:
+        shares.append(step / run.iterations)
+    if run.seconds is not None:
+        shares.append(elapsed / run.seconds)
+    return max(shares)
+
+
+class _Best:
+    """Each trial's best iterate so far: loss and images of the same evaluation."""
+
+    def __init__(self, problem: Problem) -> None:
+        trials = problem.trials
+        self.losses = torch.full((trials,), float("inf"), device=problem.device)
+        self._images: Tensor | None = None
+        self._labels: Tensor | None = None
+        self._unknowns: Tensors = {}
+        self._curves: list[list[tuple[int, float]]] = [[] for _ in range(trials)]
+
+    def see(self, images: Tensor, labels: Tensor, losses: Tensor, unknowns: Tensors) -> None:
+        images, labels = images.detach(), labels.detach()
+        losses = torch.where(losses.isfinite(), losses.detach(), float("inf"))
+        if self._images is None or self._labels is None:
+            self._images, self._labels = images.nan_to_num(0.5).clone(), labels.clone()
+            self._unknowns = {n: v.detach().clone() for n, v in unknowns.items()}
+            self.losses = losses.to(torch.float64)
+            return
+        better = losses < self.losses
+        self.losses = torch.where(better, losses.to(torch.float64), self.losses)
+        self._images = torch.where(_column(better, images), images, self._images)
+        self._labels = torch.where(_column(better, labels), labels, self._labels)
+        self._unknowns = {
+            n: torch.where(_column(better, v), v.detach(), self._unknowns[n])
+            for n, v in unknowns.items()
+        }
+
+    def lowest(self) -> float:
+        return float(self.losses.min())
+
+    def mark(self, step: int) -> None:
+        for curve, value in zip(self._curves, self.losses.tolist(), strict=True):
+            curve.append((step, value))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "losses": self.losses,
+            "images": self._images,
+            "labels": self._labels,
+            "unknowns": self._unknowns,
+            "curves": [[list(point) for point in curve] for curve in self._curves],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.losses = state["losses"]
+        self._images, self._labels = state["images"], state["labels"]
+        self._unknowns = state["unknowns"]
+        self._curves = [[(int(s), float(v)) for s, v in curve] for curve in state["curves"]]
+
+    def outcome(self, step: int) -> Outcome:
+        if self._images is None or self._labels is None:
+            raise RunFailedError("the budget ended before the first step; raise budget.seconds")
+        return Outcome(self._images, self._labels, self.losses, self._unknowns, self._curves, step)
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _column(flags: Tensor, like: Tensor) -> Tensor:
+    return flags.view(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,319 @@
+"""Runs many restarts of many observations as one batch on a device.
+
+Longer than most modules: batching, checkpoints and progress share what is left of the work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.evidence import Evidence
+from bract.attacks.problem.objectives import agreement
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.result import Budget, Trial
+from bract.attacks.solve.arithmetic import exact_arithmetic, out_of_memory
+from bract.attacks.solve.checkpoints import (
+    captured,
+    content_of,
+    digest_of,
+    made_by,
+    write_atomically,
+)
+from bract.attacks.solve.descent import Outcome, Plateau, Recipe, Run
+from bract.attacks.solve.refinement import refine
+from bract.attacks.solve.regularizers import NaturalImages
+from bract.errors import BractError, RunFailedError
+from bract.protocol.observation import Observation
+
+CPU_TRIALS = 8
+"""Trials in one batch on a CPU; more no longer pay (see benchmarks/attacks.py)."""
+
+CUDA_TRIALS = 256
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of an attack, for a progress bar.
+
+    Attributes
+    ----------
+    fraction
+        Share of the whole work that is done, in [0, 1].
+    seconds, seconds_left
+        Wall time so far, and the estimate for the rest.
+    loss
+        Lowest loss among the trials that run now.
+    """
+
+    fraction: float
+    seconds: float
+    seconds_left: float
+    loss: float
+
+
+Solve = Callable[[Problem, Run], Outcome]
+"""Attack every trial of a problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Device, batching, early stop and checkpoints of attacks.
+
+    Attributes
+    ----------
+    device
+        ``cpu``, ``cuda``, ``cuda:N`` or ``auto``.
+    trials
+        Restarts and observations in one batch; None chooses by device. Where memory runs out,
+        the batch is halved until it fits, down to a plain loop.
+    plateau
+        Early stop; None runs the whole budget.
+    checkpoint
+        Folder for partial results; a second run with the same settings continues from it.
+    progress
+        Called a few hundred times a batch.
+    """
+
+    device: str = "cpu"
+    trials: int | None = None
+    plateau: Plateau | None = None
+    checkpoint: Path | None = None
+    progress: Callable[[Progress], None] | None = None
+
+    def torch_device(self) -> torch.device:
+        """Resolve ``auto`` and check that the device is there.
+
+        Raises
+        ------
+        BractError
+            If a CUDA device is asked for and there is none.
+        """
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise BractError(f"device {self.device!r}: {str(error).splitlines()[0]}") from error
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise BractError(
+                f"device {self.device!r}: {torch.cuda.device_count()} CUDA devices found; "
+                "use cpu or auto"
+            )
+        return device
+
+    def run(
+        self,
+        solve: Solve,
+        cases: Sequence[Case],
+        *,
+        budget: Budget,
+        default_iterations: int,
+        seed: int,
+        identity: str,
+    ) -> list[list[Trial]]:
+        """Attack cases of one shape, once for each of the budget's restarts; one list a case.
+
+        Parameters
+        ----------
+        identity
+            Names attack, hyper-parameters and tier; a checkpoint is used for the same identity
+            and the same evidence only.
+        """
+        device = self.torch_device()
+        starts = budget.restart_numbers
+        pending = [(case, r) for case in cases for r in starts]
+        size = self.trials or (CPU_TRIALS if device.type == "cpu" else CUDA_TRIALS)
+        iterations = budget.iterations
+        if iterations is None and budget.seconds is None:
+            iterations = default_iterations
+        started = time.perf_counter()
+        solved: list[Trial] = []
+        total = len(pending)
+        while pending:
+            chunk = pending[:size]
+            store = self._store(identity, chunk, budget, seed, iterations)
+            if store is not None and (done := store.with_suffix(".done")).exists():
+                solved += [Trial(**entry) for entry in torch.load(done, weights_only=True)]
+                pending = pending[len(chunk) :]
+                continue
+            run = Run(
+                iterations=iterations,
+                seconds=budget.seconds and budget.seconds * len(chunk) / len(starts),
+                plateau=self.plateau,
+                report=self._reporter(started, len(solved), len(chunk), total),
+                checkpoint=store,
+            )
+            begun = time.perf_counter()
+            try:
+                with exact_arithmetic():
+                    problem = Problem.stack(chunk, seed=seed, device=device)
+                    outcome = solve(problem, run)
+                    cosine, residual, nats = _match(problem, outcome)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                if len(chunk) == 1:
+                    raise RunFailedError(
+                        f"{chunk[0][0].observation.key}: one restart does not fit into the memory "
+                        f"of {device}; lower budget.max_images or use another device"
+                    ) from error
+                size = (len(chunk) + 1) // 2
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+                continue
+            share = (time.perf_counter() - begun) / len(chunk)
+            finished = _take_apart(problem, outcome, cosine, residual, nats, seconds=share)
+            if store is not None:
+                write_atomically(store.with_suffix(".done"), [vars(entry) for entry in finished])
+            solved += finished
+            pending = pending[len(chunk) :]
+        r = len(starts)
+        return [solved[i * r : (i + 1) * r] for i in range(len(cases))]
+
+    def within(self, low: float, high: float, begun: float) -> Engine:
+        """Return an engine that reports its progress as a part of a longer work.
+
+        Parameters
+        ----------
+        low, high
+            Shares of the whole, in [0, 1], between which this part lies.
+        begun
+            When the whole began, by `time.perf_counter`.
+        """
+        callback = self.progress
+        if callback is None:
+            return self
+
+        def report(progress: Progress) -> None:
+            fraction = low + (high - low) * progress.fraction
+            callback(_progress(fraction, time.perf_counter() - begun, progress.loss))
+
+        return replace(self, progress=report)
+
+    def refine(
+        self,
+        observation: Observation,
+        target_model: TargetModel,
+        evidence: Evidence,
+        *,
+        seconds: float | None = None,
+        tier: str = "",
+    ) -> Evidence:
+        """Run the stages of an evidence on the device.
+
+        Parameters
+        ----------
+        seconds
+            Most wall time, but for a first stage without which nothing can be matched.
+        tier
+            What the adversary knows; part of the checkpoint's identity.
+        """
+        store = None
+        if self.checkpoint is not None:
+            self.checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
+            declared = observation.declaration.to_dict()
+            settled = ("evidence", tier, observation.key, declared, *made_by())
+            seen = captured(observation) | {"update": observation.update}
+            store = self.checkpoint / f"{digest_of(settled, seen)}.evidence"
+        begun = time.perf_counter()
+        run = Run(
+            iterations=None,
+            seconds=seconds,
+            report=self._reporter(begun, 0, 1, 1),
+            checkpoint=store,
+        )
+        with exact_arithmetic():
+            return refine(observation, target_model, evidence, run, self.torch_device())
+
+    def _store(
+        self,
+        identity: str,
+        chunk: Sequence[tuple[Case, int]],
+        budget: Budget,
+        seed: int,
+        iterations: int | None,
+    ) -> Path | None:
+        if self.checkpoint is None:
+            return None
+        # Half-made reconstructions are personal data too.
+        self.checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
+        names = [(case.observation.key, r, content_of(case)) for case, r in chunk]
+        limits = [seed, iterations, budget.seconds, budget.max_images, repr(self.plateau)]
+        text = json.dumps([identity, names, limits, made_by()])
+        return self.checkpoint / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.part"
+
+    def _reporter(
+        self, started: float, done: int, now: int, total: int
+    ) -> Callable[[float, float], None] | None:
+        callback = self.progress
+        if callback is None:
+            return None
+
+        def report(fraction: float, loss: float) -> None:
+            share = (done + now * fraction) / total
+            callback(_progress(share, time.perf_counter() - started, loss))
+
+        return report
+
+
+def _progress(fraction: float, seconds: float, loss: float) -> Progress:
+    left = seconds * (1 - fraction) / fraction if fraction > 0 else math.inf
+    return Progress(fraction, seconds, left, loss)
+
+
+def _take_apart(
+    problem: Problem,
+    outcome: Outcome,
+    cosine: Tensor,
+    residual: Tensor,
+    nats: Tensor | None,
+    *,
+    seconds: float,
+) -> list[Trial]:
+    recipes = outcome.recipes or [Recipe()] * problem.trials
+    return [
+        Trial(
+            images=outcome.images[i].float().clamp(0.0, 1.0).cpu(),
+            label_probabilities=outcome.labels[i].float().cpu(),
+            loss=loss if math.isfinite(loss) else math.inf,
+            restart=problem.restarts[i],
+            method=recipes[i].method,
+            components=tuple(dict.fromkeys((*recipes[i].components, *problem.cases[i].components))),
+            unknowns={n: v[i].detach().float().cpu() for n, v in outcome.unknowns.items()},
+            cosine=float(cosine[i]),
+            residual=float(residual[i]),
+            nats=None if nats is None else float(nats[i]),
+            loss_curve=outcome.curves[i],
+            iterations=outcome.iterations,
+            seconds=seconds,
+        )
+        for i, loss in enumerate(outcome.losses.tolist())
+    ]
+
+
+def _match(problem: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return cosine and residual of the match, and the posterior's nats where there is one."""
+    exact = problem.to(torch.float64)
+    images = outcome.images.to(torch.float64).clamp(0.0, 1.0)
+    simulated = exact.simulate(
+        images,
+        outcome.labels.to(torch.float64),
+        {n: v.detach().to(torch.float64) for n, v in outcome.unknowns.items()},
+    )
+    detached = {name: value.detach() for name, value in simulated.items()}
+    cosine, residual = agreement(detached, exact.reading(detached), exact.weights)
+    if exact.likelihood is None:
+        return cosine, residual, None
+    nats = exact.distance(exact.likelihood, detached) + NaturalImages()(exact, images)
+    return cosine, residual, nats

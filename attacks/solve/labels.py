@@ -1,0 +1,246 @@
+"""Labels from the last layer's gradient: exact for one example, counts for batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import LocalTraining, local_training
+from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.solve.expectation import class_gradients
+from bract.attacks.solve.label_sequences import label_sequences
+from bract.errors import BractError
+from bract.protocol.update import Tensors
+
+_PROBES = 64
+_REFINEMENTS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferredLabels:
+    """Labels of an update as the last layer shows them.
+
+    Attributes
+    ----------
+    labels
+        int64 ``(B,)``; sorted after one step, whose gradient does not say which image is which.
+    counts
+        float64 ``(classes,)``, estimated examples of each class before rounding; they sum to B.
+    exact
+        Whether a single example's label was read from the one negative coordinate.
+    source
+        ``bias`` or ``weight``: the tensor that was read.
+    """
+
+    labels: Tensor
+    counts: Tensor
+    exact: bool
+    source: Literal["bias", "weight", "evidence"]
+
+
+def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
+    """Infer the labels of an update.
+
+    One example under cross entropy: the bias gradient of the last layer is ``p - y``, negative
+    at the true class alone (iDLG, Zhao et al. 2020, eq. 3). Where noise or another defense leaves
+    more or fewer negative coordinates than one, the label is that under which random images have
+    the last layer's gradient of the highest cosine (`class_gradients`): with Gaussian noise
+    of one deviation and a common unknown scale, the likeliest. Several: with ``P[k]`` the mean
+    prediction for examples of class k, the bias gradient is ``(P^T - I) n / N``, linear in the
+    counts n; the predictions are estimated from probe inputs and, for classes that are present,
+    from the features ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). Steps that are unrolled one by one
+    are searched for the sequence of labels (`bract.attacks.solve.label_sequences`); after longer
+    training the midpoint of the trajectory stands in for the parameters.
+
+    Parameters
+    ----------
+    choice
+        Number of the restart. Over several epochs it says in which order the client took its
+        images (`LocalTraining.order`); where those are used up, or there is nothing to choose,
+        the next likely sequence of labels is taken, counted round and round.
+
+    Raises
+    ------
+    BractError
+        If the model does not end in a linear layer of the declared classes, or the evidence
+        lacks its gradient.
+    """
+    if case.evidence.labels is not None:
+        known = case.evidence.labels.to(torch.int64).sort().values
+        counts = torch.bincount(known, minlength=_classes(case)).to(torch.float64)
+        return InferredLabels(labels=known, counts=counts, exact=True, source="evidence")
+    weight_name, bias_name = last_layer(case.target_model)
+    target = case.evidence.target
+    weight = target.get(weight_name)
+    bias = target.get(bias_name) if bias_name else None
+    if bias is None and weight is None:
+        raise BractError(
+            f"{case.observation.key}: labels need the gradient of {weight_name}, the last layer"
+        )
+    if bias is not None:
+        slope = bias.to(torch.float64)
+    elif weight is not None:
+        slope = weight.to(torch.float64).sum(dim=1)
+    source: Literal["bias", "weight"] = "bias" if bias is not None else "weight"
+    if case.images == 1:
+        exact = int((slope < 0).sum()) == 1
+        label = slope.argmin().cpu() if exact else _nearest_class(case)
+        return InferredLabels(
+            labels=label[None],
+            counts=nn.functional.one_hot(label, len(slope)).to(torch.float64),
+            exact=exact,
+            source=source,
+        )
+    if bias is None:
+        negative = (-slope).clamp_min(0.0)
+        counts = case.images * negative / negative.sum().clamp_min(1e-30)
+    else:
+        counts = _counts(case, slope.cpu(), weight, weight_name, bias_name)
+    labels = _round_counts(counts.cpu(), case.images)
+    training = local_training(case.forward)
+    if bias is not None and weight is not None and training is not None:
+        labels = _sequence(case, training, slope, weight, labels, choice)
+        counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
+    return InferredLabels(
+        labels=labels,
+        counts=counts.cpu(),
+        exact=False,
+        source=source,
+    )
+
+
+def last_layer(target_model: TargetModel) -> tuple[str, str | None]:
+    """Names of the weight and bias of the linear layer that makes the logits.
+
+    Raises
+    ------
+    BractError
+        If there is none with the declared number of classes.
+    """
+    found = [
+        (name, module)
+        for name, module in target_model.model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == target_model.declaration.classes
+    ]
+    if not found:
+        raise BractError(
+            f"model {target_model.declaration.model!r} has no linear layer with "
+            f"{target_model.declaration.classes} outputs; its labels cannot be read from the "
+            "gradient"
+        )
+    name, module = found[-1]
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", None if module.bias is None else f"{prefix}bias"
+
+
+def _nearest_class(case: Case) -> Tensor:
+    """The class whose expected last-layer gradient has the highest cosine with the target's."""
+    target = case.evidence.target
+    names = [name for name in last_layer(case.target_model) if name in target]
+    seen = torch.cat([target[name].flatten().cpu() for name in names]).to(torch.float64)
+    expected = class_gradients(case.observation, case.target_model, torch.device("cpu"))
+    rows = torch.stack([torch.cat([g[name].flatten() for name in names]) for g in expected])
+    cosines: Tensor = rows @ seen / rows.norm(dim=1).clamp_min(1e-300)
+    return cosines.argmax()
+
+
+def _classes(case: Case) -> int:
+    classes = case.observation.declaration.classes
+    if classes is None:
+        raise AssertionError("open_case refuses protocols without classes")
+    return classes
+
+
+def _counts(
+    case: Case, slope: Tensor, weight: Tensor | None, weight_name: str, bias_name: str | None
+) -> Tensor:
+    parameters = _midpoint(case)
+    probe = _probe_predictions(case, parameters).to(torch.float64)
+    predictions = probe.expand(len(slope), -1).clone()
+    counts = _solve_counts(predictions, slope, case.images)
+    if weight is None or bias_name is None:
+        return counts
+    last_weight = parameters[weight_name].to(torch.float64)
+    last_bias = parameters[bias_name].to(torch.float64)
+    for _ in range(_REFINEMENTS):
+        present = (counts > 0.5) & (slope < 0)
+        for k in present.nonzero().flatten().tolist():
+            features = weight[k].to(torch.float64).cpu() / slope[k]
+            predictions[k] = (last_weight @ features + last_bias).softmax(dim=0)
+        counts = _solve_counts(predictions, slope, case.images)
+    return counts
+
+
+def _sequence(
+    case: Case, training: LocalTraining, slope: Tensor, weight: Tensor, initial: Tensor, choice: int
+) -> Tensor:
+    weight_name, bias_name = last_layer(case.target_model)
+    parameters = case.observation.parameters
+    features = (slope @ weight.to(torch.float64)) / slope.square().sum().clamp_min(1e-30)
+    logits = parameters[weight_name].to(features) @ features
+    if bias_name is not None:
+        logits = logits + parameters[bias_name].to(features)
+    order, choice = training.order(case.images, choice)
+    sequences = label_sequences(
+        logits=logits.cpu(),
+        feature_norm=float(features.square().sum()),
+        slope=slope.cpu(),
+        images=case.images,
+        training=training,
+        initial=initial,
+        order=order,
+    )
+    return sequences[choice % len(sequences)]
+
+
+def _midpoint(case: Case) -> Tensors:
+    observation = case.observation
+    half = 0.5 if observation.declaration.algorithm == "fedavg" else 0.0
+    return {
+        name: (value - half * observation.update[name]).cpu()
+        for name, value in observation.parameters.items()
+    }
+
+
+def _probe_predictions(case: Case, parameters: Tensors) -> Tensor:
+    shape = case.observation.declaration.image_shape
+    if shape is None:
+        raise AssertionError("open_case refuses protocols without an image shape")
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1, _PROBES, *shape, generator=generator)
+    case.target_model.model.cpu()
+    with torch.no_grad():
+        logits = case.target_model(
+            {name: value[None] for name, value in parameters.items()},
+            {n: case.observation.buffers[n].cpu()[None] for n in case.target_model.buffer_names},
+            inputs,
+        )
+    return logits[0].softmax(dim=-1).mean(dim=0)
+
+
+def _solve_counts(predictions: Tensor, slope: Tensor, examples: int) -> Tensor:
+    """Non-negative n with ``(P^T - I) n = N slope`` and ``sum n = N``, by least squares."""
+    from scipy.optimize import nnls
+
+    classes = len(slope)
+    matrix = torch.cat(
+        [predictions.T - torch.eye(classes, dtype=torch.float64), torch.ones(1, classes)]
+    )
+    right = torch.cat([examples * slope, torch.tensor([float(examples)], dtype=torch.float64)])
+    solution, _ = nnls(matrix.numpy(), right.numpy())
+    return torch.from_numpy(np.asarray(solution))
+
+
+def _round_counts(counts: Tensor, examples: int) -> Tensor:
+    """Whole numbers by largest remainder, as sorted labels ``(examples,)``."""
+    scaled = counts * examples / counts.sum().clamp_min(1e-30)
+    whole = scaled.floor()
+    rest = examples - int(whole.sum())
+    order = (scaled - whole).argsort(descending=True)
+    whole[order[:rest]] += 1
+    return torch.repeat_interleave(torch.arange(len(counts)), whole.to(torch.int64))

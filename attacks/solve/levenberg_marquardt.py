@@ -1,0 +1,166 @@
+"""Levenberg-Marquardt on pixels: solves the matching equations instead of descending on them."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vmap
+
+from bract.attacks.problem.problem import Problem
+from bract.protocol.update import Tensors, flatten, unflatten
+
+SOLVED = 1e-12
+"""Relative squared residual at which the captured float32 numbers are explained: their rounding
+alone leaves 1e-15 to 1e-13 on the LeNets."""
+
+_TRIES = 10
+_DIRECTIONS = 128
+_ROWS_PER_UNKNOWN = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """One trial's solution: images ``(B, C, H, W)``, unknowns, relative squared residual, curve."""
+
+    images: Tensor
+    unknowns: Tensors
+    loss: float
+    curve: list[tuple[int, float]]
+
+
+def levenberg_marquardt(
+    problem: Problem,
+    images: Tensor,
+    labels: Tensor,
+    unknowns: Tensors,
+    *,
+    iterations: int,
+    deadline: float | None = None,
+    tolerance: float = 1e-3,
+    tell: Callable[[int, float], None] | None = None,
+) -> Fit:
+    """Minimise ``|s(x) - c|^2 / |c|^2`` over pixels in [0, 1], for a problem of one trial.
+
+    Matching is a nonlinear least-squares problem whose normal equations are far too
+    ill-conditioned for first-order descent (eigenvalues span 1e5 or more on the LeNets). Each step
+    solves ``(J^T J + mu I) d = -J^T r`` with pixels at a bound held there; ``mu`` falls after a
+    success and rises after a failure. Rows of the Jacobian are added up with random signs into
+    twice as many rows as there are pixels (a count sketch), which keeps the solution and
+    saves most of the work. Where the Jacobian is not finite the search ends with what it has.
+
+    Parameters
+    ----------
+    images, labels, unknowns
+        Start ``(1, B, C, H, W)`` in [0, 1], label rows ``(1, B, classes)``, and the start of the
+        forward model's unknowns ``(1, ...)``, which are solved for along with the pixels; float64.
+    deadline
+        A `time.perf_counter` value at which to stop.
+    tolerance
+        Stop when a step improves the residual by less than this, relatively.
+    """
+    layout = {"images": images} | unknowns
+    residual = _residuals(problem, labels, layout)
+    pixels = images.numel()
+    point = _into_box(flatten(layout), pixels)
+    value = residual(point)
+    loss = float(value.square().sum())
+    curve = [(0, loss)]
+    damping: float | None = None
+    for step in range(1, iterations + 1):
+        jacobian, value = _sketched_jacobian(residual, point)
+        normal = jacobian.T @ jacobian
+        slope = jacobian.T @ value
+        if not (bool(normal.isfinite().all()) and bool(slope.isfinite().all())):
+            break
+        scale = float(normal.diagonal().mean())
+        damping = scale * 1e-2 if damping is None else damping
+        floor = scale * 1e-14
+        held = ((point <= 0) & (slope > 0)) | ((point >= 1) & (slope < 0))
+        held[pixels:] = False
+        free = (~held).nonzero().flatten()
+        before = loss
+        for _ in range(_TRIES):
+            move = torch.zeros_like(point)
+            move[free] = _solve(normal[free][:, free], -slope[free], max(damping, floor))
+            candidate = _into_box(point + move, pixels)
+            found = float(residual(candidate).square().sum())
+            if found < loss:
+                point, loss = candidate, found
+                damping /= 10.0
+                break
+            damping *= 10.0
+        curve.append((step, loss))
+        if tell is not None:
+            tell(step, loss)
+        slow = loss >= before * (1.0 - tolerance)
+        if slow or (loss < SOLVED and loss > 0.5 * before):
+            break
+        if deadline is not None and time.perf_counter() > deadline:
+            break
+    solution = unflatten(point, layout)
+    return Fit(images=solution.pop("images")[0], unknowns=solution, loss=loss, curve=curve)
+
+
+def _into_box(point: Tensor, pixels: int) -> Tensor:
+    return torch.cat([point[:pixels].clamp(0.0, 1.0), point[pixels:]])
+
+
+def _residuals(problem: Problem, labels: Tensor, layout: Tensors) -> Callable[[Tensor], Tensor]:
+    trust = {n: w.sqrt() for n, w in (problem.weights or {}).items()}
+    norm = torch.cat(
+        [(v * trust[n] if n in trust else v).flatten() for n, v in problem.target.items()]
+    ).norm()
+
+    def residual(point: Tensor) -> Tensor:
+        unknowns = unflatten(point, layout)
+        simulated = problem.simulate(unknowns.pop("images"), labels, unknowns)
+        parts = []
+        for name, wanted in problem.reading(simulated).items():
+            part = simulated[name] - wanted
+            parts.append((part * trust[name] if name in trust else part).flatten())
+        difference: Tensor = torch.cat(parts) / norm.clamp_min(1e-30)
+        return difference
+
+    return residual
+
+
+def _sketched_jacobian(
+    residual: Callable[[Tensor], Tensor], point: Tensor
+) -> tuple[Tensor, Tensor]:
+    value = residual(point)
+    rows, unknowns = len(value), len(point)
+    kept = min(rows, _ROWS_PER_UNKNOWN * unknowns)
+    generator = torch.Generator().manual_seed(0)
+    bucket = torch.randint(kept, (rows,), generator=generator).to(point.device)
+    sign = (torch.randint(2, (rows,), generator=generator) * 2 - 1).to(point)
+
+    def sketch(vector: Tensor) -> Tensor:
+        if kept == rows:
+            return vector
+        return vector.new_zeros(kept).index_add(0, bucket, vector * sign)
+
+    def column(direction: Tensor) -> Tensor:
+        change: Tensor = jvp(residual, (point,), (direction,))[1]
+        return sketch(change)
+
+    basis = torch.eye(unknowns, dtype=point.dtype, device=point.device)
+    with warnings.catch_warnings():
+        # PyTorch's own forward-mode rules are compiled by an interface it deprecates.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
+        columns = [vmap(column)(part) for part in torch.split(basis, _DIRECTIONS)]
+    return torch.cat(columns).T.contiguous(), sketch(value)
+
+
+def _solve(normal: Tensor, right: Tensor, damping: float) -> Tensor:
+    damped = normal + damping * torch.eye(len(normal), dtype=normal.dtype, device=normal.device)
+    factor, failed = torch.linalg.cholesky_ex(damped)
+    if int(failed):
+        solution: Tensor = torch.linalg.lstsq(damped, right[:, None]).solution
+    else:
+        solution = torch.cholesky_solve(right[:, None], factor)
+    return solution[:, 0]

@@ -1,0 +1,91 @@
+"""Parts of attacks: a descent on an objective, labels, and random initial values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.objectives import (
+    LayerWeighting,
+    NoObjective,
+    Objective,
+    layer_weights,
+)
+from bract.attacks.problem.problem import Problem
+from bract.attacks.solve.descent import Outcome, Run, Search, descend
+from bract.attacks.solve.labels import infer_labels
+from bract.attacks.solve.optimizers import BatchedOptimizer
+from bract.attacks.solve.regularizers import Prior, natural_images
+from bract.errors import BractError
+from bract.protocol.update import Tensors
+
+
+def minimise(
+    problem: Problem,
+    search: Search,
+    optimizer: BatchedOptimizer,
+    run: Run,
+    *,
+    objective: Objective,
+    priors: Sequence[Prior] = (),
+    weighting: LayerWeighting = "equal",
+    unknowns: Tensors | None = None,
+) -> Outcome:
+    """Descend on ``objective`` plus ``priors``.
+
+    Where the evidence has a likelihood, on ``-log p(target | images, labels) - log p(images)``
+    instead (the adversary of Balunovic et al., ICLR 2022, approximated by the posterior's mode):
+    `Evidence.likelihood` plus `NaturalImages` in the place of the attack's own priors, without
+    weights of layers. Nothing but the prior is left where the objective matches nothing.
+    """
+    weighted = problem.weighted(layer_weights(problem.target, weighting))
+    if problem.likelihood is not None and not isinstance(objective, NoObjective):
+        weighted, objective = problem, problem.likelihood
+        priors = [natural_images(priors)]
+
+    def loss(images: Tensor, labels: Tensor, found: Tensors) -> Tensor:
+        value = weighted.distance(objective, weighted.simulate(images, labels, found))
+        for prior in priors:
+            value = value + prior(weighted, images)
+        return value
+
+    priors_at_work = [name for prior in priors if (name := prior.component(problem)) is not None]
+    components = (objective.component, *search.components, *priors_at_work, *optimizer.components)
+    found = descend(problem, search, optimizer, loss, run, unknowns or {})
+    return found.made_by("", *components)
+
+
+def hard_labels(problem: Problem) -> Tensor:
+    """Inferred labels as one-hot rows, ``(L, B, classes)``.
+
+    After several unrolled steps each restart tries the next likely sequence.
+    """
+    rows = [
+        infer_labels(case, choice=restart).labels
+        for case, restart in zip(problem.cases, problem.restarts, strict=True)
+    ]
+    labels = torch.stack(rows).to(problem.device)
+    return torch.nn.functional.one_hot(labels, problem.classes).to(problem.dtype)
+
+
+def certain_labels(problem: Problem) -> Tensor | None:
+    """Labels that need no search, as `hard_labels` gives them; None where they do.
+
+    That of a single image is read, whatever the tier, from what the tier matches; those of a batch
+    are searched, unless the evidence knows them or the model shows none.
+    """
+    one = problem.image_shape[0] == 1
+    if not one and any(case.evidence.labels is None for case in problem.cases):
+        return None
+    try:
+        return hard_labels(problem)
+    except BractError:
+        return None
+
+
+def noise(problem: Problem, *shape: int) -> Tensor:
+    """Standard normal ``(L, *shape)``, each trial from its own seed."""
+    drawn = [torch.randn(*shape, generator=g) for g in problem.generators()]
+    return torch.stack(drawn).to(problem.device, problem.dtype)

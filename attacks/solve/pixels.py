@@ -1,0 +1,51 @@
+"""Optimise pixels directly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.problem import Problem
+from bract.protocol.update import Tensors
+
+
+class PixelSearch:
+    """Free pixels, in the model's normalised space, with known or free labels.
+
+    Parameters
+    ----------
+    inputs
+        Start, ``(L, B, C, H, W)``, normalised.
+    labels
+        One-hot rows ``(L, B, classes)``, or None to find them jointly, from ``logits``.
+    """
+
+    def __init__(
+        self, problem: Problem, inputs: Tensor, labels: Tensor | None, logits: Tensor | None = None
+    ) -> None:
+        self._target_model = problem.target_model
+        self._labels = labels
+        self.variables: Tensors = {"inputs": inputs.detach().clone().requires_grad_()}
+        if labels is None:
+            if logits is None:
+                raise ValueError("joint labels need starting logits")
+            self.variables["logits"] = logits.detach().clone().requires_grad_()
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Pixels, and whether labels are read off or found jointly."""
+        return "pixels", "labels joint" if self._labels is None else "labels analytic"
+
+    def decode(self) -> tuple[Tensor, Tensor]:
+        """Return pixels and label probabilities."""
+        images = self._target_model.denormalise(self.variables["inputs"])
+        if self._labels is not None:
+            return images, self._labels
+        return images, self.variables["logits"].softmax(dim=-1)
+
+    @torch.no_grad()
+    def box(self) -> None:
+        """Clip to the pixels that exist."""
+        inputs = self.variables["inputs"]
+        pixels = self._target_model.denormalise(inputs).clamp(0.0, 1.0)
+        inputs.copy_(self._target_model.normalise(pixels))

@@ -1,0 +1,128 @@
+"""Stages that improve an evidence before anything is matched with it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import forward_model
+from bract.attacks.problem.evidence import Evidence
+from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.solve.checkpoints import write_atomically
+from bract.attacks.solve.descent import Run
+from bract.attacks.solve.matching import minimise
+from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.pixels import PixelSearch
+from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors
+
+_UNROLL = 16
+_LR = 0.05
+_SPREAD = 0.05
+"""Chosen for images that only predict a gradient: 120 steps suffice."""
+
+
+def refine(
+    observation: Observation,
+    target_model: TargetModel,
+    evidence: Evidence,
+    run: Run,
+    device: torch.device,
+) -> Evidence:
+    """Run the stages of an evidence within the limits of ``run``.
+
+    The first stage runs whatever the limit where nothing can be matched without it; later ones
+    only while there is time, which ``notes["refinement"]`` says where it ended them. The evidence
+    after each stage is kept in ``run.checkpoint``, from which a second call goes on.
+    """
+    refinement = evidence.refine
+    if refinement is None:
+        return evidence
+    begun, stage, spent, latest = time.perf_counter(), 0, 0.0, math.inf
+
+    def told(fraction: float, loss: float) -> None:
+        nonlocal latest
+        latest = loss
+        if report is not None:
+            report(fraction, loss)
+
+    report, run = run.report, replace(run, report=told)
+    if run.checkpoint is not None and run.checkpoint.exists():
+        evidence, stage, spent = _restored(run.checkpoint, evidence)
+    while (improve := evidence.refine) is not None:
+        elapsed = time.perf_counter() - begun + spent
+        left = None if run.seconds is None else run.seconds - elapsed
+        if evidence.target and left is not None and left <= 0.0:
+            note = {"refinement": f"ended by the budget after {stage} stages"}
+            evidence = replace(evidence, refine=None, notes=evidence.notes | note)
+            break
+        low, high = (min(1.0, n / refinement.stages) for n in (stage, stage + 1))
+        part = run.part(f"stage-{stage}", low, high, None)
+        fitting = _Fitting(observation, target_model, replace(part, seconds=left), device)
+        evidence = improve(evidence, fitting)
+        stage += 1
+        run.tell(high, latest)
+        if run.checkpoint is not None:
+            spent_by_now = time.perf_counter() - begun + spent
+            write_atomically(run.checkpoint, _kept(evidence, stage, spent_by_now))
+    return evidence
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """As `bract.attacks.problem.evidence.Fitting`, within one stage's share of the run."""
+
+    observation: Observation
+    target_model: TargetModel
+    run: Run
+    device: torch.device
+
+    def __call__(self, evidence: Evidence, labels: Sequence[int], steps: int) -> Tensors:
+        forward = forward_model(self.observation.declaration, images=len(labels), unroll=_UNROLL)
+        case = Case(self.observation, self.target_model, evidence, forward, len(labels))
+        problem = Problem.stack([(case, 0)], seed=0, device=self.device)
+        grey = torch.full((1, *problem.image_shape), 0.5)
+        start = grey + _SPREAD * torch.randn(grey.shape, generator=problem.generators()[0])
+        rows = torch.nn.functional.one_hot(torch.tensor([list(labels)]), problem.classes)
+        rows = rows.float().to(self.device)
+        search = PixelSearch(problem, self.target_model.normalise(start.to(self.device)), rows)
+        optimizer = FirstOrder(
+            search.variables,
+            FirstOrderSettings(kind="adam", lr=_LR, schedule="cosine"),
+            project=search.box,
+        )
+        found = minimise(
+            problem,
+            search,
+            optimizer,
+            replace(self.run, iterations=steps),
+            objective=RelativeError(),
+        )
+        simulated = problem.simulate(found.images, rows, {})
+        return {n: v[0].detach().double() for n, v in simulated.items()}
+
+
+_TENSORS = ("target", "weights", "alternatives", "nuisance", "bounds", "buffers", "labels")
+_PLAIN = ("unknown_factor", "notes")
+
+
+def _kept(evidence: Evidence, stage: int, spent: float) -> dict[str, Any]:
+    fields = {name: getattr(evidence, name) for name in (*_TENSORS, *_PLAIN)}
+    done = evidence.refine is None
+    return {"evidence": fields, "done": done, "stage": stage, "spent": spent}
+
+
+def _restored(path: Path, evidence: Evidence) -> tuple[Evidence, int, float]:
+    saved = torch.load(path, weights_only=True)
+    further = None if saved["done"] else evidence.refine
+    restored = replace(evidence, **saved["evidence"], refine=further)
+    return restored, int(saved["stage"]), float(saved["spent"])

@@ -1,0 +1,201 @@
+"""Image priors, one number a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bract.attacks.problem.client_model import ORDERS
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel
+from bract.protocol.observation import Observation
+
+MEAN_DIFFERENCE = 0.04
+"""Mean absolute difference of neighbouring pixels in [0, 1]: 0.049 over 100 training digits, 0.033
+over 60 crops of the photographs on which settings are chosen, at 32 x 32."""
+
+ROOT_MEAN_SQUARE_DIFFERENCE = 0.07
+"""Root of the mean squared difference of the same: 0.074 and 0.064."""
+
+
+class Prior(Protocol):
+    """A penalty on candidate images."""
+
+    def component(self, problem: Problem) -> str | None:
+        """Name for a record of what ran; None where it has no effect on this problem."""
+
+    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
+        """Return ``(L,)`` for images ``(L, B, C, H, W)`` in [0, 1]; lower is more plausible."""
+
+
+def image_priors(*, tv: float, power: int, bn: float) -> list[Prior]:
+    """The priors whose weights are not zero."""
+    priors: list[Prior] = []
+    if tv:
+        priors.append(TotalVariation(weight=tv, power=power))
+    if bn:
+        priors.append(BatchNormStatistics(weight=bn))
+    return priors
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalVariation:
+    """Mean absolute (or squared) difference of neighbouring pixels, rows plus columns.
+
+    Attributes
+    ----------
+    weight
+        Factor before the penalty.
+    power
+        1 as in IG, 2 as in GRNN's published code.
+    """
+
+    weight: float
+    power: int = 1
+
+    def component(self, problem: Problem) -> str | None:
+        """Total variation applies to every problem."""
+        del problem
+        return "total variation"
+
+    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
+        """Return ``weight * (mean |dx|^power + mean |dy|^power)``."""
+        del problem
+        down = images[..., 1:, :] - images[..., :-1, :]
+        right = images[..., :, 1:] - images[..., :, :-1]
+        if self.power == 1:
+            down, right = down.abs(), right.abs()
+        else:
+            down, right = down.abs() ** self.power, right.abs() ** self.power
+        return self.weight * (down.flatten(1).mean(dim=1) + right.flatten(1).mean(dim=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalImages:
+    """``-log p(images)`` in nats, up to a constant: total variation at its likeliest scale.
+
+    With power 1 ``p(x)`` is proportional to ``exp(-beta TV(x))``, with TV(x) the sum of absolute
+    differences of neighbouring pixels over rows and columns. It leaves the level of each of the
+    planes (one an image and channel) open, and scales with the d = H^2 - 1 values a plane that are
+    left, so its normalisation is beta^-d, and ``beta = d / TV`` is likeliest for images of which
+    the mean is TV: with n = 2 H (H - 1) differences a plane of mean size `MEAN_DIFFERENCE`,
+    ``beta = (d / n) / MEAN_DIFFERENCE = (H + 1) / (2 H) / MEAN_DIFFERENCE``. With power 2 it is
+    ``exp(-gamma TV2(x))`` with squared differences, the normalisation gamma^(-d / 2), and
+    ``gamma = (d / n) / (2 ROOT_MEAN_SQUARE_DIFFERENCE^2)``.
+
+    Beside noise of deviation sigma, whose likelihood is ``|u - m|^2 / (2 sigma^2)``, this is a
+    loss ``|u - m|^2 + weight * TV`` with weight ``2 sigma^2 beta``: it follows from the noise.
+
+    Attributes
+    ----------
+    power
+        1 or 2, as in the attack's own total variation.
+    """
+
+    power: int = 1
+
+    def component(self, problem: Problem) -> str | None:
+        """The prior applies to every problem."""
+        del problem
+        return "total variation in nats"
+
+    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
+        """Return nats ``(L,)``."""
+        return TotalVariation(weight=self.weight(images), power=self.power)(problem, images)
+
+    def weight(self, images: Tensor) -> float:
+        """Return what multiplies `TotalVariation`, a mean, of images ``(L, B, C, H, W)``, H = W."""
+        side = images.shape[-1]
+        free = (side + 1) / (2 * side)
+        count = free * images[0, ..., 1:, :].numel()
+        if self.power == 1:
+            return count / MEAN_DIFFERENCE
+        return count / (2.0 * ROOT_MEAN_SQUARE_DIFFERENCE**2)
+
+
+def natural_images(priors: Sequence[Prior]) -> NaturalImages:
+    """Return the prior in nats that stands for an attack's own: its total variation's power."""
+    own = [prior.power for prior in priors if isinstance(prior, TotalVariation)]
+    return NaturalImages(power=own[0] if own else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormStatistics:
+    """Distance of the candidates' batch statistics to those the model holds.
+
+    Where the client normalised by its batch (norm_mode ``train``), took one step and sent its
+    buffers back, the batch's own mean and variance follow exactly from the running ones before
+    and after. Otherwise the running statistics stand in (GradInversion, Yin et al. 2021, eq. 8).
+    Models without batch normalisation are left alone.
+
+    Attributes
+    ----------
+    weight
+        Factor before the mean over layers of the relative squared distances.
+    """
+
+    weight: float
+
+    def component(self, problem: Problem) -> str | None:
+        """Nothing to match in a model without batch normalisation."""
+        first = problem.cases[0]
+        known, _ = known_statistics(first.observation, first.target_model)
+        return "batch statistics" if known else None
+
+    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
+        """Return ``weight * mean_l(|mu - mu_l|^2 + |var - var_l|^2) / (|mu_l|^2 + |var_l|^2)``."""
+        wanted = [
+            known_statistics(case.observation, case.target_model)[0] for case in problem.cases
+        ]
+        if not wanted[0]:
+            return images.new_zeros(len(images))
+        held = {n: v for n, v in problem.buffers.items() if n != ORDERS}
+        seen = problem.target_model.batch_statistics(
+            problem.parameters, held, problem.target_model.normalise(images)
+        )
+        total = images.new_zeros(len(images))
+        for name in wanted[0]:
+            mean, variance = (
+                torch.stack([statistics[name][i] for statistics in wanted]).to(images)
+                for i in range(2)
+            )
+            distance = (seen[name][0] - mean).square() + (seen[name][1] - variance).square()
+            size = (mean.square() + variance.square()).sum(dim=1).clamp_min(1e-12)
+            total = total + distance.sum(dim=1) / size
+        return self.weight * total / len(wanted[0])
+
+
+def known_statistics(
+    observation: Observation, target_model: TargetModel
+) -> tuple[dict[str, tuple[Tensor, Tensor]], bool]:
+    """Mean and unbiased variance of each batch norm's input, as far as the capture tells.
+
+    Returns
+    -------
+    tuple of dict and bool
+        By layer; and whether they are the batch's own, all of them, rather than running ones.
+    """
+    sent, returned = observation.buffers, observation.returned_buffers
+    found, own = {}, True
+    for name, module in target_model.model.named_modules():
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        mean, variance = sent.get(f"{name}.running_mean"), sent.get(f"{name}.running_var")
+        if mean is None or variance is None:
+            continue
+        count = f"{name}.num_batches_tracked"
+        counted = count in returned and count in sent
+        one_step = counted and int(returned[count]) - int(sent[count]) == 1
+        momentum = module.momentum
+        if observation.declaration.norm_mode == "train" and one_step and momentum:
+            after = returned[f"{name}.running_mean"], returned[f"{name}.running_var"]
+            mean = (after[0] - (1 - momentum) * mean) / momentum
+            variance = (after[1] - (1 - momentum) * variance) / momentum
+        else:
+            own = False
+        found[name] = (mean, variance)
+    return found, own and bool(found)

@@ -1,0 +1,155 @@
+"""Describe an attack task, and open its observations once, whichever attacks run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from bract.attacks.problem.case import Case, open_case
+from bract.attacks.problem.evidence import Evidence, Tier, read_evidence
+from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.result import Budget, Refusal
+from bract.attacks.solve.engine import Engine
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+
+REFINEMENT_SHARE = 0.3
+"""Most of a budget in seconds that refining an evidence may take, but for its first stage."""
+
+_LEAST_LEFT = 0.1
+_BAR_SHARE = 0.2
+OF_ONE_CASE = (BractError, RuntimeError, ValueError)
+"""Errors that the numbers of one observation can raise, `torch.linalg.LinAlgError` among them."""
+
+History = Callable[[Observation], Sequence[Observation]]
+"""Earlier observations of the same client, for adaptive attackers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackTask:
+    """Settings of a run over observations that do not depend on the attack.
+
+    Attributes
+    ----------
+    budget
+        What one observation may cost.
+    seed
+        Everything random follows from it, the key of an observation and the number of a restart.
+    tier
+        What the adversary knows.
+    engine
+        Where and how the attack runs.
+    history
+        Returns the earlier observations of an observation's client; None where there are none.
+    """
+
+    budget: Budget = field(default_factory=Budget)
+    seed: int = 0
+    tier: Tier = "oblivious"
+    engine: Engine = field(default_factory=Engine)
+    history: History | None = None
+
+
+def open_cases(
+    observations: Sequence[Observation], task: AttackTask, *, attack: str
+) -> tuple[list[Case | Refusal], AttackTask]:
+    """Open each observation once: read its evidence, and refine it on the task's engine.
+
+    Returns
+    -------
+    tuple
+        One case an observation, in order, or a `Refusal` in the name of ``attack``; and the task
+        that is left: its seconds less those that refinement took, in the mean over observations,
+        and its progress the rest of the bar.
+    """
+    begun = time.perf_counter()
+    opened: list[Case | Refusal] = []
+    refining: list[_Refining] = []
+    for number, observation in enumerate(observations):
+        low, high = (_BAR_SHARE * (number + n) / len(observations) for n in (0, 1))
+        refine = _Refining(replace(task, engine=task.engine.within(low, high, begun)))
+        refining.append(refine)
+        started = time.perf_counter()
+        try:
+            case = open_case(
+                observation,
+                tier=task.tier,
+                history=task.history(observation) if task.history else (),
+                max_images=task.budget.max_images,
+                refine=refine,
+            )
+        except OF_ONE_CASE as error:
+            opened.append(refusal(attack, observation, error))
+            continue
+        opened.append(replace(case, seconds=time.perf_counter() - started))
+    spent = sum(refine.seconds for refine in refining)
+    if not spent:
+        return opened, task
+    budget = task.budget
+    if budget.seconds is not None:
+        left = budget.seconds - spent / len(observations)
+        budget = replace(budget, seconds=max(left, _LEAST_LEFT * budget.seconds))
+    return opened, replace(task, budget=budget, engine=task.engine.within(_BAR_SHARE, 1.0, begun))
+
+
+@dataclass
+class _Refining:
+    """Refines the evidence of one observation and takes the time."""
+
+    task: AttackTask
+    seconds: float = 0.0
+
+    def __call__(
+        self, observation: Observation, target_model: TargetModel, evidence: Evidence
+    ) -> Evidence:
+        most = self.task.budget.seconds
+        begun = time.perf_counter()
+        try:
+            return self.task.engine.refine(
+                observation,
+                target_model,
+                evidence,
+                seconds=None if most is None else REFINEMENT_SHARE * most,
+                tier=self.task.tier,
+            )
+        finally:
+            self.seconds = time.perf_counter() - begun
+
+
+def evidence_for(
+    observation: Observation,
+    tier: Tier = "oblivious",
+    history: Sequence[Observation] = (),
+    *,
+    engine: Engine | None = None,
+) -> Evidence:
+    """Return what an adversary of this tier makes of an observation, refined to the end.
+
+    Parameters
+    ----------
+    history
+        Earlier observations of the same client, by round; adaptive attackers may need them.
+
+    Raises
+    ------
+    BractError
+        If the tier is unknown, no adaptive attacker is known for a declared defense, or the
+        observation does not fit the declared one.
+    """
+    evidence = read_evidence(observation, tier, history)
+    if evidence.refine is None:
+        return evidence
+    target_model = target_model_of(observation)
+    return (engine or Engine()).refine(observation, target_model, evidence, tier=tier)
+
+
+def refusal(attack: str, observation: Observation, error: Exception) -> Refusal:
+    """Put in words why an attack could not use an observation."""
+    reason = str(error)
+    if not isinstance(error, BractError):
+        reason = (
+            f"{observation.key}: {attack} broke off on these tensors "
+            f"({type(error).__name__}: {reason}); try another attack"
+        )
+    return Refusal(attack=attack, observation=observation.key, reason=reason)

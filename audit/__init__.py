@@ -1,0 +1,1 @@
+"""The audit: attack what was captured, and score what came back."""

@@ -1,0 +1,185 @@
+"""What a result depends on beyond attack, seed and budget; an audit resumes what still holds.
+
+Each part is a short text; parts that differ are named in the log, and the result is made again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any
+
+from bract.attacks import ATTACKS
+from bract.attacks.problem.evidence import ADAPTIVE
+from bract.audit.captures import Capture, Captures
+from bract.audit.choice import AuditChoice
+from bract.config import DataConfig, FederationConfig
+from bract.data import DATASETS
+from bract.defenses import DEFENSES
+from bract.models import MODELS
+from bract.plugins import GROUPS, plugins
+from bract.registry import Registry
+from bract.rundir import RunDirectory
+from bract.versions import RESULT_CODE, code_digest, library_versions, package_versions
+
+_NAMES = {
+    "code": "the attacks' or the scorer's code",
+    "plugins": "the code of other packages' attacks, defenses, models or data",
+    "libraries": "the libraries",
+    "declaration": "what the capture declares",
+    "capture": "the captured tensors",
+    "history": "the client's earlier captures",
+    "truth": "the truth",
+    "data": "the configuration's data section",
+    "images": "the data set's files",
+    "aggregates": "the run's aggregates or the colluding client's key",
+    "weak_seeds": "--weak-seeds",
+}
+
+
+class Basis:
+    """What the results of one audit depend on.
+
+    The device is none of it: another one changes the last bits, as another processor does.
+
+    Parameters
+    ----------
+    run
+        For the files of an encrypted run's aggregates.
+    truth
+        Folder with ``<client>/round-NNNN.safetensors``.
+    data
+        Where reference images come from; None where nobody named any.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: FederationConfig,
+        choice: AuditChoice,
+        captures: Captures,
+        truth: Path,
+        data: DataConfig | None,
+    ) -> None:
+        self._run, self._config = run, config
+        self._choice, self._captures, self._truth = choice, captures, truth
+        self._tests = data is not None
+        installed = package_versions()
+        dataset = None if data is None else DATASETS.get(data.name)
+        self._common = {
+            "bract": installed["bract"],
+            "torch": installed["torch"],
+            "libraries": library_versions(),
+            "code": code_digest(*RESULT_CODE, "bract.attacks", "bract.audit"),
+            "plugins": code_digest(*_foreign(choice.models)),
+            "data": _digest("kept" if data is None else data.model_dump_json()),
+            "images": _listing((data and data.path) or getattr(dataset, "folder", None)),
+        }
+        if choice.tier != "oblivious":
+            self._common["weak_seeds"] = str(choice.weak_seeds)
+        self._read: dict[tuple[Path, int, int, int], str] = {}
+
+    def of(self, capture: Capture) -> dict[str, str]:
+        """Return every part for one observation; ``truth`` only where some was kept."""
+        members = self._members(capture)
+        found = self._common | {
+            "declaration": _declared(members),
+            "capture": self._files(self._captured(members)),
+        }
+        if self._choice.tier != "oblivious":
+            earlier = [one for c in members for one in self._captures.before(c)]
+            found["history"] = self._files(self._captured(earlier))
+        if self._choice.tier == "colluding" and self._choice.key is not None:
+            lr = self._config.strategy.server_lr
+            last = f"round-{capture.round:04d}.safetensors"
+            kept = [
+                path
+                for path in sorted(self._run.aggregates.glob("*"))
+                if not path.name.startswith("round-") or path.name <= last
+            ]
+            found["aggregates"] = _digest(f"{lr} {self._files([self._choice.key, *kept])}")
+        told = [self._truth / c.client / f"round-{c.round:04d}.safetensors" for c in members]
+        if all(path.is_file() for path in told):
+            found["truth"] = self._files(told)
+            if not self._tests:
+                # References are what other clients kept.
+                found["truth"] = self._files(sorted(self._truth.glob("*/round-*.safetensors")))
+        return found
+
+    @property
+    def state(self) -> str:
+        """Name of what every observation's half-made state depends on."""
+        return _digest(json.dumps(self._common, sort_keys=True))
+
+    def _members(self, capture: Capture) -> list[Capture]:
+        if not capture.members:
+            return [capture]
+        of_round = {c.client: c for c in self._captures.of_round(capture.round)}
+        return [of_round[client] for client in capture.members if client in of_round]
+
+    def _captured(self, captures: Iterable[Capture]) -> list[Path]:
+        """Return every file of captures: what they declare stands in one beside the tensors."""
+        return [p for c in captures if c.folder for p in sorted(c.folder.glob("*"))]
+
+    def _files(self, paths: Iterable[Path]) -> str:
+        """Return a digest of files' contents; each is read once while it is the same."""
+        whole = sha256()
+        for path in paths:
+            try:
+                known = path.stat()
+                at = (path, known.st_ino, known.st_size, known.st_mtime_ns)
+                if at not in self._read:
+                    with path.open("rb") as file:
+                        self._read[at] = file_digest(file, "sha256").hexdigest()
+                content = self._read[at]
+            except OSError:
+                content = "not readable"
+            whole.update(f"{path.parent.name}/{path.name} {content}\n".encode())
+        return whole.hexdigest()[:16]
+
+
+def changes(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Say what a result depends on that is not as it was."""
+    said = []
+    for part, value in wanted.items():
+        before = found.get(part)
+        if before == value:
+            continue
+        name = _NAMES.get(part, part)
+        told = before is not None and part in ("bract", "torch", "libraries", "weak_seeds")
+        said.append(f"{name} was {before}, is {value}" if told else f"{name} changed")
+    return said
+
+
+def _foreign(models: Iterable[str]) -> list[str]:
+    """Return the top packages, other than bract, that bring attacks, defenses, models or data."""
+    groups = (group for group in GROUPS if group != "bract.strategies")
+    modules = [plugin.entry_point.module for group in groups for plugin in plugins(group)]
+    registries: tuple[Registry[Any], ...] = (ATTACKS, ADAPTIVE, DEFENSES, MODELS)
+    for registry in registries:
+        modules += [str(getattr(registry[name], "__module__", "")) for name in registry]
+    modules += [str(getattr(DATASETS[name].open, "__module__", "")) for name in DATASETS]
+    modules += [reference.partition(":")[0] for reference in models]
+    return sorted({module.partition(".")[0] for module in modules} - {"bract", ""})
+
+
+def _declared(members: Iterable[Capture]) -> str:
+    return _digest(json.dumps([c.declaration.to_dict() for c in members], sort_keys=True))
+
+
+def _listing(folder: Path | None) -> str:
+    """Return a digest of names, sizes and times of the files below a folder."""
+    if folder is None or not folder.is_dir():
+        return "none"
+    lines = []
+    for path in folder.rglob("*"):
+        if path.is_file():
+            known, name = path.stat(), path.relative_to(folder).as_posix()
+            lines.append(f"{name} {known.st_size} {known.st_mtime_ns}")
+    return _digest("\n".join(sorted(lines)))
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,285 @@
+"""The captures of a run: an index of what is there, and tensors only when they are asked for."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import overload
+
+from pydantic import ValidationError
+
+from bract.errors import BractError, SchemaError, one_line
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.rundir import RunDirectory
+from bract.schema.capture import MISSED, MissedCapture
+from bract.schema.description import DESCRIPTION, AppDescription
+from bract.strict_json import parse_json
+
+_log = logging.getLogger(__name__)
+
+AGGREGATE = "aggregate"
+"""Stands for the client where all clients' mean update is attacked as one observation."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One observation on disk, without its tensors.
+
+    Attributes
+    ----------
+    folder
+        Where the tensors are; None for a round's aggregate, which no client sent.
+    members
+        The clients whose images it holds, where they are several.
+    """
+
+    round: int
+    client: str
+    declaration: ClientDeclaration
+    folder: Path | None = None
+    members: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """As `Observation.key`."""
+        return f"round-{self.round:04d}/{self.client}"
+
+
+@dataclass(frozen=True)
+class Captures:
+    """The captures below a folder, by round and client; no tensor is kept in memory.
+
+    Attributes
+    ----------
+    models
+        References ``package.module:callable`` that the operator of the audit named. A capture
+        that declares another one is not loaded, because attacking it would run that code.
+    description
+        What ``bract.yaml`` says of every capture's client; it is laid over what they declare.
+    index
+        Every readable description; broken ones were named in a warning.
+    """
+
+    root: Path
+    models: Collection[str] = ()
+    description: AppDescription | None = None
+    index: tuple[Capture, ...] = field(init=False)
+
+    @classmethod
+    def of_run(cls, run: RunDirectory, models: Collection[str] = ()) -> Captures:
+        """Index the captures of a run, with what its ``bract.yaml`` says of them."""
+        return cls(run.captures, models, run.description())
+
+    def __post_init__(self) -> None:
+        store = ObservationStore(self.root)
+        found = []
+        for folder in store.folders():
+            try:
+                described = store.describe(folder)
+                declaration = self._described(described.declaration, described.client)
+                found.append(Capture(described.round, described.client, declaration, folder))
+            except SchemaError:
+                raise
+            except BractError as error:
+                _log.warning("skipped: %s", error)
+        object.__setattr__(self, "index", tuple(found))
+
+    def _described(self, declaration: ClientDeclaration, client: str) -> ClientDeclaration:
+        if self.description is None:
+            return declaration
+        return self.description.declare(declaration, client)
+
+    def load(self, capture: Capture) -> Observation:
+        """Read one observation, tensors and all.
+
+        Raises
+        ------
+        BractError
+            If it is broken, no client's, or declares a model that nobody named.
+        """
+        if capture.folder is None:
+            raise BractError(f"{capture.key}: no client sent it, so no folder holds it")
+        self.check_model(capture)
+        observation = ObservationStore(self.root, models=self.models).load(capture.folder)
+        if self.description is None:
+            return observation
+        return replace(
+            with_buffers(observation, self.description.buffers), declaration=capture.declaration
+        )
+
+    def is_foreign(self, capture: Capture) -> bool:
+        """Tell whether attacking a capture would import code that nobody named."""
+        return capture.declaration.imports and capture.declaration.model not in self.models
+
+    def check_model(self, capture: Capture) -> None:
+        """Refuse one capture, or aggregate of some, that would import code that nobody named.
+
+        Raises
+        ------
+        BractError
+            Naming the model and the option that trusts it.
+        """
+        if self.is_foreign(capture):
+            raise BractError(f"{capture.key}: {self._how_to_trust([capture])}")
+
+    def check_models(self, chosen: Sequence[Capture]) -> None:
+        """Refuse a choice of which nothing can be attacked without code that nobody named.
+
+        Raises
+        ------
+        BractError
+            Naming the models and the option that trusts them; or a model that no capture declares.
+        """
+        self._check_described(chosen)
+        declared = sorted({str(c.declaration.model) for c in self.index if c.declaration.imports})
+        if strange := sorted(set(self.models) - set(declared)):
+            raise BractError(
+                f"--model {strange[0]}: no capture declares it; "
+                f"declared are {one_line(', '.join(declared) or 'models of the registry', 300)}"
+            )
+        foreign = [capture for capture in chosen if self.is_foreign(capture)]
+        if foreign and len(foreign) == len(chosen):
+            raise BractError(self._how_to_trust(foreign))
+        for capture in foreign:
+            _log.warning("%s: %s", capture.key, self._how_to_trust([capture]))
+
+    def _check_described(self, chosen: Sequence[Capture]) -> None:
+        """Refuse a choice of which no capture says what was trained."""
+        if not chosen or any(capture.declaration.model for capture in chosen):
+            return
+        options = " ".join(f"--model {shlex.quote(one_line(m, 200))}" for m in self.models)
+        raise BractError(
+            f"{self._folder / DESCRIPTION}: no capture declares its model, and no {DESCRIPTION} "
+            f"names it; write one: bract describe {shlex.quote(str(self._folder))} "
+            f"{options or '--model my_app.task:Net'}"
+        )
+
+    def _how_to_trust(self, captures: Sequence[Capture]) -> str:
+        models = sorted({str(capture.declaration.model) for capture in captures})
+        named = one_line(", ".join(models), 300)
+        options = " ".join(f"--model {shlex.quote(one_line(m, 200))}" for m in models[:5])
+        where = shlex.quote(str(self._folder))
+        who = "the capture declares"
+        if self.description is not None and self.description.model is not None:
+            who = f"{DESCRIPTION} names"
+        return (
+            f"{who} the model {named}, code that the audit would import and run; "
+            f"if it is yours, name it: bract audit {where} {options}"
+        )
+
+    @property
+    def _folder(self) -> Path:
+        return self.root.parent if self.root.name == "captures" else self.root
+
+    def of_round(self, number: int) -> list[Capture]:
+        """Return one round's captures."""
+        return [capture for capture in self.index if capture.round == number]
+
+    def before(self, capture: Capture) -> list[Capture]:
+        """Return the earlier captures of the same client, by round."""
+        mine = [c for c in self.index if c.client == capture.client and c.round < capture.round]
+        return sorted(mine, key=lambda c: c.round)
+
+
+def with_buffers(observation: Observation, names: Collection[str]) -> Observation:
+    """Take captured tensors that are the model's buffers out of its parameters.
+
+    A capture tells the two apart by type and PyTorch's own names; a model may have others, such as
+    the mean of its inputs.
+    """
+    held = [name for name in names if name in observation.parameters]
+    if not held:
+        return observation
+    sent = {name: observation.parameters[name] for name in held}
+    returned = {n: v - observation.update[n] for n, v in sent.items() if n in observation.update}
+    return replace(
+        observation,
+        parameters={n: v for n, v in observation.parameters.items() if n not in sent},
+        update={n: v for n, v in observation.update.items() if n not in sent},
+        buffers=observation.buffers | sent,
+        returned_buffers=observation.returned_buffers | returned,
+    )
+
+
+def select(
+    found: Sequence[Capture],
+    *,
+    rounds: frozenset[int] | None = None,
+    clients: frozenset[str] | None = None,
+) -> list[Capture]:
+    """Return the captures of these rounds and clients; None takes every one.
+
+    A round that is missing beside others that are there is named in a warning.
+
+    Raises
+    ------
+    BractError
+        If a client has no capture at all, or nothing is left.
+    """
+    names = sorted({capture.client for capture in found})
+    numbers = sorted({capture.round for capture in found})
+    if strange := sorted((clients or frozenset()) - set(names)):
+        only = "; the aggregate belongs to --tier colluding" if AGGREGATE in strange else ""
+        raise BractError(
+            f"no capture is of client {', '.join(map(repr, strange))}; "
+            f"there are {', '.join(names) or 'none'}{only}"
+        )
+    chosen = [
+        c
+        for c in found
+        if (rounds is None or c.round in rounds) and (clients is None or c.client in clients)
+    ]
+    if not chosen:
+        mend = "was capture.enabled on, and did a round finish?"
+        if numbers:
+            mend = f"captured were rounds {', '.join(map(str, numbers))}"
+        raise BractError(f"no capture to attack among the chosen rounds and clients; {mend}")
+    if missing := sorted((rounds or frozenset()) - set(numbers)):
+        _log.warning("round %s: not captured", ", ".join(map(str, missing)))
+    return chosen
+
+
+@dataclass(frozen=True)
+class Lazy(Sequence[Observation]):
+    """Observations that are read when they are reached; iterating holds one at a time.
+
+    Attributes
+    ----------
+    load
+        Reads one.
+    """
+
+    captures: Sequence[Capture]
+    load: Callable[[Capture], Observation]
+
+    def __len__(self) -> int:
+        return len(self.captures)
+
+    @overload
+    def __getitem__(self, index: int) -> Observation: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Lazy: ...
+
+    def __getitem__(self, index: int | slice) -> Observation | Lazy:
+        if isinstance(index, slice):
+            return Lazy(self.captures[index], self.load)
+        return self.load(self.captures[index])
+
+
+def read_missed(root: Path) -> list[MissedCapture]:
+    """Read what the hook could not write down; a line cut short by a full disk is left out."""
+    try:
+        lines = (root / MISSED).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(MissedCapture.model_validate(parse_json(line)))
+        except (BractError, ValidationError) as error:
+            _log.warning("%s: a line is skipped: %s", root / MISSED, one_line(error, 100))
+    return found

@@ -1,0 +1,53 @@
+"""Choose captures and attacks of an audit, and the budget of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bract.attacks import Tier
+from bract.attacks.adaptive.weak_seeds import SeedBudget
+
+
+@dataclass(frozen=True)
+class AuditChoice:
+    """Captures, attacks and budgets of an audit; None takes every round or client.
+
+    Attributes
+    ----------
+    attacks
+        Registered names; ``auto`` chooses among several for each observation, blind.
+    clients
+        Names of clients; ``aggregate`` is every client's mean update (colluding tier).
+    iterations
+        Steps a restart; None takes each attack's own default, or no limit where ``seconds`` is set.
+    seconds
+        Wall time for all restarts of one observation; what comes back then depends on the machine.
+    repeats
+        Whole attacks on each observation, each with a seed of its own and its own blind pick.
+    key
+        Key file of the client that takes part in the ``colluding`` tier.
+    truth
+        Folder that holds ``<client>/round-NNNN.safetensors`` to score with; None takes the run's.
+    weak_seeds
+        Seeds of a torch generator that the adaptive attacker tries against one observation's noise
+        (a 16th of that against a key).
+    models
+        References ``package.module:callable`` that may be imported; see `Captures`.
+    """
+
+    attacks: tuple[str, ...]
+    rounds: frozenset[int] | None = None
+    clients: frozenset[str] | None = None
+    iterations: int | None = None
+    seconds: float | None = None
+    restarts: int = 1
+    repeats: int = 1
+    max_images: int = 8
+    device: str = "auto"
+    seed: int = 0
+    tier: Tier = "oblivious"
+    key: Path | None = None
+    truth: Path | None = None
+    weak_seeds: int = SeedBudget().candidates
+    models: frozenset[str] = frozenset()

@@ -1,0 +1,1 @@
+"""What captures say of an app that nobody described, and whether a description fits them."""

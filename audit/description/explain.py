@@ -1,0 +1,148 @@
+"""Whether the described local training explains the size of what the clients sent.
+
+A client of the described app is simulated on images of nobody: smooth noise with labels at random.
+Its update has the layers, the sizes and the optimizer's marks of a real one, not its content.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.errors import BractError
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors
+
+OPTIMIZERS = ("sgd", "adam")
+"""Optimizers that are simulated; an update is told to be one's or the other's."""
+
+MOST_STEPS = 8
+"""Steps that are simulated; of longer training the rest is taken to go on alike."""
+
+MOST_IMAGES = 64
+"""Images a step that are simulated."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How a simulated client's update compares with what was captured.
+
+    Attributes
+    ----------
+    factor
+        Captured size over simulated size, the median over tensors.
+    spread
+        By what factor single tensors stray from that, the median over tensors; 1 where all agree.
+    """
+
+    factor: float
+    spread: float
+
+
+def explain(
+    model: nn.Module, observation: Observation, declaration: ClientDeclaration, *, seed: int = 0
+) -> Explained:
+    """Compare an observation with a simulated client of its declaration.
+
+    Parameters
+    ----------
+    model
+        As the clients train it; it is left as it is.
+    declaration
+        With ``image_shape``, ``classes`` and ``lr``; local steps, batch size and optimizer where
+        they are known.
+
+    Raises
+    ------
+    BractError
+        If the simulation does not come to finite numbers, or nothing in the update moved.
+    """
+    simulated = simulate(model, observation, declaration, seed=seed)
+    logs = []
+    for name, value in simulated.items():
+        own, theirs = _size(value), _size(observation.update[name])
+        if own > 0.0 and theirs > 0.0:
+            logs.append(math.log(theirs / own))
+    if not logs or not all(map(math.isfinite, logs)):
+        raise BractError(
+            f"{observation.key}: a simulated client's update cannot be compared with the captured "
+            "one (zero or not finite); check the learning rate"
+        )
+    middle = median(logs)
+    return Explained(math.exp(middle), math.exp(median(abs(log - middle) for log in logs)))
+
+
+def simulate(
+    model: nn.Module, observation: Observation, declaration: ClientDeclaration, *, seed: int = 0
+) -> Tensors:
+    """Return the update of a simulated client of ``declaration``, by parameter name."""
+    p = declaration
+    if p.image_shape is None or p.classes is None:
+        raise AssertionError("the caller knows the input and the classes")
+    client = copy.deepcopy(model).float()
+    state = {**observation.parameters, **observation.buffers}
+    client.load_state_dict({n: state[n] for n in client.state_dict() if n in state}, strict=False)
+    client.train(p.norm_mode == "train")
+    before = {name: value.detach().clone() for name, value in client.named_parameters()}
+    generator = torch.Generator().manual_seed(seed)
+    steps = p.local_steps or 1
+    taken = min(steps, MOST_STEPS)
+    images = min(p.batch_size or p.num_examples or 1, MOST_IMAGES)
+    if images == 1 and any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in client.modules()
+    ):
+        client.eval()
+    optimizer = _optimizer(client, p)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        for _ in range(taken):
+            inputs = _normalised(_pictures(images, p.image_shape, generator), p)
+            labels = torch.randint(p.classes, (images,), generator=generator)
+            optimizer.zero_grad()
+            F.cross_entropy(client(inputs), labels).backward()
+            optimizer.step()
+    scale = steps / taken
+    return {
+        name: (before[name] - value.detach()) * scale
+        for name, value in client.named_parameters()
+        if value.requires_grad and name in observation.update
+    }
+
+
+def likeliest_optimizer(found: Mapping[str, Sequence[Explained]]) -> tuple[str, float]:
+    """Return the optimizer whose simulated updates stray least, and by how much less in factors."""
+    strayed = {name: median(e.spread for e in results) for name, results in found.items()}
+    best, second = sorted(strayed, key=lambda name: strayed[name])[:2]
+    return best, strayed[second] / strayed[best]
+
+
+def _optimizer(model: nn.Module, p: ClientDeclaration) -> torch.optim.Optimizer:
+    lr = p.lr or 0.0
+    if p.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=lr)
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=p.momentum)
+
+
+def _pictures(count: int, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """Return smooth noise ``(count, C, H, W)`` in [0, 1]."""
+    channels, height, width = shape
+    coarse = torch.rand(count, channels, 4, 4, generator=generator)
+    return F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)
+
+
+def _normalised(images: Tensor, p: ClientDeclaration) -> Tensor:
+    channels = images.shape[1]
+    mean = torch.tensor(p.mean or (0.0,) * channels).view(-1, 1, 1)
+    std = torch.tensor(p.std or (1.0,) * channels).view(-1, 1, 1)
+    return (images - mean) / std
+
+
+def _size(value: Tensor) -> float:
+    return float(value.double().square().mean().sqrt())

@@ -1,0 +1,108 @@
+"""What each capture says without its model: examples, steps that batch normalisation counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bract.audit.captures import Capture, Captures
+from bract.errors import BractError
+from bract.protocol.observation import Observation, ObservationStore
+from bract.schema.description import planned_steps
+
+COUNTER = "num_batches_tracked"
+"""Last part of the name of PyTorch's count of batches in every batch normalisation."""
+
+USUAL_BATCHES = (1, 2, 4, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 200, 256, 512, 1024)
+MOST_EPOCHS = 20
+
+
+@dataclass(frozen=True)
+class CaptureFacts:
+    """One capture.
+
+    Attributes
+    ----------
+    steps
+        Batches that batch normalisation counted while the client trained; 0 where it ran in
+        evaluation mode, None where nothing counted.
+    """
+
+    capture: Capture
+    examples: int | None
+    steps: int | None
+
+
+def read_facts(root: Path) -> list[CaptureFacts]:
+    """Read what every usable capture below ``root`` says, by round and client.
+
+    No description is laid over them, and no code that they name is trusted.
+
+    Raises
+    ------
+    BractError
+        If no capture holds a plain update.
+    """
+    found, refused = [], []
+    for capture in Captures(root).index:
+        try:
+            observation = read_tensors(root, capture)
+            observation.check()
+        except BractError as error:
+            refused.append(str(error))
+            continue
+        found.append(
+            CaptureFacts(capture, capture.declaration.num_examples, counted_steps(observation))
+        )
+    if not found:
+        reason = f": {refused[0]}" if refused else ""
+        raise BractError(f"{root}: no capture can be described{reason}")
+    return found
+
+
+def read_tensors(root: Path, capture: Capture) -> Observation:
+    """Read one capture's tensors, whatever model it names."""
+    assert capture.folder is not None
+    return ObservationStore(root).load(capture.folder)
+
+
+def counted_steps(observation: Observation) -> int | None:
+    """Return how often batch normalisation was run in training mode; None where none counts."""
+    counts = [
+        int(after) - int(observation.buffers[name])
+        for name, after in observation.returned_buffers.items()
+        if name.rpartition(".")[2] == COUNTER and after.numel() == 1 and name in observation.buffers
+    ]
+    # Layers may run several times a step, and a frozen one not at all.
+    moved = [count for count in counts if count > 0]
+    return min(moved) if moved else 0 if counts else None
+
+
+def batch_and_epochs(
+    facts: Sequence[CaptureFacts],
+    *,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    drop_last: bool = False,
+) -> tuple[int, int] | None:
+    """Return a batch size and epochs that explain every counted step; None where none do.
+
+    Of several, the fewest epochs win, then a usual batch size, then the largest.
+    """
+    known = [(f.examples, f.steps) for f in facts if f.examples and f.steps]
+    if not known:
+        return None
+    largest = max(examples for examples, _ in known)
+    batches = [batch_size] if batch_size else range(1, largest + 1)
+    tried = [epochs] if epochs else range(1, MOST_EPOCHS + 1)
+    for count in tried:
+        fitting = [
+            batch
+            for batch in batches
+            if all(planned_steps(n, batch, count, drop_last) == steps for n, steps in known)
+        ]
+        if fitting:
+            usual = [batch for batch in fitting if batch in USUAL_BATCHES]
+            return max(usual or fitting), count
+    return None

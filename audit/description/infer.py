@@ -1,0 +1,575 @@
+"""Complete a description from the captures and the model, and check that they go together.
+
+Longer than most modules: each key is inferred, checked and refused in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bract.audit.captures import Capture, Captures, with_buffers
+from bract.audit.description.explain import (
+    OPTIMIZERS,
+    Explained,
+    explain,
+    likeliest_optimizer,
+)
+from bract.audit.description.facts import (
+    CaptureFacts,
+    batch_and_epochs,
+    read_facts,
+    read_tensors,
+)
+from bract.audit.scoring.scoring import load_truth
+from bract.defenses import prepare_model
+from bract.errors import BractError, listed, one_line
+from bract.models import create_model
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.schema.description import AppDescription, build_description
+
+SIDES = (32, 28, 64, 224, 8, 16, 48, 96, 128, 256, 24, 12, 14, 20, 40, 56, 80, 112, 160, 192, 299)
+"""Sides of square images that are tried, the usual ones first."""
+
+EXPLAINED = 4.0
+"""Factor between captured and simulated size up to which a description explains an update. Real
+clients of 54 trained models and rounds strayed by a factor of up to 3.7 from simulated ones."""
+
+DECISIVE = 1.15
+"""Factor by which one optimizer's simulated updates must stray less to be told from the other's."""
+
+COMPARED = 4
+"""Most captures whose update is compared with a simulated one: those of the fewest steps in the
+first round, where a simulated client is most like a real one."""
+
+START = {"sgd": 0.05, "adam": 0.001}
+"""Learning rates from which the captured one is inferred."""
+
+
+@dataclass
+class Findings:
+    """What was found about a description.
+
+    Attributes
+    ----------
+    description
+        Completed, with the reasons of its guesses.
+    confirmed
+        What the captures bear out, in words.
+    doubts
+        What does not fit well and is no error, in words.
+    """
+
+    description: AppDescription
+    confirmed: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+
+def complete(
+    captures: Captures, description: AppDescription, *, truth: Path | None = None
+) -> Findings:
+    """Fill in what nobody declared, and hold everything against the captures.
+
+    The model is imported and run: `captures` must name it among its trusted models.
+
+    Parameters
+    ----------
+    truth
+        Folder of what clients kept, where they gave it: then the input is no guess.
+
+    Raises
+    ------
+    BractError
+        If model, input, classes or clients do not fit what was captured.
+    """
+    work = _Work(captures, description)
+    work.check_clients()
+    work.choose_model()
+    if truth is not None:
+        work.read_truth(truth)
+    work.choose_input()
+    work.choose_norm_mode()
+    work.choose_steps()
+    work.choose_size()
+    return Findings(work.description(), work.confirmed, work.doubts)
+
+
+class _Work:
+    """A description in the making."""
+
+    def __init__(self, captures: Captures, description: AppDescription) -> None:
+        self.captures = captures
+        self.content: dict[str, Any] = description.model_dump(exclude_none=True)
+        self.content.setdefault("guessed", {})
+        self.given = description
+        self.confirmed: list[str] = []
+        self.doubts: list[str] = []
+        self.facts = read_facts(captures.root)
+        self.first = min(self.facts, key=lambda f: (f.capture.round, f.steps or 0))
+        self.model: nn.Module = nn.Identity()
+        self._normalisation_seen = False
+
+    def description(self) -> AppDescription:
+        return build_description(self.content)
+
+    def declaration(self, capture: Capture | None = None) -> ClientDeclaration:
+        found = capture or self.first.capture
+        return self.description().declare(found.declaration, found.client)
+
+    def guess(self, section: str, key: str, value: Any, reason: str) -> None:
+        """Write a value that nobody declared, and why."""
+        target = self.content.setdefault(section, {}) if section else self.content
+        target[key] = value
+        self.content["guessed"][f"{section}.{key}" if section else key] = reason
+
+    def observation(self, fact: CaptureFacts | None = None) -> Observation:
+        found = (fact or self.first).capture
+        observation = read_tensors(self.captures.root, found)
+        return with_buffers(observation, self.content.get("buffers", ()))
+
+    # What is chosen, in order.
+
+    def check_clients(self) -> None:
+        captured = sorted({c.client for c in self.captures.index})
+        if strange := sorted(set(self.given.clients) - set(captured)):
+            raise BractError(
+                f"bract.yaml: clients.{strange[0]}: no capture is of it; captured are "
+                f"{one_line(', '.join(captured), 300)}"
+            )
+
+    def choose_model(self) -> None:
+        declared = self.declaration()
+        name = declared.model
+        if name is None:
+            raise BractError(
+                "bract.yaml: model is not given and no capture declares it; give it as "
+                "--model package.module:callable"
+            )
+        if ":" in name and name not in self.captures.models:
+            raise BractError(
+                f"bract.yaml names the model {name}, code that this command would import and run; "
+                f"if it is yours, name it: --model {name}"
+            )
+        classes = declared.classes or self._rows() or 10
+        shape = declared.image_shape or (self._channels()[0], SIDES[0], SIDES[0])
+        model = create_model(
+            name,
+            classes=classes,
+            channels=shape[0],
+            image_size=shape[1],
+            activation=declared.activation,
+        )
+        self.model = prepare_model(model, declared.defenses)
+        observation = self.observation()
+        own = {n: tuple(v.shape) for n, v in self.model.named_parameters()}
+        buffers = {n for n, _ in self.model.named_buffers()}
+        if taken := sorted(buffers & set(observation.parameters)):
+            self.content["buffers"] = [*self.content.get("buffers", ()), *taken]
+            observation = self.observation()
+        found = {n: tuple(v.shape) for n, v in observation.parameters.items()}
+        if problem := _mismatch(name, own, found):
+            raise BractError(f"{observation.key}: {problem}")
+        self.confirmed.append(
+            f"{name} has the {len(own)} captured parameters "
+            f"({sum(v.numel() for v in self.model.parameters()):,} values)"
+        )
+
+    def read_truth(self, truth: Path) -> None:
+        """Take the shape of the input, and check the normalisation, by what clients kept."""
+        from safetensors.torch import load_file
+
+        paths = [
+            truth / f.capture.client / f"round-{f.capture.round:04d}.safetensors"
+            for f in self.facts
+        ]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise BractError(
+                f"{truth}: holds nothing of the captured clients; expected "
+                f"{paths[0].relative_to(truth)} and the like"
+            )
+        content = load_file(path)
+        kept = content.get("inputs", content.get("images"))
+        if kept is None or kept.dim() != 4:
+            raise BractError(f"{path}: holds no images; expected what bract.client.keep writes")
+        shape = tuple(kept.shape[1:])
+        declared = self.declaration().image_shape
+        if declared is not None and declared != shape:
+            raise BractError(
+                f"bract.yaml: input.shape is {list(declared)}, the client kept inputs of "
+                f"{list(shape)} ({path}); correct it"
+            )
+        self.content.setdefault("input", {})["shape"] = list(shape)
+        if "inputs" not in content:
+            return
+        if self.declaration().mean is None:
+            mean, std = _range_as_normalisation(kept)
+            reason = f"the kept inputs go from {float(kept.min()):.3g} to {float(kept.max()):.3g}"
+            if mean is not None and std is not None:
+                self.guess("input", "mean", mean, reason)
+                self.guess("input", "std", std, reason)
+        capture = next(f.capture for f, p in zip(self.facts, paths, strict=True) if p == path)
+        _check_pixels(path, kept, self.declaration(capture))
+        self._normalisation_seen = True
+        self.confirmed.append(f"inputs that clients kept are {_times(shape)} pixels in [0, 1]")
+        if load_truth(truth, replace(capture, declaration=self.declaration(capture))) is None:
+            raise BractError(f"{path}: cannot be used to score; see the warning above")
+
+    def choose_input(self) -> None:
+        declared = self.declaration()
+        if declared.image_shape is not None:
+            outputs = self._outputs(declared.image_shape)
+            if isinstance(outputs, str):
+                raise BractError(
+                    f"bract.yaml: input.shape is {list(declared.image_shape)}, which model "
+                    f"{declared.model} does not take: {outputs}"
+                )
+        else:
+            outputs = self._infer_shape()
+        shape = self.declaration().image_shape
+        first = next((m for m in self.model.modules() if isinstance(m, nn.Conv2d)), None)
+        if first is not None and shape is not None and first.in_channels != shape[0]:
+            self.doubts.append(
+                f"input.shape has {shape[0]} channels, the first convolution of model "
+                f"{declared.model} takes {first.in_channels}"
+            )
+        if outputs.dim() != 2:
+            raise BractError(
+                f"model {declared.model} returns {_times(tuple(outputs.shape))} for two images, "
+                "expected (2, classes); attacks know classifiers"
+            )
+        classes = int(outputs.shape[1])
+        if declared.classes is not None and declared.classes != classes:
+            raise BractError(
+                f"bract.yaml: classes is {declared.classes}, model {declared.model} has {classes} "
+                "outputs; correct it"
+            )
+        self.content["classes"] = classes
+        self.confirmed.append(
+            f"one forward pass: {_times(shape or ())} images to {classes} classes"
+        )
+        if (
+            declared.mean is None
+            and self.declaration().mean is None
+            and not self._normalisation_seen
+        ):
+            channels = shape[0] if shape else 1
+            reason = "no capture shows it: pixels as they are, in [0, 1]"
+            self.guess("input", "mean", [0.0] * channels, reason)
+            self.guess("input", "std", [1.0] * channels, reason)
+            self.doubts.append(
+                "nothing says how the clients normalise their inputs; pixels in [0, 1] are taken "
+                "as they are: give --mean and --std where that is wrong"
+            )
+
+    def choose_norm_mode(self) -> None:
+        counted = [f.steps for f in self.facts if f.steps is not None]
+        if not counted:
+            return
+        if self.given.norm_mode is not None:
+            if self.given.norm_mode == "train" and not any(counted):
+                self.doubts.append(
+                    "norm_mode is train, but no client's batch normalisation counted a batch: "
+                    "eval fits the captures"
+                )
+            return
+        self.content["norm_mode"] = "train" if any(counted) else "eval"
+        self.confirmed.append(
+            f"batch normalisation ran in {self.content['norm_mode']} mode, as its counters say"
+        )
+
+    def choose_steps(self) -> None:
+        work = self.given.training
+        counting = [f for f in self.facts if f.steps]
+        declared = self.declaration()
+        own = {name for name, w in self.given.clients.items() if w.local_steps or w.local_epochs}
+        if declared.local_steps is not None and work.batch_size is None:
+            work = work.model_copy(update={"batch_size": declared.batch_size})
+        open_ones = [f for f in self.facts if self.declaration(f.capture).local_steps is None]
+        if open_ones:
+            common = [f for f in counting if f in open_ones]
+            drops = [False, True] if work.drop_last is None else [work.drop_last]
+            tried = {
+                drop: batch_and_epochs(
+                    common,
+                    batch_size=work.batch_size,
+                    epochs=work.local_epochs,
+                    drop_last=drop,
+                )
+                for drop in drops
+            }
+            drop = next((drop for drop, pair in tried.items() if pair is not None), False)
+            found = tried.get(drop)
+            if found is not None:
+                reason = "explains the batches that batch normalisation counted"
+                if drop and work.drop_last is None:
+                    self.guess("training", "drop_last", True, reason)
+                for key, value in zip(("batch_size", "local_epochs"), found, strict=True):
+                    if getattr(work, key) is None:
+                        self.guess("training", key, value, reason)
+            elif counting and not work.batch_size:
+                self._steps_by_client(counting, own)
+            else:
+                self._conventional_steps()
+        self._check_steps(counting)
+
+    def _conventional_steps(self) -> None:
+        work = self.given.training
+        reason = "a convention; the captures do not say"
+        if work.batch_size is None and self.declaration().batch_size is None:
+            self.guess("training", "batch_size", 32, reason)
+            self.doubts.append(
+                "nothing says how many images a step took; batches of 32 are taken: give "
+                "--batch-size"
+            )
+        if work.local_epochs is None:
+            self.guess("training", "local_epochs", 1, reason)
+            self.doubts.append(
+                "nothing says how often the clients went through their images; one epoch is "
+                "taken: give --local-epochs or --local-steps"
+            )
+
+    def _steps_by_client(self, counting: Sequence[CaptureFacts], own: set[str]) -> None:
+        """Write each client's own steps, where no batch size explains all of them."""
+        epochs = self.given.training.local_epochs or 1
+        reason = (
+            f"its examples over the steps that batch normalisation counted, in {epochs} "
+            f"epoch{'s' * (epochs > 1)}"
+        )
+        for fact in counting:
+            client = fact.capture.client
+            if client in own:
+                continue
+            section = self.content.setdefault("clients", {}).setdefault(client, {})
+            section["local_steps"] = fact.steps
+            if fact.examples and "batch_size" not in section:
+                section["batch_size"] = -(-fact.examples * epochs // (fact.steps or 1))
+                self.content["guessed"][f"clients.{client}.batch_size"] = reason
+
+    def _check_steps(self, counting: Sequence[CaptureFacts]) -> None:
+        wrong = []
+        for fact in counting:
+            planned = self.declaration(fact.capture).local_steps
+            if planned is not None and planned != fact.steps:
+                wrong.append((fact, planned))
+        if wrong:
+            fact, planned = wrong[0]
+            more = f" ({len(wrong)} of {len(counting)} captures differ)" if len(wrong) > 1 else ""
+            raise BractError(
+                f"{fact.capture.key}: the description makes {planned} local steps of "
+                f"{fact.examples} examples, its batch normalisation counted {fact.steps}{more}; "
+                "correct training.batch_size, training.local_epochs or training.local_steps, or "
+                f"describe the client: --client {fact.capture.client}:local_steps={fact.steps}"
+            )
+        if counting:
+            self.confirmed.append(
+                f"the local steps of {len(counting)} captures are those that batch normalisation "
+                "counted"
+            )
+
+    def choose_size(self) -> None:
+        """Hold optimizer and learning rate against the size of the updates, or infer them."""
+        work = self.given.training
+        named = self.declaration()
+        if named.defenses:
+            self.doubts.append(
+                "the updates are defended, so their size does not show the learning rate"
+            )
+            if named.lr is None:
+                raise BractError(
+                    "bract.yaml: training.lr is not given, and it does not show in defended "
+                    "updates; give --lr"
+                )
+            return
+        chosen = self._compared()
+        wanted = [work.optimizer] if work.optimizer else list(OPTIMIZERS)
+        found = {name: self._explain(chosen, name) for name in OPTIMIZERS}
+        best, advantage = likeliest_optimizer(found)
+        decided = advantage >= DECISIVE
+        if work.optimizer is None:
+            name = best if decided else "sgd"
+            reason = "simulated updates look most like the captured ones"
+            self.guess("training", "optimizer", name, reason if decided else "a convention")
+        elif work.optimizer not in OPTIMIZERS:
+            self.doubts.append(
+                f"optimizer {work.optimizer} is simulated by no attack: the update is matched as "
+                "if it were a gradient"
+            )
+            return
+        elif decided and wanted != [best]:
+            self.doubts.append(
+                f"training.optimizer is {work.optimizer}, but the updates look like {best}'s "
+                f"(their layers stray {advantage:.1f} times less from simulated ones)"
+            )
+        name = str(self.content["training"]["optimizer"])
+        factors = sorted(e.factor for e in found[name])
+        middle = factors[len(factors) // 2]
+        if named.lr is None:
+            rate = float(f"{START[name] * middle:.1g}")
+            self.guess(
+                "training",
+                "lr",
+                rate,
+                f"the size of {len(factors)} updates beside simulated ones; good to a factor of "
+                f"{EXPLAINED:g}",
+            )
+            return
+        ratio = START[name] * middle / named.lr
+        if not 1 / EXPLAINED <= ratio <= EXPLAINED:
+            self.doubts.append(
+                f"the updates are {_times_as(ratio)} a simulated client's with lr {named.lr:g}: "
+                f"about {float(f'{named.lr * ratio:.1g}'):g} would explain them, or another number "
+                "of local steps"
+            )
+        else:
+            self.confirmed.append(
+                f"a simulated client with {name}, lr {named.lr:g} explains the updates' size (to a "
+                f"factor of {max(ratio, 1 / ratio):.1f})"
+            )
+
+    def _compared(self) -> list[CaptureFacts]:
+        def order(fact: CaptureFacts) -> tuple[int, int]:
+            return fact.capture.round, self.declaration(fact.capture).local_steps or 1
+
+        fewest = min(map(order, self.facts))
+        return [f for f in self.facts if order(f) == fewest][:COMPARED]
+
+    def _explain(self, chosen: Sequence[CaptureFacts], name: str) -> list[Explained]:
+        found = []
+        for fact in chosen:
+            declared = self.declaration(fact.capture)
+            lr = declared.lr if declared.lr and declared.optimizer == name else START[name]
+            simulated = replace(declared, optimizer=name, lr=lr)
+            if name != "sgd":
+                simulated = replace(simulated, momentum=0.0)
+            one = explain(self.model, self.observation(fact), simulated)
+            found.append(Explained(one.factor * lr / START[name], one.spread))
+        return found
+
+    # What the captured tensors say.
+
+    def _rows(self) -> int | None:
+        """Rows of the last matrix: the number of classes."""
+        matrices = [v for v in self.observation().parameters.values() if v.dim() == 2]
+        return int(matrices[-1].shape[0]) if matrices else None
+
+    def _channels(self) -> list[int]:
+        first = next((m for m in self.model.modules() if isinstance(m, nn.Conv2d)), None)
+        if first is not None:
+            return [first.in_channels]
+        kernels = [v for v in self.observation().parameters.values() if v.dim() == 4]
+        return [int(kernels[0].shape[1])] if kernels else [1, 3]
+
+    def _infer_shape(self) -> Tensor:
+        tried: dict[tuple[int, int, int], Tensor] = {}
+        reasons = []
+        for channels in self._channels():
+            for side in SIDES:
+                shape = (channels, side, side)
+                outputs = self._outputs(shape)
+                if isinstance(outputs, str):
+                    reasons.append(outputs)
+                else:
+                    tried[shape] = outputs
+        if not tried:
+            raise BractError(
+                f"model {self.declaration().model} takes none of the usual square images: "
+                f"{listed(dict.fromkeys(reasons), most=1)}; give --input channels,height,width"
+            )
+        shape = next(iter(tried))
+        others = [_times(other) for other in list(tried)[1:4]]
+        reason = "the only usual size that the model takes"
+        if others:
+            reason = f"the model takes it, and {', '.join(others)} as well"
+            self.doubts.append(
+                f"input {_times(shape)} is a guess: {reason}; give --input where it is another"
+            )
+        self.guess("input", "shape", list(shape), reason)
+        return tried[shape]
+
+    def _outputs(self, shape: tuple[int, int, int]) -> Tensor | str:
+        """Run the model once on two grey images; return what it says, or why it does not."""
+        kept = {name: value.clone() for name, value in self.model.named_buffers()}
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                found = self.model(torch.full((2, *shape), 0.5))
+        except Exception as error:  # noqa: BLE001 - somebody's own model may raise anything
+            return f"{type(error).__name__}: {one_line(str(error).splitlines()[0], 200)}"
+        finally:
+            self.model.train(training)
+            with torch.no_grad():
+                for name, value in self.model.named_buffers():
+                    value.copy_(kept[name])
+        return found if isinstance(found, Tensor) else f"it returns a {type(found).__name__}"
+
+
+def _mismatch(
+    name: str, own: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
+) -> str | None:
+    if found and all(key.isdigit() for key in found):
+        return (
+            "its arrays have numbers for names, so which belongs to which layer is open; send "
+            "ArrayRecord(model.state_dict())"
+        )
+    lacking, strange = sorted(set(own) - set(found)), sorted(set(found) - set(own))
+    prefixes = {key.removesuffix(name) for key in found for name in lacking if key.endswith(name)}
+    if lacking and len(prefixes) == 1:
+        return (
+            f"its names begin with {min(prefixes)!r}, those of model {name} do not; name a "
+            "callable that makes the model as the clients wrap it"
+        )
+    if lacking:
+        return (
+            f"model {name} has {', '.join(lacking[:3])}, which the capture lacks"
+            f"{_and_strange(strange)}; name the model that the clients trained"
+        )
+    if strange:
+        return (
+            f"it holds {', '.join(strange[:3])}, which model {name} lacks; name the model that "
+            "the clients trained"
+        )
+    for key, shape in own.items():
+        if found[key] != shape:
+            return (
+                f"{key} was captured as {_times(found[key])}, model {name} has {_times(shape)}; "
+                "name the model that the clients trained"
+            )
+    return None
+
+
+def _and_strange(names: Sequence[str]) -> str:
+    return f" (it holds {', '.join(names[:3])} instead)" if names else ""
+
+
+def _check_pixels(path: Path, inputs: Tensor, declared: ClientDeclaration) -> None:
+    from bract.audit.scoring.scoring import pixels_of
+
+    try:
+        pixels_of(inputs.float(), declared.mean, declared.std)
+    except BractError as error:
+        raise BractError(f"{path}: {error}") from None
+
+
+def _range_as_normalisation(inputs: Tensor) -> tuple[list[float] | None, list[float] | None]:
+    """Return the usual normalisation that makes pixels of such inputs, if there is one."""
+    low, high = float(inputs.min()), float(inputs.max())
+    channels = inputs.shape[1]
+    for mean, std, least, most in ((0.0, 1.0, 0.0, 1.0), (0.5, 0.5, -1.0, 1.0)):
+        if least - 1e-3 <= low and high <= most + 1e-3:
+            return [mean] * channels, [std] * channels
+    return None, None
+
+
+def _times(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def _times_as(ratio: float) -> str:
+    return f"{ratio:.3g} times" if ratio >= 1 else f"1/{1 / ratio:.3g} of"

@@ -1,0 +1,206 @@
+"""Attack what a run captures while it trains, in a process of its own beside the server.
+
+    python -m bract.audit.follow RUN --attack auto --every 5
+
+The process takes one thread and no GPU, the server that starts it leaves it idle processor time
+alone, and it is the first to go where memory is short. It ends as soon as its standard input does,
+so it never outlives whoever started it; what it has attacked is kept, and ``bract audit RUN
+--resume`` goes on from there. How it stands is in ``live.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bract.attacks.solve.engine import Progress
+from bract.audit.audit import Audit
+from bract.audit.captures import Captures
+from bract.audit.choice import AuditChoice
+from bract.errors import BractError, one_line
+from bract.files import write_text
+from bract.locks import lock
+from bract.rundir import RunDirectory
+from bract.schema import LiveAudit
+from bract.strict_json import dump_json
+
+_log = logging.getLogger(__name__)
+
+QUEUE = 32
+"""Uploads that may wait. Where more arrive, those that have waited longest are dropped."""
+
+POLL = 1.0
+"""Seconds between two looks for new captures."""
+
+STATE_EVERY = 2.0
+"""Seconds between two notes of how far an attack is."""
+
+Upload = tuple[int, str]
+"""Round and client."""
+
+
+class Follower:
+    """Attacks one upload after the other, as they come.
+
+    Parameters
+    ----------
+    run
+        The run, or the folder of somebody's own app, that is training.
+    attacks
+        Names of the attacks.
+    every
+        Rounds from one that is attacked to the next; the first round captured is one of them.
+    models
+        References ``package.module:callable`` that captures may declare (`Captures`).
+    """
+
+    def __init__(
+        self, run: RunDirectory, attacks: Sequence[str], every: int, models: Sequence[str] = ()
+    ) -> None:
+        self.run = run
+        self.every = every
+        section = run.config().audit
+        self._choice = AuditChoice(
+            tuple(attacks),
+            iterations=section.iterations,
+            seconds=section.seconds,
+            restarts=section.restarts,
+            max_images=section.max_images,
+            device="cpu",
+            seed=run.config().seed,
+            models=frozenset(models),
+        )
+        self.queue: deque[Upload] = deque()
+        self._seen: set[Upload] = set()
+        self._first: int | None = None
+        self._writing = threading.Lock()
+        self.state = LiveAudit(
+            pid=os.getpid(), attacks=list(attacks), every=every, updated=time.time()
+        )
+
+    def follow(self) -> None:
+        """Attack what comes, until the process ends."""
+        while True:
+            self.look()
+            if not self.step():
+                time.sleep(POLL)
+
+    def look(self) -> None:
+        """Add what was captured since to the queue."""
+        for capture in Captures(self.run.captures).index:
+            upload = (capture.round, capture.client)
+            if upload in self._seen:
+                continue
+            self._seen.add(upload)
+            self._first = capture.round if self._first is None else self._first
+            if (capture.round - self._first) % self.every == 0:
+                self.queue.append(upload)
+        dropped = len(self.queue) - QUEUE
+        for _ in range(dropped):
+            self.queue.popleft()
+        if dropped > 0:
+            self.note(skipped=self.state.skipped + dropped)
+        else:
+            self.note()
+
+    def step(self) -> bool:
+        """Attack the upload that has waited longest; return whether there was one."""
+        if not self.queue:
+            return False
+        number, client = self.queue.popleft()
+        self.note(status="attacking", current=f"round {number}, {client}", fraction=0.0)
+        try:
+            for _ in self._attack(number, client):
+                pass
+        except Exception as error:  # noqa: BLE001 - one upload that fails keeps no other from being attacked
+            reason = one_line(error, 300) if isinstance(error, BractError) else repr(error)[:300]
+            _log.error("round %d, %s: %s", number, client, reason)
+            self.note(failed=self.state.failed + 1, error=reason)
+        else:
+            self.note(done=self.state.done + 1)
+        self.note(status="waiting", current=None, fraction=None)
+        return True
+
+    def _attack(self, number: int, client: str) -> Iterator[Any]:
+        models = {
+            c.declaration.model
+            for c in Captures(self.run.captures).index
+            if c.declaration.model in self._choice.models
+        }
+        choice = AuditChoice(
+            **vars(self._choice)
+            | {
+                "rounds": frozenset([number]),
+                "clients": frozenset([client]),
+                "models": frozenset(models),
+            }
+        )
+        audit = Audit(self.run, choice, resume=True)
+        noted = time.monotonic()
+
+        def progress(found: Progress) -> None:
+            nonlocal noted
+            if time.monotonic() - noted > STATE_EVERY:
+                noted = time.monotonic()
+                self.note(fraction=found.fraction)
+
+        yield from audit.execute(audit.plan(), progress)
+
+    def note(self, **changes: Any) -> None:
+        """Write down how the audit stands; a disk that is full does not end it."""
+        with self._writing, contextlib.suppress(BractError, OSError):
+            changed = {"queue": len(self.queue), "updated": time.time(), **changes}
+            self.state = self.state.model_copy(update=changed)
+            write_text(self.run.live_path, dump_json(self.state.to_dict()))
+
+
+def _first_to_go() -> None:
+    """Work in one thread, and let the kernel end this process first where memory is short."""
+    torch.set_num_threads(1)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _end_with_parent(follower: Follower) -> None:
+    """End this process, wherever it is, as soon as standard input ends."""
+    with contextlib.suppress(OSError, ValueError):
+        while sys.stdin.buffer.read(4096):
+            pass
+    follower.note(status="ended", current=None, fraction=None)
+    os._exit(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Follow a run until standard input ends."""
+    parser = argparse.ArgumentParser(prog="python -m bract.audit.follow", description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--attack", action="append", required=True)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--model", action="append", default=[])
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    _first_to_go()
+    try:
+        options.run.mkdir(parents=True, exist_ok=True)
+        run = RunDirectory(options.run)
+        follower = Follower(run, options.attack, options.every, options.model)
+        with lock(run.live_lock_path, what=str(run.root), doing="live audit"):
+            threading.Thread(target=_end_with_parent, args=(follower,), daemon=True).start()
+            follower.follow()
+    except BractError as error:
+        sys.exit(f"live audit: {error}")
+
+
+if __name__ == "__main__":
+    main()

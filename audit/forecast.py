@@ -1,0 +1,137 @@
+"""Say before an audit what it will take, and which uploads it has no hope for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bract.attacks.problem.client_model import images_in
+from bract.audit.batches import Batch
+from bract.audit.captures import Capture
+from bract.errors import BractError
+
+if TYPE_CHECKING:
+    from bract.audit.audit import Audit
+    from bract.audit.choice import AuditChoice
+
+PROBE = 2.0
+"""Seconds of attacking by which the time of one kind of work is estimated."""
+
+KINDS = 4
+"""Most kinds of work that are measured; the others are taken to be like the mean of these."""
+
+_CLOSED_FORMS = ("analytic", "labels")
+
+
+@dataclass(frozen=True)
+class Hopeless:
+    """Uploads from which the chosen attacks will bring nothing back, and why."""
+
+    uploads: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What an audit will take.
+
+    Attributes
+    ----------
+    uploads, attacks
+        Number of observations, and of whole attacks on them.
+    seconds
+        Wall time, estimated from a moment of each kind of work, or what a budget in seconds
+        comes to; None where nothing could be measured.
+    device
+        ``cpu`` or ``cuda:N``.
+    hopeless
+        Uploads of which nothing can be expected.
+    """
+
+    uploads: int
+    attacks: int
+    seconds: float | None
+    device: str
+    hopeless: tuple[Hopeless, ...] = ()
+
+
+def forecast(audits: Iterable[Audit]) -> Forecast:
+    """Estimate the work that is left of audits, one a tier; nothing is written.
+
+    An estimate costs `PROBE` seconds a kind of work, `KINDS` kinds at most.
+    """
+    measured: list[tuple[int, float]] = []
+    unmeasured = attacks = 0
+    keys: set[str] = set()
+    hopeless: dict[str, dict[str, None]] = {}
+    device = "cpu"
+    for audit in audits:
+        device = audit.device
+        probed: dict[tuple[str, str], float | None] = {}
+        for batch in audit.plan():
+            count = len(batch.captures)
+            attacks += count
+            keys.update(capture.key for capture in batch.captures)
+            for capture in batch.captures:
+                reason = why_hopeless(capture, audit.choice, batch.attack)
+                if reason is not None:
+                    hopeless.setdefault(reason, {})[capture.key] = None
+            kind = (batch.attack, _kind(batch, audit.choice.max_images))
+            if kind not in probed and len(measured) < KINDS:
+                probed[kind] = _seconds_each(audit, batch)
+            each = probed.get(kind)
+            if each is None:
+                unmeasured += count
+            else:
+                measured.append((count, each * count))
+    seconds = sum(total for _, total in measured) if measured else None
+    if seconds is not None and unmeasured:
+        seconds *= 1 + unmeasured / sum(count for count, _ in measured)
+    return Forecast(
+        uploads=len(keys),
+        attacks=attacks,
+        seconds=seconds,
+        device=device,
+        hopeless=tuple(Hopeless(tuple(found), reason) for reason, found in hopeless.items()),
+    )
+
+
+def why_hopeless(capture: Capture, choice: AuditChoice, attack: str) -> str | None:
+    """Say why an attack will bring nothing back from an upload; None where it may.
+
+    Known from the declaration alone: ciphertexts without a key, more images in one update than
+    are looked for, or too little declared to look for any.
+    """
+    declaration = capture.declaration
+    if declaration.encryption != "none" and choice.tier != "colluding":
+        return "ciphertexts, and the attacker holds no key"
+    if not declaration.model:
+        return "no model is declared"
+    try:
+        images = images_in(declaration, 1 << 31)
+    except BractError as error:
+        return str(error)
+    if images > choice.max_images and attack not in _CLOSED_FORMS:
+        return (
+            f"{images} images went into one update, and {choice.max_images} are looked for "
+            "(audit.max_images); expect nothing readable, but from closed forms"
+        )
+    return None
+
+
+def _kind(batch: Batch, max_images: int) -> str:
+    first = batch.captures[0]
+    declaration = first.declaration
+    try:
+        images = images_in(declaration, max_images)
+    except BractError:
+        images = 0
+    steps = min(declaration.local_steps or 1, 17)
+    return f"{declaration.model} {declaration.image_shape} {images} {steps} {declaration.defenses}"
+
+
+def _seconds_each(audit: Audit, batch: Batch) -> float | None:
+    """Wall time of one whole attack on one upload of a batch."""
+    limit = audit.choice.seconds
+    return audit.probe(batch, PROBE) if limit is None else limit

@@ -1,0 +1,73 @@
+"""The files that an audit leaves: where they lie, what they hold, and which of them go."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from bract.audit.captures import Capture
+from bract.errors import BractError
+from bract.files import write_text
+from bract.schema import AuditResult
+from bract.strict_json import dump_json
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of one tier: one JSON file an attack, observation and repeat, its pictures beside it.
+
+    Attributes
+    ----------
+    root
+        The run's ``audit/``. Results of the tier ``oblivious`` lie in ``<attack>/``, those of
+        others in ``<attack>-<tier>/``.
+    """
+
+    root: Path
+    tier: str
+
+    def folder(self, attack: str) -> Path:
+        """Return where an attack's results of this tier lie; those of the others stay."""
+        return self.root / (attack if self.tier == "oblivious" else f"{attack}-{self.tier}")
+
+    def unfinished(self, attack: str) -> Path:
+        """Return where an attack that runs keeps its state."""
+        return self.folder(attack) / "unfinished"
+
+    def path(self, attack: str, capture: Capture, repeat: int) -> Path:
+        """Return the JSON file of one result; repeats count from 0."""
+        again = f"--repeat-{repeat}" if repeat else ""
+        return self.folder(attack) / f"{_stem(capture)}{again}.json"
+
+    def read(self, attack: str, capture: Capture, repeat: int) -> AuditResult | None:
+        """Return what one file says; None where it is not there, or not of this version."""
+        path = self.path(attack, capture, repeat)
+        try:
+            return AuditResult.parse_text(path.read_bytes(), source=str(path))
+        except (OSError, BractError):
+            return None
+
+    def write(self, attack: str, capture: Capture, repeat: int, result: AuditResult) -> None:
+        """Write one result whole, mode 0600."""
+        path = self.path(attack, capture, repeat)
+        write_text(path, dump_json(result.to_dict()), private=True)
+
+    def remove(self, attack: str, capture: Capture, repeat: int | None = None) -> None:
+        """Remove one observation's results and their pictures; None takes every repeat."""
+        again = r"(--repeat-\d+)?"
+        if repeat is not None:
+            again = f"--repeat-{repeat}" if repeat else ""
+        wanted = re.compile(re.escape(_stem(capture)) + again + r"(\.json|--\d+-\w+\.png)")
+        for path in self.folder(attack).glob("*"):
+            if wanted.fullmatch(path.name):
+                path.unlink()
+
+    def forget(self, attack: str) -> None:
+        """Remove the state of an attack that was interrupted."""
+        shutil.rmtree(self.unfinished(attack), ignore_errors=True)
+
+
+def _stem(capture: Capture) -> str:
+    return capture.key.replace("/", "--")

@@ -1,0 +1,177 @@
+"""Repeat the client's computation on its true images and compare it with the capture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import BatchGradient, LocalTraining, loss_gradient
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.audit.scoring.diagnosis import compare, is_other_optimizer
+from bract.errors import BractError
+from bract.models import key_locks
+from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors
+from bract.schema import TruthCheck
+
+ROUNDING = 1e-6
+"""Distance from a cosine of 1 up to which float32 explains the difference."""
+
+REPLAYED_STEPS = 64
+"""Most local steps that are repeated."""
+
+FIRST_STEP = 0.1
+"""From the declared proximal mu to the second one that is tried."""
+
+SECANTS = 5
+"""Most values of mu that are tried where an update does not fit."""
+
+
+def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None:
+    """Repeat the client's computation on its true images and compare it with the evidence.
+
+    No attacker can do this. Without a defense it says whether the declared context (normalisation,
+    mode of batch normalisation, learning rate, proximal term) is that of the client; against one,
+    how far the update was distorted (oblivious) or how well it was recovered (adaptive). Where the
+    tier's attacker simulates the defense, the same simulation stands for the client, with what the
+    evidence says of its inside.
+
+    Parameters
+    ----------
+    images, labels
+        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, in order of first use.
+
+    Returns
+    -------
+    TruthCheck or None
+        ``cosine``, ``scale`` and ``exact`` (False where the order of later epochs is not known);
+        where the match is poor, ``tried``: the cosine in other contexts, by name. None where the
+        client cannot be repeated: another optimizer, more than `REPLAYED_STEPS` steps, or part of
+        the model, or its noise, kept at the client.
+    """
+    observation = case.observation
+    p = observation.declaration
+    steps = 1 if p.algorithm == "fedsgd" else p.local_steps
+    if steps is None or steps > REPLAYED_STEPS or (steps > 1 and not p.lr):
+        return None
+    if is_other_optimizer(p):
+        return None
+    case = case.simulating(max_images=len(images), unroll=REPLAYED_STEPS)
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    if key_locks(case.target_model.model) or problem.unknowns():
+        return None
+    taken = min(len(images), steps * (p.batch_size or len(images)))
+    images, labels = images[:taken], labels[:taken]
+    exact = steps <= math.ceil(taken / (p.batch_size or taken))
+    plain = isinstance(case.forward, BatchGradient | LocalTraining)
+    if plain:
+        repeated = _repeat(case.target_model, observation, images, labels, steps)
+    else:
+        repeated = _simulate(problem, case, images, labels)
+    reading = problem.reading({name: value[None] for name, value in repeated.items()})
+    target = {name: value[0] for name, value in reading.items()}
+    cosine, scale = compare(repeated, target, case.evidence.weights)
+    tried: dict[str, float | None] = {}
+    if plain and not cosine >= 1.0 - ROUNDING:
+        for name, other in _other_contexts(case.target_model, observation).items():
+            try:
+                again = _repeat(target_model_of(other), other, images, labels, steps)
+            except BractError:
+                continue
+            tried[name] = compare(again, target, case.evidence.weights)[0]
+        if exact and steps > 1:
+            mu, again = _fitting_mu(case, repeated, target, images, labels, steps)
+            tried[f"proximal_mu: {mu:.3g}"] = compare(again, target, case.evidence.weights)[0]
+    return TruthCheck(cosine=cosine, scale=scale, exact=exact, tried=tried)
+
+
+def _simulate(problem: Problem, case: Case, images: Tensor, labels: Tensor) -> Tensors:
+    """Simulate the client with the tier's own forward model."""
+    rows = nn.functional.one_hot(labels, problem.classes)[None, : case.images].double()
+    simulated = problem.simulate(images[None, : case.images].double(), rows, {})
+    return {name: value.detach()[0] for name, value in simulated.items()}
+
+
+def _repeat(
+    target_model: TargetModel, observation: Observation, images: Tensor, labels: Tensor, steps: int
+) -> Tensors:
+    """Repeat the client's computation, scaled like `Observation.gradient`, in float64.
+
+    Unlike an attacker's simulation it knows that the last batch of an epoch may be smaller.
+    """
+    p = observation.declaration
+    parameters = {n: observation.parameters[n].double()[None] for n in target_model.parameter_names}
+    buffers = {
+        n: (v.double() if v.is_floating_point() else v)[None]
+        for n, v in observation.buffers.items()
+        if n in target_model.buffer_names
+    }
+    target_model.model.cpu()
+    inputs = target_model.normalise(images.double())[None]
+    onehot = nn.functional.one_hot(labels, p.classes or 0).double()[None]
+    size = p.batch_size or len(images)
+    batches = [slice(at, at + size) for at in range(0, len(images), size)]
+    current, velocity = dict(parameters), dict.fromkeys(parameters, torch.zeros(()).double())
+    total = dict.fromkeys(parameters, torch.zeros(()).double())
+    for step in range(steps):
+        batch = batches[step % len(batches)]
+        gradient = loss_gradient(target_model, current, buffers, inputs[:, batch], onehot[:, batch])
+        for name, value in gradient.items():
+            pull = (p.proximal_mu or 0.0) * (current[name] - parameters[name])
+            velocity[name] = p.momentum * velocity[name] + value.detach() + pull
+            total[name] = total[name] + velocity[name]
+            if steps > 1:
+                current[name] = current[name] - (p.lr or 0.0) * velocity[name]
+    return {name: value[0] / steps for name, value in total.items()}
+
+
+def _fitting_mu(
+    case: Case, repeated: Tensors, target: Tensors, images: Tensor, labels: Tensor, steps: int
+) -> tuple[float, Tensors]:
+    """Return the proximal mu >= 0 that fits best, by the secant method, and the update it gives.
+
+    Parameters
+    ----------
+    repeated
+        What the declared mu gives.
+    """
+    p = case.observation.declaration
+    before, found = p.proximal_mu or 0.0, repeated
+    mu = before + FIRST_STEP
+    again = found
+    for _ in range(SECANTS):
+        other = replace(case.observation, declaration=replace(p, proximal_mu=mu))
+        again = _repeat(case.target_model, other, images, labels, steps)
+        slope = {name: (again[name] - found[name]) / (mu - before) for name in again}
+        square = sum(float(value.square().sum()) for value in slope.values())
+        missing = sum(float((slope[n] * (target[n] - again[n])).sum()) for n in slope)
+        if not square > 0.0:
+            break
+        before, found = mu, again
+        mu = max(mu + missing / square, 0.0)
+        if mu == before:
+            break
+    return before, again
+
+
+def _other_contexts(target_model: TargetModel, observation: Observation) -> dict[str, Observation]:
+    p = observation.declaration
+    changes: dict[str, dict[str, Any]] = {}
+    if p.mean is not None or p.std is not None:
+        changes["pixels without normalisation"] = {"mean": None, "std": None}
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in target_model.model.modules()):
+        other = "eval" if p.norm_mode == "train" else "train"
+        changes[f"norm_mode: {other}"] = {"norm_mode": other}
+    others = {"relu": "sigmoid", "sigmoid": "relu"}
+    if p.model and ":" not in p.model and p.activation in others:
+        changes[f"activation: {others[p.activation]}"] = {"activation": others[p.activation]}
+    return {
+        name: replace(observation, declaration=replace(p, **change))
+        for name, change in changes.items()
+    }

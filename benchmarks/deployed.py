@@ -1,0 +1,137 @@
+"""A deployment of long-lived processes on this machine: plain, with TLS, and behind a gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from bract.cli.launch.reaper import MARK, end_processes
+from bract.config import FederationConfig, build_config
+from bract.deploy import kit as kits
+from bract.deploy.kit import (
+    open_kit,
+)
+from bract.deploy.provisioning import provision
+from bract.deploy.site_file import (
+    read_site,
+)
+from bract.deploy.sockets import is_healthy
+
+PLAIN, TLS, GATEWAY = "deployed, plain", "deployed, TLS", "deployed, TLS and gateway"
+BRACT = (sys.executable, "-P", "-m", "bract.cli.main")
+
+
+@contextlib.contextmanager
+def deployment(setup: str, clients: int) -> Iterator[Path]:
+    """Start a SuperLink and SuperNodes in one of three setups; give the operator's socket.
+
+    `PLAIN` has neither TLS nor authentication, `TLS` both, and `GATEWAY` is what start-up kits
+    give: nginx before the SuperLink, TLS on both legs.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="bract-deployed-"))
+    mark = uuid.uuid4().hex
+    port, superlink_port = _free_ports()
+    names = [f"site-{number}" for number in range(clients)]
+    config = _federation(names, port, superlink_port)
+    operator = folder / "kits" / "operator"
+    place = folder / "sockets" / f"{superlink_port}.sock"
+
+    def start(name: str, *command: str | Path) -> None:
+        home = folder / f"home-{name}"
+        home.mkdir()
+        with (folder / f"{name}.log").open("wb") as log:
+            subprocess.Popen(
+                [str(part) for part in command],
+                env={
+                    **os.environ,
+                    MARK: mark,
+                    "HOME": str(home),
+                    "FLWR_TELEMETRY_ENABLED": "0",
+                    "FLWR_DISABLE_UPDATE_CHECK": "1",
+                    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+                    "OMP_NUM_THREADS": "1",
+                },
+                stdout=log,
+                stderr=log,
+            )
+
+    try:
+        provision(config, folder / "kits", source=folder / "federation.yaml")
+        start("superlink", *BRACT, "superlink", *_superlink(setup, operator, place))
+        _wait(lambda: is_healthy(place))
+        if setup != PLAIN:
+            subprocess.run(
+                [*BRACT, "site", "register", "--kit", operator, "--sockets", place.parent],
+                check=True,
+                capture_output=True,
+            )
+        if setup == GATEWAY:
+            nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
+            (folder / "prefix").mkdir()
+            start(
+                *("gateway", nginx, "-e", "stderr", "-p", folder / "prefix"),
+                *("-c", operator / "nginx.conf"),
+            )
+            _wait(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
+        for name in names:
+            kit = folder / "kits" / name
+            start(name, *BRACT, "supernode", *_supernode(setup, kit, superlink_port))
+            _wait(lambda kit=kit: is_healthy(kit / "sockets" / "9094.sock"))
+        yield place
+    finally:
+        end_processes(mark)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _superlink(setup: str, operator: Path, place: Path) -> list[str | Path]:
+    shared: list[str | Path] = ["--sockets", place.parent]
+    if setup == GATEWAY:
+        return [*shared, "--kit", operator]
+    shared += ["--address", f"127.0.0.1:{place.stem}", "--database", operator / "superlink.db"]
+    if setup == PLAIN:
+        return [*shared, "--insecure"]
+    return [
+        *(*shared, "--authenticate", "--certificate", operator / kits.SUPERLINK),
+        *("--key", operator / kits.SUPERLINK_KEY, "--ca", operator / kits.CA),
+    ]
+
+
+def _supernode(setup: str, kit: Path, superlink_port: int) -> list[str | Path]:
+    shared: list[str | Path] = ["--sockets", kit / "sockets"]
+    if setup == GATEWAY:
+        return [*shared, "--kit", kit]
+    shared += ["--superlink", f"localhost:{superlink_port}"]
+    shared += ["--node-config", read_site(kit, open_kit(kit, "site")).node_config(kit)]
+    if setup == PLAIN:
+        return [*shared, "--insecure"]
+    return [*shared, "--root-certificates", kit / kits.CA, "--key", kit / kits.NODE_KEY]
+
+
+def _federation(names: list[str], port: int, superlink_port: int) -> FederationConfig:
+    deployed = {"server": "localhost", "port": port, "superlink_port": superlink_port}
+    return build_config({"clients": len(names), "deployment": {**deployed, "sites": names}})
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1]), int(other.getsockname()[1])
+
+
+def _wait(ready: object) -> None:
+    assert callable(ready)
+    deadline = time.monotonic() + 180
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError("a process of the deployment was not ready in three minutes")
+        time.sleep(0.1)

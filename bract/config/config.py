@@ -1,0 +1,312 @@
+"""The configuration of one federation: one YAML file, checked before any process starts.
+
+Longer than most modules: what the sections must agree on is checked where they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from bract.config.deployment import DeploymentConfig, SiteConfig
+from bract.config.encryption import EncryptionConfig
+from bract.config.sections import (
+    KINDS,
+    STRATEGY_SECTIONS,
+    DataConfig,
+    DirichletPartition,
+    FedAvgConfig,
+    FedBoostingConfig,
+    FedProxConfig,
+    Fraction,
+    IidPartition,
+    ModelConfig,
+    Partition,
+    Positive,
+    Section,
+    ShardsPartition,
+    SizesPartition,
+    StrategyConfig,
+    StrategySection,
+    TrainingConfig,
+)
+from bract.errors import BractError, listed, shown
+from bract.registry import unknown
+from bract.strict_yaml import parse_yaml
+
+__all__ = [
+    "AuditConfig",
+    "CaptureConfig",
+    "DataConfig",
+    "DeploymentConfig",
+    "DirichletPartition",
+    "FedAvgConfig",
+    "FedBoostingConfig",
+    "FedProxConfig",
+    "FederationConfig",
+    "IidPartition",
+    "LeakConfig",
+    "ModelConfig",
+    "Partition",
+    "ShardsPartition",
+    "SiteConfig",
+    "SizesPartition",
+    "StrategyConfig",
+    "StrategySection",
+    "TrainingConfig",
+    "build_config",
+    "config_of_run",
+    "dump_config",
+    "load_config",
+    "parse_config",
+]
+
+
+class CaptureConfig(Section):
+    """What the honest-but-curious server writes down of what it receives."""
+
+    enabled: bool = True
+    rounds: list[Positive] | None = None
+
+
+class LeakConfig(Section):
+    """From when on a reconstruction counts as a leaked image.
+
+    ``1 - level`` is the rate of false alarms: of runs whose reconstructions saw no gradient, at
+    most this share names any image as leaked.
+    """
+
+    ssim: Fraction = 0.5
+    psnr_margin: Annotated[float, Field(ge=0.0)] = 3.0
+    level: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+
+
+class AuditConfig(Section):
+    """Which attacks run on the captures, with what budget.
+
+    ``tier: all`` is also adaptive with a declared defense, colluding with encryption and a key at
+    hand. ``seconds`` limit one upload, ``live_every`` counts rounds attacked while it trains.
+    """
+
+    attacks: list[str] = ["auto"]
+    tier: Literal["all", "oblivious", "adaptive", "colluding"] = "all"
+    rounds: list[Positive] | None = None
+    clients: list[str] | None = None
+    iterations: Positive | None = None
+    seconds: Annotated[float, Field(gt=0.0)] | None = None
+    restarts: Positive = 1
+    repeats: Positive = 1
+    max_images: Positive = 8
+    device: str = "auto"
+    live_every: Positive | None = None
+    leak: LeakConfig = LeakConfig()
+
+
+def _defense_list(value: Any) -> Any:
+    if isinstance(value, str):  # a run config holds no lists, so it carries YAML text
+        try:
+            value = parse_yaml(value)
+        except BractError as error:
+            raise ValueError(str(error)) from None
+    if not isinstance(value, list):
+        return [] if value is None else value
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in value]
+    for entry in entries:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+            raise ValueError(
+                "expected a defense's name, or name: and its hyper-parameters, "
+                f"found {shown(entry)}"
+            )
+    return entries
+
+
+class _NamedDefense(BaseModel):
+    """A defense's name beside its hyper-parameters: what a file may hold, for editors alone."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+
+def _scheme_alone(value: Any) -> Any:
+    return {"scheme": value} if isinstance(value, str) else value
+
+
+class FederationConfig(Section):
+    """One federation, from data to audit. Every seed derives from ``seed``.
+
+    ``defenses`` is the ordered list that every client applies to its update: each entry is a
+    name, or has a ``name`` and that defense's own hyper-parameters (see `bract.defenses`).
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "federation"
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    clients: Positive = 3
+    rounds: Positive = 5
+    device: str = "auto"
+    truth: bool = False
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    strategy: StrategyConfig = FedAvgConfig()
+    defenses: Annotated[
+        list[dict[str, Any]],
+        BeforeValidator(_defense_list, json_schema_input_type=list[str | _NamedDefense] | None),
+    ] = []
+    encryption: Annotated[
+        EncryptionConfig,
+        BeforeValidator(
+            _scheme_alone, json_schema_input_type=Literal["none", "paillier"] | EncryptionConfig
+        ),
+    ] = EncryptionConfig()
+    capture: CaptureConfig = CaptureConfig()
+    audit: AuditConfig = AuditConfig()
+    deployment: DeploymentConfig | None = None
+
+    @model_validator(mode="after")
+    def _encryption_cannot_overflow(self) -> FederationConfig:
+        if self.encryption.enabled and self.strategy.implementation:
+            raise ValueError(
+                f"strategy {self.strategy.name!r} of an installed package cannot add ciphertexts "
+                "up; set encryption: none or take one of bract's own strategies"
+            )
+        p_hat = self.strategy.p_hat if isinstance(self.strategy, FedBoostingConfig) else None
+        problem = self.encryption.problem(self.clients, p_hat)
+        if problem is not None:
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_match_clients(self) -> FederationConfig:
+        partition = self.data.partition
+        if isinstance(partition, SizesPartition) and len(partition.sizes) != self.clients:
+            raise ValueError(
+                f"data.partition.sizes has {len(partition.sizes)} entries for "
+                f"{self.clients} clients; give one size a client"
+            )
+        if self.deployment is not None and len(self.deployment.sites) != self.clients:
+            raise ValueError(
+                f"deployment.sites names {len(self.deployment.sites)} sites for {self.clients} "
+                "clients; name one a client"
+            )
+        if self.training.algorithm == "fedsgd" and self.training.local_steps not in (None, 1):
+            raise ValueError(
+                f"training.local_steps is {self.training.local_steps}, but fedsgd uploads the "
+                "gradient of one batch; remove it or set training.algorithm: fedavg"
+            )
+        if self.strategy.name == "fedboosting" and self.data.validation == 0.0:
+            raise ValueError(
+                "data.validation is 0, but fedboosting judges every model on the clients' "
+                "validation splits; set data.validation: 0.1"
+            )
+        return self
+
+
+def load_config(path: Path) -> FederationConfig:
+    """Read and check a federation's YAML file.
+
+    Raises
+    ------
+    BractError
+        Naming the file, the key, what was found and what was expected.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BractError(f"{path}: no such file; `bract init` writes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BractError(f"{path}: cannot be read as text: {error}") from error
+    return parse_config(text, source=str(path))
+
+
+def parse_config(text: str, *, source: str = "config") -> FederationConfig:
+    """Check the text of a federation's YAML file; ``source`` names it in errors."""
+    try:
+        content = parse_yaml(text)
+    except BractError as error:
+        raise BractError(f"{source}: {error}") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise BractError(
+            f"{source}: expected keys and values at the top level, found a {type(content).__name__}"
+        )
+    return build_config(content, source=source)
+
+
+def build_config(content: dict[str, Any], *, source: str = "config") -> FederationConfig:
+    """Check a federation given as nested dictionaries."""
+    try:
+        return FederationConfig.model_validate(content)
+    except ValidationError as error:
+        raise BractError(f"{source}: {_describe(error)}") from error
+
+
+def config_of_run(run_config: Mapping[str, Any]) -> FederationConfig:
+    """Read a federation from a Flower run config, the same way on server and clients.
+
+    The key ``federation`` holds YAML text; every other key (``rounds``, ``training.lr``) is laid
+    over it, so that ``flwr run . --run-config "rounds=3"`` works.
+    """
+    base = parse_config(str(run_config.get("federation") or ""), source="run config")
+    content = base.model_dump(mode="json")
+    # The key that chooses a section's kind goes first: the other kind's own keys leave with it.
+    overrides = sorted(run_config.items(), key=lambda item: item[0] != "strategy.name")
+    for key, value in overrides:
+        if key in ("federation", "run-dir"):
+            continue
+        if key == "strategy.name" and value != base.strategy.name:
+            shared = StrategySection.model_fields
+            content["strategy"] = {k: v for k, v in content["strategy"].items() if k in shared}
+        *sections, last = key.split(".")
+        target = content
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise BractError(f"run config: {shown(key)}: {shown(section)} is no section")
+        target[last] = value
+    return build_config(content, source="run config")
+
+
+def dump_config(config: FederationConfig) -> str:
+    """Write a configuration as YAML that `parse_config` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _describe(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        location = [str(part) for part in problem["loc"]]
+        known = _keys_at(location[:-1])
+        location = [part for i, part in enumerate(location) if not _is_kind(location[: i + 1])]
+        where = ".".join(location)
+        if problem["type"] == "union_tag_invalid" and where == "strategy":
+            lines.append(unknown("strategy", problem["ctx"]["tag"], STRATEGY_SECTIONS))
+        elif problem["type"] == "extra_forbidden":
+            lines.append(unknown("key", where, [".".join([*location[:-1], k]) for k in known]))
+        elif not where:
+            lines.append(str(problem["ctx"]["error"]) if "ctx" in problem else problem["msg"])
+        else:
+            lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
+    return listed(lines)
+
+
+def _is_kind(location: list[str]) -> bool:
+    """Tell whether the last part is the name of a section's kind, which no file spells as a key."""
+    return location[-1] in KINDS.get(tuple(location[:-1]), {})
+
+
+def _keys_at(location: list[str]) -> list[str]:
+    section: type[BaseModel] = FederationConfig
+    for i, part in enumerate(location):
+        if _is_kind(location[: i + 1]):
+            section = KINDS[tuple(location[:i])][part]
+            continue
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    return list(section.model_fields)

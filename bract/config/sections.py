@@ -1,0 +1,222 @@
+"""The sections of a federation's configuration: data, model, training, strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializeAsAny,
+    Tag,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from bract.registry import Registry
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A section: an unknown key is an error, no value changes, and numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _usable(path: Path) -> Path:
+    text = str(path)
+    if "\0" in text or len(text.encode(errors="replace")) > 4000:
+        raise ValueError("no path: it holds a null character, or more than 4000 bytes")
+    if any(len(part.encode(errors="replace")) > 255 for part in path.parts):
+        raise ValueError("no path: a name in it has more than 255 bytes")
+    return path
+
+
+class IidPartition(Section):
+    """Every client holds a random share of equal size."""
+
+    kind: Literal["iid"] = "iid"
+
+
+class DirichletPartition(Section):
+    """Class shares drawn from Dirichlet(alpha): the smaller alpha, the less alike the clients."""
+
+    kind: Literal["dirichlet"]
+    alpha: Annotated[float, Field(gt=0.0)] = 0.5
+    min_examples: Positive = 1
+
+
+class ShardsPartition(Section):
+    """Examples sorted by label and cut into shards; each client holds a few of them."""
+
+    kind: Literal["shards"]
+    shards_per_client: Positive = 2
+
+
+class SizesPartition(Section):
+    """Clients of stated sizes, drawn at random: ``sizes[i]`` examples for client ``i``."""
+
+    kind: Literal["sizes"]
+    sizes: list[Positive]
+
+
+Partition = Annotated[
+    IidPartition | DirichletPartition | ShardsPartition | SizesPartition,
+    Field(discriminator="kind"),
+]
+
+
+class DataConfig(Section):
+    """What the clients learn from, and how it is split over them.
+
+    ``normalisation`` is declared here once: training, attack and scoring all use it.
+    """
+
+    name: str = "digits"
+    path: Annotated[Path, AfterValidator(_usable)] | None = None
+    download: bool = False
+    image_size: Annotated[int, Field(ge=8, le=512)] = 32
+    channels: Literal[1, 3] | None = None
+    normalisation: Literal["dataset", "none"] = "dataset"
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    partition: Partition = IidPartition()
+
+
+class ModelConfig(Section):
+    """The global model: a name of the registry, or ``package.module:callable``."""
+
+    name: str = "lenet"
+    activation: Literal["sigmoid", "relu"] = "sigmoid"
+    init: Literal["default", "uniform"] = "default"
+
+
+class TrainingConfig(Section):
+    """What a client does with the model in one round.
+
+    ``fedsgd`` uploads the gradient of one batch; ``fedavg`` trains for ``local_steps`` batches,
+    or ``local_epochs`` passes where ``local_steps`` is not given, and uploads the difference.
+    """
+
+    algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
+    batch_size: Positive = 8
+    local_epochs: Positive = 1
+    local_steps: Positive | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Annotated[float, Field(gt=0.0)] = 0.1
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+
+
+class StrategySection(Section):
+    """What every strategy has; a subclass adds its ``name`` and the strategy's own arguments.
+
+    A package that adds a strategy registers such a subclass, whose ``name`` is a ``Literal`` and
+    whose ``implementation`` says where the strategy itself is: ``package.module:Class``, a subclass
+    of `bract.strategies.FedAvg`. It is imported by the server alone.
+    """
+
+    implementation: ClassVar[str] = ""
+
+    server_lr: Annotated[float, Field(gt=0.0)] = 1.0
+    fraction: Fraction = 1.0
+    tolerate_failures: bool = False
+    timeout: Annotated[float, Field(gt=0.0)] = 600.0
+
+
+class FedAvgConfig(StrategySection):
+    """Average the updates, by number of examples or uniformly.
+
+    ``max_share`` is the largest weight of one client among three or more.
+    """
+
+    name: Literal["fedavg"] = "fedavg"
+    weighting: Literal["examples", "uniform"] = "examples"
+    max_share: Fraction = 0.75
+
+
+class FedProxConfig(StrategySection):
+    """FedAvg whose clients add ``proximal_mu / 2 * ||w - w_global||^2`` to their loss."""
+
+    name: Literal["fedprox"]
+    weighting: Literal["examples", "uniform"] = "examples"
+    max_share: Fraction = 0.75
+    proximal_mu: Annotated[float, Field(ge=0.0)] = 0.1
+
+
+class FedBoostingConfig(StrategySection):
+    """Weigh each client by how its fused model does on every client's validation split."""
+
+    name: Literal["fedboosting"]
+    weighting: Literal["softmax", "proportional"] = "softmax"
+    signal: Literal["accuracy", "loss"] = "accuracy"
+    fusing: Literal["fixed", "random"] = "fixed"
+    p_hat: Annotated[float, Field(gt=0.5, le=1.0)] = 0.9
+
+
+def _plugin_problem(name: str, entry: object) -> str | None:
+    if not (isinstance(entry, type) and issubclass(entry, StrategySection)):
+        return f"{entry!r} is no subclass of bract.config.StrategySection; name one that is"
+    field = entry.model_fields.get("name")
+    if field is None or get_args(field.annotation) != (name,):
+        return f'{entry.__name__} has no name: Literal["{name}"]; add it'
+    if ":" not in entry.implementation:
+        return f"{entry.__name__}.implementation is no package.module:Class; name the strategy"
+    return None
+
+
+STRATEGY_SECTIONS: Registry[type[StrategySection]] = Registry(
+    "strategy", group="bract.strategies", check=_plugin_problem
+)
+STRATEGY_SECTIONS.register("fedavg")(FedAvgConfig)
+STRATEGY_SECTIONS.register("fedboosting")(FedBoostingConfig)
+STRATEGY_SECTIONS.register("fedprox")(FedProxConfig)
+
+
+def _strategy_name(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.get("name", "fedavg")
+    return getattr(value, "name", None)
+
+
+def _with_plugins(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Check a section against bract's own strategies, or those of installed packages."""
+    name = _strategy_name(value)
+    if name in _OWN or not isinstance(name, str) or name not in STRATEGY_SECTIONS:
+        return check(value)
+    # A tagged choice, so that errors lie where those of bract's own sections do.
+    tagged: Any = Annotated[STRATEGY_SECTIONS[name], Tag(name)]
+    choice: Any = Annotated[
+        tagged | Annotated[FedAvgConfig, Tag("fedavg")], Discriminator(_strategy_name)
+    ]
+    return TypeAdapter(choice).validate_python(value)
+
+
+_OWN = ("fedavg", "fedboosting", "fedprox")
+
+StrategyConfig = Annotated[
+    Annotated[FedAvgConfig, Tag("fedavg")]
+    | Annotated[FedBoostingConfig, Tag("fedboosting")]
+    | Annotated[FedProxConfig, Tag("fedprox")],
+    Discriminator(_strategy_name),
+    WrapValidator(_with_plugins),
+    SerializeAsAny(),
+]
+
+
+KINDS: dict[tuple[str, ...], Mapping[str, type[Section]] | Registry[type[StrategySection]]] = {
+    ("strategy",): STRATEGY_SECTIONS,
+    ("data", "partition"): {
+        "iid": IidPartition,
+        "dirichlet": DirichletPartition,
+        "shards": ShardsPartition,
+        "sizes": SizesPartition,
+    },
+}
+"""Where the value of one key (``name``, ``kind``) chooses the section's class, and the choices."""

@@ -1,0 +1,78 @@
+"""Defenses as a configuration or a declaration lists them: a name and hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from torch import nn
+
+from bract.defenses.base import DEFENSES, Defense, DefenseSpec
+from bract.errors import BractError, listed, shown
+from bract.registry import unknown
+
+S = TypeVar("S", bound=DefenseSpec)
+
+
+def read_defense(entry: Mapping[str, Any]) -> Defense:
+    """Build one defense from its name and hyper-parameters; the rest has the defense's defaults.
+
+    Raises
+    ------
+    BractError
+        If the name or a hyper-parameter is unknown (naming the nearest), or a value is out of
+        range.
+    """
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise BractError(f"defenses: expected entries with a name, found {shown(entry)}")
+    return read_settings(DEFENSES[str(entry["name"])], entry)
+
+
+def read_settings(kind: type[S], entry: Mapping[str, Any]) -> S:
+    """Build one kind of defense from an entry, whose name counts as checked.
+
+    Raises
+    ------
+    BractError
+        Naming the defense, each wrong hyper-parameter, what was found and what was expected.
+    """
+    try:
+        return kind(**{key: value for key, value in entry.items() if key != "name"})
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                lines.append(unknown("hyper-parameter", where, kind.model_fields))
+            elif where:
+                lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
+            else:
+                lines.append(problem["msg"])
+        raise BractError(f"defense {kind.name!r}: {listed(lines)}") from error
+
+
+def prepare_model(model: nn.Module, defenses: Iterable[Mapping[str, Any]]) -> nn.Module:
+    """Apply what the declared defenses change in the model, in their order, in place.
+
+    Parameters
+    ----------
+    defenses
+        Name and hyper-parameters of each defense, as the protocol declares them. Those that
+        change no model, and those that are not known here, are passed over.
+
+    Returns
+    -------
+    nn.Module
+        The model that server, clients and attackers share; it holds no client's secrets.
+
+    Raises
+    ------
+    BractError
+        If the model does not fit a defense, or a declared hyper-parameter of one that changes the
+        model is wrong.
+    """
+    for entry in defenses:
+        if entry["name"] in DEFENSES and DEFENSES[entry["name"]].changes_model():
+            model = read_defense(entry).prepare_model(model)
+    return model

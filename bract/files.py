@@ -1,0 +1,186 @@
+"""Write files whole: under a temporary name of their own first, then renamed.
+
+A reader sees the earlier content or the new one, never a part. The temporary name is drawn at
+random and created exclusively, so no link that somebody else planted is followed. A file of lines
+of JSON grows by `append_line`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch import Tensor
+
+from bract.errors import WriteFailedError
+
+PRIVATE = 0o600
+
+
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> Path:
+    """Write a file whole and return its path.
+
+    Parameters
+    ----------
+    private
+        Whether the owner alone may read and write it (mode 0600), from its first byte on.
+
+    Raises
+    ------
+    WriteFailedError
+        If it cannot be written, naming the file, what was needed and what is free; an earlier
+        file of that name is then still there, and nothing else is left.
+    """
+    with replacing(path, size=len(content)) as temporary:
+        mode = PRIVATE if private else 0o666
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    return path
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> Path:
+    """Write text as UTF-8, as `write_bytes` does; lone surrogates are written as escapes."""
+    return write_bytes(path, text.encode("utf-8", errors="backslashreplace"), private=private)
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    private: bool = False,
+    about: Mapping[str, str] | None = None,
+) -> Path:
+    """Write tensors, of any device, as one safetensors file, as `write_bytes` does.
+
+    ``about`` is text by name that the file holds besides.
+    """
+    held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return write_bytes(path, save(held, dict(about) if about else None), private=private)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, size: int | None = None) -> Iterator[Path]:
+    """Give a temporary name beside ``path``; what was made under it becomes ``path`` at the end.
+
+    It may be made a file or a folder; an earlier folder of that name is removed.
+
+    Parameters
+    ----------
+    size
+        Bytes that are going to be written, for the error message.
+
+    Raises
+    ------
+    WriteFailedError
+        If writing or renaming fails; what was made under the temporary name is removed.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise write_failed(path, error, size) from error
+    finally:
+        with contextlib.suppress(OSError):
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line of text and see it on the disk.
+
+    What a writer that was killed left of a last line is removed first, unless only its end is
+    missing: the new line does not continue it.
+
+    Raises
+    ------
+    WriteFailedError
+        If it cannot be written; the file then ends as it did.
+    """
+    content = line.encode("utf-8", errors="backslashreplace") + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            end = _end_of_lines(file)
+            try:
+                file.seek(end)
+                file.truncate()
+                written = 0
+                while written < len(content):
+                    written += file.write(content[written:])
+                os.fsync(file.fileno())
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
+    except OSError as error:
+        raise write_failed(path, error, len(content)) from error
+
+
+def _end_of_lines(file: io.FileIO) -> int:
+    """Return where the last whole line ends; the end is put to one that lacks only that."""
+    size = start = file.seek(0, os.SEEK_END)
+    rest = b""
+    while start and b"\n" not in rest:
+        start = max(0, start - (1 << 16))
+        file.seek(start)
+        rest = file.read(size - start)
+    rest = rest[rest.rfind(b"\n") + 1 :]
+    end = size - len(rest)
+    if not rest:
+        return end
+    try:
+        json.loads(rest)
+    except (ValueError, RecursionError):
+        return end
+    file.write(b"\n")
+    return size + 1
+
+
+def write_failed(path: Path, error: Exception, size: int | None = None) -> WriteFailedError:
+    """Return the error that names the file, what was needed (bytes) and what is free."""
+    return WriteFailedError(_reason(path, error, size))
+
+
+def _reason(path: Path, error: Exception, size: int | None) -> str:
+    detail = (isinstance(error, OSError) and error.strerror) or str(error)
+    text = f"{path}: cannot be written: {detail}"
+    needed = "" if size is None else f"{readable_size(size)} needed, "
+    with contextlib.suppress(OSError):
+        folder = next(p for p in (path.parent, *path.parents) if p.is_dir())
+        text += f" ({needed}{readable_size(shutil.disk_usage(folder).free)} free)"
+    return text
+
+
+def utf8(path: Path) -> str:
+    """Return an absolute path as text for a process that reads paths as UTF-8.
+
+    In a locale that has less than that, Python holds a path's other bytes as lone surrogates.
+    """
+    return os.fsencode(path.absolute()).decode("utf-8", errors="surrogateescape")
+
+
+def readable_size(size: float) -> str:
+    """Return a number of bytes for a person, such as ``3.2 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

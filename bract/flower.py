@@ -1,0 +1,134 @@
+"""Everything of Flower that is not its public API, in one place.
+
+Public are `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.serverapp.strategy`; any module
+imports from those. What stands here was read in the source of one release and may be gone in the
+next one: nothing else of bract names it. docs/flower.md says what rests on what.
+
+    python -m bract.flower      # what of this the installed Flower lacks
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flwr.clientapp.typing import ClientAppCallable as ClientAppCallable
+    from flwr.common.constant import ErrorCode as ErrorCode
+    from flwr.proto.control_pb2 import ListNodesRequest as ListNodesRequest
+    from flwr.proto.control_pb2 import RegisterNodeRequest as RegisterNodeRequest
+    from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
+    from flwr.supercore.constant import TaskType as TaskType
+    from flwr.supercore.control import ControlHttpClient as ControlHttpClient
+    from flwr.supercore.interceptors.http.runtime_version import (
+        RuntimeVersionHttpInterceptor as RuntimeVersionHttpInterceptor,
+    )
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes as public_key_to_bytes
+    from flwr.supercore.protobuf.client import ProtobufClient as ProtobufClient
+    from flwr.supercore.run import Run as Run
+    from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
+
+SERIES = "1.41"
+"""The release whose source was read."""
+
+REQUIREMENT = "flwr>=1.41,<1.42"
+
+NAMES = {
+    "ClientAppCallable": "flwr.clientapp.typing",
+    "ErrorCode": "flwr.common.constant",
+    "TaskType": "flwr.supercore.constant",
+    "ProtobufClient": "flwr.supercore.protobuf.client",
+    "Run": "flwr.supercore.run",
+    "TaskIdentity": "flwr.supercore.task_identity",
+    "ListNodesRequest": "flwr.proto.control_pb2",
+    "RegisterNodeRequest": "flwr.proto.control_pb2",
+    "UnregisterNodeRequest": "flwr.proto.control_pb2",
+    "ControlHttpClient": "flwr.supercore.control",
+    "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors.http.runtime_version",
+    "public_key_to_bytes": "flwr.supercore.primitives.asymmetric",
+}
+"""Names that can be imported from here, and where they are."""
+
+COMMANDS = {
+    "flwr": "flwr.cli.app:app",
+    "flower-superlink": "flwr.superlink.cli:flower_superlink",
+    "flower-supernode": "flwr.supernode.cli:flower_supernode",
+    "flower-superexec": "flwr.supercore.cli:flower_superexec",
+    "flwr-clientapp": "flwr.supernode.cli:flwr_clientapp",
+    "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
+}
+"""Entry points of Flower's commands."""
+
+STARTERS = {
+    "flower-superlink": "flwr.superlink.cli.flower_superlink",
+    "flower-supernode": "flwr.supernode.start_client_internal",
+    "flower-superexec": "flwr.supercore.superexec.executor.subprocess_executor",
+}
+"""Modules in which a command starts other processes, through their name ``subprocess``."""
+
+SUPERNODE = "flwr.supernode.start_client_internal"
+"""Where a SuperNode takes messages and answers them."""
+
+CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
+"""Where the process of a ClientApp installs and loads the app."""
+
+_REPLACED = {
+    SUPERNODE: ("_insert_message", "_pull_and_store_message"),
+    CLIENTAPP: ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(NAMES[name]), name)
+
+
+def installed() -> str | None:
+    """Return the version of Flower that is installed, None where there is none."""
+    try:
+        return version("flwr")
+    except PackageNotFoundError:
+        return None
+
+
+def is_supported(found: str | None) -> bool:
+    """Whether this is a version of the release whose source was read."""
+    return found is not None and f"{found}.".startswith(f"{SERIES}.")
+
+
+def private_names() -> list[tuple[str, str]]:
+    """Return module and name of everything private that bract rests on."""
+    return [
+        *((module, name) for name, module in NAMES.items()),
+        *((module, name) for module, _, name in (c.partition(":") for c in COMMANDS.values())),
+        *((module, "subprocess") for module in STARTERS.values()),
+        *((module, name) for module, names in _REPLACED.items() for name in names),
+    ]
+
+
+def missing() -> list[str]:
+    """Return what of `private_names` the installed Flower lacks, as ``module.name``."""
+    return [f"{module}.{name}" for module, name in private_names() if not _is_there(module, name)]
+
+
+def _is_there(module: str, name: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ImportError:
+        return False
+
+
+def main() -> None:
+    """Print what the installed Flower lacks; exit with 1 where it lacks something."""
+    lacking = missing()
+    names = private_names()
+    sys.stdout.write(f"flwr {installed()}: {len(names) - len(lacking)} of {len(names)} names\n")
+    sys.stdout.writelines(f"missing: {name}\n" for name in lacking)
+    sys.exit(1 if lacking else 0)
+
+
+if __name__ == "__main__":
+    main()

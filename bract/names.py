@@ -1,0 +1,115 @@
+"""What clients call themselves: which names are allowed, and whose they are."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+
+from bract.errors import BractError, one_line
+
+_log = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 64
+RESERVED = frozenset({"aggregate"})
+"""Names that stand for something else: all clients' mean update, in an audit."""
+
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MOST_CHARACTERS - 1}}}")
+_OF_NODE = re.compile(r"node-(?P<id>\d+)", re.IGNORECASE)
+
+
+def check_name(name: object) -> str:
+    """Return a client's name that is safe as the name of a file or folder.
+
+    Raises
+    ------
+    BractError
+        If it is no text of letters, digits, ``_`` and ``-`` that begins with a letter or digit
+        and has at most `MOST_CHARACTERS` characters, or is reserved.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in RESERVED:
+        raise BractError(
+            f"the client name {one_line(repr(name), 80)} is not allowed; expected up to "
+            f"{MOST_CHARACTERS} letters, digits, '_' and '-', the first a letter or digit, and not "
+            f"{', '.join(sorted(RESERVED))}; set another `name` in the client's node config"
+        )
+    return name
+
+
+class ClientNames:
+    """Names bound to Flower's node ids for a run.
+
+    The first node that claims a name has it until it has left the federation; a node that has a
+    name keeps it. Names that differ in case only are the same name, because some file systems
+    hold them to be. ``node-<id>`` belongs to the node of that id.
+
+    Attributes
+    ----------
+    by_node
+        Node id to name, in the order in which the names were claimed.
+    """
+
+    def __init__(self) -> None:
+        self.by_node: dict[int, str] = {}
+
+    def of(self, node_id: int) -> str:
+        """Return a node's name, or ``node-<id>`` where it has none."""
+        return self.by_node.get(node_id, node_name(node_id))
+
+    def told(self, node_id: int, name: object) -> bool:
+        """Tell whether a node may be called what an error of its own calls it; binds nothing."""
+        try:
+            wanted = check_name(name)
+        except BractError:
+            return False
+        own = _OF_NODE.fullmatch(wanted)
+        if own and int(own["id"]) != node_id:
+            return False
+        return self.by_node.get(node_id, wanted) == wanted and self._holder(wanted) in (
+            None,
+            node_id,
+        )
+
+    def claim(
+        self, node_id: int, name: object, connected: Callable[[], Iterable[int]] | None = None
+    ) -> str:
+        """Bind a name to a node and return it.
+
+        Parameters
+        ----------
+        connected
+            Returns the ids of the nodes that are connected now; asked only where another node
+            has the name. None: nobody has left.
+
+        Raises
+        ------
+        BractError
+            If the name is not allowed, is another node's, or the node has another one.
+        """
+        wanted = check_name(name)
+        own = _OF_NODE.fullmatch(wanted)
+        if own and int(own["id"]) != node_id:
+            raise BractError(f"claims the name {wanted!r}, which stands for another node")
+        mine = self.by_node.get(node_id)
+        if mine is not None and mine != wanted:
+            raise BractError(f"claims the name {wanted!r}, but has called itself {mine!r} before")
+        holder = self._holder(wanted)
+        if holder is not None and holder != node_id:
+            if connected is None or holder in set(connected()):
+                raise BractError(
+                    f"claims the name {wanted!r}, which is node {holder}'s; give every client a "
+                    "`name` of its own in its node config"
+                )
+            _log.warning("%s is node %d from now on; node %d has left", wanted, node_id, holder)
+            del self.by_node[holder]
+        self.by_node[node_id] = wanted
+        return wanted
+
+    def _holder(self, name: str) -> int | None:
+        same = (n for n, held in self.by_node.items() if held.casefold() == name.casefold())
+        return next(same, None)
+
+
+def node_name(node_id: int) -> str:
+    """Return what the node of this id is called where its client gives no name."""
+    return f"node-{node_id}"

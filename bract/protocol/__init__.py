@@ -1,0 +1,1 @@
+"""What clients and server exchange, and what either side keeps of it."""

@@ -1,0 +1,322 @@
+"""The messages of encrypted aggregation beside training: who is there, and the keys.
+
+Everything here passes through the server, which can read it: public keys, sealed boxes, and partial
+decryptions that are encrypted under a key of their own, boxed for each client.
+
+=====================  =====================================================================
+message type           asks a client
+=====================  =====================================================================
+``query.hello``        who it is, which key it holds, and which round's model it keeps
+``query.deal``         to generate the key (or take its own) and box it for the named clients
+``query.partial``      for partial decryptions of aggregates, boxed for the named clients
+``evaluate.final``     to apply the last aggregate, judge the final model and keep it
+=====================  =====================================================================
+
+A client that cannot do what it was asked, because it lacks the key or an aggregate, or was sent
+partial decryptions that are not proven, answers with a `Hello` of its present state, and is sent
+what it lacks.
+
+Every reader here takes what anybody may have written: what is wrong with it raises `BractError`.
+
+Longer than most modules, so that each message is written and read in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+import bract
+from bract.errors import BractError, one_line
+from bract.names import check_name
+from bract.paillier import (
+    Context,
+    Identity,
+    load_public,
+    open_sealed,
+    require_usable,
+    seal,
+)
+from bract.protocol.ciphertexts import readable
+
+HELLO_TYPE = "query.hello"
+DEAL_TYPE = "query.deal"
+PARTIAL_TYPE = "query.partial"
+FINAL_TYPE = "evaluate.final"
+
+HELLO = "hello"
+KEY_BOX = "key-box"
+RECIPIENTS = "recipients"
+DEALT = "dealt"
+TAG_KEY = "tag"
+COUNT_KEY = "vectors"
+SESSION_KEY = "bract-session"
+"""Names one run, which a resumed run keeps: keys and models of another one are not its own."""
+
+_KEY_PURPOSE = "private key"
+_MOST_KEY = 16_384
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a client says of itself.
+
+    Attributes
+    ----------
+    node_id, client, partition
+        Flower's node id, the client's name, and its part of the data, from 0.
+    key
+        Text of the public key whose private key or share it holds; empty where it holds none.
+    identity
+        Its X25519 public key for this run, 32 bytes.
+    model_round
+        The round after which it holds the global model; 0 the initial one, -1 none.
+    refused
+        Node ids whose partial decryptions it was sent and refused.
+    """
+
+    node_id: int
+    client: str
+    partition: int
+    key: bytes
+    identity: bytes
+    model_round: int
+    refused: tuple[int, ...] = ()
+
+    @property
+    def key_id(self) -> str:
+        """Identity of the key that it says it holds; empty where it holds none."""
+        with readable():
+            return load_public(self.key).key_id if self.key else ""
+
+    def to_content(self) -> RecordDict:
+        """Write to the content of a reply."""
+        fields = ConfigRecord(
+            {
+                "client": self.client,
+                "bract-version": bract.__version__,
+                "partition": self.partition,
+                "key": self.key,
+                "identity": self.identity,
+                "model-round": self.model_round,
+                "refused": [str(node_id) for node_id in self.refused],
+            }
+        )
+        return RecordDict({HELLO: fields})
+
+    @classmethod
+    def read(cls, message: Message, node_id: int) -> Hello:
+        """Read a reply.
+
+        Raises
+        ------
+        BractError
+            If the reply holds no such record, or one that no client of bract writes: an X25519 key
+            with which nothing can be sealed, text that is no public key, a name with line breaks.
+        """
+        try:
+            fields = message.content.config_records[HELLO]
+            hello = cls(
+                node_id=node_id,
+                client=check_name(fields["client"]),
+                partition=as_integer(fields["partition"]),
+                key=as_bytes(fields["key"]),
+                identity=as_bytes(fields["identity"]),
+                model_round=as_integer(fields["model-round"]),
+                refused=tuple(map(as_integer, as_list(fields["refused"]))),
+            )
+        except (KeyError, ValueError) as error:
+            if isinstance(error, BractError):
+                raise
+            raise BractError(
+                f"node {node_id} did not say which key it holds ({one_line(error, 200)}); "
+                "encrypted runs need bract's own ClientApp of the server's version"
+            ) from error
+        with readable():
+            require_usable(hello.identity)
+        if len(hello.key) > _MOST_KEY:
+            raise BractError(f"sent {len(hello.key)} bytes as its public key")
+        if hello.model_round < -1:
+            raise BractError(f"holds the model of round {hello.model_round}, expected -1 or more")
+        assert hello.key_id is not None  # parses the key
+        return hello
+
+
+def is_hello(message: Message) -> bool:
+    """Tell a client's word that it lacks something from an answer."""
+    return message.has_content() and HELLO in message.content
+
+
+def write_recipients(identities: Mapping[int, bytes]) -> ConfigRecord:
+    """Name who is to open the boxes: node ids and their X25519 public keys."""
+    return ConfigRecord(
+        {"nodes": [str(n) for n in identities], "identities": list(identities.values())}
+    )
+
+
+def read_recipients(content: RecordDict) -> dict[int, bytes]:
+    """Read what `write_recipients` wrote.
+
+    Raises
+    ------
+    BractError
+        If it is missing or garbage.
+    """
+    try:
+        fields = content.config_records[RECIPIENTS]
+        nodes, identities = as_list(fields["nodes"]), as_list(fields["identities"])
+        pairs = zip(map(as_integer, nodes), map(as_bytes, identities), strict=True)
+        return dict(pairs)
+    except (KeyError, ValueError) as error:
+        raise BractError(f"was not told for whom to seal ({one_line(error, 200)})") from error
+
+
+def box_keys(
+    keys: Mapping[int, bytes],
+    identities: Mapping[int, bytes],
+    *,
+    session: str,
+    sender: int,
+    identity: Identity,
+) -> dict[int, bytes]:
+    """Seal a private key or share for each recipient, by node id.
+
+    Parameters
+    ----------
+    sender, identity
+        Node id and X25519 key pair of who seals.
+    """
+    with readable():
+        return {
+            node: seal(
+                keys[node],
+                identities[node],
+                box_context(session, sender, node, _KEY_PURPOSE),
+                sender=identity,
+            )
+            for node in keys
+        }
+
+
+def key_box_sender(content: RecordDict) -> bytes:
+    """Return the X25519 public key of who is said to have sealed the box of a train message.
+
+    Raises
+    ------
+    BractError
+        If the box is garbage.
+    """
+    try:
+        return as_bytes(content.config_records[KEY_BOX]["identity"])
+    except (KeyError, ValueError) as error:
+        raise BractError(f"was sent a key box that does not say whose it is ({error})") from error
+
+
+def open_key_box(content: RecordDict, identity: Identity, *, session: str, recipient: int) -> bytes:
+    """Open the box that a train message carries.
+
+    Raises
+    ------
+    BractError
+        If it is not for this client and run, not of the stated sender, or was altered.
+    """
+    public = key_box_sender(content)
+    try:
+        fields = content.config_records[KEY_BOX]
+        sender, box = as_integer(fields["sender"]), as_bytes(fields["box"])
+    except (KeyError, ValueError) as error:
+        raise BractError(f"was sent a damaged key box ({error})") from error
+    context = box_context(session, sender, recipient, _KEY_PURPOSE)
+    with readable():
+        return open_sealed(box, identity, context, sender_public=public)
+
+
+def write_key_box(sender: int, identity: bytes, box: bytes) -> ConfigRecord:
+    """Pass a box on to its recipient, with the node id and X25519 public key of its sender."""
+    return ConfigRecord({"sender": str(sender), "identity": identity, "box": box})
+
+
+def write_dealt(public: bytes, boxes: Mapping[int, bytes]) -> RecordDict:
+    """Answer `DEAL_TYPE`: the public key, and one box a recipient."""
+    fields = ConfigRecord(
+        {"key": public, "nodes": [str(n) for n in boxes], "boxes": list(boxes.values())}
+    )
+    return RecordDict({DEALT: fields})
+
+
+def read_dealt(message: Message) -> tuple[bytes, dict[int, bytes]]:
+    """Read the public key's text and the boxes by node id.
+
+    Raises
+    ------
+    BractError
+        If the reply holds none.
+    """
+    try:
+        fields = message.content.config_records[DEALT]
+        nodes, boxes = as_list(fields["nodes"]), as_list(fields["boxes"])
+        pairs = dict(zip(map(as_integer, nodes), map(as_bytes, boxes), strict=True))
+        return as_bytes(fields["key"]), pairs
+    except (KeyError, ValueError) as error:
+        raise BractError(f"sent no key boxes ({one_line(error, 200)})") from error
+
+
+def aggregate_name(number: int) -> str:
+    """Name of the record with one round's aggregate."""
+    return f"aggregate-{number}"
+
+
+def round_tag(number: int) -> str:
+    """What the partial decryptions of one round's aggregate are called."""
+    return f"round-{number}"
+
+
+def fused_tag(number: int) -> str:
+    """What the partial decryptions of one round's fused models are called."""
+    return f"fused-{number}"
+
+
+def vector_name(index: int) -> str:
+    """Name of the record with one aggregate to decrypt partially."""
+    return f"vector-{index}"
+
+
+def stripped_name(index: int) -> str:
+    """Name of the record with what `bract.paillier.strip_messages` made of it."""
+    return f"stripped-{index}"
+
+
+def box_context(session: str, sender: int, recipient: int, purpose: str) -> Context:
+    """Return what a box belongs to: run, parties and purpose."""
+    return Context(session, str(sender), str(recipient), purpose)
+
+
+def as_integer(value: object) -> int:
+    """Return a whole number of a config record, which may be written as text."""
+    if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > 20:
+        raise ValueError(f"expected a whole number, found {type(value).__name__}")
+    return int(value)
+
+
+def as_bytes(value: object) -> bytes:
+    """Return a config record's value, refusing what is no bytes."""
+    if not isinstance(value, bytes):
+        raise ValueError(f"expected bytes, found {type(value).__name__}")
+    return value
+
+
+def as_text(value: object) -> str:
+    """Return a config record's value, refusing what is no text."""
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, found {type(value).__name__}")
+    return value
+
+
+def as_list(value: object) -> list[Any]:
+    """Return a config record's value, refusing what is no list."""
+    if not isinstance(value, list):
+        raise ValueError(f"expected a list, found {type(value).__name__}")
+    return value

@@ -1,0 +1,51 @@
+"""A client's Paillier key as text or file: the whole private key, or one share of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bract.errors import BractError
+from bract.paillier import (
+    KeyShare,
+    PrivateKey,
+    dump_private,
+    dump_share,
+    load_private,
+    load_share,
+    read_private,
+    read_share,
+)
+from bract.protocol.ciphertexts import readable
+
+Key = PrivateKey | KeyShare
+
+
+def read_key_file(path: Path) -> Key:
+    """Read a private key or key share that `bract keygen` wrote.
+
+    Raises
+    ------
+    BractError
+        If the file is missing, damaged, or holds no private key and no share.
+    """
+    try:
+        text = path.read_bytes()
+        with readable():
+            return read_share(path) if _is_share(text) else read_private(path)
+    except OSError as error:
+        raise BractError(f"{path}: the key cannot be read ({error.strerror or error})") from error
+
+
+def parse_key(text: bytes) -> Key:
+    """Read the text of a key."""
+    with readable():
+        return load_share(text) if _is_share(text) else load_private(text)
+
+
+def dump_key(key: Key) -> bytes:
+    """Return the text of a key, unencrypted."""
+    return dump_share(key) if isinstance(key, KeyShare) else dump_private(key)
+
+
+def _is_share(text: bytes) -> bool:
+    return b"BRACT PAILLIER KEY SHARE" in text

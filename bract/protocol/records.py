@@ -1,0 +1,327 @@
+"""The Flower records that server and client exchange: their names, and how to write and read them.
+
+A train message carries ``arrays`` (parameters and buffers of the global model) and ``config``. A
+reply carries ``update`` (see `bract.protocol.update`), ``buffers`` where the model has any,
+``metrics`` and ``declared``: the client's name, its version of bract, and what the protocol
+declares. Where updates are encrypted (see `bract.protocol.ciphertexts`), ``ciphertexts`` replaces
+``update`` and ``buffers``.
+
+Longer than most modules, so that each record is written and read in one place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from bract.errors import BractError, one_line, shown
+from bract.names import check_name
+from bract.protocol.arrays import from_arrays as from_arrays
+from bract.protocol.arrays import to_arrays as to_arrays
+from bract.protocol.update import Tensors, difference
+from bract.schema.capture import MOST_EXAMPLES
+from bract.strict_json import parse_json
+
+ARRAYS = "arrays"
+CONFIG = "config"
+UPDATE = "update"
+BUFFERS = "buffers"
+CIPHERTEXTS = "ciphertexts"
+METRICS = "metrics"
+DECLARED = "declared"
+DEFENSES = "bract.defenses"
+
+ROUND_KEY = "server-round"
+VERSION_KEY = "bract-version"
+NUM_EXAMPLES_KEY = "num-examples"
+PROXIMAL_KEY = "proximal-mu"
+
+_MOST_METRICS = 256
+_MOST_NAME = 100
+
+BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One client's answer to a train message, as the server reads it.
+
+    Attributes
+    ----------
+    node_id, client
+        Flower's node id, and the name that the client gave itself.
+    update, buffers
+        The update, and the buffers after local training.
+    num_examples
+        Examples that the client trained on; weights FedAvg.
+    metrics
+        What the client measured, by name.
+    protocol
+        What it declares of its computation (keys of
+        `bract.protocol.observation.ClientDeclaration`).
+    ciphertexts
+        The encrypted update, ``uint8`` tensors; ``update`` and ``buffers`` are then empty.
+    """
+
+    node_id: int
+    client: str
+    update: Tensors
+    num_examples: int
+    buffers: Tensors = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    declaration: dict[str, Any] = field(default_factory=dict)
+    ciphertexts: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that sent an error, or nothing, in place of an update."""
+
+    node_id: int
+    client: str
+    reason: str
+
+
+def write_reply(
+    *,
+    client: str,
+    version: str,
+    update: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    num_examples: int,
+    metrics: Mapping[str, float],
+    declaration: Mapping[str, Any],
+    reply_to: Message,
+    ciphertexts: ArrayRecord | None = None,
+) -> Message:
+    """Build a client's reply to a train message.
+
+    With ``ciphertexts`` neither ``update`` nor ``buffers`` is sent.
+    """
+    content = RecordDict(
+        {
+            **({CIPHERTEXTS: ciphertexts} if ciphertexts else {UPDATE: to_arrays(update)}),
+            METRICS: MetricRecord({NUM_EXAMPLES_KEY: num_examples, **metrics}),
+            DECLARED: ConfigRecord(
+                {
+                    "client": client,
+                    VERSION_KEY: version,
+                    "declaration": json.dumps(dict(declaration)),
+                }
+            ),
+        }
+    )
+    if buffers and not ciphertexts:
+        content[BUFFERS] = to_arrays(buffers)
+    return Message(content, reply_to=reply_to)
+
+
+def write_final(
+    client: str, metrics: Mapping[str, float], *, num_examples: int, reply_to: Message
+) -> Message:
+    """Build a client's word on the final model of an encrypted run."""
+    content = RecordDict(
+        {
+            METRICS: MetricRecord({NUM_EXAMPLES_KEY: num_examples, **metrics}),
+            DECLARED: ConfigRecord({"client": client}),
+        }
+    )
+    return Message(content, reply_to=reply_to)
+
+
+def read_final(message: Message) -> tuple[str, dict[str, float]]:
+    """Read the client's name and its metrics, ``num-examples`` among them.
+
+    Raises
+    ------
+    BractError
+        If a record is missing or garbage.
+    """
+    client = reply_name(message)
+    if client is None or METRICS not in message.content.metric_records:
+        raise BractError("sent no word on the final model")
+    return check_name(client), read_metrics(message.content.metric_records[METRICS])
+
+
+def is_bract_reply(message: Message) -> bool:
+    """Tell a reply written by `write_reply` from a stranger's."""
+    if not message.has_content() or DECLARED not in message.content:
+        return False
+    return UPDATE in message.content or CIPHERTEXTS in message.content
+
+
+def reply_name(message: Message) -> object:
+    """Return what a client of bract calls itself, unchecked; None where it does not say."""
+    if not message.has_content():
+        return None
+    declared = message.content.config_records.get(DECLARED)
+    return None if declared is None else declared.get("client")
+
+
+def examples_of(value: object) -> int:
+    """Return a client's number of examples, a whole number from 1 to `MOST_EXAMPLES`.
+
+    Raises
+    ------
+    BractError
+        If it is missing or anything else, NaN and infinity among it.
+    """
+    whole = isinstance(value, int | float) and not isinstance(value, bool)
+    if not whole or not (1 <= value <= MOST_EXAMPLES) or value != int(value):  # type: ignore[operator, call-overload]
+        raise BractError(
+            f"sent the metric {NUM_EXAMPLES_KEY!r}: found {one_line(value, 40)}, expected the "
+            f"number of examples it trained on, a whole number from 1 to {MOST_EXAMPLES:,}"
+        )
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def read_metrics(record: Mapping[str, object]) -> dict[str, float]:
+    """Return the metrics that are one number each; NaN stays NaN.
+
+    Raises
+    ------
+    BractError
+        If there are too many of them, or a name is too long or not printable.
+    """
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if len(name) > _MOST_NAME or not name.isprintable():
+            raise BractError(f"sent a metric with the name {one_line(repr(name), 60)}")
+        if isinstance(value, int | float):
+            try:
+                found[name] = float(value)
+            except OverflowError:
+                raise BractError(f"sent the metric {shown(name)} as {shown(value)}") from None
+    if len(found) > _MOST_METRICS:
+        raise BractError(f"sent {len(found)} metrics, expected at most {_MOST_METRICS}")
+    return found
+
+
+def read_declared(text: object) -> dict[str, Any]:
+    """Read what a client says of its computation; see `bract.schema.ClientStatement` for its use.
+
+    Raises
+    ------
+    BractError
+        If it is no JSON object, too long or too deep.
+    """
+    if not isinstance(text, str):
+        raise BractError(f"declared a {type(text).__name__}, expected text that is JSON")
+    try:
+        content = parse_json(text, most=16_384)
+    except BractError as error:
+        raise BractError(f"declared {error}") from None
+    if not isinstance(content, dict):
+        raise BractError(f"declared a JSON {type(content).__name__}, expected an object")
+    return content
+
+
+def read_reply(message: Message) -> Contribution:
+    """Read a reply written by `write_reply`.
+
+    Raises
+    ------
+    BractError
+        If a record is missing or garbage, or ``num-examples`` is out of range.
+
+    Notes
+    -----
+    ``client`` is the client's own word: bind it to the node first (`bract.names.ClientNames`).
+    """
+    content = message.content
+    encrypted = CIPHERTEXTS in content
+    try:
+        declared = content.config_records[DECLARED]
+        metrics = dict(content.metric_records[METRICS])
+        arrays = content.array_records[CIPHERTEXTS if encrypted else UPDATE]
+        statement = declared["declaration"]
+        client = declared["client"]
+        buffers = None if encrypted else content.array_records.get(BUFFERS)
+    except KeyError as error:
+        raise BractError(f"sent a reply that lacks {error}; is its client bract's own?") from error
+    num_examples = examples_of(metrics.pop(NUM_EXAMPLES_KEY, None))
+    try:
+        tensors = from_arrays(arrays)
+        returned = {} if buffers is None else from_arrays(buffers)
+    except BractError as error:
+        raise BractError(f"sent what is no tensor: {error}") from error
+    return Contribution(
+        node_id=message.metadata.src_node_id,
+        client=str(client),
+        update={} if encrypted else tensors,
+        buffers=returned,
+        ciphertexts=tensors if encrypted else {},
+        num_examples=num_examples,
+        metrics=read_metrics(metrics),
+        declaration=read_declared(statement),
+    )
+
+
+def read_weights(message: Message, sent: Mapping[str, Tensor]) -> Contribution:
+    """Read what a ClientApp usually replies to a train message: its local weights.
+
+    The reply holds one array record with the names and shapes of ``sent``, and the metric
+    ``num-examples``. Floating arrays of another width are taken to the dtype that was sent. The
+    update is ``sent - returned``; the client is called ``node-<id>``.
+
+    Parameters
+    ----------
+    sent
+        Parameters and buffers that the train message carried.
+
+    Raises
+    ------
+    BractError
+        If the arrays are not those that were sent, or ``num-examples`` is missing or out of range.
+    """
+    node_id = message.metadata.src_node_id
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        raise BractError(f"replied with {len(records)} array records, expected one")
+    try:
+        returned = from_arrays(records[0])
+    except BractError as error:
+        raise BractError(f"replied with what is no tensor: {error}") from error
+    wrong = sorted(set(sent) ^ set(returned)) or [
+        name for name, value in sent.items() if value.shape != returned[name].shape
+    ]
+    if wrong:
+        names = one_line(", ".join(wrong[:5]), 200)
+        raise BractError(f"replied with other arrays than it was sent: {names}")
+    returned = {name: _as_sent(name, returned[name], value) for name, value in sent.items()}
+    metrics: dict[str, Any] = {
+        name: value
+        for record in message.content.metric_records.values()
+        for name, value in record.items()
+    }
+    num_examples = examples_of(metrics.pop(NUM_EXAMPLES_KEY, None))
+    parameters, _ = split_state(sent)
+    return Contribution(
+        node_id=node_id,
+        client=f"node-{node_id}",
+        update=difference(parameters, returned),
+        buffers={name: value for name, value in returned.items() if name not in parameters},
+        num_examples=num_examples,
+        metrics=read_metrics(metrics),
+    )
+
+
+def _as_sent(name: str, value: Tensor, sent: Tensor) -> Tensor:
+    if value.dtype == sent.dtype or (value.is_floating_point() and sent.is_floating_point()):
+        return value.to(sent.dtype)
+    raise BractError(f"replied with {name} as {value.dtype}, it was sent as {sent.dtype}")
+
+
+def split_state(arrays: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+    """Split a state dict into parameters and buffers, by dtype and PyTorch's buffer names."""
+    buffers = {
+        name: value
+        for name, value in arrays.items()
+        if not value.is_floating_point() or name.endswith(BUFFER_ENDINGS)
+    }
+    return {n: v for n, v in arrays.items() if n not in buffers}, buffers

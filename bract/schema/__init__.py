@@ -1,0 +1,89 @@
+"""What bract writes to disk, as records: one class for the writer and the reader of each file.
+
+Importing this package loads neither torch nor Flower. `bract.cli.schemas` publishes the records as
+JSON Schema.
+"""
+
+from bract.schema.audit import (
+    AUDIT_SCHEMA,
+    EXACT_DB,
+    TIERS,
+    AuditBudget,
+    AuditResult,
+    Baseline,
+    ImageCounts,
+    ImageResult,
+    LayerMatch,
+    Retrieval,
+    Scores,
+    Signals,
+    StepCounts,
+    Tier,
+    TrialSummary,
+    TruthCheck,
+)
+from bract.schema.capture import (
+    OBSERVATION_SCHEMA,
+    ClientDeclaration,
+    ClientStatement,
+    MissedCapture,
+    ObservationFile,
+    Provenance,
+)
+from bract.schema.comparison import COMPARISON_SCHEMA, Comparison
+from bract.schema.description import AppDescription
+from bract.schema.live import LIVE_SCHEMA, LiveAudit
+from bract.schema.metrics import (
+    BoostingRow,
+    ClientRow,
+    FailureRow,
+    GlobalRow,
+    MetricsRow,
+)
+from bract.schema.record import Number, Record, RecordError, VersionedRecord
+from bract.schema.report import REPORT_SCHEMA, Report
+from bract.schema.run import RUN_SCHEMA, RunState, Status
+
+__all__ = [
+    "AUDIT_SCHEMA",
+    "COMPARISON_SCHEMA",
+    "EXACT_DB",
+    "LIVE_SCHEMA",
+    "OBSERVATION_SCHEMA",
+    "REPORT_SCHEMA",
+    "RUN_SCHEMA",
+    "TIERS",
+    "AppDescription",
+    "AuditBudget",
+    "AuditResult",
+    "Baseline",
+    "BoostingRow",
+    "ClientDeclaration",
+    "ClientRow",
+    "ClientStatement",
+    "Comparison",
+    "FailureRow",
+    "GlobalRow",
+    "ImageCounts",
+    "ImageResult",
+    "LayerMatch",
+    "LiveAudit",
+    "MetricsRow",
+    "MissedCapture",
+    "Number",
+    "ObservationFile",
+    "Provenance",
+    "Record",
+    "RecordError",
+    "Report",
+    "Retrieval",
+    "RunState",
+    "Scores",
+    "Signals",
+    "Status",
+    "StepCounts",
+    "Tier",
+    "TrialSummary",
+    "TruthCheck",
+    "VersionedRecord",
+]

@@ -1,0 +1,329 @@
+"""The records of a capture: what the protocol declares, what a client may say, where it came from.
+
+Everything is typed and bounded, because a capture may come from somebody else.
+
+Longer than most modules: what a client may say is bounded beside what it is compared with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
+from pydantic.dataclasses import dataclass
+
+from bract.errors import BractError, one_line
+from bract.names import check_name
+
+OBSERVATION_SCHEMA: Literal[3] = 3
+"""Version of ``observation.json``. Version 1 took what a client declared as it came; version 2 did
+not hold the proximal term."""
+
+MOST_EXAMPLES = 10**9
+"""Largest number of examples that a client may claim; it decides the client's weight."""
+
+MISSED = "missed.jsonl"
+"""Beside the captures: one `MissedCapture` a line."""
+
+MOST_ROUNDS = 999_999
+
+
+def _known_as(name: str) -> str:
+    try:
+        return check_name(name)
+    except BractError as error:
+        raise ValueError(str(error)) from None
+
+
+def _bounded(value: Any) -> Any:
+    """Refuse a hyper-parameter that is no bounded scalar, or short list of those."""
+    if isinstance(value, list | tuple):
+        if len(value) > 64 or any(isinstance(item, list | tuple | dict) for item in value):
+            raise ValueError("expected a list of at most 64 numbers or short texts")
+        return [_bounded(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float) and math.isfinite(value) and abs(value) <= 1e18:
+        return value
+    if isinstance(value, str) and len(value) <= 200:
+        return value
+    raise ValueError(f"expected a finite number or a short text, found {one_line(value, 40)}")
+
+
+def _defense(entry: dict[str, Any]) -> dict[str, Any]:
+    name = entry.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= 64 or not name.isprintable():
+        raise ValueError("a defense has a `name` of 1 to 64 characters")
+    if len(entry) > 64 or any(len(key) > 64 for key in entry):
+        raise ValueError(f"defense {name!r} has too many or too long keys")
+    return {key: _bounded(value) for key, value in entry.items()}
+
+
+Count = Annotated[int, Field(ge=1, le=MOST_EXAMPLES)]
+Side = Annotated[int, Field(ge=1, le=4096)]
+Text = Annotated[str, Field(max_length=64)]
+Reason = Annotated[str, Field(max_length=2000)]
+Moment = Annotated[float, Field(allow_inf_nan=False)]
+Scale = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Name = Annotated[str, AfterValidator(_known_as)]
+DefenseEntry = Annotated[dict[str, Any], AfterValidator(_defense)]
+Defenses = Annotated[tuple[DefenseEntry, ...], Field(max_length=16)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class ClientDeclaration:
+    """What the protocol declares about a client's computation; the server knows all of it.
+
+    Attacks on running deployments usually fail because one of these was not recorded. A value
+    that nobody declared is ``None``; an attack that needs it says so.
+
+    Attributes
+    ----------
+    algorithm
+        ``fedsgd``: the update is the gradient of one batch. ``fedavg``: it is
+        ``w_global - w_local`` after ``local_steps`` steps.
+    model
+        Name of the registry or ``package.module:callable``, and the activation.
+    image_shape
+        ``(C, H, W)`` of one input.
+    classes
+        Number of classes ``C``.
+    mean, std
+        Per-channel normalisation: the model saw ``(x - mean) / std`` for pixels x in [0, 1].
+    loss, optimizer, lr, momentum
+        The client's objective and optimizer.
+    proximal_mu
+        FedProx's mu >= 0: every local step follows the gradient plus ``mu (w - w_global)``.
+    local_steps, batch_size, num_examples
+        Steps taken this round, examples a step, and distinct examples used.
+    norm_mode
+        ``train``: batch normalisation used the batch's statistics; ``eval``: the running ones.
+    defenses
+        Name and public hyper-parameters of each defense, in the order they were applied.
+    encryption
+        ``none`` or the scheme under which the update was sent.
+    """
+
+    algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
+    model: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    activation: Text = "sigmoid"
+    image_shape: tuple[Annotated[int, Field(ge=1, le=64)], Side, Side] | None = None
+    classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    mean: Annotated[tuple[Moment, ...], Field(max_length=64)] | None = None
+    std: Annotated[tuple[Scale, ...], Field(max_length=64)] | None = None
+    loss: Text = "cross_entropy"
+    optimizer: Text = "sgd"
+    lr: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    momentum: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    proximal_mu: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    local_steps: Count | None = None
+    batch_size: Count | None = None
+    num_examples: Count | None = None
+    norm_mode: Literal["train", "eval"] = "train"
+    defenses: Defenses = ()
+    encryption: Text = "none"
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> ClientDeclaration:
+        """Check a mapping.
+
+        Raises
+        ------
+        BractError
+            Naming the key that is unknown, of the wrong type or out of range.
+        """
+        known = {f.name for f in fields(cls)}
+        if strange := sorted(str(key) for key in content if key not in known):
+            raise BractError(
+                f"the client declaration has unknown keys {one_line(', '.join(strange), 200)}; "
+                f"known are {', '.join(sorted(known))}"
+            )
+        try:
+            return cls(**content)
+        except (ValidationError, RecursionError) as error:
+            raise BractError(f"the client declaration is wrong: {first_problem(error)}") from None
+
+    @property
+    def imports(self) -> bool:
+        """Whether ``model`` names code to import, rather than a model of the registry."""
+        return self.model is not None and ":" in self.model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return asdict(self)
+
+    def updated(self, declared: Mapping[str, Any]) -> ClientDeclaration:
+        """Return a copy in which what ``declared`` holds takes precedence."""
+        return ClientDeclaration.from_dict({**self.to_dict(), **declared})
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClientStatement(_Record):
+    """All that is taken from a client's own word about its computation."""
+
+    num_examples: Count | None = None
+    local_steps: Count | None = None
+    batch_size: Count | None = None
+    defenses: Defenses | None = None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> ClientStatement:
+        """Take what is a client's to say, and leave everything else.
+
+        Raises
+        ------
+        BractError
+            If one of the values is of the wrong type or out of range.
+        """
+        try:
+            return cls(**{key: content[key] for key in cls.model_fields if key in content})
+        except (ValidationError, RecursionError) as error:
+            raise BractError(f"declared {first_problem(error)}") from None
+
+    def lay_over(
+        self,
+        declaration: ClientDeclaration,
+        said: Mapping[str, Any],
+        changes_model: Callable[[str], bool] = lambda _: False,
+    ) -> tuple[ClientDeclaration, list[str]]:
+        """Return the operator's declaration with this client's word, and what contradicts it.
+
+        Parameters
+        ----------
+        declaration
+            What the operator of the server declares; his is everything that is no field here, and
+            every defense that changes the model, which he built himself, where he declares one.
+        said
+            The client's whole declaration, for comparison.
+        changes_model
+            Tells by its name whether a defense changes the model's structure.
+        """
+        flags = []
+        mine = declaration.to_dict()
+        for key, value in said.items():
+            if key in type(self).model_fields:
+                continue
+            if key not in mine:
+                flags.append(f"declares {one_line(repr(key), 60)}, which was left out")
+            elif not _same(value, mine[key]):
+                theirs, own = one_line(value, 100), one_line(mine[key], 100)
+                flags.append(f"declares {key} {theirs}, the server {own}; the server's was used")
+        taken = self.model_dump(exclude_none=True)
+        if declaration.batch_size and (self.batch_size or 0) > declaration.batch_size:
+            flags.append(
+                f"declares batch_size {self.batch_size}, the server at most "
+                f"{declaration.batch_size}; the server's was used"
+            )
+            del taken["batch_size"]
+        if self.defenses is not None and not _agree(declaration.defenses, self.defenses):
+            both = (*self.defenses, *declaration.defenses)
+            # Who declares no model knows of no defense in it either.
+            knows = declaration.model is not None
+            mine_hold = knows and any(changes_model(str(entry["name"])) for entry in both)
+            flags.append(
+                f"declares the defenses {_listed(self.defenses)}, the server "
+                f"{_listed(declaration.defenses)}; the {'server' if mine_hold else 'client'}'s "
+                "were used"
+            )
+            if mine_hold:
+                del taken["defenses"]
+        return replace(declaration, **taken), flags[:32]
+
+
+class Provenance(_Record):
+    """Where an observation came from.
+
+    Attributes
+    ----------
+    run_id, node_id
+        Flower's.
+    received
+        Time of arrival in seconds since the epoch.
+    metrics
+        The reply's, by name; what JSON cannot say (NaN) is None.
+    flags
+        What the client said that was not taken, and why.
+    """
+
+    run_id: Text | None = None
+    node_id: Text | None = None
+    received: Moment | None = None
+    metrics: Annotated[dict[str, float | None], Field(max_length=512)] = {}
+    flags: Annotated[tuple[Reason, ...], Field(max_length=64)] = ()
+
+    @field_validator("metrics", mode="after")
+    @classmethod
+    def _finite(cls, metrics: dict[str, float | None]) -> dict[str, float | None]:
+        return {
+            name: value if value is not None and math.isfinite(value) else None
+            for name, value in metrics.items()
+        }
+
+
+Group = Literal["parameters", "buffers", "update", "returned_buffers", "ciphertexts"]
+Names = Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=100_000)]
+
+
+class ObservationFile(BaseModel):
+    """``observation.json``: an observation without its tensors, whose names it lists in order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    version: Literal[3] = Field(default=OBSERVATION_SCHEMA, alias="schema")
+    round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+    client: Name
+    declaration: ClientDeclaration
+    provenance: Provenance = Provenance()
+    tensors: dict[Group, Names] = {}
+
+
+class MissedCapture(_Record):
+    """One line of ``missed.jsonl``: a reply that the server held and could not write down."""
+
+    version: Literal[1] = Field(default=1, alias="schema")
+    round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+    node_id: Text
+    reason: Reason
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def first_problem(error: ValidationError | RecursionError) -> str:
+    """Say in one line where a record is wrong, what was found and what was expected."""
+    if isinstance(error, RecursionError):
+        return "something that is nested too deeply"
+    problem = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    found, wanted = one_line(problem["input"], 80), one_line(problem["msg"], 200)
+    return f"{one_line(where, 100)}: found {found}; {wanted}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def _agree(server: Defenses, client: Defenses) -> bool:
+    """Whether the client's defenses are the server's, with defaults filled in."""
+    return len(server) == len(client) and all(
+        all(key in theirs and _same(theirs[key], value) for key, value in mine.items())
+        for mine, theirs in zip(server, client, strict=True)
+    )
+
+
+def _listed(defenses: Defenses) -> str:
+    return one_line(", ".join(str(entry["name"]) for entry in defenses) or "none", 100)

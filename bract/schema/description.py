@@ -1,0 +1,341 @@
+"""``bract.yaml``: what a server knows of an app that did not declare it when captures were made.
+
+It lies beside ``captures/``. People write it, or ``bract describe``; the audit and the report lay
+it over what each capture declares. It holds names and numbers only: the code that ``model`` names
+is imported where the reader names it too.
+
+Longer than most modules: the file is read, checked, laid over and written in one place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import model_validator as check_all
+
+from bract.config import DataConfig
+from bract.config.sections import Positive, Section
+from bract.errors import BractError, listed, one_line, shown
+from bract.registry import unknown
+from bract.schema.capture import ClientDeclaration, Count, Defenses, Moment, Name, Scale, Side
+from bract.strict_yaml import MOST_CHARACTERS, parse_yaml
+
+DESCRIPTION = "bract.yaml"
+"""Name of the file, beside ``captures/``."""
+
+Shape = tuple[Annotated[int, Field(ge=1, le=64)], Side, Side]
+Rate = Annotated[float, Field(gt=0.0)]
+
+
+def _named_entries(value: Any) -> Any:
+    """Take a defense's bare name as an entry of its defaults."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [{"name": entry} if isinstance(entry, str) else entry for entry in value]
+
+
+def _reference(name: str) -> str:
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        parts = [*module.split("."), *attribute.split(".")]
+        if not all(part.isidentifier() for part in parts):
+            raise ValueError("expected package.module:callable, such as my_app.task:Net")
+    return name
+
+
+class InputSection(Section):
+    """One input of the model.
+
+    ``shape`` is ``[channels, height, width]``. The model sees ``(x - mean) / std`` for pixels x in
+    [0, 1], by channel; one value stands for every channel, and without them pixels go in as they
+    are.
+    """
+
+    shape: Shape | None = None
+    mean: Annotated[tuple[Moment, ...], Field(min_length=1, max_length=64)] | None = None
+    std: Annotated[tuple[Scale, ...], Field(min_length=1, max_length=64)] | None = None
+
+    @check_all(mode="after")
+    def _one_value_a_channel(self) -> Self:
+        if (self.mean is None) != (self.std is None):
+            given, other = ("mean", "std") if self.std is None else ("std", "mean")
+            raise ValueError(f"input.{given} is given and input.{other} is not; give both")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            channels = self.shape[0] if self.shape else None
+            if values and channels and len(values) not in (1, channels):
+                raise ValueError(
+                    f"input.{name} has {len(values)} values for {channels} channels; "
+                    "give one a channel, or one for all"
+                )
+        return self
+
+
+class WorkSection(Section):
+    """What one client does in a round; a client's own section lists what differs.
+
+    Steps follow from ``local_epochs``, ``batch_size`` and each capture's number of examples, or
+    are ``local_steps``. ``drop_last`` leaves out a last batch that is smaller than the others.
+    """
+
+    optimizer: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    lr: Rate | None = None
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    batch_size: Count | None = None
+    local_epochs: Positive | None = None
+    local_steps: Positive | None = None
+    drop_last: bool | None = None
+    num_examples: Count | None = None
+    proximal_mu: Annotated[float, Field(ge=0.0)] | None = None
+
+    @check_all(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("local_steps and local_epochs are both given; give one of them")
+        return self
+
+
+class AppDescription(Section):
+    """``bract.yaml``: what the server knows of an app's clients, and of the data behind it.
+
+    Every key may be left out; what a capture declares itself stays where no key says otherwise.
+
+    Attributes
+    ----------
+    model
+        ``package.module:callable`` without arguments, or a name of bract's registry.
+    activation
+        Of a model of the registry.
+    input, classes, loss
+        What goes in, and what is minimised over how many classes.
+    norm_mode
+        ``train``: batch normalisation used the batch's statistics; ``eval``: the running ones.
+    buffers
+        Names of captured tensors that the model holds as buffers, which a capture cannot tell from
+        parameters.
+    training
+        What every client does in a round.
+    clients
+        What a client, by its name, does otherwise.
+    defenses
+        What the clients do to their updates: names, or entries with hyper-parameters.
+    data
+        Images that nobody trained on, as in a federation's ``data`` section. Scores are held
+        against them; without them the images that other clients kept stand in.
+    guessed
+        Keys above (``training.lr``) whose value nobody declared, with the reason for the value.
+        The report names them. Take a key out of this list when you know that its value is right.
+    """
+
+    model: (
+        Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_reference)] | None
+    ) = None
+    activation: Literal["sigmoid", "relu"] | None = None
+    input: InputSection = InputSection()
+    classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    loss: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    norm_mode: Literal["train", "eval"] | None = None
+    buffers: Annotated[
+        tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)
+    ] = ()
+    training: WorkSection = WorkSection()
+    clients: Annotated[dict[Name, WorkSection], Field(max_length=10_000)] = {}
+    defenses: Annotated[Defenses, BeforeValidator(_named_entries)] | None = None
+    data: DataConfig | None = None
+    guessed: Annotated[dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=100)] = {}
+
+    @check_all(mode="after")
+    def _guesses_are_given(self) -> Self:
+        given = self.given()
+        for key in self.guessed:
+            if key not in given:
+                raise ValueError(
+                    f"guessed names {shown(key)}, which has no value here; take it out"
+                )
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """Return every value that is given, by its dotted key, but for guesses and data."""
+        content = self.model_dump(exclude={"guessed", "data"}, exclude_none=True)
+        return {k: v for k, v in _dotted(content) if v not in ((), {})}
+
+    def declare(self, declaration: ClientDeclaration, client: str) -> ClientDeclaration:
+        """Return a capture's declaration with what is described laid over it.
+
+        Raises
+        ------
+        BractError
+            If a value does not go with the capture.
+        """
+        shape = self.input.shape or declaration.image_shape
+        over: dict[str, Any] = {
+            "model": self.model,
+            "activation": self.activation,
+            "image_shape": self.input.shape,
+            "classes": self.classes,
+            "loss": self.loss,
+            "norm_mode": self.norm_mode,
+            "defenses": self.defenses,
+        }
+        for name in ("mean", "std"):
+            values = getattr(self.input, name)
+            if values is not None:
+                channels = shape[0] if shape else len(values)
+                over[name] = values * channels if len(values) == 1 else values
+        over |= self._work(declaration, client)
+        return declaration.updated({k: v for k, v in over.items() if v is not None})
+
+    def work(self, client: str) -> WorkSection:
+        """Return what one client does: its own section laid over that of all."""
+        own = self.clients.get(client, WorkSection()).model_dump(exclude_none=True)
+        common = self.training.model_dump(exclude_none=True)
+        if own.keys() & {"local_steps", "local_epochs"}:
+            common = {k: v for k, v in common.items() if k not in ("local_steps", "local_epochs")}
+        return WorkSection.model_validate(common | own)
+
+    def _work(self, declaration: ClientDeclaration, client: str) -> dict[str, Any]:
+        work = self.work(client)
+        examples = work.num_examples or declaration.num_examples
+        batch = work.batch_size or declaration.batch_size
+        steps = work.local_steps
+        if steps is None and work.local_epochs is not None and examples and batch:
+            steps = planned_steps(examples, batch, work.local_epochs, bool(work.drop_last))
+        if batch and examples:
+            batch = min(batch, examples)
+        return {
+            "optimizer": work.optimizer,
+            "lr": work.lr,
+            "momentum": work.momentum,
+            "batch_size": batch,
+            "local_steps": steps,
+            "num_examples": work.num_examples,
+            "proximal_mu": work.proximal_mu,
+        }
+
+
+def planned_steps(examples: int, batch_size: int, epochs: int, drop_last: bool = False) -> int:
+    """Return the steps of ``epochs`` passes over ``examples``; at least one a pass."""
+    batches = examples // batch_size if drop_last else math.ceil(examples / batch_size)
+    return epochs * max(1, batches)
+
+
+def read_description(folder: Path) -> AppDescription | None:
+    """Read ``bract.yaml`` of a folder; None where there is none.
+
+    Raises
+    ------
+    BractError
+        Naming the file, the key, what was found and what was expected.
+    """
+    path = folder / DESCRIPTION
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BractError(f"{path}: cannot be read as text: {one_line(error, 200)}") from None
+    return parse_description(text, source=str(path))
+
+
+def parse_description(text: str, *, source: str = DESCRIPTION) -> AppDescription:
+    """Check the text of a description; ``source`` names it in errors."""
+    try:
+        content = parse_yaml(text)
+    except BractError as error:
+        raise BractError(f"{source}: {error}") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise BractError(
+            f"{source}: expected keys and values at the top level, found a {type(content).__name__}"
+        )
+    return build_description(content, source=source)
+
+
+def build_description(content: Mapping[Any, Any], *, source: str = DESCRIPTION) -> AppDescription:
+    """Check a description given as nested dictionaries."""
+    try:
+        return AppDescription.model_validate(dict(content))
+    except (ValidationError, RecursionError) as error:
+        raise BractError(f"{source}: {_problems(error)}") from None
+
+
+def dump_description(description: AppDescription) -> str:
+    """Write a description as YAML that reads back to an equal one, its guesses marked."""
+    content = description.model_dump(
+        mode="json", exclude_none=True, exclude_defaults=True, exclude={"guessed"}
+    )
+    if description.data is not None:
+        # The name says which data they are, also where it is the default one.
+        content["data"] = {"name": description.data.name, **content.get("data", {})}
+    lines = ["# What the server knows of this app; `bract audit` lays it over the captures.", ""]
+    for key, value in content.items():
+        lines += _lines(key, value, key, description.guessed)
+    if description.guessed:
+        lines += ["", "# Nobody declared these; take out what you know to be right."]
+        lines += yaml.safe_dump(
+            {"guessed": dict(description.guessed)}, sort_keys=False, width=2000, allow_unicode=True
+        ).splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def _lines(
+    key: str, value: Any, dotted: str, guessed: Mapping[str, str], deep: int = 0
+) -> list[str]:
+    indent = "  " * deep
+    name = yaml.safe_dump(key, width=2000).splitlines()[0]
+    if isinstance(value, dict) and value:
+        inner = [_lines(k, v, f"{dotted}.{k}", guessed, deep + 1) for k, v in value.items()]
+        return [f"{indent}{name}:", *(line for part in inner for line in part)]
+    text = yaml.safe_dump(value, default_flow_style=True, width=2000, allow_unicode=True)
+    mark = "  # guessed" if dotted in guessed else ""
+    return [f"{indent}{name}: {text.splitlines()[0]}{mark}"]
+
+
+def _dotted(content: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in content.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict) and key != "defenses":
+            found += _dotted(value, f"{name}.")
+        else:
+            found.append((name, value))
+    return found
+
+
+def _problems(error: ValidationError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "something that is nested too deeply"
+    lines = []
+    for problem in error.errors(include_url=False):
+        location = [str(part) for part in problem["loc"]]
+        where = ".".join(location)
+        if problem["type"] == "extra_forbidden":
+            known = [".".join([*location[:-1], key]) for key in _keys_at(location[:-1])]
+            lines.append(unknown("key", where, known))
+        elif problem["type"] == "value_error":
+            said = str(problem["ctx"]["error"])
+            inside = location and location[0] not in said
+            lines.append(f"{where}: {said}" if inside else said)
+        else:
+            lines.append(f"{where}: found {shown(problem['input'])}; {problem['msg']}")
+    return listed(lines)
+
+
+def _keys_at(location: list[str]) -> list[str]:
+    if location[:1] == ["clients"]:
+        return list(WorkSection.model_fields)
+    section: type[BaseModel] = AppDescription
+    for part in location:
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        if part == "data":
+            annotation = DataConfig
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    return list(section.model_fields)

@@ -1,0 +1,147 @@
+"""What every record has in common: strict fields, a schema version, and JSON that all readers take.
+
+An unknown field is an error for writer and reader alike; a file of another schema version is
+refused before its fields are looked at, by the version found and the one wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from bract.errors import BractError, SchemaError, one_line, shown
+from bract.strict_json import parse_json
+
+MOST_BYTES = 1 << 28
+"""Largest record that is read; a report of thousands of images takes a tenth of it."""
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_finite)]
+"""A float; NaN and infinity, which JSON does not have, become None."""
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the names that stand in a text, between blanks and line ends."""
+    return frozenset(text.split())
+
+
+class RecordError(BractError):
+    """Content that is no such record; ``detail`` says why, without the file's name."""
+
+    def __init__(self, source: str, detail: str) -> None:
+        super().__init__(f"{source}: half-written or corrupted ({detail})")
+        self.detail = detail
+
+
+class Record(BaseModel):
+    """Part of a file: an unknown field is an error, and no value changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    public: ClassVar[frozenset[str]] = frozenset()
+    """Names of the fields that stay when a report is redacted; every other one needs a default."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is written: plain JSON values under the names that the file has."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def redact(self) -> Self:
+        """Return a copy in which every field that is not listed in ``public`` has its default."""
+        fields = type(self).model_fields
+        return self.model_copy(
+            update={
+                name: _redacted(getattr(self, name))
+                if name in self.public
+                else field.get_default(call_default_factory=True)
+                for name, field in fields.items()
+            }
+        )
+
+    @classmethod
+    def parse(cls, content: object, *, source: str) -> Self:
+        """Check decoded JSON; ``source`` names it in errors.
+
+        Raises
+        ------
+        RecordError
+            Naming the first field that does not fit.
+        """
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise RecordError(source, describe(error)) from error
+
+
+class VersionedRecord(Record):
+    """A whole file, or a line of one, that says by which schema version it was written.
+
+    A subclass declares ``schema_version: Literal[N] = Field(default=N, alias="schema")``.
+    """
+
+    kind: ClassVar[str]
+    """What the file is called in error messages."""
+
+    mend: ClassVar[str] = "use the bract version that wrote it, or run it again"
+    """What to do with a file of another version."""
+
+    schema_version: int = Field(default=0, alias="schema")
+
+    @classmethod
+    def version(cls) -> int:
+        """Return the schema version that this class writes and reads."""
+        return int(cls.model_fields["schema_version"].default)
+
+    @classmethod
+    def parse(cls, content: object, *, source: str) -> Self:
+        """Check decoded JSON; ``source`` names it in errors.
+
+        Raises
+        ------
+        SchemaError
+            If it is of another schema version, naming the one found and the one read here.
+        RecordError
+            If it is no such record.
+        """
+        if not isinstance(content, dict):
+            raise RecordError(source, f"expected an object, found a {type(content).__name__}")
+        found = content.get("schema")
+        if found != cls.version():
+            version = "missing" if found is None else shown(found, 40)
+            raise SchemaError(
+                f"{source}: {cls.kind} schema {version}, this "
+                f"version reads {cls.version()}; {cls.mend}"
+            )
+        return super().parse(content, source=source)
+
+    @classmethod
+    def parse_text(cls, text: str | bytes, *, source: str) -> Self:
+        """Check JSON text, as `parse` does."""
+        try:
+            content = parse_json(text, most=MOST_BYTES, constants=True)
+        except BractError as error:
+            raise RecordError(source, str(error)) from error
+        return cls.parse(content, source=source)
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.redact()
+    if isinstance(value, dict):
+        return {key: _redacted(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_redacted(item) for item in value)
+    return value
+
+
+def describe(error: ValidationError) -> str:
+    """Return the first problem in words: where it is, and what is wrong."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    text = f"{where}: {problem['msg']}" if where else problem["msg"]
+    return one_line(text, 300)

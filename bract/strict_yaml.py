@@ -1,0 +1,114 @@
+"""YAML that somebody else wrote: plain values only, bounded, and no key twice."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+from bract.errors import BractError, one_line, shown
+
+MOST_CHARACTERS = 1 << 20
+_MOST_DEPTH = 64
+_MOST_NODES = 100_000
+_MOST_BITS = 1024
+
+
+def parse_yaml(text: str) -> Any:
+    """Read one YAML document of maps, lists, text, numbers, dates, truth values and nulls.
+
+    Raises
+    ------
+    BractError
+        If it is no YAML, longer than `MOST_CHARACTERS`, nested more than 64 deep, larger than
+        100,000 values once its aliases are written out, gives a key twice, or holds a tag of
+        something else or a value that its tag does not fit.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise BractError(f"{len(text)} characters of YAML, expected at most {MOST_CHARACTERS}")
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        what = ", ".join(filter(None, (error.context, error.problem)))
+        raise BractError(f"not valid YAML: {one_line(what, 300)}{where}") from None
+    except yaml.YAMLError as error:
+        raise BractError(f"not valid YAML: {one_line(error, 300)}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Maps and lists are filled after `construct_object` has returned.
+        raise BractError(f"not valid YAML: {one_line(error, 300)}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """`yaml.SafeLoader`, which builds no objects, with bounds and without its other exceptions."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self._depth >= _MOST_DEPTH:
+            raise yaml.MarkedYAMLError(
+                problem=f"nested more than {_MOST_DEPTH} deep", problem_mark=self.get_mark()
+            )
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _size(node, {})
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+                raise ValueError("no number of this size is written out again")
+            return value
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            tag = node.tag.rpartition(":")[2]
+            raise yaml.MarkedYAMLError(
+                problem=f"{shown(node.value)} is no {one_line(tag, 40)}",
+                problem_mark=node.start_mark,
+            ) from None
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
+            if name is not None and name in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {shown(key.value)} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return the number of values that a node stands for, every alias written out."""
+    found = sizes.get(id(node))
+    if found == 0:
+        raise yaml.MarkedYAMLError(
+            problem="an alias refers to itself", problem_mark=node.start_mark
+        )
+    if found is not None:
+        return found
+    sizes[id(node)] = 0  # open: whoever meets it again stands inside of it
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    total = 1
+    for part in parts:
+        total += _size(part, sizes)
+        if total > _MOST_NODES:
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {_MOST_NODES} values", problem_mark=node.start_mark
+            )
+    sizes[id(node)] = total
+    return total

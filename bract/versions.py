@@ -1,0 +1,83 @@
+"""Versions of what a run's results depend on."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from hashlib import file_digest, sha256
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import bract
+
+PACKAGES = ("flwr", "torch", "torchvision", "safetensors", "numpy")
+
+RESULT_LIBRARIES = (
+    *("torch", "torchvision", "numpy", "scipy", "scikit-image", "scikit-learn"),
+    *("lpips", "stlpips-pytorch", "pillow", "gmpy2"),
+)
+"""Libraries that images, attacks and scores are computed with."""
+
+RESULT_CODE = tuple(
+    f"bract.{name}"
+    for name in (
+        *("config", "data", "defenses", "models", "paillier", "protocol", "schema"),
+        *("observation", "randomness", "registry", "seeds", "strict_json"),
+    )
+)
+"""What attacks and scores use of the core, by the names of packages and modules."""
+
+
+@cache
+def code_digest(*modules: str) -> str:
+    """Return a digest of modules and packages, by their names: of every file that they consist of.
+
+    A module that is not there counts as such; one without a file, as ``builtins`` has none, by its
+    name alone.
+    """
+    digest = sha256()
+    for name in modules:
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):  # as `__main__` raises it
+            spec = None
+        digest.update(f"{name} {spec is not None}\n".encode())
+        if spec is None:
+            continue
+        folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+        files = {
+            path.relative_to(folder).as_posix(): path
+            for folder in folders
+            for path in folder.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        if not folders and spec.origin is not None and Path(spec.origin).is_file():
+            files = {Path(spec.origin).name: Path(spec.origin)}
+        for where, path in sorted(files.items()):
+            with path.open("rb") as file:
+                digest.update(f"{where} {file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def library_versions() -> str:
+    """Return the versions of `RESULT_LIBRARIES` in one line; those that are missing say so."""
+    return ", ".join(f"{name} {_installed(name)}" for name in RESULT_LIBRARIES)
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "is not installed"
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of bract, Python, the platform and `PACKAGES`, by name."""
+    return {
+        "bract": bract.__version__,
+        **{name: version(name) for name in PACKAGES[:2]},
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        **{name: version(name) for name in PACKAGES[2:]},
+    }

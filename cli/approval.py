@@ -1,0 +1,60 @@
+"""Before an audit: what it will take, what is hopeless, and whether to begin."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from bract.audit.audit import Audit
+from bract.audit.forecast import forecast
+from bract.cli.audit import few_threads
+from bract.cli.console import duration, say, stderr, working
+from bract.errors import RunFailedError
+
+ASK_FROM = 60.0
+"""Estimated seconds from which `bract audit` asks before it begins."""
+
+
+def approve(audits: list[Audit], *, ask: bool) -> None:
+    """Say what the audits will take and what is hopeless; on a terminal ask where it is much.
+
+    Off a terminal nothing is ever asked: the estimate is printed and the work begins.
+
+    Parameters
+    ----------
+    ask
+        False (``--yes``) does not ask either.
+
+    Raises
+    ------
+    RunFailedError
+        If the answer is no; nothing has been attacked or removed.
+    """
+    few_threads()
+    with working("estimating the work"):
+        found = forecast(audits)
+    if not found.attacks:
+        return
+    took = "" if found.seconds is None else f", about {duration(found.seconds)}"
+    attacks = counted(found.attacks, "attack")
+    say(f"{attacks} on {counted(found.uploads, 'upload')}{took} on {found.device}")
+    for group in found.hopeless:
+        named = ", ".join(group.uploads[:3]) + (", ..." if len(group.uploads) > 3 else "")
+        say(f"hopeless: {counted(len(group.uploads), 'upload')} ({named}): {group.reason}")
+    much = found.hopeless or (found.seconds or 0.0) > ASK_FROM
+    if not (ask and much and at_a_terminal()):
+        return
+    say("--clients, --rounds, --attack and --budget narrow it down; --yes does not ask")
+    if not typer.confirm("Go on?", default=True, err=True):
+        raise RunFailedError("nothing was attacked")
+
+
+def at_a_terminal() -> bool:
+    """Whether somebody can read a question and answer it."""
+    return sys.stdin.isatty() and stderr.is_terminal
+
+
+def counted(number: int, what: str) -> str:
+    """Return ``1 upload``, ``2 uploads``."""
+    return f"{number} {what}" + ("" if number == 1 else "s")

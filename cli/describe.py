@@ -1,0 +1,248 @@
+"""``bract describe``: say once what the server knows of an app, checked by its captures."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bract.audit.captures import Captures
+from bract.audit.description.infer import Findings, complete
+from bract.cli.console import print_json, say, stderr
+from bract.errors import BractError
+from bract.files import write_text
+from bract.rundir import RunDirectory
+from bract.schema.description import (
+    DESCRIPTION,
+    AppDescription,
+    build_description,
+    dump_description,
+)
+from bract.strict_yaml import parse_yaml
+
+ASKED = {
+    "input.mean": "What is subtracted from the pixels (0 to 1), a channel",
+    "input.std": "What they are divided by then, a channel",
+    "input.shape": "channels,height,width of one input",
+    "training.optimizer": "Optimizer (sgd, adam)",
+    "training.lr": "Learning rate of a local step",
+    "training.batch_size": "Images of a local step",
+    "training.local_epochs": "Passes of a client over its images in a round",
+}
+"""Guesses that a person on a terminal is asked about."""
+
+_WORK = ("training.batch_size", "training.local_epochs", "training.local_steps")
+
+_LISTS = ("input.shape", "input.mean", "input.std")
+
+
+def describe_app(
+    root: Path,
+    options: Mapping[str, Any],
+    *,
+    truth: Path | None = None,
+    force: bool = False,
+    ask: bool = True,
+    as_json: bool = False,
+) -> None:
+    """Write or check ``bract.yaml`` of a folder with captures.
+
+    Parameters
+    ----------
+    options
+        Values of the command line by their dotted key; None where an option was not given.
+
+    Raises
+    ------
+    BractError
+        If the description does not fit the captures, or a file is there and would change.
+    """
+    run = RunDirectory.open(root)
+    path = run.root / DESCRIPTION
+    earlier = run.description()
+    given = {key: value for key, value in options.items() if value is not None}
+    asks = ask and sys.stdin.isatty() and stderr.is_terminal
+    content = _laid_over(earlier, given)
+    if not content.get("model") and asks and not _declared_model(run):
+        content["model"] = typer.prompt("Model, package.module:callable", err=True)
+    # What the operator names on the command line, or types here, may be imported and called.
+    trusted = {given.get("model"), *([content.get("model")] if asks else [])} - {None}
+    sys.path.insert(0, str(Path.cwd()))
+    where = _truth(run, truth)
+    found = _complete(run, content, trusted, where)
+    if asks:
+        answers = _ask(found.description)
+        if answers:
+            found = _complete(run, _with(content, answers), trusted, where)
+    text = dump_description(found.description)
+    if earlier is not None and found.description == earlier:
+        verdict = f"{path}: fits the captures"
+    elif earlier is not None and not force:
+        _tell(found)
+        raise BractError(
+            f"{path}: exists already, and {_differing(earlier, found.description)} would change; "
+            "pass --force to write it anew (its comments are lost)"
+        )
+    else:
+        write_text(path, text)
+        verdict = f"wrote {path}"
+    _tell(found)
+    say(f"done: {verdict}; next: {_audit(run, found.description, truth)}")
+    if as_json:
+        print_json(
+            {
+                "description": found.description.model_dump(mode="json", exclude_none=True),
+                "confirmed": found.confirmed,
+                "doubts": found.doubts,
+            }
+        )
+
+
+def _complete(
+    run: RunDirectory, content: Mapping[str, Any], trusted: set[Any], truth: Path | None
+) -> Findings:
+    description = build_description(content, source=str(run.root / DESCRIPTION))
+    return complete(Captures(run.captures, trusted, description), description, truth=truth)
+
+
+def _laid_over(earlier: AppDescription | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if earlier is not None:
+        content = earlier.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    return _with(content, {key: _value(key, value) for key, value in given.items()})
+
+
+def _with(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy with some dotted keys changed; what is given so is no guess any more."""
+    changed = copy.deepcopy(dict(content))
+    for key, value in values.items():
+        if key == "clients":
+            for name, section in value.items():
+                changed.setdefault("clients", {}).setdefault(name, {}).update(section)
+            continue
+        if key in ("training.local_steps", "training.local_epochs"):
+            for other in ("local_steps", "local_epochs"):
+                changed.get("training", {}).pop(other, None)
+                changed.get("guessed", {}).pop(f"training.{other}", None)
+        if key in _WORK:
+            _forget_clients(changed)
+        *sections, last = key.split(".")
+        target = changed
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[last] = value
+        changed.get("guessed", {}).pop(key, None)
+    return changed
+
+
+def _forget_clients(content: dict[str, Any]) -> None:
+    """Take out what was inferred of single clients: their steps follow from what is said now."""
+    guessed, clients = content.get("guessed", {}), content.get("clients", {})
+    for name in [name for name in clients if f"clients.{name}.batch_size" in guessed]:
+        del guessed[f"clients.{name}.batch_size"]
+        for key in ("batch_size", "local_steps"):
+            clients[name].pop(key, None)
+        if not clients[name]:
+            del clients[name]
+
+
+def _value(key: str, value: Any) -> Any:
+    if key in _LISTS:
+        return _numbers(key, value)
+    if key == "clients":
+        return dict(_client(text) for text in value)
+    if key == "defenses":
+        return [_entry(text) for text in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _numbers(key: str, text: str) -> list[float]:
+    option = "--" + key.partition(".")[2].replace("shape", "input")
+    whole = key == "input.shape"
+    try:
+        return [int(part) if whole else float(part) for part in str(text).split(",")]
+    except ValueError:
+        example = "3,32,32" if whole else "0.5,0.5,0.5"
+        raise BractError(f"{option} {text!r}: expected numbers such as {example}") from None
+
+
+def _client(text: str) -> tuple[str, dict[str, Any]]:
+    name, separator, rest = text.partition(":")
+    if not separator or not rest:
+        raise BractError(
+            f"--client {text!r}: expected NAME:key=value,... such as node-1:local_steps=5"
+        )
+    return name, _settings("--client", text, rest)
+
+
+def _entry(text: str) -> dict[str, Any]:
+    name, _, rest = text.partition(":")
+    return {"name": name, **(_settings("--defense", text, rest) if rest else {})}
+
+
+def _settings(option: str, text: str, rest: str) -> dict[str, Any]:
+    found = {}
+    for part in rest.split(","):
+        key, separator, value = part.partition("=")
+        if not separator or not key:
+            raise BractError(f"{option} {text!r}: expected key=value, found {part!r}")
+        found[key.strip()] = parse_yaml(value)
+    return found
+
+
+def _ask(description: AppDescription) -> dict[str, Any]:
+    """Ask about guesses; what is typed anew is returned by its key."""
+    values = description.given()
+    answers = {}
+    for key, question in ASKED.items():
+        if key not in description.guessed:
+            continue
+        guess = _shown(values[key])
+        typed = typer.prompt(question, default=guess, err=True)
+        if typed != guess:
+            answers[key] = _numbers(key, typed) if key in _LISTS else parse_yaml(typed)
+    return answers
+
+
+def _shown(value: Any) -> str:
+    return ",".join(f"{v:g}" for v in value) if isinstance(value, tuple | list) else str(value)
+
+
+def _truth(run: RunDirectory, truth: Path | None) -> Path | None:
+    return truth or (run.truth if run.truth.is_dir() else None)
+
+
+def _declared_model(run: RunDirectory) -> str | None:
+    return next(
+        (c.declaration.model for c in Captures(run.captures).index if c.declaration.model), None
+    )
+
+
+def _tell(found: Findings) -> None:
+    for line in found.confirmed:
+        say(f"fits: {line}")
+    values = found.description.given()
+    for key, reason in found.description.guessed.items():
+        say(f"guessed: {key} {_shown(values[key])} ({reason})")
+    for line in found.doubts:
+        say(f"warning: {line}")
+
+
+def _differing(earlier: AppDescription, now: AppDescription) -> str:
+    before, after = earlier.given(), now.given()
+    keys: Sequence[str] = [k for k in after if before.get(k) != after[k]]
+    return ", ".join(keys) or "what is guessed"
+
+
+def _audit(run: RunDirectory, description: AppDescription, truth: Path | None) -> str:
+    words = ["bract", "audit", str(run.root)]
+    if description.model and ":" in description.model:
+        words += ["--model", description.model]
+    if truth is not None:
+        words += ["--truth", str(truth)]
+    return shlex.join(words)

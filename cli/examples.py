@@ -1,0 +1,80 @@
+"""Examples in the help of each command: lines that can be typed as they stand."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "init": (
+        "bract init",
+        "bract init secret.yaml --template encrypted",
+    ),
+    "demo": ("bract demo", "bract demo --quick --runs /tmp/runs"),
+    "run": (
+        "bract run federation.yaml",
+        "bract run federation.yaml --resume",
+        "bract run federation.yaml --device cuda:0 --device cuda:1 --device cpu",
+        "bract run federation.yaml --superlink 127.0.0.1:9093",
+    ),
+    "audit": (
+        "bract audit runs/demo",
+        "bract audit runs/demo --clients client-2 --rounds 1-3 --restarts 4 --yes",
+        "bract audit captures --truth truth --budget 5m --format json",
+        "bract audit runs/demo --tier adaptive --fail-on 'ssim>0.5@adaptive'",
+    ),
+    "describe": (
+        "bract describe . --model my_app.task:Net",
+        "bract describe . --model my_app.task:Net --mean 0.5 --std 0.5 --batch-size 32 --lr 0.1",
+        "bract describe . --model my_app.task:Net --client node-1:local_steps=5 --force",
+    ),
+    "report": ("bract report runs/demo", "bract report runs/demo --redact --format json"),
+    "watch": ("bract watch runs/demo", "bract watch runs/demo --once --format json"),
+    "export": (
+        "bract export runs/demo --to tensorboard",
+        "bract export runs/demo --to mlflow --where http://127.0.0.1:5000",
+    ),
+    "keygen": (
+        "bract keygen keys",
+        "bract keygen keys --clients 5 --threshold 3 --bits 3072",
+        "bract keygen site-a --identity",
+    ),
+    "compare": (
+        "bract compare federation.yaml",
+        "bract compare federation.yaml --defense adadefense --defense noise:std=0.01",
+    ),
+    "doctor": (
+        "bract doctor",
+        "bract doctor --format json",
+        "bract doctor --kit kits/hospital-a",
+    ),
+    "policy check": (
+        "bract policy check policy.yaml",
+        "bract policy check policy.yaml --against federation.yaml",
+    ),
+    "provision": ("bract provision federation.yaml --out kits",),
+    "site add": ("bract site add hospital-d --kits kits --data /srv/images",),
+    "site revoke": ("bract site revoke hospital-d --kits kits",),
+    "site renew": ("bract site renew --kits kits", "bract site renew --kits kits --authority"),
+    "site list": ("bract site list --kits kits --format json",),
+    "site register": ("bract site register --kit kits/operator",),
+    "superlink": (
+        "bract superlink --kit kits/operator",
+        "bract superlink --insecure",
+        "bract superlink --address 0.0.0.0:8000 --certificate server.pem --key server.key "
+        "--ca ca.crt",
+        "bract superlink --insecure --external --database state.db",
+    ),
+    "superexec": ("bract superexec", "bract superexec --sockets /operator --port 8000"),
+    "supernode": (
+        "bract supernode --kit kits/hospital-a",
+        "bract supernode --superlink 127.0.0.1:8000 --insecure",
+        "bract supernode --superlink fl.example.org:8000 --root-certificates ca.crt --node-config "
+        "'policy=\"policy.yaml\"'",
+    ),
+}
+"""Lines by command; ``policy check`` is a command of the group ``policy``."""
+
+
+def epilog(command: str) -> str:
+    """Return the examples of a command as the end of its help, one a line."""
+    return "\n\n".join(["Examples:", *(escape(f"$ {line}") for line in EXAMPLES[command])])

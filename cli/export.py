@@ -1,0 +1,102 @@
+"""``bract export``: a run's figures by round for TensorBoard or MLflow. No picture goes there."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from pathlib import Path
+from typing import Any
+
+from bract.cli.console import print_json, say
+from bract.errors import BractError
+from bract.registry import unknown
+from bract.report import gather
+from bract.report.facts.series import Figure, figures_by_round, settings
+from bract.rundir import RunDirectory
+from bract.schema import Report
+
+
+def export_run(root: Path, to: str, where: str | None, *, as_json: bool = False) -> str:
+    """Write a run's figures by round for another tool; return where they are.
+
+    Parameters
+    ----------
+    to
+        ``tensorboard`` or ``mlflow``.
+    where
+        TensorBoard's log folder or MLflow's tracking URI; None takes one in the run's folder.
+    as_json
+        Print where they are, and how many, to stdout.
+
+    Raises
+    ------
+    BractError
+        If ``root`` is no run, the tool is unknown or not installed, or there is nothing to write.
+    """
+    writers = {"tensorboard": _to_tensorboard, "mlflow": _to_mlflow}
+    if to not in writers:
+        raise BractError(unknown("target of --to", to, list(writers)))
+    run = RunDirectory.open(root)
+    report = gather(run.root)
+    figures = list(figures_by_round(report))
+    if not figures:
+        raise BractError(f"{run.root}: no round has any figure yet; train or audit it first")
+    written = writers[to](run, report, figures, where)
+    if as_json:
+        print_json({"to": to, "where": written, "figures": len(figures)})
+    say(f"done: {len(figures)} figures in {written}")
+    return written
+
+
+def _to_tensorboard(
+    run: RunDirectory, report: Report, figures: list[Figure], where: str | None
+) -> str:
+    writer_of = _needed("torch.utils.tensorboard", "tensorboard").SummaryWriter
+    folder = Path(where) if where else run.root / "tensorboard"
+    began = report.run.started or ""
+    with writer_of(str(folder / _name(report))) as writer:
+        for figure in figures:
+            writer.add_scalar(figure.name, figure.value, figure.round)
+        text = "\n".join(f"    {name}: {value}" for name, value in settings(report).items())
+        writer.add_text("run", f"{report.run.name}, {report.run.status} {began}\n\n{text}")
+    say(f"look at it with: tensorboard --logdir {folder}")
+    return str(folder)
+
+
+def _to_mlflow(run: RunDirectory, report: Report, figures: list[Figure], where: str | None) -> str:
+    mlflow = _needed("mlflow", "mlflow")
+    entities = importlib.import_module("mlflow.entities")
+    uri = where or f"sqlite:///{(run.root / 'mlflow.db').absolute()}"
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name("bract")
+    experiment = found.experiment_id if found else client.create_experiment("bract")
+    now = int(1000 * time.time())
+    one = client.create_run(experiment, run_name=_name(report))
+    metrics = [entities.Metric(f.name, f.value, now, f.round) for f in figures]
+    params = [entities.Param(name, value[:500]) for name, value in settings(report).items()]
+    tags = [entities.RunTag("bract.status", report.run.status)]
+    for start in range(0, len(metrics), _BATCH):
+        client.log_batch(one.info.run_id, metrics=metrics[start : start + _BATCH])
+    for start in range(0, len(params), _PARAMS):
+        client.log_batch(one.info.run_id, params=params[start : start + _PARAMS], tags=tags)
+    client.set_terminated(one.info.run_id, "FINISHED")
+    say(f"look at it with: mlflow ui --backend-store-uri {uri}")
+    return uri
+
+
+_BATCH = 1000
+_PARAMS = 100
+"""Metrics, and parameters, that MLflow takes at once."""
+
+
+def _needed(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise BractError(
+            f"--to {extra}: {error}; install it with: pip install 'bract[{extra}]'"
+        ) from error
+
+
+def _name(report: Report) -> str:
+    return report.run.name

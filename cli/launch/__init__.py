@@ -1,0 +1,1 @@
+"""Start a federation as processes on this machine."""

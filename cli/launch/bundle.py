@@ -1,0 +1,50 @@
+"""What Flower is handed: an app bundle that carries configuration only, and a connection."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bract.config import FederationConfig, dump_config
+from bract.files import utf8
+
+CONNECTION = "bract"
+"""Name of the SuperLink connection in the launcher's own Flower configuration."""
+
+
+def app_manifest(config: FederationConfig, run_dir: Path) -> str:
+    """Return the ``pyproject.toml`` of a Flower App Bundle that carries configuration only.
+
+    Who the sites are and where their data lies stays with whoever provisions them.
+    """
+    config = config.model_copy(update={"deployment": None})
+    return "\n".join(
+        [
+            "[project]",
+            'name = "bract-federation"',
+            'version = "1.0.0"',
+            'description = "Configuration of one federation; the code is what each side installed"',
+            'license = "Apache-2.0"',
+            "dependencies = []",
+            "",
+            "[tool.flwr.app]",
+            'publisher = "bract"',
+            "",
+            "[tool.flwr.app.components]",
+            'serverapp = "bract.server.app:app"',
+            'clientapp = "bract.client.app:app"',
+            "",
+            "[tool.flwr.app.config]",
+            f"federation = {json.dumps(dump_config(config))}",
+            f"run-dir = {json.dumps(utf8(run_dir))}",
+            "",
+        ]
+    )
+
+
+def connection(address: str) -> str:
+    """Return Flower's ``config.toml`` with one connection, to ``host:port`` without TLS."""
+    return (
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+        f'[superlink.{CONNECTION}]\naddress = "{address}"\ninsecure = true\n'
+    )

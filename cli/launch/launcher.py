@@ -1,0 +1,337 @@
+"""Start a federation as real processes on this machine, watch it, and leave none behind.
+
+Longer than most modules: what may end during a run is watched in the loop that follows the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bract.cli.keygen import client_key, write_keys
+from bract.cli.launch.bundle import CONNECTION, app_manifest, connection
+from bract.cli.launch.processes import Processes
+from bract.config import FederationConfig
+from bract.deploy import sockets
+from bract.deploy.flower import NODE_CONFIG
+from bract.deploy.pinned import APP, DEFAULT_APP
+from bract.errors import BractError, RunFailedError, one_line
+from bract.files import readable_size, utf8, write_text
+from bract.randomness import SecretStream
+from bract.rundir import RunDirectory
+from bract.schema import MetricsRow
+
+_FLWR_TIMEOUT = 120.0
+"""Seconds that Flower's own command may take; it waits for the SuperLink."""
+
+SERVER_INTERVAL = 1.0
+"""Seconds between two looks at whether the server app lives."""
+
+SUPERLINK_PORT = 8000
+SUPERNODE_PORT = 9094
+"""What the sockets of the SuperLink and of client 0 are named for; nothing listens on a port."""
+
+
+@dataclass
+class Launch:
+    """What `LocalFederation` needs beyond the configuration.
+
+    Attributes
+    ----------
+    superlink
+        ``host:port``, or the socket, of a running SuperLink to use; None starts everything here.
+        Its machine or container must have the run directory at the same absolute path.
+    devices
+        Device of client ``i``; the configuration's where the list is shorter.
+    fork_server
+        Start Flower's short-lived processes from a fork server, where they are started here.
+    client_app
+        The one ClientApp that the clients run, ``package.module:name``, imported from what is
+        installed and never from a run's bundle.
+    private_seed
+        What the private seed of each client is derived from, for an experiment that must repeat;
+        None lets clients draw keys and noise from the operating system. Never the configuration's
+        ``seed``, which the server knows.
+    """
+
+    superlink: str | None = None
+    devices: list[str] = field(default_factory=list)
+    fork_server: bool = True
+    client_app: str = DEFAULT_APP
+    private_seed: int | None = None
+
+
+class LocalFederation:
+    """One SuperLink and its SuperNodes as processes that nobody else on this machine reaches.
+
+    They listen on Unix sockets in a temporary folder of this user's and on no port: Flower's APIs
+    ask nobody for a password.
+
+    Use as a context manager; on leaving it, in whatever way, every process is ended.
+    """
+
+    def __init__(
+        self, config: FederationConfig, run: RunDirectory, launch: Launch | None = None
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.launch = launch or Launch()
+        self.run_id = ""
+        threads = max(1, (os.cpu_count() or 1) // max(1, config.clients))
+        fork_server = self.launch.fork_server and self.launch.superlink is None
+        self.processes = Processes(run.logs, threads=threads, fork_server=fork_server, run=run.root)
+        self._server_seen = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.processes.end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.processes.end()
+
+    def train(self, on_round: Callable[[MetricsRow], None]) -> None:
+        """Submit the run and call ``on_round`` with each new row of ``metrics.jsonl``.
+
+        Raises
+        ------
+        RunFailedError
+            If the run fails or a process dies; the message names the client.
+        """
+        self._wait_for_earlier_server()
+        seen = len(self.run.metrics())
+        self.run_id = self._submit()
+        tolerant = self.config.strategy.tolerate_failures and self.launch.superlink is None
+        clients = [f"client-{i}" for i in range(self.config.clients)] if tolerant else []
+        asked = looked = time.monotonic()
+        while True:
+            rows = self.run.metrics()
+            for row in rows[seen:]:
+                on_round(row)
+            seen = max(seen, len(rows))
+            state = self.run.state()
+            mine = state.flower_run_id == self.run_id
+            if mine and state.status in ("finished", "failed"):
+                break
+            self.processes.check_alive(expendable=clients)
+            now = time.monotonic()
+            if mine and now - looked > SERVER_INTERVAL:
+                looked = now
+                self._check_server_app()
+            # Asking Flower starts a process; what runs here tells by its lock that it lives.
+            if now - asked > 15.0 and (self.launch.superlink is not None or not self._server_seen):
+                asked = now
+                if self._flower_status().startswith("finished") and not self._just_ended():
+                    raise RunFailedError(
+                        f"Flower ended run {self.run_id} before its server app reported to "
+                        f"{self.run.root}; {self._where_to_look()}"
+                    )
+            time.sleep(0.1)
+        if state.status == "failed":
+            reason = one_line(state.error or "the server app failed", 2000)
+            log = self.processes.log_of_failure()
+            raise RunFailedError(f"{reason} (traceback: {log})" if log else reason)
+
+    def _wait_for_earlier_server(self) -> None:
+        """Wait for a server app of an earlier launch, which ends soon after its launcher.
+
+        Raises
+        ------
+        LockedError
+            If it does not end.
+        """
+        with self.run.serve():
+            pass
+
+    def _check_server_app(self) -> None:
+        """Notice that the server app, which was there, is gone without having said how it ended.
+
+        Raises
+        ------
+        RunFailedError
+            Naming the last round that it finished.
+        """
+        if self.run.server() is not None:
+            self._server_seen = True
+            return
+        if self._server_seen and not self._just_ended():
+            done = max((row.round for row in self.run.metrics()), default=0)
+            raise RunFailedError(
+                f"the server app was ended from outside after round {done}; "
+                f"{self._where_to_look()}{_full_disk(self.run.root)}"
+            )
+
+    def _start(self) -> None:
+        self.processes.begin()
+        if self.launch.superlink is None:
+            address = self._start_superlink()
+            self._start_supernodes(address)
+        else:
+            address = self._running_superlink(self.launch.superlink)
+        self._write_connection(address)
+        self._write_app()
+
+    def _start_superlink(self) -> str:
+        self.processes.start(
+            "superlink",
+            [
+                *self.processes.command("flower-superlink"),
+                "--insecure",
+                "--disable-runtime-dependency-installation",
+                *("--host", sockets.HOST, "--port", str(SUPERLINK_PORT)),
+            ],
+        )
+        self._wait_until_healthy("the SuperLink", SUPERLINK_PORT)
+        return sockets.address(SUPERLINK_PORT)
+
+    def _running_superlink(self, superlink: str) -> str:
+        """Return the address that Flower is given for a SuperLink that runs already."""
+        place = Path(superlink)
+        if place.suffix != ".sock":
+            return superlink
+        if not place.is_socket() or not place.stem.isdecimal():
+            raise BractError(
+                f"--superlink {superlink}: expected host:port, or the socket of a "
+                "`bract superlink`, such as FOLDER/8000.sock"
+            )
+        self.processes.sockets = place.absolute().parent
+        return sockets.address(int(place.stem))
+
+    def _start_supernodes(self, address: str) -> None:
+        keys = self._keys()
+        for client in range(self.config.clients):
+            self._start_supernode(client, address, keys)
+        for client in range(self.config.clients):
+            self._wait_until_healthy(f"client-{client}", SUPERNODE_PORT + client)
+
+    def _wait_until_healthy(self, what: str, port: int) -> None:
+        self.processes.wait_for(lambda: self.processes.is_healthy(port), what)
+
+    def _start_supernode(self, client: int, address: str, keys: list[Path]) -> None:
+        name = f"client-{client}"
+        node: dict[str, str | int] = {
+            "partition-id": client,
+            "num-partitions": self.config.clients,
+            "state-dir": utf8(self.run.root / "state" / name),
+        }
+        if self.launch.private_seed is not None:
+            node["private-seed-file"] = utf8(self._private_seed(client, self.launch.private_seed))
+        if self.config.encryption.enabled:
+            # The test split lies on this machine anyway, and the server has no model to judge.
+            node["public-test"] = True
+        if keys:
+            node["paillier-key"] = utf8(keys[client])
+        if client < len(self.launch.devices):
+            node["device"] = self.launch.devices[client]
+        if self.config.truth:
+            node["truth-dir"] = utf8(self.run.truth / name)
+        self.processes.start(
+            name,
+            [
+                *self.processes.command("flower-supernode"),
+                "--insecure",
+                *("--superlink", address),
+                *("--host", sockets.HOST, "--port", str(SUPERNODE_PORT + client)),
+            ],
+            private={
+                APP: self.launch.client_app,
+                NODE_CONFIG: " ".join(f"{k}={json.dumps(v)}" for k, v in node.items()),
+            },
+        )
+
+    def _private_seed(self, client: int, seed: int) -> Path:
+        """Write one client's private seed where other users cannot read it."""
+        own = int.from_bytes(SecretStream.derived(seed, "client", client).bytes(32), "big")
+        file = self.processes.folder / "private" / f"client-{client}"
+        return write_text(file, f"{own}\n", private=True)
+
+    def _keys(self) -> list[Path]:
+        """Return each client's key file, after generating those of a run that has none yet."""
+        encryption = self.config.encryption
+        if not encryption.enabled or encryption.keys != "provisioned":
+            return []
+        files = [
+            client_key(self.run.keys, client, encryption.threshold)
+            for client in range(self.config.clients)
+        ]
+        if not all(file.is_file() for file in files):
+            write_keys(self.run.keys, encryption, self.config.clients)
+        return files
+
+    def _submit(self) -> str:
+        output = self._flwr(
+            "run", str(self.processes.folder / "app"), CONNECTION, "--format", "json"
+        )
+        found = re.search(r'"run-id":\s*"(\d+)"', output)
+        if found is None:
+            raise RunFailedError(f"the SuperLink did not take the run: {' '.join(output.split())}")
+        return found[1]
+
+    def _flower_status(self) -> str:
+        output = self._flwr("ls", "--run-id", self.run_id, CONNECTION, "--format", "json")
+        found = re.search(r'"status":\s*"([a-z:]+)"', output)
+        return found[1] if found else ""
+
+    def _just_ended(self) -> bool:
+        time.sleep(1.0)
+        return self.run.state().status in ("finished", "failed")
+
+    def _where_to_look(self) -> str:
+        if self.launch.superlink is None:
+            return f"see {self.run.logs / 'superlink.log'}"
+        return (
+            f"see the log of the SuperLink at {self.launch.superlink}; there, "
+            f"{self.run.root.absolute()} must be the same folder as here, and writable"
+        )
+
+    def _flwr(self, *arguments: str) -> str:
+        try:
+            done = subprocess.run(
+                [*self.processes.command("flwr"), *arguments],
+                env=self.processes.environment("launcher"),
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_FLWR_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise RunFailedError(
+                f"the SuperLink did not answer `flwr {arguments[0]}` in {_FLWR_TIMEOUT:.0f} s; "
+                f"{self._where_to_look()}"
+            ) from None
+        return done.stdout + done.stderr
+
+    def _write_connection(self, address: str) -> None:
+        home = Path(self.processes.environment("launcher")["FLWR_HOME"])
+        (home / "config.toml").write_text(connection(address), encoding="utf-8")
+
+    def _write_app(self) -> None:
+        folder = self.processes.folder / "app"
+        folder.mkdir()
+        (folder / "pyproject.toml").write_text(
+            app_manifest(self.config, self.run.root), encoding="utf-8"
+        )
+
+
+def _full_disk(folder: Path) -> str:
+    """Say that a disk is full, where it is: then no log says so."""
+    free = shutil.disk_usage(folder).free
+    return f"; {folder} has {readable_size(free)} free" if free < 1_000_000 else ""

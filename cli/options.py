@@ -1,0 +1,32 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """What a command prints to stdout."""
+
+    DEFAULT = "default"
+    JSON = "json"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether one JSON document goes to stdout."""
+        return self is Format.JSON
+
+
+FormatOption = Annotated[
+    Format,
+    typer.Option("--format", help="json prints one JSON document to stdout, words to stderr."),
+]
+RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]
+ConfigArgument = Annotated[
+    Path, typer.Argument(help="YAML configuration; `bract init` writes one.")
+]
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]

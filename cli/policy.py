@@ -1,0 +1,64 @@
+"""``bract policy``: what a site's policy file says, before a run depends on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bract.cli.examples import epilog
+from bract.cli.options import Format, FormatOption
+
+policy = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Check a site's policy file, without starting anything.",
+)
+
+
+@policy.callback()
+def _group() -> None:
+    """Check a site's policy file, without starting anything."""
+
+
+@policy.command("check", epilog=epilog("policy check"))
+def check_policy(
+    file: Annotated[Path, typer.Argument(help="Policy file of a site, YAML.")],
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Configuration of a federation that the site would join."),
+    ] = None,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Read FILE as a client does, and say which runs it lets in.
+
+    Exit code 2 where the file cannot be used, or the configuration falls short of it.
+    """
+    from bract.cli.console import print_json, say
+    from bract.client.defending import defenses_of
+    from bract.client.policy import check_run, load_policy
+    from bract.config import load_config
+
+    found = load_policy(file)
+    if against is not None:
+        config = load_config(against)
+        check_run(found, config, defenses_of(config))
+    if output.is_json:
+        print_json(found.model_dump(mode="json"))
+    for key in type(found).model_fields:
+        value = getattr(found, key)
+        note = "" if key in found.model_fields_set else " (the default)"
+        shown = value.model_dump_json(exclude_none=True) if hasattr(value, "model_dump") else value
+        if isinstance(value, list):
+            shown = [v.model_dump(exclude_defaults=True) if hasattr(v, "model_dump") else v
+                     for v in value]  # fmt: skip
+        say(f"{key}: {shown}{note}")
+    if found.needs_record:
+        say(f"{found.needs_record} needs `state-dir` in the node config: a record over all runs")
+    if against is not None:
+        say(f"{against}: meets this policy as far as its text shows")
+    say(
+        f"done: {file} can be used; next: start the SuperNode with "
+        f"--node-config 'policy=\"{file.resolve()}\"'"
+    )

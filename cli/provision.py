@@ -1,0 +1,155 @@
+"""``bract provision`` and ``bract site``: start-up kits of a federation, and who may connect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bract.cli.console import print_json, say
+from bract.cli.examples import epilog
+from bract.cli.options import Format, FormatOption
+from bract.errors import BractError
+
+if TYPE_CHECKING:
+    from bract.deploy.administration import Provisioned
+
+KitsOption = Annotated[
+    Path, typer.Option("--kits", help="Folder that `bract provision` made, with the CA's key.")
+]
+
+site = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Sites of a provisioned federation: add, revoke, list, register, renew.",
+)
+
+
+def provision(
+    config: Annotated[Path, typer.Argument(help="YAML configuration with a deployment section.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to make, one kit a party in it.")],
+) -> None:
+    """Make one start-up kit for the operator, one for each site, and one for who provisions."""
+    from bract.config import load_config
+    from bract.deploy.provisioning import provision as make
+
+    federation = load_config(config)
+    make(federation, out, source=config)
+    assert federation.deployment is not None
+    count = len(federation.deployment.sites)
+    say(f"{out / 'authority'}: the CA's key; it stays with you, and is no part of any machine here")
+    say(f"{out / 'operator'}: for the server, at {federation.deployment.server}")
+    say(f"{out}: {count} kits of sites; bring each to its site by a way that nobody else can read")
+    say("then: docs/deployment.md")
+
+
+@site.command(epilog=epilog("site add"))
+def add(
+    name: Annotated[str, typer.Argument(help="Name of the new site.")],
+    kits: KitsOption = Path("kits"),
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda:N.")] = "auto",
+    data: Annotated[
+        str | None, typer.Option("--data", help="Folder of the site's own data, at the site.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="Policy file that goes into the kit.")
+    ] = None,
+) -> None:
+    """Make the kit of one more site."""
+    from pydantic import ValidationError
+
+    from bract.config import SiteConfig
+    from bract.deploy.administration import add_site
+
+    try:
+        wanted = SiteConfig(
+            name=name, device=device, data=data, policy=None if policy is None else str(policy)
+        )
+    except ValidationError as error:
+        raise BractError("; ".join(problem["msg"] for problem in error.errors())) from None
+    _change(kits, lambda provisioned: add_site(provisioned, wanted))
+
+
+@site.command(epilog=epilog("site revoke"))
+def revoke(
+    name: Annotated[str, typer.Argument(help="Name of the site.")],
+    kits: KitsOption = Path("kits"),
+) -> None:
+    """Note that a site may not connect any more; `bract site register` shuts its key out."""
+    from bract.deploy.administration import revoke_site
+
+    _change(kits, lambda provisioned: revoke_site(provisioned, name))
+
+
+@site.command(epilog=epilog("site renew"))
+def renew(
+    kits: KitsOption = Path("kits"),
+    authority: Annotated[
+        bool, typer.Option("--authority", help="Also the CA's certificate, for the key it has.")
+    ] = False,
+) -> None:
+    """Make new certificates for the SuperLink and the gateway, for the installed bract."""
+    from bract.deploy.administration import renew as make
+
+    _change(kits, lambda provisioned: make(provisioned, authority=authority))
+
+
+@site.command("list", epilog=epilog("site list"))
+def list_sites(
+    kits: KitsOption = Path("kits"),
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Say which sites there are, and which were revoked."""
+    from bract.deploy.kit import (
+        SITES,
+    )
+    from bract.deploy.sites import read_sites
+
+    folders = [kits / "authority", kits / "operator", kits]
+    folder = next((folder for folder in folders if (folder / SITES).is_file()), kits)
+    sites = read_sites(folder / SITES)
+    if output.is_json:
+        print_json({name: issued.to_dict() for name, issued in sites.sites.items()})
+        return
+    for name, issued in sites.sites.items():
+        state = f"revoked {issued.revoked}" if issued.revoked else f"issued {issued.issued}"
+        say(f"{name}: {state}, partition {issued.partition}")
+
+
+@site.command(epilog=epilog("site register"))
+def register(
+    kit: Annotated[Path, typer.Option("--kit", help="The operator's start-up kit.")],
+    sockets: Annotated[
+        Path | None, typer.Option("--sockets", help="Folder of the SuperLink's socket.")
+    ] = None,
+) -> None:
+    """Tell the running SuperLink which sites may connect, and shut the revoked ones out."""
+    from bract.deploy.kit import (
+        SITES,
+        open_kit,
+    )
+    from bract.deploy.registration import register as tell
+    from bract.deploy.sites import read_sites
+    from bract.deploy.starting import SOCKETS
+
+    place = open_kit(kit, "operator").socket(sockets or kit / SOCKETS)
+    done = tell(read_sites(kit / SITES), place)
+    for what, names in (
+        ("registered", done.added),
+        ("registered before", done.there),
+        ("shut out", done.removed),
+        ("warning: registered, and not among the sites of this kit", done.strangers),
+    ):
+        if names:
+            say(f"{what}: {', '.join(names)}")
+
+
+def _change(kits: Path, change: Callable[[Provisioned], list[str]]) -> None:
+    from bract.deploy.administration import open_kits
+
+    with open_kits(kits, doing=f"bract site, process {os.getpid()}") as provisioned:
+        for line in change(provisioned):
+            say(line)

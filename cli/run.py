@@ -1,0 +1,167 @@
+"""``bract run``: prepare a run directory, start the federation, follow it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bract.cli.console import RoundProgress, say
+from bract.cli.launch.launcher import Launch, LocalFederation
+from bract.cli.signals import Stopped, resumed
+from bract.client.defending import defenses_of
+from bract.config import FederationConfig
+from bract.data import Partitions, data_spec, open_source
+from bract.errors import BractError
+from bract.models import create_model
+from bract.rundir import RunDirectory
+from bract.versions import package_versions
+
+
+def run_federation(
+    config: FederationConfig,
+    runs: Path,
+    launch: Launch,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> RunDirectory:
+    """Train the federation; return its run directory.
+
+    Raises
+    ------
+    BractError
+        If the configuration cannot work, or the run directory is taken.
+    RunFailedError
+        If the run fails; the message names the client.
+    """
+    check_feasible(config)
+    run = RunDirectory(runs / config.name)
+    with run.claim():
+        _prepare(run, config, resume=resume, overwrite=overwrite)
+        if resume and run.state().status == "finished":
+            say(f"{run.root}: finished already")
+        else:
+            _train(config, run, launch)
+    return run
+
+
+def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
+    say(f"federation {config.name}: {config.clients} clients, {config.rounds} rounds")
+    for caution in config.encryption.cautions(config.clients, config.strategy.name):
+        say(f"warning: {caution}")
+    run.update_state(
+        status="starting",
+        name=config.name,
+        started=time.time(),
+        finished=None,
+        error=None,
+        command=" ".join(["bract", *sys.argv[1:]]),
+        versions=package_versions(),
+        device=config.device,
+    )
+    try:
+        with (
+            LocalFederation(config, run, launch) as federation,
+            RoundProgress(config.rounds, _last_round(run)) as progress,
+        ):
+            federation.train(progress.update)
+    except Stopped as stopped:
+        _note(run, status="interrupted")
+        otherwise = f"bract run {run.config_path} --runs {run.root.parent} --resume"
+        stopped.add_note(
+            f"{run.root} after round {_last_round(run)} of {config.rounds}, its processes have "
+            f"ended; go on with `{resumed('run', otherwise)}`"
+        )
+        raise
+    except Exception as error:
+        _note(run, status="failed", error=str(error))
+        raise
+    except BaseException:
+        _note(run, status="interrupted")
+        raise
+    following = f"bract audit {run.root}" if config.capture.enabled else f"bract report {run.root}"
+    say(f"done: {run.root}; next: {following}")
+
+
+def _last_round(run: RunDirectory) -> int:
+    return max((row.round for row in run.metrics()), default=0)
+
+
+def _note(run: RunDirectory, **changes: Any) -> None:
+    """Write down how a run ended, unless its server app did; a full disk hides no other error."""
+    try:
+        found = run.state().status
+        if found in ("starting", "running") or (found, changes["status"]) == ("unknown", "failed"):
+            run.update_state(finished=time.time(), **changes)
+    except BractError as error:
+        say(f"warning: {error}")
+
+
+def check_feasible(config: FederationConfig) -> None:
+    """Refuse what would fail only after processes have started.
+
+    Raises
+    ------
+    BractError
+        If the data or the model is not there, the defenses do not fit it or each other, or a
+        client would hold no examples.
+    """
+    source = open_source(config.data, "train")
+    parts = Partitions(
+        source.labels, config.data.partition, clients=config.clients, seed=config.seed
+    )
+    for client in range(config.clients):
+        part = parts.indices(client)
+        if len(part) - int(len(part) * config.data.validation) < 1:
+            raise BractError(
+                f"data.partition gives client {client} no training examples; "
+                "raise alpha or min_examples, or lower clients"
+            )
+    chain = defenses_of(config)
+    if ":" not in config.model.name:
+        spec = data_spec(config.data)
+        with torch.device("meta"):
+            chain.prepare_model(
+                create_model(
+                    config.model.name,
+                    classes=spec.classes,
+                    channels=spec.image_shape[0],
+                    image_size=spec.image_shape[1],
+                    activation=config.model.activation,
+                )
+            )
+
+
+def _prepare(run: RunDirectory, config: FederationConfig, *, resume: bool, overwrite: bool) -> None:
+    if not run.is_fresh:
+        if resume:
+            check_resumable(run, config)
+        elif overwrite:
+            run.clear()
+        else:
+            raise BractError(
+                f"{run.root}: holds an earlier run; pass --resume to go on with it, "
+                "--overwrite to replace it, or choose another name"
+            )
+    run.create(config)
+
+
+def check_resumable(run: RunDirectory, config: FederationConfig) -> None:
+    """Refuse to go on with a run of another federation; rounds, audit, deployment may differ.
+
+    Raises
+    ------
+    BractError
+        If the run's configuration differs elsewhere.
+    """
+    earlier = RunDirectory.open(run.root).config()
+    free = {name: getattr(config, name) for name in ("rounds", "audit", "deployment")}
+    if earlier.model_copy(update=free) != config:
+        raise BractError(
+            f"{run.root}: was made with another configuration; "
+            "resume it with the one in its config.yaml, or pass --overwrite"
+        )

@@ -1,0 +1,134 @@
+"""``bract superlink``, ``superexec``, ``supernode``: the long-lived processes of a deployment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bract.deploy.pinned import DEFAULT_APP
+from bract.errors import BractError
+
+
+def default_folder() -> Path:
+    """Return the folder of sockets where none is named, below Flower's home."""
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "sockets"
+
+
+KitOption = Annotated[
+    Path | None,
+    typer.Option("--kit", help="Start-up kit of this party, from `bract provision`."),
+]
+
+
+def superlink(
+    kit: KitOption = None,
+    address: Annotated[
+        str, typer.Option("--address", help="host:port where SuperNodes connect.")
+    ] = "127.0.0.1:8000",
+    sockets: Annotated[
+        Path | None, typer.Option("--sockets", help="Folder of the operator's socket, mode 0700.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="TLS certificate, PEM.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Its private key, PEM.")] = None,
+    ca: Annotated[Path | None, typer.Option("--ca", help="The CA that signed it, PEM.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve without TLS.")] = False,
+    authenticate: Annotated[
+        bool, typer.Option("--authenticate", help="Only SuperNodes with a registered key.")
+    ] = False,
+    database: Annotated[
+        Path | None, typer.Option("--database", help="SQLite file that survives a restart.")
+    ] = None,
+    external: Annotated[
+        bool,
+        typer.Option("--external", help="Leave server apps to `bract superexec`."),
+    ] = False,
+) -> None:
+    """Start a SuperLink that sites reach for training only; runs are submitted on its socket."""
+    from bract.deploy.serving import Certificate, start_superlink
+
+    given = [certificate, key, ca]
+    if kit is not None:
+        if any(given) or insecure or authenticate or database is not None:
+            raise BractError("--kit says it all but --sockets; leave the other options out")
+        from bract.deploy.starting import start_superlink_of
+
+        start_superlink_of(kit, sockets)
+    if insecure == any(given) or (any(given) and not all(given)):
+        raise BractError("pass --certificate, --key and --ca together, or --insecure")
+    start_superlink(
+        address=address,
+        folder=sockets or default_folder(),
+        certificate=Certificate(certificate, key, ca) if certificate and key and ca else None,
+        authenticate=authenticate,
+        database=database,
+        external=external,
+    )
+
+
+def superexec(
+    sockets: Annotated[
+        Path | None, typer.Option("--sockets", help="Folder of the SuperLink's socket.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="What that socket is named for.")] = 8000,
+) -> None:
+    """Start server apps for a `bract superlink --external`, also after it was restarted."""
+    from bract.deploy.serving import start_superexec
+
+    start_superexec(folder=sockets or default_folder(), port=port)
+
+
+def supernode(
+    kit: KitOption = None,
+    superlink: Annotated[
+        str | None, typer.Option("--superlink", help="host:port of the SuperLink.")
+    ] = None,
+    node_config: Annotated[
+        str, typer.Option("--node-config", help="Flower's node configuration, 'key=value ...'.")
+    ] = "",
+    app: Annotated[
+        str,
+        typer.Option("--app", help="The one ClientApp that runs here, installed on this machine."),
+    ] = DEFAULT_APP,
+    root_certificates: Annotated[
+        Path | None, typer.Option("--root-certificates", help="CA of the SuperLink, PEM.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="Private key that the SuperLink knows.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Connect without TLS.")] = False,
+    sockets: Annotated[
+        Path | None, typer.Option("--sockets", help="Folder of the site's socket, mode 0700.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="What the socket is named for.")] = 9094,
+    health: Annotated[
+        bool, typer.Option("--health", help="Answer http://127.0.0.1:PORT/health, nothing else.")
+    ] = False,
+) -> None:
+    """Start a SuperNode that runs one installed ClientApp, whatever bundle the server sends."""
+    from bract.deploy.serving import start_supernode
+
+    if kit is not None:
+        if superlink is not None or root_certificates or key or insecure or node_config:
+            raise BractError("--kit says it all but --sockets and --health; leave the rest out")
+        from bract.deploy.starting import start_supernode_of
+
+        start_supernode_of(kit, sockets, health=health)
+    if superlink is None:
+        raise BractError("pass --kit DIR, or --superlink HOST:PORT")
+    if insecure == (root_certificates is not None):
+        raise BractError("pass --root-certificates, or --insecure")
+    start_supernode(
+        superlink=superlink,
+        app=app,
+        node_config=node_config,
+        folder=sockets or default_folder(),
+        port=port,
+        root_certificates=root_certificates,
+        key=key,
+        health=health,
+    )

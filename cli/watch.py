@@ -1,0 +1,237 @@
+"""``bract watch``: the growing page in a browser, and a line or a table in the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.live import Live
+from rich.table import Table
+
+from bract.cli.console import say, stderr
+from bract.cli.page_server import PageServer
+from bract.errors import BractError
+from bract.report.facts.facts import gather
+from bract.report.facts.formatting import plural
+from bract.report.page.render import render
+from bract.rundir import RunDirectory
+from bract.schema import Report
+
+LOOK = 1.0
+"""Seconds between two looks at the run's files."""
+
+REFRESH = 10
+"""Seconds after which the page loads itself anew, while the run goes on."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands.
+
+    ``accuracy`` is the global model's after the last round; ``leaked`` of ``scored`` images are
+    counted by the verdict's attack. ``audit`` is the live audit's status, None where none ran;
+    ``queue`` counts the uploads that wait for it, ``current`` is the one it attacks.
+    """
+
+    run: str
+    status: str
+    round: int
+    rounds: int | None
+    accuracy: float | None
+    leaked: int
+    scored: int
+    captures: int
+    audit: str | None = None
+    done: int = 0
+    queue: int = 0
+    skipped: int = 0
+    current: str | None = None
+    error: str | None = None
+
+    @property
+    def going_on(self) -> bool:
+        """Whether more is to come."""
+        return self.status not in ("finished", "failed", "interrupted")
+
+    @property
+    def progress(self) -> str:
+        """``round 3 of 10``."""
+        return f"round {self.round}" + (f" of {self.rounds}" if self.rounds else "")
+
+    @property
+    def leak(self) -> str:
+        """What came back so far, in words."""
+        if not self.scored:
+            return "nothing scored yet"
+        return f"{self.leaked} of {plural(self.scored, 'image')} leaked"
+
+    @property
+    def work(self) -> str:
+        """What the live audit does, in words."""
+        if self.audit is None:
+            return "no live audit"
+        parts = [f"{plural(self.done, 'upload')} attacked", f"{self.queue} waiting"]
+        if self.skipped:
+            parts.append(f"{self.skipped} skipped")
+        doing = f"now {self.current}" if self.current else self.audit
+        return f"{', '.join(parts)}; {doing}"
+
+    def text(self) -> str:
+        """Return one line."""
+        parts = [self.status, self.progress]
+        if self.accuracy is not None:
+            parts.append(f"accuracy {self.accuracy:.1%}")
+        return ", ".join([*parts, self.leak, self.work])
+
+
+class Watched:
+    """A run's page and standing, made anew when a file of the run has changed.
+
+    Parameters
+    ----------
+    redact
+        Leave every image out of the page.
+    """
+
+    def __init__(self, run: RunDirectory, *, redact: bool) -> None:
+        self.run = run
+        self.redact = redact
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._report: Report | None = None
+
+    def standing(self) -> Standing:
+        """Return how the run stands now."""
+        report = self._current()
+        facts, headline = report.run, report.verdict.headline
+        live = self.run.live()
+        accuracies = [row.accuracy for row in report.rounds if row.accuracy is not None]
+        return Standing(
+            run=facts.name,
+            status=facts.status,
+            round=max([facts.rounds_done, *(o.round for o in report.observations)]),
+            rounds=facts.rounds_planned,
+            accuracy=accuracies[-1] if accuracies else None,
+            leaked=headline.leaked if headline else 0,
+            scored=headline.scored if headline else 0,
+            captures=report.captures,
+            audit=live.status if live else None,
+            done=live.done if live else 0,
+            queue=live.queue if live else 0,
+            skipped=live.skipped if live else 0,
+            current=live.current if live else None,
+            error=live.error if live else None,
+        )
+
+    def page(self) -> tuple[str, bool]:
+        """Return the page, and whether it may grow."""
+        standing = self.standing()
+        report = self._current()
+        if self.redact:
+            report = report.redact()
+        return render(self.run.root, report, live=standing.text()), standing.going_on
+
+    def _current(self) -> Report:
+        with self._lock:
+            seen = self._signature()
+            if self._report is None or seen != self._seen:
+                self._report, self._seen = gather(self.run.root), seen
+            return self._report
+
+    def _signature(self) -> object:
+        """Return what changes when a result, a round or a capture is added."""
+        run = self.run
+        paths = [run.state_path, run.metrics_path, run.config_path, run.captures, run.audit]
+        for folder in (run.captures, run.audit):
+            with suppress(OSError):
+                paths += folder.iterdir()
+        found = []
+        for path in paths:
+            with suppress(OSError):
+                found.append((path, path.stat().st_mtime_ns))
+        return found
+
+
+def watch_run(root: Path, *, redact: bool, once: bool, as_json: bool) -> None:
+    """Serve a run's page on this machine and say how it stands, until a signal ends it.
+
+    Parameters
+    ----------
+    once
+        Say how it stands, and end.
+    as_json
+        Print one line of JSON to stdout at each change.
+
+    Raises
+    ------
+    BractError
+        If ``root`` is neither a run nor a folder with captures, or no port can be had.
+    """
+    # What is watched shall not wait for the watcher.
+    with suppress(OSError):
+        os.nice(10)
+    watched = Watched(RunDirectory.open(root), redact=redact)
+    standing = watched.standing()
+    if once:
+        _tell(standing, as_json)
+        return
+    with PageServer(watched.page, refresh=REFRESH) as server:
+        say(f"page: {server.address}")
+        say("whoever has this address sees the page, on this machine alone; Ctrl-C ends it")
+        _tell(standing, as_json)
+        if not stderr.is_terminal or as_json:
+            while True:
+                time.sleep(LOOK)
+                standing = _told_anew(watched, standing, as_json)
+        with Live(_table(standing, server.address), console=stderr, auto_refresh=False) as live:
+            while True:
+                time.sleep(LOOK)
+                standing = _looked(watched, standing)
+                live.update(_table(standing, server.address), refresh=True)
+
+
+def _told_anew(watched: Watched, before: Standing, as_json: bool) -> Standing:
+    now = _looked(watched, before)
+    if now != before:
+        _tell(now, as_json)
+    return now
+
+
+def _looked(watched: Watched, before: Standing) -> Standing:
+    """Return how it stands; where the files cannot be read at the moment, how it stood."""
+    try:
+        return watched.standing()
+    except BractError:
+        return before
+
+
+def _tell(standing: Standing, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(standing)) + "\n")
+        sys.stdout.flush()
+    else:
+        say(standing.text())
+
+
+def _table(standing: Standing, address: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    accuracy = "–" if standing.accuracy is None else f"{standing.accuracy:.1%}"
+    rows = [
+        ("run", f"{standing.run}, {standing.status}"),
+        ("rounds", standing.progress.removeprefix("round ")),
+        ("accuracy", accuracy),
+        ("leak so far", standing.leak),
+        ("live audit", standing.work),
+        ("page", address),
+    ]
+    if standing.error:
+        rows.insert(-1, ("last error", standing.error))
+    for name, value in rows:
+        table.add_row(f"[bold]{name}[/bold]", value.replace("[", r"\["))
+    return table

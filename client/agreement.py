@@ -1,0 +1,102 @@
+"""What a message at bract's own ClientApp asks for, held against what the site allows."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Context, Message
+
+import bract
+from bract.client.answered import TRAIN, Request
+from bract.client.answers import Answers
+from bract.client.defending import defenses_of
+from bract.client.defenses import DefenseChain
+from bract.client.encrypted.pins import Pins
+from bract.client.initial import check_initial
+from bract.client.policy import PolicyError, SitePolicy, check_run, load_policy
+from bract.client.replies import digest
+from bract.client.site import Site
+from bract.config import FederationConfig, config_of_run, dump_config
+from bract.data import DataSpec
+from bract.errors import BractError
+from bract.protocol.arrays import from_arrays
+from bract.protocol.keyexchange import FINAL_TYPE
+from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What a run asks for, the site's policy that allows it, and the defenses that it names."""
+
+    config: FederationConfig
+    instructions: ConfigRecord
+    policy: SitePolicy
+    chain: DefenseChain
+
+
+def agree(site: Site, message: Message, context: Context) -> Agreed:
+    """Hold what a message asks for against what this site allows.
+
+    Raises
+    ------
+    BractError
+        If the versions differ, the configuration is wrong, or the site's policy refuses the run.
+    """
+    instructions = message.content.config_records[CONFIG]
+    theirs = str(instructions.get(VERSION_KEY))
+    if theirs != bract.__version__:
+        raise BractError(
+            f"the server runs bract {theirs}, this client {bract.__version__}; "
+            "install the same version on both"
+        )
+    config = config_of_run(context.run_config)
+    Pins.from_node_config(context.node_config).check_run(config, site.paillier_key)
+    policy, chain = load_policy(site.policy), defenses_of(config)
+    check_run(policy, site.local(config), chain)
+    return Agreed(config, instructions, policy, chain)
+
+
+def request_of(agreed: Agreed, message: Message, context: Context) -> Request:
+    """Return a message as the record of what was answered knows it."""
+    server_round = agreed.instructions.get(ROUND_KEY)
+    if not isinstance(server_round, int) or isinstance(server_round, bool):
+        raise BractError(
+            f"the message's {ROUND_KEY} is {server_round!r}, expected a whole number; is its "
+            "server bract's own?"
+        )
+    kind = message.metadata.message_type
+    return Request(
+        kind=kind,
+        server_round=server_round,
+        digest=digest(message.content),
+        run=context.run_id,
+        federation=agreed.config.name,
+        config=hashlib.sha256(dump_config(agreed.config).encode()).hexdigest(),
+        # The final model is delivered in a round of its own, after the last one.
+        last_round=agreed.config.rounds + (kind == FINAL_TYPE),
+    )
+
+
+def check_start(
+    config: FederationConfig, spec: DataSpec, message: Message, request: Request, answers: Answers
+) -> None:
+    """Hold the model that a run starts from against the one that its seed gives.
+
+    Raises
+    ------
+    PolicyError
+        If it is another one, or the run begins in a later round.
+    """
+    sent = message.content.array_records.get(ARRAYS)
+    # An encrypted run sends its first model to whoever has none, in whatever round; a plain one
+    # sends the model of the round.
+    starts = config.encryption.enabled or request.server_round == 1
+    if starts and sent is not None:
+        check_initial(config, spec, from_arrays(sent))
+    elif request.kind == TRAIN and not answers.has_trained(config.name):
+        raise PolicyError(
+            "this site's policy sets initial_model: from-seed, but the run asks for round "
+            f"{request.server_round} first; let this site take part from round 1 "
+            "(strategy.fraction: 1)"
+        )

@@ -1,0 +1,130 @@
+"""The record of what a site has answered, and the request that it is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bract.client.accounting import Mechanism
+from bract.errors import BractError
+
+TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One message, as far as it matters for what was answered.
+
+    Attributes
+    ----------
+    kind
+        Flower's message type: ``train``, ``evaluate``, ``evaluate.fused``.
+    server_round
+        The round that it names; None where it names none.
+    digest
+        Of its whole content.
+    run, federation
+        Flower's run id, and the name of the federation.
+    config
+        Digest of the run's configuration, which a run keeps.
+    last_round
+        The highest round that the run's configuration declares for this kind; None: undeclared.
+    """
+
+    kind: str
+    server_round: int | None
+    digest: str
+    run: int
+    federation: str
+    config: str
+    last_round: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Name of the run in the record."""
+        return f"{self.run}/{self.federation}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether it asks for an update."""
+        return self.kind.partition(".")[0] == TRAIN
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Last(_Part):
+    """The last answer of one kind in one run, and how many there were."""
+
+    round: int
+    count: int
+    digest: str
+
+
+class Run(_Part):
+    """What one run was answered: its configuration's digest, and each kind's last answer."""
+
+    config: str
+    kinds: dict[str, Last] = Field(default_factory=dict)
+
+
+class Answered(_Part):
+    """Everything that a site has answered.
+
+    Attributes
+    ----------
+    totals
+        Answers by kind.
+    mechanisms
+        Updates by the noise on them, as `Mechanism.to_text` writes it.
+    without_guarantee
+        Updates that no noise covers.
+    runs
+        By `Request.key`.
+    """
+
+    schema_version: int = 1
+    totals: dict[str, int] = Field(default_factory=dict)
+    mechanisms: dict[str, int] = Field(default_factory=dict)
+    without_guarantee: int = 0
+    runs: dict[str, Run] = Field(default_factory=dict)
+
+    def last(self, request: Request) -> Last | None:
+        """Return the last answer of the request's kind in its run."""
+        run = self.runs.get(request.key)
+        return None if run is None else run.kinds.get(request.kind)
+
+    def spent(self) -> dict[Mechanism, int]:
+        """Return how many updates left under each mechanism.
+
+        Raises
+        ------
+        BractError
+            If the record holds something else.
+        """
+        try:
+            return {Mechanism.from_text(text): n for text, n in self.mechanisms.items()}
+        except ValueError as error:
+            raise BractError(
+                f"the record of what this site answered is damaged: {error}"
+            ) from error
+
+    def add(self, request: Request, mechanism: Mechanism | None) -> None:
+        """Count one more answer."""
+        run = self.runs.setdefault(request.key, Run(config=request.config))
+        last = run.kinds.get(request.kind)
+        number = request.server_round
+        if number is None:
+            number = 1 if last is None else last.round + 1
+        count = 1 if last is None else last.count + 1
+        run.kinds[request.kind] = Last(round=number, count=count, digest=request.digest)
+        self.totals[request.kind] = self.totals.get(request.kind, 0) + 1
+        if not request.trains:
+            return
+        if mechanism is None:
+            self.without_guarantee += 1
+        else:
+            text = mechanism.to_text()
+            self.mechanisms[text] = self.mechanisms.get(text, 0) + 1

@@ -1,0 +1,248 @@
+"""What a site has answered: so that no message gets a second draw of noise, and totals hold.
+
+A server that asks for the same round again and again averages noise away; one that asks for a score
+again and again reads the images behind it. So each kind of message is answered once a round, rounds
+only go forward, and what was answered is kept: per run (Flower's run id and the federation's name)
+and, since a new run id costs a server nothing, in totals over all runs of the site.
+
+The same message once more, because its reply was lost, gets the very same bytes again: that tells
+the server nothing new, whereas a reply computed anew would hold other noise. The last reply of each
+kind is kept for that in ``state-dir``. Without that folder the record lives as long as the
+SuperNode, and a repeated message is refused.
+
+Longer than most modules: one record, and everything that a request may change in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import ValidationError
+
+from bract.client.accounting import Mechanism, total_epsilon
+from bract.client.answered import TRAIN, Answered, Request
+from bract.client.policy import PolicyError, SitePolicy
+from bract.client.private import read_private
+from bract.client.replies import pack, unpack
+from bract.errors import BractError
+from bract.files import write_bytes, write_text
+
+RECORD = "bract.answered"
+"""Name of the record in Flower's client-side ``context.state``, where there is no folder."""
+
+_log = logging.getLogger(__name__)
+
+
+class Answers:
+    """One site's record of what it answered.
+
+    Parameters
+    ----------
+    record
+        ``context.state`` of the running message.
+    directory
+        The site's own folder (``state-dir``), or None.
+    site
+        Name of the site, which names the files.
+    policy
+        The site's policy.
+    """
+
+    def __init__(
+        self, record: RecordDict, *, directory: Path | None, site: str, policy: SitePolicy
+    ) -> None:
+        self._record = record
+        self._directory = directory
+        self._policy = policy
+        self._name = _plain(site)
+        self._path = None if directory is None else directory / f"{self._name}-answered.json"
+        if directory is None and policy.needs_record:
+            raise PolicyError(
+                f"this site's policy sets {policy.needs_record}, which needs a record that "
+                "outlives a restart; set state-dir in the node config"
+            )
+
+    def admit(self, request: Request, mechanism: Mechanism | None = None) -> RecordDict | None:
+        """Refuse a message that must not be answered.
+
+        Parameters
+        ----------
+        mechanism
+            The noise on the update that a ``train`` message asks for; None where it has none.
+
+        Returns
+        -------
+        RecordDict or None
+            The reply of before, where this is the last message of its kind once more.
+
+        Raises
+        ------
+        PolicyError
+            If the round was answered, is not declared, or a limit is reached.
+        """
+        answered = self._load()
+        last = answered.last(request)
+        if last is not None and last.digest == request.digest:
+            kept = self._kept(request)
+            if kept is not None:
+                _log.warning("%s: the same message again; it gets the same reply", request.kind)
+                return kept
+        self._check(answered, request, mechanism)
+        return None
+
+    def commit(
+        self, request: Request, reply: RecordDict, mechanism: Mechanism | None = None
+    ) -> None:
+        """Write down that ``reply`` leaves; nothing may leave where this raises.
+
+        Raises
+        ------
+        PolicyError
+            If the message was answered in the meantime.
+        BractError
+            If the record cannot be written.
+        """
+        with self._locked():
+            answered = self._load()
+            self._check(answered, request, mechanism)
+            answered.add(request, mechanism)
+            self._save(answered, request, reply)
+
+    def has_trained(self, federation: str) -> bool:
+        """Tell whether an update of this federation, in whatever run, has left."""
+        return any(
+            key.partition("/")[2] == federation and TRAIN in run.kinds
+            for key, run in self._load().runs.items()
+        )
+
+    def epsilon(self) -> float:
+        """Return what all updates that had a guarantee spent together, at the policy's delta."""
+        return total_epsilon(self._load().spent(), self._policy.delta)
+
+    def _check(self, answered: Answered, request: Request, mechanism: Mechanism | None) -> None:
+        policy, kind, number = self._policy, request.kind, request.server_round
+        run = answered.runs.get(request.key)
+        if run is not None and run.config != request.config:
+            raise PolicyError(
+                f"run {request.run} has another configuration than when this site first answered "
+                "it; a run keeps its configuration, start a new one"
+            )
+        last = answered.last(request)
+        if number is None and policy.max_rounds_per_run is None:
+            raise PolicyError(
+                f"a {kind} message names no round (server-round in its config, an integer), so "
+                "repeated ones cannot be told; let the strategy send it, as Flower's own do, or "
+                "set max_rounds_per_run in the site's policy"
+            )
+        if number is not None and last is not None and number <= last.round:
+            raise PolicyError(
+                f"{kind} of round {number} was asked for, but round {last.round} of this run was "
+                "answered; a second answer would let the server average noise away. Go on with "
+                f"round {last.round + 1}, or start a new run (bract run --resume)"
+            )
+        first = int(request.trains)
+        if number is not None and (
+            number < first or (request.last_round is not None and number > request.last_round)
+        ):
+            raise PolicyError(
+                f"{kind} of round {number} was asked for, the run declares rounds {first} to "
+                f"{request.last_round}; raise rounds in the federation's configuration"
+            )
+        for found, limit, where in (
+            (0 if last is None else last.count, policy.max_rounds_per_run, "max_rounds_per_run"),
+            (answered.totals.get(kind, 0), policy.max_rounds_total, "max_rounds_total"),
+        ):
+            if limit is not None and found >= limit:
+                raise PolicyError(
+                    f"this site answered {found} {kind} messages, and its policy allows {where}: "
+                    f"{limit}; ask the site"
+                )
+        if policy.max_epsilon is not None and request.trains:
+            self._check_epsilon(answered, mechanism, policy.max_epsilon)
+
+    def _check_epsilon(self, answered: Answered, mechanism: Mechanism | None, limit: float) -> None:
+        if mechanism is None:
+            raise PolicyError(
+                f"this site's policy sets max_epsilon: {limit}, but the run's updates have no "
+                "guarantee; end its defenses with noise that has clip, and std (gaussian) or "
+                "epsilon"
+            )
+        if answered.without_guarantee:
+            _log.warning(
+                "%d earlier updates of this site left without a guarantee; max_epsilon counts "
+                "the others",
+                answered.without_guarantee,
+            )
+        counts = answered.spent()
+        counts[mechanism] = counts.get(mechanism, 0) + 1
+        spent = total_epsilon(counts, self._policy.delta)
+        if spent > limit:
+            raise PolicyError(
+                f"with this update the site would have spent epsilon {spent:.4g} at delta "
+                f"{self._policy.delta:g}, and its policy allows max_epsilon: {limit:g}; stronger "
+                "noise allows more rounds"
+            )
+
+    def _kept(self, request: Request) -> RecordDict | None:
+        path = self._reply_path(request.kind)
+        data = None if path is None else read_private(path)
+        return None if data is None else unpack(data, f"{request.key}/{request.digest}")
+
+    def _reply_path(self, kind: str) -> Path | None:
+        if self._directory is None:
+            return None
+        return self._directory / f"{self._name}-{_plain(kind)}.reply"
+
+    def _load(self) -> Answered:
+        if self._path is None:
+            stored = self._record.get(RECORD)
+            data = str(stored["answered"]).encode() if isinstance(stored, ConfigRecord) else None
+        else:
+            data = read_private(self._path)
+        if data is None:
+            return Answered()
+        try:
+            return Answered.model_validate_json(data)
+        except ValidationError as error:
+            raise BractError(
+                f"{self._path or RECORD}: the record of what this site answered is damaged "
+                f"({error.error_count()} errors); restore it. Who removes it forgets every limit"
+            ) from error
+
+    def _save(self, answered: Answered, request: Request, reply: RecordDict) -> None:
+        text = answered.model_dump_json()
+        path = self._reply_path(request.kind)
+        if self._path is None or path is None:
+            self._record[RECORD] = ConfigRecord({"answered": text})
+            return
+        # The reply first: without the record nobody asks for it, and a record without its reply
+        # only refuses.
+        write_bytes(path, pack(reply, f"{request.key}/{request.digest}"), private=True)
+        write_text(self._path, text, private=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep a second process of this site, working on another message, out meanwhile."""
+        if self._directory is None:
+            yield
+            return
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with (self._directory / f".{self._name}-answered.lock").open("a") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise BractError(
+                f"{self._directory}: the record of what this site answered cannot be written "
+                f"({error}); set state-dir in the node config to a folder this client may write"
+            ) from error
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)

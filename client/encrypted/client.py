@@ -1,0 +1,359 @@
+"""A client's side of encrypted aggregation: its key, and the plain global model that it keeps.
+
+The server sends aggregates as ciphertexts. A client decrypts each one once, in order, and moves the
+model that it keeps; it starts from the initial model, which is public. What it keeps belongs to one
+run and outlives a message, and a restart of the SuperNode where ``state-dir`` is set.
+
+Longer than most modules: every answer changes the same key, model and identity.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from flwr.app import Context, RecordDict
+from torch import Tensor
+
+from bract.client.defenses import DefenseState
+from bract.client.encrypted.keys import check_key, read_key
+from bract.client.encrypted.pins import Pins
+from bract.client.encrypted.sharing import deal_keys, join_partials, partials_of
+from bract.client.encrypted.state import EncryptedState
+from bract.client.site import Site
+from bract.config import FederationConfig
+from bract.errors import BractError
+from bract.paillier import Identity, KeyShare, dump_public, read_identity
+from bract.protocol.arrays import from_arrays
+from bract.protocol.ciphertexts import (
+    EncryptedUpdate,
+    apply_mean,
+    decrypt_mean,
+    encrypt_update,
+    readable,
+)
+from bract.protocol.keyexchange import (
+    KEY_BOX,
+    SESSION_KEY,
+    TAG_KEY,
+    Hello,
+    aggregate_name,
+    box_keys,
+    fused_tag,
+    key_box_sender,
+    open_key_box,
+    read_recipients,
+    round_tag,
+    write_dealt,
+)
+from bract.protocol.keyfiles import Key, dump_key, parse_key
+from bract.protocol.partials import RefusedHelpError, open_bundle, seal_partials
+from bract.protocol.records import ARRAYS, CONFIG
+from bract.protocol.update import Tensors, difference
+
+RECORD = "bract.encryption"
+"""Name of the record in Flower's client-side ``context.state``."""
+
+CLIPPED_WARNING = 0.001
+"""Share of clipped values above which a client says so in its log."""
+
+_log = logging.getLogger(__name__)
+
+
+class EncryptedClient:
+    """What one client knows and keeps of an encrypted run.
+
+    Parameters
+    ----------
+    config, site, context
+        The federation, the client's node configuration, and the context of the message.
+    content
+        The message; its config names the run.
+
+    Attributes
+    ----------
+    key
+        The private key or share; None where it comes through the server and has not yet.
+    model_round
+        The round after which ``model`` is the global model; -1 where there is none yet.
+    refused
+        Node ids whose partial decryptions in this message were refused.
+    seconds
+        Time that encryption and decryption took in this message, by name.
+
+    Raises
+    ------
+    BractError
+        If the key file is missing, unreadable, or does not fit the run or the node config.
+    """
+
+    def __init__(
+        self, config: FederationConfig, site: Site, context: Context, content: RecordDict
+    ) -> None:
+        self.config = config
+        self.site = site
+        self.pins = Pins.from_node_config(context.node_config)
+        self.pins.check_run(config, site.paillier_key)
+        self.refused: tuple[int, ...] = ()
+        self.node_id = context.node_id
+        self.session = str(content.config_records[CONFIG][SESSION_KEY])
+        self.seconds = {"encrypt_seconds": 0.0, "decrypt_seconds": 0.0}
+        store = DefenseState(
+            context.state,
+            directory=site.state_dir,
+            key=f"{config.name}-{site.name}-encryption",
+            name=RECORD,
+        )
+        self._state = EncryptedState(store, self.session)
+        self.key: Key | None = None
+        if config.encryption.keys == "provisioned":
+            self.key = read_key(site.paillier_key)
+        elif self._state.key:
+            self.key = parse_key(self._state.key)
+        if self.key is not None:
+            self._check_key(self.key)
+
+    @property
+    def model_round(self) -> int:
+        """The round after which `model` is the global model; -1 where there is none yet."""
+        return self._state.model_round
+
+    @property
+    def model(self) -> Tensors:
+        """The plain global model that this client keeps."""
+        return self._state.model
+
+    def hello(self) -> Hello:
+        """Say who this is and what it holds."""
+        identity = self._identity() or self._state.new_identity()
+        return Hello(
+            node_id=self.node_id,
+            client=self.site.name,
+            partition=self.site.partition,
+            key=b"" if self.key is None else dump_public(self.key.public),
+            identity=identity.public,
+            model_round=self.model_round,
+            refused=self.refused,
+        )
+
+    def deal(self, content: RecordDict) -> RecordDict:
+        """Box this client's in-band key for others; generate it where there is none yet.
+
+        Raises
+        ------
+        BractError
+            If the run's keys are provisioned, which never leave; if a recipient is not among the
+            pinned peers; or if shares were dealt before: the dealer has forgotten the whole key.
+        """
+        if self.config.encryption.keys != "in-band":
+            raise BractError(
+                "was asked to hand over a key that was provisioned; it never leaves this client"
+            )
+        recipients = read_recipients(content)
+        if not 0 < len(recipients) < self.config.clients:
+            raise BractError(
+                f"was asked to seal the key for {len(recipients)} others, the run has "
+                f"{self.config.clients} clients"
+            )
+        self.pins.check_peers(recipients.values())
+        own, keys = deal_keys(self.key, list(recipients), self.config)
+        if self.key is None:
+            self._keep_key(own)
+        boxes = box_keys(
+            keys,
+            recipients,
+            session=self.session,
+            sender=self.node_id,
+            identity=self._known_identity(),
+        )
+        return write_dealt(dump_public(own.public), boxes)
+
+    def catch_up(self, content: RecordDict, server_round: int) -> bool:
+        """Take what the message brings and move the model to the end of the round before.
+
+        Returns
+        -------
+        bool
+            False where the key or an aggregate is lacking, or the help to decrypt it is refused;
+            `hello` then tells the server what.
+
+        Raises
+        ------
+        BractError
+            If a box or an aggregate cannot be opened, or this client is ahead of the server.
+        """
+        identity = self._identity()
+        if self.key is None and KEY_BOX in content and identity is not None:
+            self.pins.check_dealer(key_box_sender(content))
+            text = open_key_box(content, identity, session=self.session, recipient=self.node_id)
+            self._keep_key(parse_key(text))
+        if self.key is None:
+            return False
+        if self.model_round < 0 and ARRAYS in content:
+            self._state.keep_model(from_arrays(content.array_records[ARRAYS]), 0)
+        if self.model_round < 0:
+            return False
+        if self.model_round > server_round - 1:
+            raise BractError(
+                f"this client holds the model after round {self.model_round}, the server is in "
+                f"round {server_round}: the server lost aggregates; start a new run"
+            )
+        started = time.perf_counter()
+        for number in range(self.model_round + 1, server_round):
+            record = content.array_records.get(aggregate_name(number))
+            if record is None:
+                return False
+            try:
+                update = EncryptedUpdate.from_tensors(from_arrays(record))
+                mean = self.open(update, content, round_tag(number), 0)
+            except RefusedHelpError as error:
+                _log.error("%s; asking the server for others", error)
+                self.refused = error.nodes
+                return False
+            lr = self.config.strategy.server_lr
+            self._state.keep_model(apply_mean(self.model, mean, lr), number)
+        self.seconds["decrypt_seconds"] += time.perf_counter() - started
+        return True
+
+    def fused(
+        self, tensors: Mapping[str, Tensor], index: int, content: RecordDict, server_round: int
+    ) -> Tensors:
+        """Return the plain model of one encrypted fused update of this round.
+
+        Raises
+        ------
+        BractError
+            If this client does not hold the model that the round started from.
+        """
+        if self.model_round != server_round - 1:
+            raise BractError(
+                f"holds the model after round {self.model_round}, not the one that round "
+                f"{server_round} started from"
+            )
+        update = EncryptedUpdate.from_tensors(tensors)
+        mean = self.open(update, content, fused_tag(server_round), index)
+        return apply_mean(self.model, mean, self.config.strategy.server_lr)
+
+    def open(
+        self, update: EncryptedUpdate, content: RecordDict, tag: str, index: int
+    ) -> dict[str, Tensors]:
+        """Decrypt a weighted mean, with the private key or with ``t`` partial decryptions.
+
+        Parameters
+        ----------
+        content
+            The message, which carries the partial decryptions where the key is a share.
+        tag, index
+            What is decrypted, and which of the updates that go by this tag.
+
+        Raises
+        ------
+        RefusedHelpError
+            If a partial decryption is damaged or not proven.
+        BractError
+            If there are too few, or the update does not belong to the key.
+        """
+        assert self.key is not None
+        if not isinstance(self.key, KeyShare):
+            return decrypt_mean(self.key, update)
+        helpers = open_bundle(
+            content, tag, self._known_identity(), session=self.session, recipient=self.node_id
+        )
+        self.pins.check_peers(h.identity for h in helpers if h.sender != self.node_id)
+        return join_partials(self.key, update, helpers, tag, index)
+
+    def encrypt(
+        self, update: Tensors, buffers: Tensors
+    ) -> tuple[EncryptedUpdate, dict[str, float]]:
+        """Encrypt a defended update and the change of the buffers.
+
+        Parameters
+        ----------
+        update
+            What may leave this client, once it is encrypted.
+        buffers
+            The model's buffers after training.
+
+        Returns
+        -------
+        tuple of EncryptedUpdate and dict
+            The ciphertexts, and how many values were clipped.
+        """
+        assert self.key is not None
+        started = time.perf_counter()
+        model = self.model
+        change = difference({name: model[name] for name in buffers}, buffers)
+        # Without the factors of n a share's owner encrypts with the public key.
+        key = self.key.public if isinstance(self.key, KeyShare) else self.key
+        encrypted, clipped = encrypt_update(key, update, change, self.config.encryption)
+        total = sum(value.numel() for value in update.values())
+        if clipped > CLIPPED_WARNING * total:
+            _log.warning(
+                "%d of %d values lay outside [-%g, %g] and were clipped; raise encryption.clip",
+                clipped,
+                total,
+                self.config.encryption.clip,
+                self.config.encryption.clip,
+            )
+        self.seconds["encrypt_seconds"] += time.perf_counter() - started
+        return encrypted, {"clipped": float(clipped)}
+
+    def partial(self, content: RecordDict) -> RecordDict:
+        """Apply this client's share to the aggregates of a message, for the named clients.
+
+        Raises
+        ------
+        BractError
+            If this client holds no share, a recipient is not among the pinned peers, or what it
+            was sent is no aggregate of the key with its ``n``-th powers.
+        """
+        if not isinstance(self.key, KeyShare):
+            raise BractError("holds no key share, so it cannot help to decrypt")
+        recipients = read_recipients(content)
+        self.pins.check_peers(public for n, public in recipients.items() if n != self.node_id)
+        own = self._known_identity()
+        if recipients.get(self.node_id, own.public) != own.public:
+            raise BractError("was told to seal for itself with a key that is not its own")
+        sealed = seal_partials(
+            partials_of(self.key, content),
+            recipients,
+            session=self.session,
+            sender=self.node_id,
+            identity=own,
+            tag=str(content.config_records[CONFIG][TAG_KEY]),
+        )
+        return sealed.to_content()
+
+    def keep_final(self) -> Path | None:
+        """Write the final model into the client's own folder; None without a folder."""
+        return self._state.write_model(self.site.state_dir, f"{self.config.name}-{self.site.name}")
+
+    def _identity(self) -> Identity | None:
+        """Return the X25519 key pair of the site, or the one drawn for this run; None before."""
+        if self.pins.identity_key is None:
+            return self._state.identity
+        try:
+            with readable():
+                return read_identity(self.pins.identity_key)
+        except OSError as error:
+            raise BractError(
+                f"{self.pins.identity_key}: the identity key cannot be read "
+                f"({error.strerror or error})"
+            ) from error
+
+    def _known_identity(self) -> Identity:
+        identity = self._identity()
+        if identity is None:
+            raise BractError("lost its X25519 key of this run; set state-dir or identity-key")
+        return identity
+
+    def _check_key(self, key: Key) -> None:
+        check_key(key, self.config)
+        self.pins.check_key(key.public.key_id)
+
+    def _keep_key(self, key: Key) -> None:
+        self._check_key(key)
+        self.key = key
+        self._state.key = dump_key(key)

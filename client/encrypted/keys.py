@@ -1,0 +1,71 @@
+"""Whether a client's Paillier key is there, and fits the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bract.config import FederationConfig
+from bract.errors import BractError
+from bract.paillier import KeyShare
+from bract.protocol.keyfiles import Key, read_key_file
+
+
+def read_key(path: Path | None) -> Key:
+    """Read the key file that the node config names.
+
+    Raises
+    ------
+    BractError
+        If none is named, or the file is missing or damaged.
+    """
+    if path is None:
+        raise BractError(
+            "the run encrypts updates, but the node config names no key; run `bract keygen` once "
+            "and start every SuperNode with --node-config 'paillier-key=\"FILE\"', or set "
+            "encryption.keys: in-band"
+        )
+    return read_key_file(path)
+
+
+def check_key(key: Key, config: FederationConfig) -> None:
+    """Refuse a key that does not fit the run.
+
+    Raises
+    ------
+    BractError
+        Naming what the key is and what the run asks for.
+    """
+    section = config.encryption
+    if key.public.bits != section.key_bits:
+        raise BractError(
+            f"key {key.public.key_id} has {key.public.bits} bits, encryption.key_bits is "
+            f"{section.key_bits}"
+        )
+    if section.randomness == "djn" and key.public.h is None:
+        raise BractError(
+            f"key {key.public.key_id} was made for standard randomness, encryption.randomness is "
+            "djn; set it to standard or generate another key"
+        )
+    if section.threshold is None:
+        if isinstance(key, KeyShare):
+            raise BractError(
+                f"holds a key share ({key.threshold} of {key.total} decrypt together), but "
+                f"encryption.threshold is not set; set it to {key.threshold}"
+            )
+        return
+    if not isinstance(key, KeyShare):
+        raise BractError(
+            f"holds a whole private key, but encryption.threshold is {section.threshold}; give it "
+            "its own share (bract keygen --threshold), and nobody the whole key"
+        )
+    found = (key.threshold, key.degree)
+    if found != (section.threshold, section.degree):
+        raise BractError(
+            f"holds a share of a key with threshold {found[0]} for degree {found[1]}; the run has "
+            f"encryption.threshold {section.threshold} and degree {section.degree}"
+        )
+    if section.randomness == "standard" and key.public.h is not None:
+        raise BractError(
+            "holds a share of a djn key, which does not decrypt standard randomness; set "
+            "encryption.randomness: djn"
+        )

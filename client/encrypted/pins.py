@@ -1,0 +1,153 @@
+"""What a site's operator demands of encrypted runs, and whom it trusts with keys.
+
+All of it stands in the node config, which the server cannot change. Without it a client follows the
+run's configuration, and takes the others' X25519 keys as the server passes them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bract.config import FederationConfig
+from bract.errors import BractError, one_line, shown
+
+_HEX_DIGITS = 64
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The keys of the node config that bind an encrypted run.
+
+    Attributes
+    ----------
+    require_encryption
+        ``require-encryption``: whether every other run is refused.
+    key_id
+        ``key-id``: the only key under which this client encrypts.
+    identity_key
+        ``identity-key``: file of this site's own X25519 key pair, from `bract keygen --identity`;
+        None draws one for each run.
+    dealer
+        ``dealer``: public identity of the only client from which a key is taken in-band.
+    peers
+        ``peers``: public identities of the other clients, from a file of one a line. Keys and
+        partial decryptions are sealed for these alone and taken from these alone.
+    """
+
+    require_encryption: bool = False
+    key_id: str | None = None
+    identity_key: Path | None = None
+    dealer: bytes | None = None
+    peers: frozenset[bytes] | None = None
+
+    @classmethod
+    def from_node_config(cls, node_config: Mapping[str, object]) -> Pins:
+        """Read ``flower-supernode --node-config``.
+
+        Raises
+        ------
+        BractError
+            If a value is of the wrong kind, or the file of ``peers`` cannot be read.
+        """
+        required = node_config.get("require-encryption", False)
+        if not isinstance(required, bool):
+            raise BractError(
+                f"node config: require-encryption is {shown(required)}, expected true or false"
+            )
+        texts = {
+            key: _text(key, node_config[key])
+            for key in ("key-id", "identity-key", "dealer", "peers")
+            if key in node_config
+        }
+        return cls(
+            require_encryption=required,
+            key_id=texts.get("key-id"),
+            identity_key=Path(texts["identity-key"]) if "identity-key" in texts else None,
+            dealer=_identity("dealer", texts["dealer"]) if "dealer" in texts else None,
+            peers=_read_peers(Path(texts["peers"])) if "peers" in texts else None,
+        )
+
+    def check_run(self, config: FederationConfig, key_file: Path | None) -> None:
+        """Refuse a run that would send updates in the clear, or bring another key.
+
+        Raises
+        ------
+        BractError
+            Saying what the run asks for, and what the node config says.
+        """
+        if not config.encryption.enabled:
+            if key_file is not None:
+                raise BractError(
+                    "this client was given a Paillier key, but the run would send updates "
+                    "unencrypted; set encryption: paillier, or take paillier-key out of the node "
+                    "config"
+                )
+            if self.require_encryption or self.key_id is not None:
+                raise BractError(
+                    "this client's node config demands encryption, but the run would send updates "
+                    "unencrypted; set encryption: paillier"
+                )
+        elif key_file is not None and config.encryption.keys != "provisioned":
+            raise BractError(
+                "this client was given a Paillier key file, but the run brings its keys in-band; "
+                "set encryption.keys: provisioned, or take paillier-key out of the node config"
+            )
+
+    def check_key(self, key_id: str) -> None:
+        """Refuse every key but the pinned one."""
+        if self.key_id is not None and key_id != self.key_id:
+            raise BractError(
+                f"holds Paillier key {key_id}, the node config's key-id is {self.key_id}"
+            )
+
+    def check_dealer(self, identity: bytes) -> None:
+        """Refuse a key that another client sealed than the pinned dealer."""
+        if self.dealer is not None and identity != self.dealer:
+            raise BractError(
+                f"was sent a key by {identity.hex()}, the node config's dealer is "
+                f"{self.dealer.hex()}: the server passes on somebody else's key"
+            )
+        self.check_peers([identity])
+
+    def check_peers(self, identities: Iterable[bytes]) -> None:
+        """Refuse to seal for, or to take from, anybody but the pinned peers."""
+        if self.peers is None:
+            return
+        strangers = [identity for identity in identities if identity not in self.peers]
+        if strangers:
+            raise BractError(
+                f"identity {strangers[0].hex()} is not among the peers of the node config: the "
+                "server passes on a stranger's key, or the client's identity-key is not in use"
+            )
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise BractError(f"node config: {key} is {shown(value)}, expected text in quotes")
+    return value
+
+
+def _identity(key: str, text: str) -> bytes:
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) * 2 != _HEX_DIGITS:
+        raise BractError(
+            f"{key}: {text[:80]!r} is no public identity, expected {_HEX_DIGITS} hexadecimal "
+            "digits; `bract keygen --identity` prints them"
+        )
+    return found
+
+
+def _read_peers(path: Path) -> frozenset[bytes]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise BractError(
+            f"{one_line(path, 200)}: the peers cannot be read ({one_line(error, 100)})"
+        ) from error
+    entries = [line.partition("#")[0].strip() for line in lines]
+    return frozenset(_identity(str(path), entry) for entry in entries if entry)

@@ -1,0 +1,52 @@
+"""The first global model, compared with the one that the run's seed gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bract.client.policy import PolicyError
+from bract.config import FederationConfig
+from bract.data import DataSpec
+from bract.defenses import prepare_model
+from bract.models import create_model, initialise
+from bract.protocol.update import buffers_of, parameters_of
+from bract.seeds import derive_seed
+
+
+def check_initial(config: FederationConfig, spec: DataSpec, sent: Mapping[str, Tensor]) -> None:
+    """Refuse a first model that is not drawn from ``config.seed`` as bract's server draws it.
+
+    Raises
+    ------
+    PolicyError
+        Naming the tensors that differ.
+    """
+    model = create_model(
+        config.model.name,
+        classes=spec.classes,
+        channels=spec.image_shape[0],
+        image_size=spec.image_shape[1],
+        activation=config.model.activation,
+    )
+    model = prepare_model(model, config.defenses)
+    model = initialise(model, config.model.init, derive_seed(config.seed, "model"))
+    expected = parameters_of(model) | buffers_of(model)
+    wrong = sorted(set(expected) ^ set(sent)) or [
+        name for name, value in expected.items() if not _same(value, sent[name])
+    ]
+    if wrong:
+        raise PolicyError(
+            f"this site's policy sets initial_model: from-seed, but the first model is not what "
+            f"seed {config.seed} gives ({', '.join(wrong[:3])} differ); a model made by somebody "
+            "can be made to show images. Start from the seed, or ask the site"
+        )
+
+
+def _same(expected: Tensor, found: Tensor) -> bool:
+    # The last bits may differ between machines; what fits in there shows no image.
+    return expected.shape == found.shape and torch.allclose(
+        expected.double(), found.double(), rtol=1e-4, atol=1e-6
+    )

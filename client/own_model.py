@@ -1,0 +1,97 @@
+"""The model of somebody's own app, as the mod sees it: it says which, the mod gives it secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from bract.client.defenses import DefenseChain, DefenseState
+from bract.defenses import Defense, DefenseError, ProtectContext, Stage
+from bract.defenses.own_model import TAKER, first_batch
+from bract.protocol.update import Tensors
+
+TURN = "mod.turn"
+"""Name, in the state, of how many updates this client has sent."""
+
+
+class OwnModel:
+    """What one message's app trains, with the private state that its defenses keep.
+
+    Parameters
+    ----------
+    chain
+        The mod's defenses; empty where they are off.
+    store
+        Where their state is kept.
+    """
+
+    def __init__(self, chain: DefenseChain, store: DefenseState) -> None:
+        self._chain, self._store = chain, store
+        self._state: Tensors | None = None
+        self._turn = 1
+        self._model: nn.Module | None = None
+        self._images: list[Tensor] = []
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Take the models that the app hands to `bract.defenses.defended` meanwhile."""
+        token = TAKER.set(self._take if len(self._chain) else None)
+        try:
+            yield
+        finally:
+            TAKER.reset(token)
+
+    def _take(self, model: nn.Module, defense: Defense) -> None:
+        mine = next((d for d in self._chain.defenses if d.name == defense.name), None)
+        if mine is None or mine.public() != defense.public():
+            has = ", ".join(str(entry) for entry in self._chain.public())
+            raise DefenseError(
+                f"the app prepares its model for {defense.public()}, its DefenseMod has {has}; "
+                "give both the same defense and hyper-parameters"
+            )
+        state = self._load()
+        self._chain.attach(model, state, ProtectContext(round=self._turn))
+        if self._chain.keeps_model:
+            self._save(state, self._turn - 1)
+        if model is not self._model:
+            self._model, self._images = model, first_batch(model)
+
+    def protect(self, update: Tensors) -> tuple[int, Tensors]:
+        """Return the number of this update, from 1, and what may leave of it.
+
+        Raises
+        ------
+        DefenseError
+            If the app never said which model it trains, or a defense fails.
+        """
+        unprepared = [
+            d.name for d in self._chain.defenses if d.stage is Stage.MODEL or "model" in d.needs
+        ]
+        if unprepared and self._model is None:
+            line = "keylock(net)" if "fedkl" in unprepared else f"defended(net, {unprepared[0]!r})"
+            raise DefenseError(
+                f"DefenseMod: {', '.join(unprepared)} needs the model that the app trains; write "
+                f"net = {line} where the app makes it, at the server too (bract.defenses); nothing "
+                "was sent"
+            )
+        state = self._load()
+        context = ProtectContext(
+            round=self._turn,
+            model=self._model,
+            images=self._images[0] if self._images else None,
+        )
+        protected = self._chain.protect(update, state, context)
+        self._save(state, self._turn)
+        return self._turn, protected
+
+    def _load(self) -> Tensors:
+        if self._state is None:
+            self._state = self._store.load()
+            self._turn = int(self._state.pop(TURN, torch.tensor(0))) + 1
+        return self._state
+
+    def _save(self, state: Tensors, turn: int) -> None:
+        self._store.save({**state, TURN: torch.tensor(turn)})

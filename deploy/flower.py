@@ -1,0 +1,110 @@
+"""Run one of Flower's commands with bract's rules put in place first.
+
+    python -P -m bract.deploy.flower flower-supernode ARGUMENTS...
+
+`bract.deploy.sockets` closes what Flower listens on, `bract.deploy.pinned` holds a site to the app
+that its operator installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from bract.deploy import pinned, shim, sockets
+from bract.deploy.rules import check_version, replace
+from bract.errors import BractError
+from bract.flower import COMMANDS, STARTERS
+
+NODE_CONFIG = "BRACT_NODE_CONFIG"
+"""Environment variable with a SuperNode's node configuration. Arguments are shown to every user of
+a machine, and a node configuration may hold a seed."""
+
+_OPEN_PATHS = {
+    # What a SuperNode needs of the SuperLink; submitting runs and starting apps stay on the socket.
+    "flower-superlink": ("/health", "/v1/fleet/"),
+    "flower-supernode": ("/health",),
+}
+
+_OPENS_PORT = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
+
+
+def command_line(name: str, *, forked: bool) -> list[str]:
+    """Return how to start one of Flower's commands under the rules, afresh or by a fork server."""
+    if forked:
+        return [sys.executable, "-ISE", str(shim.__file__), name]
+    return [sys.executable, "-P", "-m", "bract.deploy.flower", name]
+
+
+def load(name: str) -> Callable[[], Any]:
+    """Import the entry point of a command."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    entry: Callable[[], Any] = getattr(importlib.import_module(module), attribute)
+    return entry
+
+
+def run(name: str) -> None:
+    """Run the command ``name`` with the arguments in ``sys.argv[1:]``.
+
+    Raises
+    ------
+    BractError
+        If another version of Flower is installed or lacks what a rule replaces, or a site has no
+        app.
+    """
+    check_version()
+    entry = load(name)
+    if sockets.FOLDER in os.environ:
+        sockets.route_requests()
+        if name in _OPEN_PATHS:
+            sockets.serve_on_socket(_OPEN_PATHS[name])
+            for variable in _OPENS_PORT:
+                os.environ.pop(variable, None)
+    if name == "flower-supernode":
+        pinned.guard_supernode()
+    elif name == "flwr-clientapp":
+        pinned.guard_clientapp()
+    if name in STARTERS:
+        _restrict_children(name)
+    if name == "flower-supernode" and NODE_CONFIG in os.environ:
+        sys.argv += ["--node-config", os.environ[NODE_CONFIG]]
+    entry()
+
+
+def _restrict_children(name: str) -> None:
+    """Let a process of Flower start only what belongs to it, and that under the rules."""
+    allowed = _children(name)
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        child, *arguments = command
+        if child not in allowed:
+            raise BractError(f"{name} asked to start {child}; it may start {', '.join(allowed)}")
+        line = command_line(child, forked=shim.SOCKET in os.environ)
+        return subprocess.Popen([*line, *arguments], **options)
+
+    replace(STARTERS[name], "subprocess", SimpleNamespace(**(vars(subprocess) | {"Popen": start})))
+
+
+def _children(name: str) -> tuple[str, ...]:
+    if name != "flower-superexec":
+        return ("flower-superexec",)
+    return ("flwr-clientapp",) if pinned.APP in os.environ else ("flwr-serverapp",)
+
+
+def main() -> None:
+    """Run the command that the first argument names."""
+    name, *arguments = sys.argv[1:]
+    sys.argv = [name, *arguments]
+    try:
+        run(name)
+    except BractError as error:
+        sys.exit(f"{name}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""A start-up kit: one folder with what one party needs to take part in one federation.
+
+``kit.json`` says whose it is, ``SHA256SUMS`` how its files were issued. What a party may change
+(its site file, policy, how its processes are started) is told apart from what it must not: keys,
+certificates and `Kit` itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+import bract
+from bract.errors import BractError, one_line, shown
+from bract.files import write_text
+from bract.schema.record import VersionedRecord
+
+KIT = "kit.json"
+SUMS = "SHA256SUMS"
+CA = "ca.crt"
+SITE_FILE = "site.yaml"
+NODE_KEY = "node.key"
+NODE_PUBLIC = "node.pub"
+PAILLIER_KEY = "paillier.pem"
+IDENTITY_KEY = "identity.pem"
+PEERS = "peers.txt"
+SITES = "sites.json"
+SUPERLINK = "superlink.crt"
+SUPERLINK_KEY = "superlink.key"
+GATEWAY = "gateway.crt"
+GATEWAY_KEY = "gateway.key"
+
+SECRETS = frozenset({NODE_KEY, PAILLIER_KEY, IDENTITY_KEY, SUPERLINK_KEY, GATEWAY_KEY, "ca.key"})
+"""Files that their owner alone may read."""
+
+FIXED = SECRETS | {KIT, CA, NODE_PUBLIC, SUPERLINK, GATEWAY, PEERS}
+"""Files that nobody changes: a kit that has others was damaged, or mixed with another kit."""
+
+LARGEST = 1 << 22
+"""Bytes of the largest text of a kit that is read."""
+
+_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+
+class KitError(BractError):
+    """A kit that cannot be used as it is."""
+
+
+class Kit(VersionedRecord):
+    """``kit.json``: whose kit this is, and of which federation.
+
+    Attributes
+    ----------
+    role
+        Which party it is for.
+    name
+        The site's name; of the others their role.
+    federation
+        The federation's name.
+    authority
+        SHA-256 of the public key of the federation's CA, in hexadecimal.
+    made_by
+        The bract that made the kit; the operator's is the one that every party runs.
+    server, port
+        Where sites reach the gateway.
+    superlink_port
+        Where, on the loopback interface, the gateway reaches the SuperLink.
+    issued
+        When, ISO 8601, UTC.
+    """
+
+    kind: ClassVar[str] = "start-up kit"
+    mend: ClassVar[str] = "use the bract that made the kit, or have a new one made"
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    role: Literal["authority", "operator", "site"]
+    name: str
+    federation: str
+    authority: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    made_by: str
+    server: str
+    port: int
+    superlink_port: int
+    issued: str
+
+    @property
+    def superlink(self) -> str:
+        """The SuperLink's ``host:port``: the gateway alone reaches it, beside it on its machine."""
+        return f"127.0.0.1:{self.superlink_port}"
+
+    def socket(self, folder: Path) -> Path:
+        """Return the socket of the SuperLink whose sockets lie in ``folder``."""
+        return folder / f"{self.superlink_port}.sock"
+
+    @property
+    def address(self) -> str:
+        """The gateway's ``host:port``."""
+        return (
+            f"[{self.server}]:{self.port}" if ":" in self.server else f"{self.server}:{self.port}"
+        )
+
+
+@dataclass(frozen=True)
+class Files:
+    """How the files of a kit compare with how they were issued."""
+
+    changed: list[str] = field(default_factory=list)
+    """Changed by whose kit it is, who may."""
+
+    broken: list[str] = field(default_factory=list)
+    """What is wrong, in words."""
+
+
+def read_kit(folder: Path) -> Kit:
+    """Read ``kit.json``.
+
+    Raises
+    ------
+    KitError
+        If the folder is no kit.
+    BractError
+        If the kit is of another schema, or damaged.
+    """
+    path = folder / KIT
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise KitError(
+            f"{folder}: no start-up kit, for it has no {KIT}; name the folder of one party, such "
+            "as kits/operator"
+        ) from None
+    return Kit.parse_text(text, source=str(path))
+
+
+def open_kit(folder: Path, role: str) -> Kit:
+    """Return the kit in ``folder``, which must be of one party.
+
+    Raises
+    ------
+    KitError
+        Naming what was found and expected.
+    """
+    kit = read_kit(folder)
+    if kit.role != role:
+        raise KitError(
+            f"{folder}: this is the kit of the {_party(kit)}, expected one of {_of(role)}"
+        )
+    return kit
+
+
+def check_version(kit: Kit, folder: Path) -> None:
+    """Refuse an operator's kit that was made for another version of bract than this one.
+
+    Raises
+    ------
+    KitError
+        Naming both.
+    """
+    if kit.made_by != bract.__version__:
+        raise KitError(
+            f"{folder}: made for bract {kit.made_by}, and {bract.__version__} is installed here; "
+            f"install bract {kit.made_by}, or upgrade every party and run `bract site renew`"
+        )
+
+
+def sums(folder: Path) -> str:
+    """Return the text of ``SHA256SUMS`` for the files that lie in a folder, as sha256sum has it."""
+    lines = [
+        f"{_digest(path)}  {path.name}\n"
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name != SUMS
+    ]
+    return "".join(lines)
+
+
+def reissue(folder: Path, names: Collection[str]) -> None:
+    """Write the checksums of some files of a kit anew; the others stay as they were issued.
+
+    Raises
+    ------
+    KitError
+        If the checksums cannot be read.
+    """
+    issued = _issued(folder) | {name: _digest(folder / name) for name in names}
+    text = "".join(f"{digest}  {name}\n" for name, digest in sorted(issued.items()))
+    write_text(folder / SUMS, text)
+
+
+def _issued(folder: Path) -> dict[str, str]:
+    path = folder / SUMS
+    try:
+        lines = read_text(path).decode("ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KitError(
+            f"{path}: the checksums cannot be read ({one_line(error, 200)}); have the kit made anew"
+        ) from error
+    found = {}
+    for line in lines:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise KitError(f"{path}: {shown(line)} is no line of checksums; have the kit made anew")
+        found[match[2]] = match[1]
+    return found
+
+
+def check_files(folder: Path) -> Files:
+    """Compare the files of a kit with how they were issued.
+
+    Raises
+    ------
+    KitError
+        If there are no checksums, or they cannot be read.
+    """
+    found = Files()
+    for name, digest in _issued(folder).items():
+        file = folder / name
+        try:
+            if file.is_symlink() and name in FIXED:
+                found.broken.append(f"{name} is a link")
+            elif _digest(file) != digest:
+                (found.broken if name in FIXED else found.changed).append(
+                    f"{name} is not the file that was issued" if name in FIXED else name
+                )
+            elif name in SECRETS and stat.S_IMODE(file.stat().st_mode) & 0o077:
+                mode = stat.S_IMODE(file.stat().st_mode)
+                found.broken.append(
+                    f"other users may read {name} (mode {mode:04o}): chmod 600 {file}"
+                )
+        except FileNotFoundError:
+            found.broken.append(f"{name} is missing")
+        except OSError as error:
+            found.broken.append(f"{name} cannot be read: {error.strerror or error}")
+    return found
+
+
+def read_text(path: Path) -> bytes:
+    """Return the text of a file of a kit; `KitError` where it is too large for one."""
+    with path.open("rb") as file:
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise KitError(f"{path}: has more than {LARGEST} bytes; have the kit made anew")
+    return text
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _party(kit: Kit) -> str:
+    return f"site {kit.name}" if kit.role == "site" else kit.role
+
+
+def _of(role: str) -> str:
+    return "a site" if role == "site" else f"the {role}"

@@ -1,0 +1,207 @@
+"""A site runs the ClientApp that its operator installed, whatever bundle the server sends.
+
+Flower's SuperNode unpacks the bundle of a run (FAB), puts its folder in front of the import path
+and imports the ClientApp that the bundle names: whoever may submit a run executes code at every
+site. Under the rules of this module
+
+- the SuperNode answers every message of a run whose bundle names another ClientApp, or that is no
+  ClientApp at all, with an error that says so;
+- the process that runs the ClientApp neither unpacks the bundle nor installs its dependencies; it
+  imports the operator's app from the environment that the operator installed.
+
+The bundle's configuration still reaches the app, as ``context.run_config``: numbers and text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import re
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from bract.deploy.rules import replace
+from bract.errors import BractError, one_line, shown
+from bract.flower import CLIENTAPP, SUPERNODE
+
+APP = "BRACT_CLIENT_APP"
+"""Environment variable with the one ClientApp that a SuperNode runs, ``package.module:name``."""
+
+DEFAULT_APP = "bract.client.app:app"
+
+LARGEST_MANIFEST = 1 << 20
+"""Bytes of the largest ``pyproject.toml`` that is read from a bundle."""
+
+_COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+class RefusedAppError(BractError):
+    """A run asks for code that this site's operator did not install."""
+
+
+def pinned_app() -> str:
+    """Return the ClientApp that the operator named.
+
+    Raises
+    ------
+    BractError
+        If none is named, or the name is no ``package.module:name``: then nothing runs.
+    """
+    reference = os.environ.get(APP, "")
+    if not _REFERENCE.fullmatch(reference):
+        raise BractError(
+            f"the app of this site is {reference!r}, expected package.module:name; "
+            f"start the SuperNode with `bract supernode --app {DEFAULT_APP}`"
+        )
+    return reference
+
+
+def declared_app(bundle: bytes) -> str:
+    """Return the ClientApp that a bundle names in its ``pyproject.toml``; nothing is unpacked.
+
+    Raises
+    ------
+    RefusedAppError
+        If the bundle cannot be read or names none.
+    """
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(bundle))
+        with archive:
+            # Flower's bundles are stored or deflated; the other decoders need not meet strangers.
+            if archive.getinfo("pyproject.toml").compress_type not in _COMPRESSION:
+                raise RefusedAppError("its pyproject.toml is neither stored nor deflated")
+            with archive.open("pyproject.toml") as file:
+                text = file.read(LARGEST_MANIFEST + 1)
+        if len(text) > LARGEST_MANIFEST:
+            raise RefusedAppError(f"its pyproject.toml has more than {LARGEST_MANIFEST} bytes")
+        found: Any = tomllib.loads(text.decode())
+        for key in ("tool", "flwr", "app", "components", "clientapp"):
+            found = found[key]
+    except (
+        zipfile.BadZipFile,
+        zipfile.LargeZipFile,
+        zlib.error,
+        EOFError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        NotImplementedError,
+        RecursionError,
+        OSError,
+    ) as error:
+        raise RefusedAppError(
+            f"the run's bundle names no ClientApp ({type(error).__name__}: "
+            f"{one_line(error, 200)}); this site runs only what its operator installed"
+        ) from error
+    if not isinstance(found, str):
+        raise RefusedAppError(f"the run's bundle names {shown(found)}, which is no ClientApp")
+    return found
+
+
+def refuse_other(bundle: bytes, app: str) -> None:
+    """Refuse a bundle that names another ClientApp than the operator's.
+
+    Raises
+    ------
+    RefusedAppError
+        Naming both.
+    """
+    found = declared_app(bundle)
+    if found != app:
+        raise RefusedAppError(
+            f"this site runs {app!r} only, and the run asks for {found[:200]!r}; submit a run "
+            "whose clientapp is that, or let the site's operator install and name another"
+        )
+
+
+def load_app(app: str) -> Any:
+    """Import the operator's ClientApp.
+
+    Raises
+    ------
+    BractError
+        If it is not installed, or no ClientApp.
+    """
+    from flwr.clientapp import ClientApp
+
+    module, _, attributes = app.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except (ImportError, AttributeError) as error:
+        raise BractError(f"the app of this site, {app!r}, cannot be imported: {error}") from error
+    if not isinstance(found, ClientApp):
+        raise BractError(
+            f"the app of this site, {app!r}, is a {type(found).__name__}; expected a "
+            "flwr.clientapp.ClientApp"
+        )
+    return found
+
+
+def guard_supernode() -> None:
+    """Make the SuperNode answer runs of other apps with an error."""
+    from flwr.app import Error, Message
+
+    from bract.flower import ErrorCode, TaskType
+
+    app = pinned_app()
+    reply_with = importlib.import_module(SUPERNODE)._insert_message
+
+    def pull(**given: Any) -> int | None:
+        taken: list[Any] = []
+
+        def receive() -> Any:
+            received = given["receive"]()
+            taken.extend(received or ())
+            return received
+
+        def get_run(run_id: int) -> Any:
+            run = given["get_run"](run_id)
+            # A run that names no task is one of the apps with a ServerApp and ClientApps.
+            if run.primary_task_type not in ("", None, TaskType.SERVER_APP):
+                raise RefusedAppError(
+                    f"this site runs {app!r} only, and the run is a {run.primary_task_type!r}"
+                )
+            return run
+
+        def get_fab(fab_hash: str, run_id: int) -> Any:
+            bundle = given["get_fab"](fab_hash, run_id)
+            refuse_other(bundle.content, app)
+            return bundle
+
+        try:
+            return original(
+                **(given | {"receive": receive, "get_run": get_run, "get_fab": get_fab})
+            )
+        except RefusedAppError as error:
+            message = taken[0]
+            answer = Message(Error(ErrorCode.INVALID_FAB, str(error)), reply_to=message)
+            reply_with(answer, given["state"], given["object_store"])
+            return int(message.metadata.run_id)
+
+    original: Callable[..., int | None] = replace(SUPERNODE, "_pull_and_store_message", pull)
+
+
+def guard_clientapp() -> None:
+    """Make the process of a ClientApp run the operator's app and touch nothing of the bundle."""
+    app = pinned_app()
+
+    def check_only(bundle: bytes, **_: Any) -> None:
+        refuse_other(bundle, app)
+
+    def install_nothing(*_: Any, **__: Any) -> None:
+        raise RefusedAppError("this site installs nothing that a run asks for")
+
+    def loader(**_: Any) -> Callable[..., Any]:
+        return lambda *_: load_app(app)
+
+    replace(CLIENTAPP, "install_from_fab", check_only)
+    replace(CLIENTAPP, "install_app_dependencies", install_nothing)
+    replace(CLIENTAPP, "get_load_client_app_fn", loader)

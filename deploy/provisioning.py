@@ -1,0 +1,344 @@
+"""Make the start-up kits of a federation: one for each party, with nobody else's secret in it.
+
+Longer than most modules: what each kind of kit holds is written side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+import yaml
+from cryptography.hazmat.primitives.asymmetric import ec
+
+import bract
+from bract.config import FederationConfig, SiteConfig, dump_config
+from bract.config.deployment import DeploymentConfig
+from bract.deploy import kit as kits
+from bract.deploy.certificates import (
+    Authority,
+    certificate_pem,
+    fingerprint,
+    key_pem,
+    new_key,
+    node_key_text,
+    node_public_text,
+)
+from bract.deploy.kit import (
+    Kit,
+)
+from bract.deploy.run_keys import NONE, Secrets, with_secrets
+from bract.deploy.site_file import (
+    SiteFile,
+)
+from bract.deploy.sites import Issued, Sites
+from bract.errors import BractError
+from bract.files import replacing, write_bytes, write_failed, write_text
+from bract.strict_json import dump_json
+
+AUTHORITY, OPERATOR = "authority", "operator"
+"""Folders of the kits that are no site's."""
+
+FEDERATION = "federation.yaml"
+CA_KEY = "ca.key"
+POLICY = "policy.yaml"
+
+_CA_LIFETIMES = 10
+"""How many times as long as the certificates that it signs the CA is valid."""
+
+
+def provision(config: FederationConfig, out: Path, *, source: Path) -> None:
+    """Write a kit a party below ``out``: all of them, or nothing.
+
+    Parameters
+    ----------
+    source
+        The federation's file; policies of sites are named from its folder.
+
+    Raises
+    ------
+    BractError
+        If the configuration names no sites, ``out`` is there already, or a policy cannot be read.
+    """
+    deployment = deployment_of(config, source)
+    if out.exists() or out.is_symlink():
+        raise BractError(
+            f"{out}: exists already, and keys that are in use must not be replaced; name another "
+            "folder, or add a site to these kits with `bract site add`"
+        )
+    policies = {site.name: read_policy(site, source) for site in deployment.sites}
+    config, secrets = with_secrets(config)
+    authority = Authority.create(config.name, deployment.days * _CA_LIFETIMES)
+    with replacing(out) as made:
+        made.mkdir(mode=0o700)
+        issued: dict[str, Issued] = {}
+        for number, site in enumerate(deployment.sites):
+            key = new_key()
+            issued[site.name] = Issued(
+                public_key=node_public_text(key.public_key()),
+                partition=number,
+                issued=today(),
+                identity=secrets[site.name].identity,
+            )
+            write_site(
+                made / site.name,
+                config,
+                authority,
+                site,
+                number,
+                key,
+                policy=policies[site.name],
+                secrets=secrets[site.name],
+            )
+        sites = Sites(sites=issued)
+        write_operator(made / OPERATOR, config, authority, sites)
+        write_authority(made / AUTHORITY, config, authority, sites)
+
+
+def deployment_of(config: FederationConfig, source: Path) -> DeploymentConfig:
+    """Return the section that says who the sites are.
+
+    Raises
+    ------
+    BractError
+        If there is none, showing one.
+    """
+    if config.deployment is None:
+        raise BractError(
+            f"{source}: has no deployment section, so nobody is named to make a kit for; add "
+            "`deployment: {server: HOST, sites: [NAME, ...]}` with one name a client"
+        )
+    return config.deployment
+
+
+def read_policy(site: SiteConfig, source: Path) -> bytes | None:
+    """Return the text of the policy that a site begins with, once it was checked.
+
+    Raises
+    ------
+    BractError
+        If it cannot be read, or is no policy.
+    """
+    from bract.client.policy import load_policy
+
+    if site.policy is None:
+        return None
+    path = source.parent / site.policy
+    load_policy(path)
+    return path.read_bytes()
+
+
+def write_site(
+    folder: Path,
+    config: FederationConfig,
+    authority: Authority,
+    site: SiteConfig,
+    partition: int,
+    key: ec.EllipticCurvePrivateKey,
+    *,
+    policy: bytes | None,
+    secrets: Secrets = NONE,
+) -> None:
+    """Write the kit of one site."""
+    assert config.deployment is not None
+    file = SiteFile(
+        name=site.name,
+        partition=partition,
+        device=site.device,
+        data=site.data,
+        policy=POLICY if policy is not None else None,
+        require_encryption=config.encryption.enabled,
+        paillier_key=_given(secrets, kits.PAILLIER_KEY),
+        identity_key=_given(secrets, kits.IDENTITY_KEY),
+        peers=kits.PEERS if secrets.peers is not None else None,
+    )
+    kit = _kit(config, authority, "site", site.name)
+    facts = {
+        "name": site.name,
+        "federation": config.name,
+        "project": _project(f"{config.name}-{site.name}"),
+        "address": kit.address,
+        "version": kit.made_by,
+        "tag": _tag(kit.made_by),
+        "data": site.data,
+        "data_mount": _mount(site.data),
+        "cuda": site.device.startswith("cuda"),
+    }
+    with _kit_folder(folder, kit, authority) as made:
+        _write_secret(made / kits.NODE_KEY, node_key_text(key))
+        write_text(made / kits.NODE_PUBLIC, node_public_text(key.public_key()) + "\n")
+        for name, content in secrets.files.items():
+            _write_secret(made / name, content)
+        if secrets.peers is not None:
+            write_text(made / kits.PEERS, secrets.peers)
+        if policy is not None:
+            write_bytes(made / POLICY, policy)
+        write_text(made / kits.SITE_FILE, _site_text(file))
+        _render(made / "compose.yaml", "compose-site.yaml.j2", facts)
+        _render(made / "bract-site.service", "supernode.service.j2", facts)
+        _render(made / "start.sh", "start-site.sh.j2", facts)
+        (made / "state").mkdir(mode=0o700)
+
+
+def write_operator(
+    folder: Path, config: FederationConfig, authority: Authority, sites: Sites
+) -> None:
+    """Write the operator's kit, with new certificates for the SuperLink and the gateway.
+
+    What an earlier one keeps in folders of its own (the SuperLink's state) stays.
+    """
+    deployment = config.deployment
+    assert deployment is not None
+    kit = _kit(config, authority, "operator", OPERATOR)
+    facts = {
+        "federation": config.name,
+        "project": _project(f"{config.name}-operator"),
+        "server": f"[{deployment.server}]" if ":" in deployment.server else deployment.server,
+        "by_name": _is_name(deployment.server),
+        "port": deployment.port,
+        "superlink": kit.superlink,
+        "superlink_port": kit.superlink_port,
+        "version": kit.made_by,
+        "tag": _tag(kit.made_by),
+    }
+    superlink, gateway = new_key(), new_key()
+    local = ["superlink", "localhost", "127.0.0.1"]
+    with _kit_folder(folder, kit, authority) as made:
+        _write_secret(made / kits.SUPERLINK_KEY, key_pem(superlink))
+        certificate = authority.issue("superlink", superlink, hosts=local, days=deployment.days)
+        write_bytes(made / kits.SUPERLINK, certificate_pem(certificate))
+        _write_secret(made / kits.GATEWAY_KEY, key_pem(gateway))
+        certificate = authority.issue(
+            "gateway", gateway, hosts=[deployment.server], days=deployment.days, client=True
+        )
+        write_bytes(made / kits.GATEWAY, certificate_pem(certificate))
+        write_text(made / kits.SITES, dump_json(sites.to_dict()) + "\n")
+        write_text(made / FEDERATION, dump_config(config))
+        _render(made / "nginx.conf", "nginx.conf.j2", facts)
+        _render(made / "compose.yaml", "compose-operator.yaml.j2", facts)
+        _render(made / "superlink.service", "superlink.service.j2", facts)
+        _render(made / "gateway.service", "gateway.service.j2", facts)
+        _render(made / "register.sh", "register.sh.j2", facts)
+        _render(made / "start.sh", "start-operator.sh.j2", facts)
+        for name in ("state", "sockets"):
+            (made / name).mkdir(mode=0o700)
+
+
+def write_authority(
+    folder: Path, config: FederationConfig, authority: Authority, sites: Sites
+) -> None:
+    """Write the kit that stays with whoever provisions: the CA's key, and what was issued."""
+    kit = _kit(config, authority, "authority", AUTHORITY)
+    with _kit_folder(folder, kit, authority) as made:
+        _write_secret(made / CA_KEY, key_pem(authority.key))
+        write_text(made / kits.SITES, dump_json(sites.to_dict()) + "\n")
+        write_text(made / FEDERATION, dump_config(config))
+
+
+def _kit(config: FederationConfig, authority: Authority, role: str, name: str) -> Kit:
+    assert config.deployment is not None
+    return Kit.parse(
+        {
+            "schema": Kit.version(),
+            "role": role,
+            "name": name,
+            "federation": config.name,
+            "authority": fingerprint(authority.certificate),
+            "made_by": bract.__version__,
+            "server": config.deployment.server,
+            "port": config.deployment.port,
+            "superlink_port": config.deployment.superlink_port,
+            "issued": today(),
+        },
+        source=kits.KIT,
+    )
+
+
+@contextlib.contextmanager
+def _kit_folder(folder: Path, kit: Kit, authority: Authority) -> Iterator[Path]:
+    """Write the files that every kit has, and checksums when the block has written the others.
+
+    Where the folder is there, its files are replaced one by one, the checksums last; folders in it
+    stay as they are.
+    """
+    with replacing(folder) if not folder.is_dir() else _beside(folder) as made:
+        made.mkdir(mode=0o700, parents=True)
+        write_bytes(made / kits.CA, certificate_pem(authority.certificate))
+        write_text(made / kits.KIT, dump_json(kit.to_dict()) + "\n")
+        yield made
+        write_text(made / kits.SUMS, kits.sums(made))
+
+
+@contextlib.contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".kit-") as place:
+            made = Path(place) / folder.name
+            yield made
+            for file in sorted(made.iterdir(), key=lambda path: path.name == kits.SUMS):
+                if file.is_file():
+                    file.replace(folder / file.name)
+    except OSError as error:
+        raise write_failed(folder, error) from error
+
+
+def _site_text(site: SiteFile) -> str:
+    comments = {
+        "partition": "part of the data, where every site holds the same data set",
+        "device": "auto, cpu or cuda:N",
+        "data": "folder of this site's own data, in place of the run's data.path",
+        "policy": "what this site demands of every run: docs/site-policy.md",
+        "state": "what survives a restart",
+        "truth": "folder to keep what was trained on, for scoring an audit; null keeps nothing",
+        "app": "the one installed ClientApp that runs here",
+        "port": "what the SuperNode's socket is named for",
+    }
+    lines = ["# What this site decides for itself. Relative paths begin in this folder."]
+    for key, value in site.model_dump(mode="json").items():
+        text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True).strip()
+        lines.append(f"{text}  # {comments[key]}" if key in comments else text)
+    return "\n".join(lines) + "\n"
+
+
+def _mount(data: str | None) -> str:
+    return yaml.safe_dump(f"{data}:{data}:ro", width=10_000).splitlines()[0] if data else ""
+
+
+def _given(secrets: Secrets, name: str) -> str | None:
+    return name if name in secrets.files else None
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    write_bytes(path, content, private=True)
+
+
+def _render(path: Path, template: str, facts: Mapping[str, object]) -> None:
+    text = (files("bract.deploy") / "templates" / template).read_text(encoding="utf-8")
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    write_text(path, environment.from_string(text).render(facts))
+    if path.suffix == ".sh":
+        path.chmod(0o755)
+
+
+def _tag(version: str) -> str:
+    """Return a version as an image's tag has it, which knows no plus."""
+    return version.replace("+", "-")
+
+
+def _project(name: str) -> str:
+    return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
+
+
+def _is_name(server: str) -> bool:
+    return re.fullmatch(r"[0-9.]+", server) is None and ":" not in server
+
+
+def today() -> str:
+    """Return the time as kits have it, ISO 8601, UTC."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

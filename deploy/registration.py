@@ -1,0 +1,111 @@
+"""Tell a running SuperLink, on its operator's socket, which sites may connect."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+
+from bract.deploy import sockets
+from bract.deploy.rules import check_version
+from bract.deploy.sites import Sites
+from bract.errors import BractError, RunFailedError, one_line
+
+
+@dataclass
+class Registered:
+    """What changed at the SuperLink, names of sites; ``strangers`` are keys of no site."""
+
+    added: list[str] = field(default_factory=list)
+    there: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+
+
+def register(sites: Sites, socket: Path) -> Registered:
+    """Register every active site's key, and remove every revoked one.
+
+    Parameters
+    ----------
+    socket
+        The SuperLink's socket, such as ``FOLDER/8000.sock``.
+
+    Raises
+    ------
+    BractError
+        If nothing answers there, or the folder is not this user's alone.
+    RunFailedError
+        If the SuperLink refuses a key.
+    """
+    check_version()
+    _require(socket)
+    import httpx
+
+    from bract.flower import (
+        ControlHttpClient,
+        ListNodesRequest,
+        RegisterNodeRequest,
+        RuntimeVersionHttpInterceptor,
+        UnregisterNodeRequest,
+    )
+
+    os.environ[sockets.FOLDER] = str(socket.absolute().parent)
+    sockets.route_requests()
+    wanted = {_key_bytes(site.public_key): name for name, site in sites.active.items()}
+    revoked = {_key_bytes(key) for key in sites.revoked_keys}
+    done = Registered()
+    with ControlHttpClient.from_server_address(
+        sockets.address(int(socket.stem)),
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="bract")],
+    ) as client:
+        try:
+            known = {
+                node.public_key: node
+                for node in client.ListNodes(ListNodesRequest()).nodes_info
+                if node.status != _UNREGISTERED
+            }
+            for key, node in known.items():
+                if key in revoked:
+                    client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+                    done.removed.append(node.name or str(node.node_id))
+                elif key not in wanted:
+                    done.strangers.append(node.name or str(node.node_id))
+            for key, name in wanted.items():
+                if key in known:
+                    done.there.append(name)
+                    continue
+                client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                done.added.append(name)
+        except httpx.HTTPStatusError as error:
+            raise RunFailedError(
+                f"{socket}: the SuperLink refused: {one_line(error.response.text, 300)}; a key "
+                "that was shut out once is never taken again: add the site under a new key"
+            ) from error
+        except httpx.HTTPError as error:
+            raise RunFailedError(f"{socket}: {one_line(error, 300)}") from error
+    return done
+
+
+_UNREGISTERED = "unregistered"
+
+
+def _require(socket: Path) -> None:
+    if not socket.stem.isdecimal() or socket.suffix != ".sock":
+        raise BractError(f"{socket}: expected the socket of a `bract superlink`, such as 8000.sock")
+    if not sockets.is_served(socket):
+        raise BractError(
+            f"{socket}: no SuperLink answers there, or this user may not ask it; start it first "
+            "(`bract superlink --kit DIR`), and register as the user who started it"
+        )
+
+
+def _key_bytes(text: str) -> bytes:
+    """Return a public key as Flower's requests carry it."""
+    from bract.flower import public_key_to_bytes
+
+    key = serialization.load_ssh_public_key(text.encode())
+    return public_key_to_bytes(key)  # type: ignore[arg-type]

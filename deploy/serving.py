@@ -1,0 +1,216 @@
+"""Start a SuperLink or a SuperNode under the rules, in the place of this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from bract.deploy import shim, sockets
+from bract.deploy.flower import NODE_CONFIG, command_line
+from bract.deploy.pinned import APP, pinned_app
+from bract.deploy.rules import check_version
+from bract.deploy.validity import (
+    check_certificate,
+    check_key,
+    check_signed,
+)
+from bract.errors import BractError
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Files of a TLS certificate, its private key and the CA that signed it, all PEM."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+    def check(self) -> None:
+        """Log that it ends soon; refuse one that is expired, foreign or another key's.
+
+        Raises
+        ------
+        CertificateError
+            Naming the file and the mend.
+        """
+        mend = "renew it: `bract site renew` makes a new one"
+        check_certificate(self.certificate, mend=mend)
+        check_certificate(self.ca, mend=mend)
+        check_signed(self.certificate, self.ca)
+        check_key(self.certificate, self.key)
+
+    def options(self) -> list[str]:
+        """Return Flower's options for them."""
+        return [
+            *("--ssl-certfile", str(self.certificate)),
+            *("--ssl-keyfile", str(self.key)),
+            *("--ssl-ca-certfile", str(self.ca)),
+        ]
+
+
+def start_superlink(
+    *,
+    address: str,
+    folder: Path,
+    certificate: Certificate | None,
+    authenticate: bool,
+    database: Path | None,
+    clients_ca: Path | None = None,
+    external: bool = False,
+) -> NoReturn:
+    """Become a SuperLink whose port serves SuperNodes only.
+
+    Parameters
+    ----------
+    address
+        ``host:port`` where SuperNodes connect. The socket ``<port>.sock`` serves the rest.
+    folder
+        Folder of the socket, of this user alone; made where it is missing.
+    certificate
+        None serves without TLS.
+    authenticate
+        Whether a SuperNode must have been registered with its key; needs a certificate.
+    database
+        SQLite file that survives a restart; None keeps everything in memory.
+    clients_ca
+        CA that must have signed the certificate of whoever connects to the port: a gateway alone
+        has one. None asks for none.
+    external
+        Whether server apps are started by `start_superexec` in a process of its own, so that they
+        outlive this one.
+
+    Raises
+    ------
+    BractError
+        If the certificate has expired, is another CA's or not the key's, or nobody can listen on
+        the address.
+    """
+    if certificate is not None:
+        certificate.check()
+    options = ["--disable-runtime-dependency-installation"]
+    options += certificate.options() if certificate else ["--insecure"]
+    options += ["--enable-supernode-auth"] if authenticate else []
+    options += ["--database", str(database)] if database else []
+    options += ["--isolation", "process"] if external else []
+    _check_free(address)
+    os.environ[sockets.OPEN] = address
+    if clients_ca is not None:
+        os.environ[sockets.CLIENTS_CA] = str(clients_ca.absolute())
+    _become("flower-superlink", _port(address), folder, options)
+
+
+def start_superexec(*, folder: Path, port: int) -> NoReturn:
+    """Become the process that starts server apps for a SuperLink on this machine.
+
+    It asks the SuperLink's socket for work, and goes on asking while the SuperLink is away.
+
+    Parameters
+    ----------
+    folder
+        Folder of the SuperLink's socket, of this user alone.
+    port
+        What that socket is named for.
+    """
+    check_version()
+    if not folder.is_dir():
+        raise BractError(
+            f"{folder}: no such folder; --sockets names the folder that `bract superlink` has made"
+        )
+    os.environ[sockets.FOLDER] = str(folder.absolute())
+    sockets.path(port)
+    command = command_line("flower-superexec", forked=False)
+    where = ["--insecure", "--runtime-api-address", sockets.address(port)]
+    os.execv(command[0], [*command, *where])
+
+
+def start_supernode(
+    *,
+    superlink: str,
+    app: str,
+    node_config: str,
+    folder: Path,
+    port: int,
+    root_certificates: Path | None,
+    key: Path | None,
+    health: bool,
+) -> NoReturn:
+    """Become a SuperNode that runs one installed ClientApp.
+
+    Parameters
+    ----------
+    superlink
+        ``host:port`` of the SuperLink.
+    app
+        The ClientApp, ``package.module:name``.
+    node_config
+        Flower's node configuration, ``key=value`` with spaces between.
+    folder
+        Folder of the socket, of this user alone; made where it is missing.
+    port
+        What the socket is named for.
+    root_certificates
+        CA of the SuperLink; None connects without TLS.
+    key
+        Private key with which the SuperNode proves who it is; needs TLS.
+    health
+        Whether ``http://127.0.0.1:<port>/health`` answers, for a container's health check.
+    """
+    if root_certificates is not None:
+        check_certificate(root_certificates, mend="ask the server's operator for its new CA")
+    options = ["--superlink", superlink]
+    options += ["--root-certificates", str(root_certificates)] if root_certificates else []
+    options += [] if root_certificates else ["--insecure"]
+    options += ["--auth-supernode-private-key", str(key)] if key else []
+    os.environ[APP] = app
+    pinned_app()
+    os.environ[NODE_CONFIG] = node_config
+    if health:
+        os.environ[sockets.OPEN] = f"127.0.0.1:{port}"
+        _check_free(os.environ[sockets.OPEN])
+    _become("flower-supernode", port, folder, options)
+
+
+def _become(name: str, port: int, folder: Path, options: list[str]) -> NoReturn:
+    check_version()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ[sockets.FOLDER] = str(folder.absolute())
+    place = sockets.path(port)
+    if sockets.is_served(place):
+        raise BractError(
+            f"{place}: another {name} answers there; end it first, or take another port or folder "
+            "(--sockets)"
+        )
+    command = command_line(name, forked=shim.SOCKET in os.environ)
+    listening = ["--host", sockets.HOST, "--port", str(port)]
+    os.execv(command[0], [*command, *listening, *options])
+
+
+def _check_free(address: str) -> None:
+    """Refuse an address where nobody can listen, before anything starts.
+
+    Raises
+    ------
+    BractError
+        Naming the address and the reason.
+    """
+    host, port = address.rpartition(":")[0].strip("[]"), _port(address)
+    try:
+        family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise BractError(
+            f"{address}: cannot be listened on ({error.strerror or error}); end what listens "
+            "there, or name another address"
+        ) from error
+
+
+def _port(address: str) -> int:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BractError(f"address {address!r}: expected host:port, such as 0.0.0.0:8000")
+    return int(port)

@@ -1,0 +1,202 @@
+"""Unix sockets in the place of Flower's TCP ports.
+
+Flower's Control, Fleet and Runtime APIs ask nobody for a password, and whoever reaches their port
+may submit code. On a Unix socket in a folder of mode 0700 the kernel answers for who connects: the
+user who started the federation, and root.
+
+The host name `HOST` stands for the sockets: ``socket.invalid:8000`` is ``8000.sock`` in the folder
+that the environment variable `FOLDER` names. A name below ``.invalid`` belongs to nobody (RFC
+6761), so where a rule of this module is missing nothing listens and nothing connects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from bract.errors import BractError
+
+FOLDER = "BRACT_SOCKETS"
+"""Environment variable that names the folder of the sockets."""
+
+HOST = "socket.invalid"
+"""Host of an address that stands for a socket."""
+
+OPEN = "BRACT_OPEN"
+"""Environment variable with ``host:port`` where a part of the APIs is served on TCP besides."""
+
+CLIENTS_CA = "BRACT_CLIENTS_CA"
+"""Environment variable with the file of the CA that must have signed the certificate of whoever
+connects to the address in `OPEN`."""
+
+LONGEST_PATH = 107
+"""Bytes of the longest path that a Unix socket can have."""
+
+Asgi = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+def address(port: int) -> str:
+    """Return the address that Flower is given for a socket."""
+    return f"{HOST}:{port}"
+
+
+def path(port: int) -> Path:
+    """Return the socket that stands for a port.
+
+    Raises
+    ------
+    BractError
+        If the folder is not this user's alone, in which case anybody could put a socket there.
+    """
+    folder = Path(os.environ[FOLDER]).resolve()
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.getuid() or mode & 0o077:
+        raise BractError(
+            f"{folder}: belongs to user {found.st_uid} with mode {mode:04o}; "
+            f"the folder of sockets must be user {os.getuid()}'s with mode 0700: chmod 700 {folder}"
+        )
+    return folder / f"{port}.sock"
+
+
+def listener(port: int) -> socket.socket:
+    """Bind a socket that this user alone may connect to, in the place of an earlier one."""
+    place = path(port)
+    place.unlink(missing_ok=True)
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        bound.bind(str(place))
+    except OSError as error:
+        raise BractError(
+            f"{place}: cannot be made a socket ({error}); a path of at most {LONGEST_PATH} bytes "
+            "can, so name a folder with a shorter one"
+        ) from error
+    # Before listen() nobody can connect.
+    place.chmod(0o600)
+    return bound
+
+
+def is_served(place: Path) -> bool:
+    """Tell whether any process listens on a socket."""
+    with socket.socket(socket.AF_UNIX) as knock:
+        knock.settimeout(2)
+        try:
+            knock.connect(str(place))
+        except OSError:
+            return False
+    return True
+
+
+def is_healthy(place: Path) -> bool:
+    """Tell whether a SuperLink or SuperNode answers on a socket."""
+    connection = http.client.HTTPConnection("localhost", timeout=2)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(2)
+    try:
+        connection.sock.connect(str(place))
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class OnlyPaths:
+    """Answer 404 but for some paths; a path that ends in a slash stands for all below it."""
+
+    def __init__(self, app: Asgi, paths: tuple[str, ...]) -> None:
+        self._app = app
+        self._exact = tuple(path for path in paths if not path.endswith("/"))
+        self._below = tuple(path for path in paths if path.endswith("/"))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one ASGI request."""
+        if scope["type"] != "http":
+            raise BractError(f"{scope['type']} is not served here")
+        path = str(scope["path"])
+        if path in self._exact or (path.startswith(self._below) and self._below):
+            await self._app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def serve_on_socket(paths: tuple[str, ...]) -> None:
+    """Make uvicorn, which serves Flower's APIs, listen on a socket where the host says so.
+
+    Where the environment names an address in `OPEN`, ``paths`` alone are served there, with the
+    certificate that Flower was given.
+    """
+    import uvicorn
+
+    startup = uvicorn.Server.startup
+
+    async def start(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        config = server.config
+        if config.host != HOST or sockets is not None:
+            raise BractError(f"asked to listen on {config.host}:{config.port}; expected {HOST}")
+        certified, config.ssl = config.ssl, None
+        await startup(server, sockets=[listener(config.port)])
+        if server.started and os.environ.get(OPEN):
+            host, _, port = os.environ[OPEN].rpartition(":")
+            if os.environ.get(CLIENTS_CA):
+                _admit_signed_only(certified, os.environ[CLIENTS_CA])
+            part = uvicorn.Config(
+                OnlyPaths(config.loaded_app, paths), lifespan="off", log_config=None
+            )
+            part.load()
+
+            def protocol() -> asyncio.Protocol:
+                made: asyncio.Protocol = part.http_protocol_class(  # type: ignore[call-arg]
+                    config=part,
+                    server_state=server.server_state,
+                    app_state=server.lifespan.state,
+                )
+                return made
+
+            loop = asyncio.get_running_loop()
+            server.servers.append(
+                await loop.create_server(protocol, host.strip("[]"), int(port), ssl=certified)
+            )
+
+    setattr(uvicorn.Server, "startup", start)  # noqa: B010
+
+
+def _admit_signed_only(context: ssl.SSLContext | None, ca: str) -> None:
+    """Have a server ask for a certificate that a CA signed for a client."""
+    if context is None:
+        raise BractError(f"{CLIENTS_CA} is set, and no certificate is served: pass --certificate")
+    context.load_verify_locations(cafile=ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def route_requests() -> None:
+    """Make Flower's HTTP client connect to a socket where the host says so."""
+    import httpx
+
+    from bract.flower import ProtobufClient
+
+    construct = ProtobufClient.__init__
+
+    def init(client: ProtobufClient, base_url: str, **options: Any) -> None:
+        url = httpx.URL(base_url)
+        if url.host != HOST:
+            construct(client, base_url, **options)
+            return
+        # The kernel answers for both ends of a socket; TLS on it would prove nothing more.
+        plain = str(url.copy_with(scheme="http"))
+        construct(client, plain, **(options | {"verify": False}))
+        timeout = client._client.timeout
+        client._client.close()
+        transport = httpx.HTTPTransport(uds=str(path(url.port or 0)))
+        client._client = httpx.Client(transport=transport, timeout=timeout)
+
+    setattr(ProtobufClient, "__init__", init)  # noqa: B010

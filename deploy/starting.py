@@ -1,0 +1,96 @@
+"""Start a SuperLink or a SuperNode as its kit says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NoReturn
+
+from bract.deploy import gateway
+from bract.deploy import kit as kits
+from bract.deploy.kit import (
+    KitError,
+    check_files,
+    check_version,
+    open_kit,
+)
+from bract.deploy.serving import Certificate, start_superlink, start_supernode
+from bract.deploy.site_file import (
+    read_site,
+)
+
+SOCKETS, STATE = "sockets", "state"
+
+_log = logging.getLogger(__name__)
+
+
+def start_superlink_of(folder: Path, sockets: Path | None) -> NoReturn:
+    """Become the SuperLink of an operator's kit.
+
+    Raises
+    ------
+    BractError
+        If the kit is damaged, of another version, or its certificates must not be used.
+    """
+    kit = open_kit(folder, "operator")
+    check_version(kit, folder)
+    certificate = Certificate(
+        folder / kits.SUPERLINK, folder / kits.SUPERLINK_KEY, folder / kits.CA
+    )
+    state = folder / STATE
+    state.mkdir(mode=0o700, exist_ok=True)
+    start_superlink(
+        address=kit.superlink,
+        folder=sockets or folder / SOCKETS,
+        certificate=certificate,
+        authenticate=True,
+        database=state / "superlink.db",
+        clients_ca=folder / kits.CA,
+    )
+
+
+def start_supernode_of(folder: Path, sockets: Path | None, *, health: bool) -> NoReturn:
+    """Become the SuperNode of a site's kit, once its gateway was asked who it is.
+
+    Raises
+    ------
+    BractError
+        If the kit is damaged, or what the gateway says must not be trusted. One that does not
+        answer yet is waited for.
+    """
+    folder = folder.absolute()
+    kit = open_kit(folder, "site")
+    site = read_site(folder, kit)
+    check_whole(folder)
+    try:
+        soon = gateway.ask(kit, folder).soon
+        if soon is not None:
+            _log.warning("%s", soon)
+    except gateway.UnreachableError as error:
+        _log.warning("%s; it is tried again", error)
+    start_supernode(
+        superlink=kit.address,
+        app=site.app,
+        node_config=site.node_config(folder),
+        folder=sockets or folder / STATE / SOCKETS,
+        port=site.port,
+        root_certificates=folder / kits.CA,
+        key=folder / kits.NODE_KEY,
+        health=health,
+    )
+
+
+def check_whole(folder: Path) -> None:
+    """Refuse a kit whose keys or certificates are not those that were issued.
+
+    Raises
+    ------
+    KitError
+        Naming them.
+    """
+    broken = check_files(folder).broken
+    if broken:
+        raise KitError(
+            f"{folder}: {'; '.join(broken)}; take the kit from where it was issued, and do not mix "
+            "the files of two"
+        )

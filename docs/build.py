@@ -1,0 +1,212 @@
+"""Hooks of MkDocs: pages that are made from the code, notebooks as pages, links out of docs/."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = "tutorials"
+API = {
+    "bract.server": ("HonestButCurious",),
+    "bract.server.loopback": ("LoopbackGrid",),
+    "bract.client": ("DefenseMod",),
+    "bract.attacks": ("reconstruct", "attack", "Budget", "Reconstruction", "Refusal"),
+    "bract.protocol.observation": ("ObservationStore", "Observation", "ClientDeclaration"),
+    "bract.report": ("write_report",),
+}
+"""What a program that uses bract imports."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made from the code, and the notebooks."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    picture = ROOT / "benchmarks" / "results"
+    for found in sorted(picture.glob("*.png")):
+        files.append(File.generated(config, f"results/{found.name}", abs_src_path=str(found)))
+    return files
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Take the theme's one script of another host out; a few lines of our own do what it does."""
+    up = "../" * page.file.src_uri.count("/")
+    own = f'<script src="{up}theme/worker.js"></script>'
+    return output.replace('<script src="https://unpkg.com/iframe-worker/shim"></script>', own)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same for the page that stands where no page is."""
+    return output_content.replace(
+        '<script src="https://unpkg.com/iframe-worker/shim"></script>', ""
+    )
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Let links to pictures of the benchmarks, and to files of the repository, lead somewhere."""
+    up = "../" * page.file.src_uri.count("/")
+    markdown = re.sub(
+        r"\]\(\.\./benchmarks/results/(\w[\w.-]*\.png)\)", rf"]({up}results/\1)", markdown
+    )
+    if up:
+        return markdown
+    return re.sub(r"\[([^]]+)\]\(\.\./([\w./-]+)(?:#[\w-]+)?\)", _in_repository, markdown)
+
+
+def _in_repository(found: re.Match[str]) -> str:
+    """Name a file of the repository that is no page of the site."""
+    exists = (ROOT / found[2]).exists()
+    return f"{found[1]} (`{found[2]}` in the repository)" if exists else found[0]
+
+
+def pages() -> dict[str, str]:
+    """Return the made pages by their path."""
+    made = {
+        "reference/commands.md": commands(),
+        "reference/configuration.md": configuration(),
+        "reference/files.md": files_and_schemas(),
+        "reference/api.md": api(),
+    }
+    for notebook in sorted((ROOT / "docs" / NOTEBOOKS).glob("*.ipynb")):
+        made[f"{NOTEBOOKS}/{notebook.stem}.md"] = as_page(notebook)
+    return made
+
+
+def as_page(notebook: Path) -> str:
+    """Return a notebook as Markdown: its text and its code."""
+    cells = json.loads(notebook.read_text())["cells"]
+    parts = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    link = f"This page is a notebook: docs/{NOTEBOOKS}/{notebook.name} in the repository."
+    return "\n\n".join([*parts, link]) + "\n"
+
+
+def commands() -> str:
+    """Every command with its arguments, options and examples, from the command line itself."""
+    from bract.cli.examples import EXAMPLES
+    from bract.cli.main import app
+
+    lines = [
+        "# Command line",
+        "",
+        "Made from `bract --help`. [How to use it](../command-line.md).",
+        "",
+    ]
+    group: Any = typer.main.get_command(app)
+    for name, command in _commands(group):
+        lines += [f"## bract {name}", "", " ".join((command.help or "").split()), ""]
+        lines += ["| | | default |", "| --- | --- | --- |"]
+        for parameter in command.params:
+            if parameter.name == "help":
+                continue
+            options = (
+                ", ".join(f"`{option}`" for option in parameter.opts)
+                if parameter.param_type_name == "option"
+                else f"`{parameter.name.upper()}`"
+            )
+            default = parameter.default
+            shown = (
+                ""
+                if default in (None, False, (), []) or callable(default)
+                else f"`{getattr(default, 'value', default)}`"
+            )
+            if parameter.required:
+                shown = "required"
+            said = " ".join((parameter.help or "").split()).replace("|", "\\|")
+            lines.append(f"| {options} | {said} | {shown} |")
+        lines += ["", "```sh", *EXAMPLES[name], "```", ""]
+    return "\n".join(lines)
+
+
+def _commands(group: Any, before: tuple[str, ...] = ()) -> Any:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*before, name))
+        else:
+            yield " ".join((*before, name)), command
+
+
+def configuration() -> str:
+    """Every key of the configuration, with type, default and what is allowed."""
+    from bract.cli.templates import Template, template
+    from bract.config import FederationConfig
+
+    lines = [
+        "# Configuration",
+        "",
+        "Made from the schema and from what `bract init` writes.",
+        "",
+        "```yaml",
+        template("federation.yaml").rstrip(),
+        "```",
+        "",
+    ]
+    lines += [
+        "The other templates of `bract init --template`: "
+        + ", ".join(f"`{t}`" for t in Template)
+        + ".",
+        "",
+    ]
+    lines += ["## Keys", "", "| key | type | default |", "| --- | --- | --- |"]
+    lines += _keys(FederationConfig())
+    return "\n".join(lines) + "\n"
+
+
+def _keys(section: BaseModel, before: str = "") -> list[str]:
+    found = []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            found += _keys(value, f"{before}{name}.")
+            continue
+        kind = (
+            getattr(field.annotation, "__name__", None)
+            if not getattr(field.annotation, "__args__", None)
+            else None
+        )
+        shown = kind or str(field.annotation).replace("typing.", "").replace("pathlib.", "")
+        shown = re.sub(r"Annotated\[(\w+), [^]]*\]+", r"\1", shown).replace("|", "or")
+        default = "" if value is PydanticUndefined else json.dumps(value, default=str)
+        found.append(f"| `{before}{name}` | {shown} | `{default}` |")
+    return found
+
+
+def files_and_schemas() -> str:
+    """The files of a run directory, by their schemas."""
+    from bract.cli.schemas import READ, WRITTEN
+
+    lines = [
+        "# Files and schemas",
+        "",
+        "The JSON Schema of each; editors complete the first two.",
+        "",
+        "| schema | what it describes | version |",
+        "| --- | --- | --- |",
+    ]
+    for name, model in {**READ, **WRITTEN}.items():
+        version = model.model_fields.get("schema_version")
+        said = (model.__doc__ or "").strip().splitlines()[0].replace("``", "`")
+        number = "" if version is None else version.default
+        lines.append(f"| [{name}.json](../schema/{name}.json) | {said} | {number} |")
+    return "\n".join(lines) + "\n"
+
+
+def api() -> str:
+    """What a program imports, from the docstrings."""
+    lines = ["# Python API", "", "What a ServerApp, a ClientApp or a notebook imports.", ""]
+    for module, names in API.items():
+        lines += [f"## {module}", ""]
+        for name in names:
+            lines += [f"::: {module}.{name}", "    options:", "      heading_level: 3", ""]
+    return "\n".join(lines)

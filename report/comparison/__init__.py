@@ -1,0 +1,1 @@
+"""One federation undefended and under each defense, side by side."""

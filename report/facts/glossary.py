@@ -1,0 +1,85 @@
+"""The words of the report, for readers who do not work with them."""
+
+GLOSSARY: tuple[tuple[str, str, str], ...] = (
+    (
+        "reconstruction",
+        "Reconstruction",
+        "A picture computed from what a client uploaded, without ever seeing the client's data. "
+        "The attacker searches for an image that would have caused the same upload.",
+    ),
+    (
+        "ssim",
+        "SSIM",
+        "Structural similarity: do shapes and edges sit in the same places? 1 is the same picture, "
+        "about 0 is unrelated. Above roughly 0.5 people usually see the likeness.",
+    ),
+    (
+        "psnr",
+        "PSNR",
+        "Pixel accuracy in decibels; higher is closer. Around 10 dB is a blur or noise, from about "
+        "20 dB most details are there; 100 dB is the cap, for a copy whose error is too small to "
+        "see. It can disagree with what the eye sees, so look at the "
+        "pictures too.",
+    ),
+    (
+        "mse",
+        "MSE",
+        "The mean squared difference between pixel values in 0 to 1. PSNR is the same number on a "
+        "logarithmic scale.",
+    ),
+    (
+        "lpips",
+        "LPIPS",
+        "A distance between two pictures as a trained image network (AlexNet or VGG) perceives "
+        "them. Here lower is closer. ST is its shift-tolerant variant (AlexNet), on another scale.",
+    ),
+    (
+        "labels",
+        "Label accuracy",
+        "The share of images whose class the attacker named correctly. A class alone can be "
+        "sensitive, for example a diagnosis.",
+    ),
+    (
+        "identified",
+        "Identified (top 1, top 5)",
+        "Put among many candidate images, the reconstruction is nearest to its own original "
+        "(top 1), or has it among the five nearest (top 5).",
+    ),
+    (
+        "baseline",
+        "Baseline without the gradient",
+        "What anybody scores who never saw the upload: the average image of the class, a random "
+        "image of the data set, or what the attack's assumptions about images give by themselves. "
+        "It had as many images as the attack and the same choice of originals. A reconstruction "
+        "that is no better shows no leak.",
+    ),
+    (
+        "interval",
+        "Interval",
+        "Where the mean would plausibly lie for other clients of the same kind (95 %, Student's t "
+        "over clients: images and rounds of one client are not independent). With few clients it "
+        "is wide, and with one there is none. Where scores are very uneven, some exact and most "
+        "poor, it covers less than it says.",
+    ),
+    (
+        "blind",
+        "Blind and oracle",
+        "Blind: the attacker chose the result by their own loss, as a real one must. Oracle: "
+        "chosen by peeking at the original; shown beside it as the most that was within reach. "
+        "Where several attacks competed, the winner too was chosen blind, by how well its images "
+        "explain the upload.",
+    ),
+    (
+        "tier",
+        "Tier",
+        "What the attacker knows. Oblivious: nothing about a defense. Adaptive: the defense and "
+        "its settings, not the client's secrets. Colluding: one client's keys as well.",
+    ),
+    (
+        "cosine",
+        "Gradient match",
+        "The cosine between the upload and what the reconstruction would have caused; 1 is a "
+        "perfect match. A good match with a wrong picture means the upload was ambiguous; a poor "
+        "match means the search did not arrive.",
+    ),
+)

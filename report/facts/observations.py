@@ -1,0 +1,137 @@
+"""Facts about one attack on one observation: its images, their scores, and which of them leaked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bract.audit.captures import AGGREGATE
+from bract.audit.scoring.leak import Decision, Score, best
+from bract.report.facts.findings import findings
+from bract.schema import AuditResult, ImageResult
+
+Facts = dict[str, Any]
+
+SCORES: tuple[Score, ...] = ("ssim", "psnr")
+
+ATTACK_NAMES = {
+    "analytic": "Analytic",
+    "auto": "Auto",
+    "best": "Best recipe",
+    "labels": "Labels",
+    "gauss-newton": "Gauss-Newton",
+    "grnn-polish": "GRNN with polish",
+    "dlg": "DLG",
+    "idlg": "iDLG",
+    "ig": "IG",
+    "grnn": "GRNN",
+}
+
+
+def observation_facts(
+    root: Path, folder: str, audit: AuditResult, decisions: Sequence[Decision]
+) -> Facts:
+    """Return the facts of one audit file; picture paths become relative to ``root``.
+
+    A picture outside the attack's own folder, or one that is not there, becomes None. Attacks on
+    a round's aggregate are told apart from those on single uploads by ``attack``.
+
+    Parameters
+    ----------
+    decisions
+        Which of its images leaked, as `LeakRule.decide` has it for the run.
+    """
+    images = [
+        _image_facts(root, folder, audit, image, decision)
+        for image, decision in zip(audit.images, decisions, strict=True)
+    ]
+    leaked = sum(bool(image["leaked"]) for image in images)
+    joint = bool(audit.members)
+    method = audit.method or audit.attack
+    scored = [image for image in images if image["scores"]]
+    return {
+        "attack": f"{audit.attack}@{AGGREGATE}" if joint else audit.attack,
+        "attack_name": _name(audit.attack) + (" on the aggregate" if joint else ""),
+        "chosen_attack": audit.chosen_attack or audit.attack,
+        "method": method,
+        "method_name": _name(method),
+        "components": audit.components,
+        "tried": _tried(audit),
+        "repeat": audit.repeat,
+        "tier": audit.tier,
+        "read_as": audit.read_as or audit.tier,
+        "round": audit.round,
+        "client": audit.client,
+        "defenses": audit.defenses,
+        "encryption": audit.encryption,
+        "settings": audit.settings,
+        "budget": audit.budget.model_dump(),
+        "seed": audit.seed,
+        "device": audit.device,
+        "seconds": audit.seconds,
+        "selection": audit.selection,
+        "gradient_cosine": audit.gradient_cosine,
+        "gradient_residual": audit.gradient_residual,
+        "loss_curve": [[step, loss] for step, loss in audit.loss_curve],
+        "refused": audit.refused,
+        "failed": audit.failed,
+        "notes": audit.notes,
+        "images": images,
+        "scored": len(scored),
+        "leaked": leaked,
+        "undecided": sum(not image["decided"] for image in images),
+        "diagnosis": findings(audit, leaked=leaked, scored=len(scored)),
+        "signals": audit.diagnosis.model_dump() if audit.diagnosis else None,
+        "label_accuracy": audit.label_accuracy,
+        "baselines": {name: b.model_dump() for name, b in audit.baselines.items()},
+        "best_baseline": {
+            "ssim": best(audit.baselines, "ssim"),
+            "psnr": best(audit.baselines, "psnr"),
+        },
+    }
+
+
+def _tried(audit: AuditResult) -> list[str]:
+    """Components of every trial, and the attacks that were tried and cannot be used."""
+    found = [*audit.components, *(c for trial in audit.trials for c in trial.components)]
+    return list(dict.fromkeys([*found, *audit.not_applicable]))
+
+
+def _name(attack: str) -> str:
+    return ATTACK_NAMES.get(attack, attack)
+
+
+def _image_facts(
+    root: Path,
+    folder: str,
+    audit: AuditResult,
+    image: ImageResult,
+    decision: Decision,
+) -> Facts:
+    scores = image.scores if audit.scored else None
+    return {
+        "index": image.index,
+        "label": image.label,
+        "label_confidence": image.label_confidence,
+        "true_label": image.true_label,
+        "reconstruction": _picture(root, folder, image.reconstruction),
+        "original": _picture(root, folder, image.original),
+        "scores": scores.model_dump() if scores else None,
+        "oracle": image.oracle.model_dump() if image.oracle and audit.scored else None,
+        "baseline": {name: best(image.baselines, name) for name in SCORES},
+        "leaked": decision.reason is not None if scores and decision.decided else None,
+        "leaked_by": decision.reason,
+        "decided": decision.decided,
+        "retrieval": image.retrieval.model_dump() if image.retrieval else None,
+    }
+
+
+def _picture(root: Path, folder: str, name: str | None) -> str | None:
+    if not name:
+        return None
+    home = (root / "audit" / folder).resolve()
+    path = (home / name).resolve()
+    if not path.is_relative_to(home) or not path.is_file():
+        return None
+    return str(PurePosixPath("audit", folder, path.relative_to(home).as_posix()))

@@ -1,0 +1,69 @@
+"""A run's figures by round, by name, for other tools to draw: no picture and no label."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bract.schema import ClientRow, Report
+from bract.schema.report import LeakageRow
+
+
+class Figure(NamedTuple):
+    """One value of one series, at one round."""
+
+    name: str
+    round: int
+    value: float
+
+
+_OF_CLIENTS = ("train_loss", "validation_accuracy", "seconds", "weight")
+_OF_LEAKAGE = ("ssim_mean", "ssim_best", "psnr_mean", "leaked", "scored")
+
+
+def figures_by_round(report: Report) -> Iterator[Figure]:
+    """Return every figure of a report that has a round.
+
+    Names have parts between slashes, of letters, digits and ``_ - .``: ``global/accuracy``,
+    ``clients/client-0/train_loss``, ``leakage/auto-oblivious/client-0/ssim_mean``. What is not
+    known is left out.
+    """
+    for row in report.rounds:
+        yield from _known("global", row.round, {"accuracy": row.accuracy, "loss": row.loss})
+        yield from _known("round", row.round, {"seconds": row.seconds, "failures": row.failures})
+        for client, trained in row.clients.items():
+            yield from _known(f"clients/{_part(client)}", row.round, _of(trained))
+    for found in report.leakage:
+        attack = _part(f"{found.attack}-{found.tier}")
+        yield from _known(f"leakage/{attack}/{_part(found.client)}", found.round, _of(found))
+
+
+def settings(report: Report) -> dict[str, str]:
+    """Return the configuration, flat: ``strategy.name`` and so on; empty where there is none."""
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, value: object) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), inner)
+        elif value is not None:
+            flat[prefix] = str(value)
+
+    walk("", report.config.model_dump(mode="json") if report.config else {})
+    return flat
+
+
+def _of(row: ClientRow | LeakageRow) -> dict[str, float | None]:
+    names = _OF_CLIENTS if isinstance(row, ClientRow) else _OF_LEAKAGE
+    return {name: getattr(row, name) for name in names}
+
+
+def _known(group: str, number: int, values: dict[str, float | None]) -> Iterator[Figure]:
+    for name, value in values.items():
+        if value is not None:
+            yield Figure(f"{group}/{name}", number, float(value))
+
+
+def _part(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

@@ -1,0 +1,270 @@
+"""The threat-model card: what the server saw, what the attacker was given, what was not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from bract.audit.captures import AGGREGATE
+from bract.config import FederationConfig
+from bract.report.facts.reading import RunFiles
+from bract.schema import TIERS, ObservationFile
+
+Facts = dict[str, Any]
+
+FAMILIES = (
+    ("closed-form reconstruction from fully connected layers", {"closed form", "analytic"}),
+    ("gradient matching over pixels (DLG, iDLG, IG)", {"pixels"}),
+    ("gradient matching through a generator (GRNN)", {"generator"}),
+    ("matching with batch-normalisation statistics (GradInversion)", {"batch statistics"}),
+    ("search in a generator trained on similar images (GGL)", {"trained generator"}),
+)
+"""Kinds of attack, each with the components any of which a record names if it was tried, or the
+name of an attack that was tried and cannot be used."""
+
+OUT_OF_SCOPE = (
+    "a server that alters the model or the protocol to extract more (an active attacker)",
+    "membership and property inference: whether a record was used, rather than how it looks",
+    "an attacker who sees only the final model",
+)
+
+
+def threat_model(files: RunFiles, observations: Sequence[Facts]) -> Facts:
+    """Return what the server saw, what the attacker knew, and what was not tried.
+
+    Each entry of ``saw`` has a ``question``, an ``answer`` (yes, no, partly or unknown) and a
+    ``detail``; it rests on the captures alone, and on the audit where those are gone.
+    """
+    return {
+        "saw": [*_saw(files), *_given(observations)],
+        "not_tried": _not_tried(files, observations),
+        "out_of_scope": list(OUT_OF_SCOPE),
+    }
+
+
+def tiers_that_apply(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
+    """Return the tiers that have something to know; all of them where nothing is known.
+
+    The adaptive tier needs a defense to know, the colluding one an encryption to open.
+    """
+    protocols = [capture.declaration.to_dict() for capture in files.captures]
+    seen = [*protocols, *observations]
+    defended = not seen or any(p.get("defenses") for p in seen)
+    encrypted = not seen or any(p.get("encryption", "none") != "none" for p in seen)
+    has = {"oblivious": True, "adaptive": defended, "colluding": encrypted}
+    return [tier for tier in TIERS if has[tier]]
+
+
+def _saw(files: RunFiles) -> list[Facts]:
+    captures = files.captures
+    if not captures:
+        detail = "This run directory holds no captures."
+        return [_row("Model parameters sent to each client", "unknown", detail)]
+    protocols = [c.declaration.to_dict() for c in captures]
+    encrypted = sum(p.get("encryption", "none") != "none" for p in protocols)
+    schemes = ", ".join(_values(protocols, "encryption"))
+    plain = _row("Each client's update in the clear", "yes", "Every captured upload was readable.")
+    if encrypted == len(captures):
+        plain = _row("Each client's update in the clear", "no", f"Encrypted: {schemes}.")
+    elif encrypted:
+        detail = f"{encrypted} of {len(captures)} uploads were encrypted."
+        plain = _row("Each client's update in the clear", "partly", detail)
+    return [
+        _parameters(encrypted, len(captures)),
+        plain,
+        *_keys(files.config if encrypted else None),
+        _statistics(captures),
+        _hyper_parameters(protocols),
+        _normalisation(protocols),
+        _defenses(protocols),
+    ]
+
+
+def _parameters(encrypted: int, captures: int) -> Facts:
+    question = "Model parameters before training"
+    if not encrypted:
+        return _row(question, "yes", "The server itself sent them.")
+    detail = "The initial ones, which it sent; later ones passed through it as ciphertexts."
+    return _row(question, "no" if encrypted == captures else "partly", detail)
+
+
+def _keys(config: FederationConfig | None) -> list[Facts]:
+    if config is None or not config.encryption.enabled:
+        return []
+    question = "The key that decrypts uploads"
+    threshold = config.encryption.threshold
+    detail = "No key; every client holds the whole one, so any client and the server read all."
+    if threshold is not None:
+        detail = f"No key; any {threshold} clients decrypt together, fewer read nothing."
+    if config.strategy.name == "fedboosting":
+        detail += " FedBoosting's fused models let every client solve for the others' updates."
+    return [_row(question, "no", detail)]
+
+
+def few_clients(files: RunFiles) -> list[str]:
+    """Warn where encryption cannot hide the clients' updates from each other."""
+    clients = {c.client for c in files.captures if c.declaration.encryption != "none"}
+    if not clients or len(clients) > 2:
+        return []
+    return [
+        f"The uploads of {len(clients)} clients were encrypted. With fewer than three, each client "
+        "subtracts its own update from the mean that all decrypt, and holds the other's: take "
+        "three or more."
+    ]
+
+
+def weak_seeds(observations: Sequence[Facts]) -> list[str]:
+    """Say whose noise or keys the adaptive attacker found by trying seeds.
+
+    The seed stands in the attack's settings; here it is left out, as it would open other rounds.
+    """
+    found: dict[str, set[str]] = {}
+    for o in observations:
+        evidence = o["settings"].get("evidence")
+        if isinstance(evidence, dict) and evidence.get("weak_seed") is not None:
+            found.setdefault(str(evidence.get("defense")), set()).add(o["client"])
+    return [
+        f"The secret numbers of {defense} at {', '.join(sorted(clients))} come from a torch "
+        "generator whose seed was found by trying: the attacker holds them, and the defense "
+        "promises nothing. Draw them from a cryptographic generator, as bract's own clients do."
+        for defense, clients in found.items()
+    ]
+
+
+def clipped_values(files: RunFiles) -> list[str]:
+    """Say where encryption cut values, which biases the mean that the clients decrypt."""
+    found = [
+        (row.round, client, int(report.clipped))
+        for row in files.metrics
+        for client, report in row.clients.items()
+        if report.clipped
+    ]
+    if not found:
+        return []
+    number, client, most = max(found, key=lambda entry: entry[2])
+    return [
+        f"Encryption cut {sum(count for *_, count in found)} values that lay outside the clip "
+        f"range, {most} of them in round {number} at {client}. The mean is that of the cut values: "
+        "raise encryption.clip where they are many."
+    ]
+
+
+def _statistics(captures: Sequence[ObservationFile]) -> Facts:
+    question = "Batch-normalisation statistics"
+    returned = sum(bool(_running(c, "returned_buffers")) for c in captures)
+    if returned:
+        detail = f"{returned} of {len(captures)} uploads carried the clients' running statistics."
+        return _row(question, "yes" if returned == len(captures) else "partly", detail)
+    if any(_running(c, "buffers") for c in captures):
+        return _row(question, "no", "The model has them; no client sent its own back.")
+    return _row(question, "no", "The model has no batch normalisation.")
+
+
+def _running(capture: ObservationFile, group: Literal["buffers", "returned_buffers"]) -> list[str]:
+    return [name for name in capture.tensors.get(group, ()) if "running_" in name]
+
+
+def _hyper_parameters(protocols: Sequence[Facts]) -> Facts:
+    names = ("algorithm", "optimizer", "lr", "local_steps", "batch_size", "num_examples")
+    known = {name: _values(protocols, name) for name in names}
+    absent = [name for name, values in known.items() if not values]
+    known["proximal_mu"] = _values(protocols, "proximal_mu")
+    detail = "; ".join(
+        f"{name.replace('_', ' ')} {', '.join(values[:4])}{' and others' if values[4:] else ''}"
+        for name, values in known.items()
+        if values
+    )
+    if absent:
+        detail += f"; not declared: {', '.join(name.replace('_', ' ') for name in absent)}"
+    answer = "yes" if not absent else "partly" if len(absent) < len(names) else "no"
+    return _row("Training hyper-parameters", answer, _sentence(detail))
+
+
+def _normalisation(protocols: Sequence[Facts]) -> Facts:
+    shapes = ", ".join(_values(protocols, "image_shape"))
+    if _values(protocols, "mean"):
+        detail = f"Declared; image shape {shapes or 'not declared'}."
+        return _row("Input normalisation and image shape", "yes", detail)
+    detail = f"Image shape {shapes} declared, normalisation not." if shapes else "Not declared."
+    return _row("Input normalisation and image shape", "partly" if shapes else "no", detail)
+
+
+def _defenses(protocols: Sequence[Facts]) -> Facts:
+    declared = list(dict.fromkeys(_defense(d) for p in protocols for d in p.get("defenses") or []))
+    question = "The defense and its public settings"
+    if declared:
+        return _row(question, "yes", _sentence("; ".join(declared)))
+    return _row(question, "no", "No defense was declared: uploads went out undefended.")
+
+
+def _defense(defense: Facts | str) -> str:
+    if isinstance(defense, str):
+        return defense
+    settings = ", ".join(f"{key} {value}" for key, value in defense.items() if key != "name")
+    name = str(defense.get("name", "unnamed"))
+    return f"{name} ({settings})" if settings else name
+
+
+def _given(observations: Sequence[Facts]) -> list[Facts]:
+    done = [o for o in observations if not o["refused"]]
+    if not done:
+        return []
+    known = [o for o in done if str(o["settings"].get("labels", "")) in ("known", "true", "given")]
+    labels = _row(
+        "Labels of the training images",
+        "yes" if len(known) == len(done) else "partly" if known else "no",
+        "Given to the attacker in some attacks: read those scores as an upper bound."
+        if known
+        else "Never sent; the attacker inferred them from the update.",
+    )
+    surrogate = [str(o["settings"]["surrogate"]) for o in done if o["settings"].get("surrogate")]
+    return [
+        labels,
+        _row(
+            "Similar (surrogate) images",
+            "yes" if surrogate else "no",
+            _sentence(", ".join(dict.fromkeys(surrogate)))
+            if surrogate
+            else "The attacker used the update alone.",
+        ),
+    ]
+
+
+def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
+    done = [o for o in observations if not o["refused"]]
+    # An attacker without a key was tried on ciphertexts as soon as they were set aside.
+    tried = {o["tier"] for o in observations if not o["refused"] or o["encryption"] != "none"}
+    missing = [
+        f"the {tier} tier"
+        for tier in TIERS
+        if tier not in tried and tier in tiers_that_apply(files, observations)
+    ]
+    used = {component for o in done for component in o["tried"]}
+    missing += [name for name, members in FAMILIES if not members & used]
+    attacked = {(o["round"], o["client"]) for o in done}
+    left = [c for c in files.captures if (c.round, c.client) not in attacked]
+    if left:
+        missing.append(f"{len(left)} of the {len(files.captures)} captured uploads")
+    joint = any(o["attack"].endswith(f"@{AGGREGATE}") for o in done)
+    missing.append(
+        "combining several rounds or clients in one attack"
+        + ("" if joint else ", and the aggregate itself")
+    )
+    return missing
+
+
+def _values(protocols: Iterable[Facts], key: str) -> list[str]:
+    found = [p[key] for p in protocols if p.get(key) is not None]
+    return list(dict.fromkeys(_text(value) for value in found))
+
+
+def _text(value: object) -> str:
+    return "×".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _row(question: str, answer: str, detail: str) -> Facts:
+    return {"question": question, "answer": answer, "detail": detail}

@@ -1,0 +1,111 @@
+"""The report's charts, from its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from bract.report.facts.summary import strength
+from bract.report.page.charts import COLOURS, Series, colours, line_chart, score_bar
+
+Facts = dict[str, Any]
+
+
+def client_colours(facts: Facts) -> dict[str, str]:
+    """Return a colour class for each client; with many clients the worst hit are coloured."""
+    rows = facts["clients"]
+    if len(rows) > COLOURS:
+        rows = sorted(rows, key=_worst_first)
+    return colours([row["client"] for row in rows])
+
+
+def _worst_first(row: Facts) -> tuple[float, ...]:
+    found = strength(row["strongest"]) if row["strongest"] else (-2.0, -2.0, -2.0)
+    return tuple(-value for value in found)
+
+
+def leakage_charts(facts: Facts, css: dict[str, str]) -> list[Facts]:
+    """Return one chart of SSIM by round for each attack and tier: ``attack``, ``tier``, ``svg``."""
+    charts = []
+    threshold = facts["verdict"]["thresholds"]["ssim"]
+    seen = dict.fromkeys((row["attack_name"], row["tier"]) for row in facts["leakage"])
+    for attack, tier in seen:
+        rows = [r for r in facts["leakage"] if (r["attack_name"], r["tier"]) == (attack, tier)]
+        clients = [name for name in css if any(r["client"] == name for r in rows)]
+        series = [
+            _client_series(facts, name, css[name], _shift(i, min(len(clients), COLOURS)), rows)
+            for i, name in enumerate(clients)
+        ]
+        svg = line_chart(
+            series,
+            title=f"Mean SSIM of reconstructions by round and client, {attack}, {tier}",
+            last_round=_last_round(facts),
+            reference=threshold,
+        )
+        charts.append({"attack": attack, "tier": tier, "svg": svg, "rows": rows})
+    return charts
+
+
+def _shift(position: int, clients: int) -> float:
+    return min(9.0, 36.0 / clients) * (position - (clients - 1) / 2)
+
+
+def _client_series(
+    facts: Facts, client: str, css: str, shift: float, rows: Sequence[Facts]
+) -> Series:
+    line = Series(client, css, shift=shift, label=css != "rest")
+    mine = [r for r in rows if r["client"] == client]
+    line.points = [(r["round"], r["ssim_mean"]) for r in mine if r["ssim_mean"] is not None]
+    if css == "rest":
+        return line
+    line.ticks = [(r["round"], r["baseline_ssim"]) for r in mine if r["baseline_ssim"] is not None]
+    for o in facts["observations"]:
+        if (o["client"], o["attack"], o["tier"]) == (client, mine[0]["attack"], mine[0]["tier"]):
+            line.marks += [
+                (o["round"], image["scores"]["ssim"], bool(image["leaked"]))
+                for image in o["images"]
+                if image["scores"] and image["scores"]["ssim"] is not None
+            ]
+    return line
+
+
+def accuracy_chart(facts: Facts, css: dict[str, str]) -> Markup | None:
+    """Return accuracy by round: the global model's, and each client's on its own validation data.
+
+    None where no round recorded any.
+    """
+    whole = Series("global", "total")
+    whole.points = [
+        (r["round"], r["accuracy"]) for r in facts["rounds"] if r["accuracy"] is not None
+    ]
+    series = []
+    for name, colour in css.items():
+        line = Series(name, colour, label=colour != "rest")
+        line.points = [
+            (r["round"], r["clients"][name]["validation_accuracy"])
+            for r in facts["rounds"]
+            if r["clients"].get(name, {}).get("validation_accuracy") is not None
+        ]
+        series.append(line)
+    if not any(line.points for line in [whole, *series]):
+        return None
+    title = "Accuracy of the global model and of each client by round"
+    return line_chart([*series, whole], title=title, last_round=_last_round(facts), percent=True)
+
+
+def bar(row: Facts, facts: Facts) -> Markup:
+    """Return an attack row's mean SSIM as a bar with interval, threshold and best baseline."""
+    baselines = [b["ssim"] for b in row["baselines"].values() if b["ssim"] is not None]
+    return score_bar(
+        row["ssim"],
+        baseline=max(baselines, default=None),
+        threshold=facts["verdict"]["thresholds"]["ssim"],
+        title="Mean SSIM on a scale from 0 to 1",
+    )
+
+
+def _last_round(facts: Facts) -> int:
+    rounds: list[int] = [row["round"] for row in [*facts["rounds"], *facts["leakage"]]]
+    return max([*rounds, facts["run"]["rounds_planned"] or 0])

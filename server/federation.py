@@ -1,0 +1,189 @@
+"""One training run of a federation on the server's side."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cached_property
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import bract
+from bract.config import FederationConfig
+from bract.data import data_spec, test_data
+from bract.defenses import prepare_model
+from bract.errors import BractError, one_line
+from bract.files import write_tensors
+from bract.models import create_model, initialise
+from bract.models.evaluation import evaluate
+from bract.protocol.observation import ClientDeclaration
+from bract.protocol.records import VERSION_KEY, from_arrays, to_arrays
+from bract.protocol.update import Tensors, buffers_of, parameters_of
+from bract.rundir import RunDirectory
+from bract.schema import ClientRow, FailureRow, GlobalRow, MetricsRow
+from bract.seeds import derive_seed
+from bract.server.hook import HonestButCurious
+from bract.strategies import FedAvg, create_strategy
+
+
+class Federation:
+    """One training run of a federation on the server's side.
+
+    Parameters
+    ----------
+    config
+        What to run.
+    run
+        Where to leave metrics, models and captures. Where it holds an interrupted run's last
+        model, training goes on after it.
+    """
+
+    def __init__(self, config: FederationConfig, run: RunDirectory) -> None:
+        self.config = config
+        self.run = run
+        self.spec = data_spec(config.data)
+        self.model = self._new_model()
+        self.best_accuracy = -math.inf
+        self._round_started = time.time()
+        self.done = self._resume()
+        self._judged = bool(run.metrics())
+        self.strategy = self._new_strategy()
+
+    def train(self, grid: Grid) -> None:
+        """Run the rounds that are left."""
+        if self.done < self.config.rounds:
+            self.start(grid, self.config.rounds - self.done)
+
+    @cached_property
+    def test_split(self) -> tuple[Tensor, Tensor]:
+        """Images and labels on which the global model is judged."""
+        return test_data(self.config.data)
+
+    def start(self, grid: Grid, rounds: int) -> None:
+        """Run the strategy, with the hook around it where captures are on."""
+        strategy: Strategy = self.strategy
+        if self.config.capture.enabled:
+            strategy = HonestButCurious(
+                strategy,
+                self.run.captures,
+                declaration=self.declaration(),
+                rounds=self.config.capture.rounds,
+                audit=self.config.audit.attacks if self.config.audit.live_every else None,
+                every=self.config.audit.live_every or 1,
+            )
+        strategy.start(
+            grid,
+            to_arrays(parameters_of(self.model) | buffers_of(self.model)),
+            num_rounds=rounds,
+            timeout=self.config.strategy.timeout,
+            train_config=ConfigRecord({VERSION_KEY: bract.__version__}),
+            evaluate_fn=self._after_round,
+        )
+
+    def declaration(self) -> ClientDeclaration:
+        """Return what the configuration declares of every client's computation."""
+        training = self.config.training
+        return ClientDeclaration(
+            algorithm=training.algorithm,
+            model=self.config.model.name,
+            activation=self.config.model.activation,
+            image_shape=self.spec.image_shape,
+            classes=self.spec.classes,
+            mean=self.spec.mean,
+            std=self.spec.std,
+            optimizer=training.optimizer,
+            lr=training.lr,
+            momentum=training.momentum,
+            batch_size=training.batch_size,
+            defenses=tuple(self.config.defenses),
+            encryption=self.config.encryption.scheme,
+        )
+
+    def _new_model(self) -> nn.Module:
+        model = create_model(
+            self.config.model.name,
+            classes=self.spec.classes,
+            channels=self.spec.image_shape[0],
+            image_size=self.spec.image_shape[1],
+            activation=self.config.model.activation,
+        )
+        model = prepare_model(model, self.config.defenses)
+        return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
+
+    def _new_strategy(self) -> FedAvg:
+        return create_strategy(self.config, first_round=self.done + 1)
+
+    def _resume(self) -> int:
+        """Load the last model of an interrupted run; return how many rounds it has seen."""
+        rounds = [row.round for row in self.run.metrics()]
+        last = self.run.models / "last.safetensors"
+        if not rounds:
+            return 0
+        try:
+            with safe_open(last, framework="pt") as file:
+                seen = int((file.metadata() or {}).get("round", max(rounds)))
+            self.model.load_state_dict(load_file(last))
+        except (OSError, RuntimeError, SafetensorError, ValueError) as error:
+            raise BractError(
+                f"{last}: is not the model of round {max(rounds)}, which {self.run.metrics_path} "
+                f"ends with ({one_line(error, 300)}); restore it, or start anew with --overwrite"
+            ) from error
+        for row in self.run.metrics():
+            if row.evaluation is not None and row.evaluation.accuracy is not None:
+                self.best_accuracy = max(self.best_accuracy, row.evaluation.accuracy)
+        if seen == max(rounds) + 1:
+            # Killed between the model and its row: training that round again would count it twice.
+            loss, accuracy = self._settle(seen, self.model.state_dict())
+            judged = GlobalRow(loss=loss, accuracy=accuracy)
+            self.run.append_metrics(MetricsRow(round=seen, time=time.time(), evaluation=judged))
+            return seen
+        return max(rounds)
+
+    def _after_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        number = server_round + self.done
+        if server_round == 0 and self._judged:
+            return None
+        state = from_arrays(arrays)
+        self.model.load_state_dict(state)
+        loss, accuracy = self._settle(number, state)
+        judged = GlobalRow(loss=loss, accuracy=accuracy)
+        self.run.append_metrics(self.row(number).model_copy(update={"evaluation": judged}))
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+    def _settle(self, number: int, state: Tensors) -> tuple[float, float]:
+        """Keep the model of a round, which is loaded; return its loss and accuracy."""
+        loss, accuracy = evaluate(self.model, *self.test_split, spec=self.spec)
+        about = {"round": str(number)}
+        write_tensors(self.run.models / "last.safetensors", state, about=about)
+        if accuracy > self.best_accuracy:
+            self.best_accuracy = accuracy
+            write_tensors(self.run.models / "best.safetensors", state, about=about)
+        if number == self.config.rounds:
+            write_tensors(self.run.models / "final.safetensors", state, about=about)
+        return loss, accuracy
+
+    def row(self, number: int) -> MetricsRow:
+        """Return what there is to say of a round, but for the global model's accuracy."""
+        outcome = self.strategy.outcome
+        now = time.time()
+        weights = dict(zip((c.client for c in outcome.contributions), outcome.weights, strict=True))
+        row = MetricsRow(
+            round=number,
+            seconds=now - self._round_started,
+            time=now,
+            clients={
+                c.client: ClientRow.of(
+                    c.metrics, num_examples=c.num_examples, weight=weights[c.client]
+                )
+                for c in outcome.contributions
+            },
+            failures=[FailureRow(client=f.client, reason=f.reason) for f in outcome.failures],
+            boosting=outcome.boosting.to_record() if outcome.boosting else None,
+        )
+        self._round_started = now
+        return row

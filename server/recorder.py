@@ -1,0 +1,323 @@
+"""Pair what a server sent with what came back, and store it; what fails is noted, never raised.
+
+Longer than most modules: what is taken of a message and a reply is decided in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Message, MessageType
+
+from bract.defenses import DEFENSES as KNOWN
+from bract.defenses import read_defense
+from bract.errors import BractError, one_line
+from bract.files import append_line
+from bract.names import ClientNames
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.records import (
+    ARRAYS,
+    DEFENSES,
+    NUM_EXAMPLES_KEY,
+    PROXIMAL_KEY,
+    ROUND_KEY,
+    Contribution,
+    examples_of,
+    from_arrays,
+    is_bract_reply,
+    read_metrics,
+    read_reply,
+    reply_name,
+    split_state,
+)
+from bract.protocol.update import Tensors, difference
+from bract.schema.capture import MISSED, ClientStatement, MissedCapture
+from bract.strict_json import parse_json
+
+_log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Pair what was sent with what came back, and store it.
+
+    Parameters
+    ----------
+    declaration
+        What the operator declares of every client's computation.
+    rounds
+        Rounds to capture; None captures all.
+    names
+        The clients' names, bound to nodes.
+
+    Attributes
+    ----------
+    connected
+        Returns the connected nodes, to tell a client that was restarted from a second one of the
+        same name.
+    """
+
+    def __init__(
+        self,
+        store: ObservationStore,
+        declaration: ClientDeclaration,
+        rounds: frozenset[int] | None,
+        names: ClientNames,
+    ) -> None:
+        self.store = store
+        self.declaration = declaration
+        self.rounds = rounds
+        self.names = names
+        self.connected: Callable[[], Iterable[int]] | None = None
+        self._open: list[tuple[int, Message]] = []
+        self._batches = 0
+        self._unwritten: list[MissedCapture] = []
+
+    def sent(self, messages: Iterable[Message]) -> None:
+        """Remember train messages until their replies arrive."""
+        try:
+            train = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
+            if train:
+                self._batches += 1
+                number = _round_of(train[0], self._batches)
+                kept = [(n, m) for n, m in self._open if n == number]
+                self._open = kept + [(_round_of(m, self._batches), m) for m in train]
+        except Exception as error:  # noqa: BLE001 - around somebody else's strategy nothing may raise
+            _log.error("a round is not captured: %s", _words(error))
+
+    def received(self, replies: Iterable[Message]) -> None:
+        """Store one observation for every reply that carries content."""
+        try:
+            for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
+                self._store(reply)
+            self._write_missed()
+        except Exception as error:  # noqa: BLE001 - around somebody else's strategy nothing may raise
+            _log.error("replies were not captured: %s", _words(error))
+
+    def _store(self, reply: Message) -> None:
+        found = next((entry for entry in self._open if _answers(reply, entry[1])), None)
+        if found is None or not reply.has_content():
+            return
+        self._open.remove(found)
+        server_round, request = found
+        if self.rounds is not None and server_round not in self.rounds:
+            return
+        node_id = request.metadata.dst_node_id
+        try:
+            self.store.save(self._observe(request, reply, server_round))
+        except Exception as error:  # noqa: BLE001 - one reply, whatever it holds, stops nothing else
+            reason = _words(error)
+            _log.error(
+                "round %d: the reply of %s was not captured: %s",
+                server_round,
+                self.names.of(node_id),
+                reason,
+            )
+            self._unwritten.append(
+                MissedCapture(round=server_round, node_id=str(node_id), reason=reason)
+            )
+
+    def _write_missed(self) -> None:
+        """Append what was missed; where the disk is full, try again after the next replies."""
+        if not self._unwritten:
+            return
+        try:
+            while self._unwritten:
+                line = self._unwritten[0].model_dump_json(by_alias=True)
+                append_line(self.store.root / MISSED, line)
+                self._unwritten.pop(0)
+        except BractError as error:
+            _log.warning("not written yet: %s", error)
+
+    def _observe(self, request: Message, reply: Message, server_round: int) -> Observation:
+        node_id = request.metadata.dst_node_id
+        own = is_bract_reply(reply)
+        name, flags = self._name(node_id, reply_name(reply) if own else None)
+        provenance: dict[str, Any] = {
+            "run_id": str(reply.metadata.run_id),
+            "node_id": str(node_id),
+            "received": time.time(),
+        }
+        groups: dict[str, Tensors]
+        if own:
+            answer = read_reply(reply)
+            said: dict[str, Any] = {"num_examples": answer.num_examples, **answer.declaration}
+            metrics = answer.metrics
+            groups = _groups(request, answer)
+        else:
+            metrics = read_metrics(
+                {k: v for r in reply.content.metric_records.values() for k, v in r.items()}
+            )
+            said = {}
+            if self.declaration.num_examples is None and NUM_EXAMPLES_KEY in metrics:
+                said["num_examples"] = _or_flag(flags, examples_of, metrics[NUM_EXAMPLES_KEY])
+            if DEFENSES in reply.content:
+                said["defenses"] = _or_flag(flags, _defenses, reply)
+            groups = _strangers_groups(request, reply)
+        said = {key: value for key, value in said.items() if value is not None}
+        statement = _or_flag(flags, _statement, said) or ClientStatement()
+        declared = _with_sent(_with_sent_mu(self.declaration, request, flags), request)
+        declaration, compared = statement.lay_over(
+            declared, said, lambda name: name in KNOWN and KNOWN[name].changes_model()
+        )
+        flags += compared
+        for flag in flags:
+            _log.warning("round %d: %s %s", server_round, name, flag)
+        return Observation(
+            round=server_round,
+            client=name,
+            declaration=declaration,
+            provenance=provenance | {"metrics": metrics, "flags": tuple(flags)},
+            **groups,
+        )
+
+    def _name(self, node_id: int, claimed: object) -> tuple[str, list[str]]:
+        if claimed is None:
+            return self.names.of(node_id), []
+        try:
+            return self.names.claim(node_id, claimed, self.connected), []
+        except BractError as error:
+            name = self.names.of(node_id)
+            return name, [f"{one_line(error, 300)}; it was filed under {name}"]
+
+
+def _groups(request: Message, answer: Contribution) -> dict[str, Tensors]:
+    """Return the tensors of an observation of bract's own client."""
+    if answer.ciphertexts:
+        # All the server has sent in plain is the initial model, to who had none yet.
+        sent = request.content.array_records.get(ARRAYS)
+        parameters, buffers = split_state(from_arrays(sent) if sent else {})
+        return {
+            "parameters": parameters,
+            "buffers": buffers,
+            "update": {},
+            "ciphertexts": answer.ciphertexts,
+        }
+    arrays = _all_arrays(request)
+    return {
+        "parameters": {n: v for n, v in arrays.items() if n in answer.update},
+        "buffers": {n: v for n, v in arrays.items() if n not in answer.update},
+        "update": answer.update,
+        "returned_buffers": answer.buffers,
+    }
+
+
+def _strangers_groups(request: Message, reply: Message) -> dict[str, Tensors]:
+    """Return the tensors of an observation of a client that replies with its local weights."""
+    sent, came = _all_arrays(request), _all_arrays(reply)
+    if not came:
+        raise BractError("it holds no arrays")
+    parameters, buffers = split_state(sent)
+    returned, returned_buffers = split_state(came)
+    wrong = sorted(set(parameters) ^ set(returned)) or [
+        name for name, value in parameters.items() if value.shape != returned[name].shape
+    ]
+    if wrong:
+        names = one_line(", ".join(wrong[:5]), 200)
+        raise BractError(f"it holds other arrays than were sent: {names}")
+    return {
+        "parameters": parameters,
+        "buffers": buffers,
+        "update": difference(parameters, returned),
+        "returned_buffers": returned_buffers,
+    }
+
+
+def _with_sent_mu(
+    declaration: ClientDeclaration, request: Message, flags: list[str]
+) -> ClientDeclaration:
+    """Declare the proximal term that the train message asked for, unless the operator did."""
+    sent = next(
+        (r[PROXIMAL_KEY] for r in request.content.config_records.values() if PROXIMAL_KEY in r),
+        None,
+    )
+    if sent is None:
+        return declaration
+    own = declaration.proximal_mu
+    if own is None:
+        changed = _or_flag(flags, declaration.updated, {"proximal_mu": sent})
+        return declaration if changed is None else changed
+    if own != sent:
+        flags.append(
+            f"was sent {PROXIMAL_KEY} {one_line(sent, 40)}, the server declares proximal_mu "
+            f"{own}; what it declares was used"
+        )
+    return declaration
+
+
+SENT = {
+    "lr": ("lr", "learning-rate", "learning_rate"),
+    "momentum": ("momentum",),
+    "batch_size": ("batch-size", "batch_size"),
+    "local_steps": ("local-steps", "local_steps"),
+}
+"""Keys of a train message by which apps tell their clients what to do, by what they declare."""
+
+
+def _with_sent(declaration: ClientDeclaration, request: Message) -> ClientDeclaration:
+    """Declare what the train message itself told the client, where the operator declared nothing.
+
+    A value that no client could follow is left out.
+    """
+    blank = ClientDeclaration()
+    for field, keys in SENT.items():
+        if getattr(declaration, field) != getattr(blank, field):
+            continue
+        for record in request.content.config_records.values():
+            sent = next((record[key] for key in keys if key in record), None)
+            if isinstance(sent, bool) or not isinstance(sent, int | float):
+                continue
+            with contextlib.suppress(BractError):
+                declaration = declaration.updated({field: sent})
+    return declaration
+
+
+def _statement(said: dict[str, Any]) -> ClientStatement:
+    """Read a client's statement; the defenses that it names are known here, with their ranges."""
+    statement = ClientStatement.of(said)
+    for entry in statement.defenses or ():
+        read_defense(entry)
+    return statement
+
+
+def _defenses(reply: Message) -> Any:
+    chain = reply.content.config_records[DEFENSES].get("chain")
+    if not isinstance(chain, str):
+        raise BractError(f"declared its defenses as a {type(chain).__name__}, expected JSON")
+    return parse_json(chain, most=16_384)
+
+
+def _or_flag(flags: list[str], read: Callable[[Any], Any], value: Any) -> Any:
+    """Read what a client said of itself; what cannot be read is flagged and left out."""
+    try:
+        return read(value)
+    except (BractError, KeyError) as error:
+        flags.append(f"{_words(error)}; that was left out")
+        return None
+
+
+def _answers(reply: Message, request: Message) -> bool:
+    return bool(reply.metadata.reply_to_message_id == request.metadata.message_id)
+
+
+def _round_of(request: Message, counted: int) -> int:
+    for record in request.content.config_records.values():
+        value = record.get(ROUND_KEY)
+        if isinstance(value, int):
+            return value
+    return counted
+
+
+def _all_arrays(message: Message) -> Tensors:
+    tensors: Tensors = {}
+    for record in message.content.array_records.values():
+        tensors |= from_arrays(record)
+    return tensors
+
+
+def _words(error: Exception) -> str:
+    text = one_line(error, 500)
+    return text if isinstance(error, BractError) else f"{type(error).__name__}: {text}"

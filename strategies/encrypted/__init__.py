@@ -1,0 +1,1 @@
+"""Encrypted aggregation: the strategies and their phases."""

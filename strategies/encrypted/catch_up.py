@@ -1,0 +1,149 @@
+"""What each client of an encrypted run is sent, so that all stand at the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from bract.errors import BractError, RunFailedError
+from bract.protocol.aggregates import Aggregates
+from bract.protocol.arrays import to_arrays
+from bract.protocol.keyexchange import FINAL_TYPE, KEY_BOX, aggregate_name, is_hello, round_tag
+from bract.protocol.records import ARRAYS, CONFIG, Failure
+from bract.strategies.encrypted.decryption import ThresholdDecryption
+from bract.strategies.encrypted.membership import Membership
+from bract.strategies.encrypted.transport import Transport
+
+
+class CatchUp:
+    """Bring clients up to date: initial model, key box, aggregates, and help to decrypt them.
+
+    Parameters
+    ----------
+    membership
+        Who takes part, and how far each is.
+    aggregates
+        The aggregates.
+    transport
+        How clients are reached.
+    """
+
+    def __init__(
+        self, membership: Membership, aggregates: Aggregates, transport: Transport
+    ) -> None:
+        self._membership = membership
+        self._aggregates = aggregates
+        self._transport = transport
+        self._threshold = (
+            None
+            if membership.config.threshold is None
+            else ThresholdDecryption(membership, transport)
+        )
+
+    def content(self, node_id: int, number: int) -> RecordDict:
+        """Return what a client needs to begin round ``number`` from where it stands.
+
+        Raises
+        ------
+        BractError
+            If a decryption needs the help of others and this client refused too many of them.
+        RunFailedError
+            If fewer clients than the threshold help.
+        """
+        content = RecordDict({CONFIG: self._membership.instructions})
+        held = self._membership.members[node_id].model_round
+        if held < 0:
+            content[ARRAYS] = to_arrays(self._aggregates.initial)
+        if node_id in self._membership.boxes:
+            content[KEY_BOX] = self._membership.boxes[node_id]
+        for earlier in range(max(held, 0) + 1, number):
+            aggregate = to_arrays(self._aggregates.aggregate(earlier))
+            content[aggregate_name(earlier)] = aggregate
+            content.update(self.help(round_tag(earlier), [aggregate], node_id))
+        return content
+
+    def help(self, tag: str, aggregates: Sequence[ArrayRecord], node_id: int) -> RecordDict:
+        """Return the partial decryptions of ``aggregates`` for a client; none without a threshold.
+
+        Raises
+        ------
+        BractError, RunFailedError
+            As `content`.
+        """
+        if self._threshold is None:
+            return RecordDict()
+        return self._threshold.content(tag, aggregates, node_id)
+
+    def forget_help(self) -> None:
+        """Drop the partial decryptions of a round that is over."""
+        if self._threshold is not None:
+            self._threshold.forget()
+
+    def readmit(self, behind: Mapping[int, Message]) -> list[Failure]:
+        """Take clients in again that said that they cannot follow.
+
+        Returns
+        -------
+        list of Failure
+            Who could not be admitted, and why.
+        """
+        members = self._membership.members
+        before = {node_id: members[node_id].identity for node_id in behind}
+        failures = self._membership.readmit(behind)
+        if self._threshold is None:
+            return failures
+        for node_id, identity in before.items():
+            if node_id not in members or members[node_id].identity != identity:
+                self._threshold.forget(node_id)
+            else:
+                self._threshold.refuse(node_id, members[node_id].refused)
+        return failures
+
+    def finish(self, number: int) -> tuple[dict[int, Message], list[Failure]]:
+        """Send what is left before round ``number`` to every client that is there, the last time.
+
+        Returns
+        -------
+        tuple of dict and list
+            The clients' words on the final model by node id, and who failed.
+        """
+        connected = self._transport.connected()
+        nodes = [node for node in self._membership.members if node in connected]
+        answers, failures = self._finish(nodes, number)
+        behind = {node: message for node, message in answers.items() if is_hello(message)}
+        if behind:
+            failures += self.readmit(behind)
+            back = [node for node in behind if node in self._membership.members]
+            again, lost = self._finish(back, number)
+            answers = {n: m for n, m in answers.items() if n not in behind} | again
+            failures += lost
+        return answers, failures
+
+    def _finish(
+        self, nodes: Iterable[int], number: int
+    ) -> tuple[dict[int, Message], list[Failure]]:
+        contents, failures = self.contents(nodes, number)
+        answers, lost = self._transport.ask(contents, FINAL_TYPE)
+        return answers, failures + lost
+
+    def contents(
+        self, nodes: Iterable[int], number: int
+    ) -> tuple[dict[int, RecordDict], list[Failure]]:
+        """Return `content` by node id, and whom it cannot be given.
+
+        Raises
+        ------
+        RunFailedError
+            As `content`.
+        """
+        contents, failures = {}, []
+        for node in nodes:
+            try:
+                contents[node] = self.content(node, number)
+            except RunFailedError:
+                raise
+            except BractError as error:
+                client = self._membership.members[node].client
+                failures.append(Failure(node, client, str(error)))
+        return contents, failures

@@ -1,0 +1,307 @@
+"""Who takes part in an encrypted run, under which key; the first phase of it.
+
+Longer than most modules: seats, keys and boxes are settled together, in one phase.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from bract.config.encryption import EncryptionConfig
+from bract.errors import BractError, RunFailedError
+from bract.names import ClientNames
+from bract.paillier import PublicKey, load_public
+from bract.protocol.aggregates import Aggregates
+from bract.protocol.ciphertexts import readable
+from bract.protocol.keyexchange import (
+    DEAL_TYPE,
+    HELLO_TYPE,
+    RECIPIENTS,
+    Hello,
+    read_dealt,
+    write_key_box,
+    write_recipients,
+)
+from bract.protocol.records import CONFIG, Failure
+from bract.strategies.encrypted.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+
+class Membership:
+    """The clients that hold the run's key, and the key's public half.
+
+    A run has as many seats as it declares clients, one for each partition. A seat is its first
+    client's, known by its node id or its X25519 identity, until that client has left; where the key
+    travels in-band, and so was given to that client, nobody else gets the seat.
+
+    Parameters
+    ----------
+    config
+        How updates are encrypted.
+    transport
+        How clients are reached.
+    clients
+        Number of clients that the run declares.
+    names
+        Whose names are whose.
+    aggregates
+        Keeps the public key for a server that is restarted.
+
+    Attributes
+    ----------
+    instructions
+        The config record that every message of the run carries.
+    members
+        Who was admitted, by node id.
+    boxes
+        Key boxes that wait for their recipients, as they travel in the next train message.
+    """
+
+    def __init__(
+        self,
+        config: EncryptionConfig,
+        transport: Transport,
+        *,
+        clients: int,
+        names: ClientNames,
+        aggregates: Aggregates,
+    ) -> None:
+        self.config = config
+        self.clients = clients
+        self._transport = transport
+        self._names = names
+        self._aggregates = aggregates
+        self.instructions = ConfigRecord()
+        self.members: dict[int, Hello] = {}
+        self.boxes: dict[int, ConfigRecord] = {}
+        self._seats: dict[int, Hello] = {}
+        self._public: PublicKey | None = None
+
+    @property
+    def public(self) -> PublicKey:
+        """The run's public key."""
+        assert self._public is not None, "nobody was admitted"
+        return self._public
+
+    @property
+    def full(self) -> bool:
+        """Whether every declared client was admitted and is connected."""
+        return len(set(self.members) & self._transport.connected()) >= self.clients
+
+    def admit(self) -> list[Failure]:
+        """Greet the connected nodes that are not members yet; hand the key to who lacks it.
+
+        Returns
+        -------
+        list of Failure
+            Who could not be admitted, and why.
+
+        Raises
+        ------
+        RunFailedError
+            As `readmit`.
+        """
+        strangers = sorted(self._transport.connected() - set(self.members))
+        if not strangers:
+            return []
+        content = RecordDict({CONFIG: self.instructions})
+        answers, failures = self._transport.ask(dict.fromkeys(strangers, content), HELLO_TYPE)
+        return failures + self._register(answers)
+
+    def readmit(self, behind: Mapping[int, Message]) -> list[Failure]:
+        """Admit members anew that said, by node id, that they hold less than was thought.
+
+        Raises
+        ------
+        RunFailedError
+            If the clients hold different keys and nothing says which is the run's, or no client
+            generates one.
+        """
+        for node_id in behind:
+            del self.members[node_id]
+        return self._register(behind)
+
+    def holds(self, node_id: int, model_round: int) -> None:
+        """Note that a member has answered, so it has the key and the model after that round."""
+        self.boxes.pop(node_id, None)
+        self.members[node_id] = replace(self.members[node_id], model_round=model_round)
+
+    def _register(self, answers: Mapping[int, Message]) -> list[Failure]:
+        """Admit clients that have said, by node id, who they are."""
+        arrived, failures = [], []
+        for node_id, message in sorted(answers.items()):
+            try:
+                hello = Hello.read(message, node_id)
+                self._names.claim(node_id, hello.client, self._transport.connected)
+                self._take_seat(hello)
+                arrived.append(hello)
+            except BractError as error:
+                failures.append(Failure(node_id, self._names.of(node_id), str(error)))
+        arrived.sort(key=lambda h: (h.partition, h.node_id))
+        failures += self._settle_key(arrived)
+        if self.config.keys == "in-band":
+            failures += self._hand_over(_without(arrived, failures))
+        for hello in _without(arrived, failures):
+            self.members[hello.node_id] = hello
+        return failures
+
+    def _take_seat(self, hello: Hello) -> None:
+        """Give a client the seat of its partition.
+
+        Raises
+        ------
+        BractError
+            If there is no such seat, it is another client's, or the client is not on the list.
+        """
+        if not 0 <= hello.partition < self.clients:
+            raise BractError(
+                f"says that it has partition {hello.partition}, this run has the partitions 0 to "
+                f"{self.clients - 1}; correct partition-id in its node config, or `clients`"
+            )
+        allowed = self.config.identities
+        if allowed and hello.identity.hex() not in allowed:
+            raise BractError(
+                f"has the identity {hello.identity.hex()}, which is not in encryption.identities; "
+                "add it, or set identity-key in the client's node config"
+            )
+        earlier = next((p for p, h in self._seats.items() if h.node_id == hello.node_id), None)
+        if earlier not in (None, hello.partition):
+            raise BractError(f"says that it has partition {hello.partition}, before {earlier}")
+        holder = self._seats.get(hello.partition)
+        if holder is not None and holder.node_id != hello.node_id:
+            self._require_heir(holder, hello)
+            self.members.pop(holder.node_id, None)
+        self._seats[hello.partition] = hello
+
+    def _require_heir(self, holder: Hello, hello: Hello) -> None:
+        if holder.node_id in self._transport.connected():
+            raise BractError(
+                f"says that it has partition {hello.partition}, which is {holder.client}'s; this "
+                f"run has {self.clients} clients, each with a partition-id of its own"
+            )
+        if self.config.keys == "in-band" and holder.identity != hello.identity:
+            raise BractError(
+                f"wants the seat of {holder.client}, which has left with the run's key, and cannot "
+                "show that it is the same client; give clients state-dir or identity-key, or turn "
+                "SuperNode authentication on"
+            )
+
+    def _settle_key(self, arrived: list[Hello]) -> list[Failure]:
+        """Choose the run's key, once; name who holds another."""
+        if self._public is None and self._aggregates.key:
+            with readable():
+                self._public = load_public(self._aggregates.key)
+        if self._public is None and self.config.keys == "provisioned":
+            self._choose_key([hello for hello in arrived if hello.key])
+        wanted = "none was dealt yet" if self._public is None else f"this run's is {self._id}"
+        return [
+            Failure(
+                hello.node_id,
+                hello.client,
+                f"holds Paillier key {hello.key_id}, {wanted}; give this client the key file of "
+                "this run",
+            )
+            for hello in arrived
+            if hello.key and hello.key_id != self._id
+        ]
+
+    def _choose_key(self, holders: list[Hello]) -> None:
+        """Take the configured key, else the one that most clients hold."""
+        texts = {hello.key_id: hello.key for hello in holders}
+        held = Counter(hello.key_id for hello in holders)
+        if self.config.key_id is not None:
+            held = Counter({i: count for i, count in held.items() if i == self.config.key_id})
+        if not held:
+            return
+        (chosen, most), *others = held.most_common()
+        if others and others[0][1] == most:
+            who = "; ".join(f"{h.client}: {h.key_id}" for h in holders)
+            raise RunFailedError(
+                f"the clients hold different Paillier keys ({who}); provision the files of "
+                "one `bract keygen`, or set encryption.key_id"
+            )
+        self._set_key(texts[chosen])
+
+    def _set_key(self, text: bytes) -> None:
+        with readable():
+            self._public = load_public(text)
+        self._aggregates.key = text
+
+    @property
+    def _id(self) -> str | None:
+        return None if self._public is None else self._public.key_id
+
+    def _hand_over(self, arrived: list[Hello]) -> list[Failure]:
+        """Have the key generated, or handed on, for those of ``arrived`` that lack it."""
+        failures: list[Failure] = []
+        lacking = [hello for hello in arrived if not hello.key]
+        if self._public is None:
+            while lacking and self._public is None:
+                dealer = lacking[0]
+                reason = self._deal(dealer, lacking[1:])
+                if reason is not None:
+                    lacking = lacking[1:]
+                    failures.append(Failure(dealer.node_id, dealer.client, reason))
+            if failures and self._public is None:
+                who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
+                raise RunFailedError(f"no client generated the key ({who})")
+            return failures
+        if not lacking:
+            return failures
+        present = self._transport.connected() - {hello.node_id for hello in lacking}
+        holders = [self.members[n] for n in sorted(set(self.members) & present)]
+        holders += [hello for hello in arrived if hello.key]
+        reasons = []
+        for holder in holders:
+            reason = self._deal(holder, lacking)
+            if reason is None:
+                return failures
+            _log.error("%s did not hand over the key: %s", holder.client, reason)
+            reasons.append(f"{holder.client} did not hand over the key: {reason}")
+        why = reasons[0] if reasons else "no client that holds the key is connected"
+        return [Failure(hello.node_id, hello.client, why) for hello in lacking]
+
+    def _deal(self, holder: Hello, lacking: list[Hello]) -> str | None:
+        """Ask one client for the key; say what was wrong with its answer, None where nothing."""
+        recipients = {h.node_id: h.identity for h in lacking}
+        if not recipients:
+            return "there is nobody left to seal the key for"
+        content = RecordDict({CONFIG: self.instructions, RECIPIENTS: write_recipients(recipients)})
+        verb = "generates" if self._public is None else "hands over"
+        _log.info("%s %s the Paillier key for %d clients", holder.client, verb, len(recipients))
+        answers, failures = self._transport.ask({holder.node_id: content}, DEAL_TYPE)
+        if failures:
+            return failures[0].reason
+        try:
+            text, boxes = read_dealt(answers[holder.node_id])
+            with readable():
+                public = load_public(text)
+        except BractError as error:
+            return str(error)
+        section = self.config
+        if public.bits != section.key_bits or (section.randomness == "djn" and public.h is None):
+            return f"generated a key of {public.bits} bits for {public.randomness} randomness"
+        if self._id is not None and public.key_id != self._id:
+            return f"handed over key {public.key_id}, this run's is {self._id}"
+        if section.key_id is not None and public.key_id != section.key_id:
+            return f"generated key {public.key_id}, encryption.key_id is {section.key_id}"
+        missing = [h.client for h in lacking if h.node_id not in boxes]
+        if missing:
+            return f"sealed no key for {', '.join(missing)}"
+        if self._public is None:
+            self._set_key(text)
+        self.boxes |= {
+            node: write_key_box(holder.node_id, holder.identity, boxes[node]) for node in recipients
+        }
+        return None
+
+
+def _without(arrived: list[Hello], failures: list[Failure]) -> list[Hello]:
+    refused = {failure.node_id for failure in failures}
+    return [hello for hello in arrived if hello.node_id not in refused]

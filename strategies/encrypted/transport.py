@@ -1,0 +1,58 @@
+"""The clients as an encrypted run's server reaches them, in the phases beside training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from bract.protocol.records import Failure
+
+Pair = Callable[
+    [Iterable[Message], Iterable[Message]], tuple[list[tuple[int, Message]], list[Failure]]
+]
+"""Match replies to the nodes that were asked, as `FedAvg.pair` does."""
+
+
+class Transport:
+    """Who is connected, and one phase of messages.
+
+    Parameters
+    ----------
+    pair
+        Matches replies to the nodes that were asked.
+    timeout
+        Seconds to wait for the answers of a phase.
+
+    Attributes
+    ----------
+    grid
+        Flower's grid; None before the run starts.
+    """
+
+    def __init__(self, pair: Pair, timeout: float) -> None:
+        self._pair = pair
+        self._timeout = timeout
+        self.grid: Grid | None = None
+
+    def connected(self) -> set[int]:
+        """Return the node ids that are there."""
+        assert self.grid is not None
+        return set(self.grid.get_node_ids())
+
+    def send(self, messages: Iterable[Message]) -> list[Message]:
+        """Send messages and return the replies that came in time."""
+        assert self.grid is not None
+        return list(self.grid.send_and_receive(messages, timeout=self._timeout))
+
+    def ask(
+        self, contents: Mapping[int, RecordDict], kind: str
+    ) -> tuple[dict[int, Message], list[Failure]]:
+        """Send contents by node id as one message type; return answers by node id, and failures."""
+        asked = [
+            Message(content, message_type=kind, dst_node_id=node)
+            for node, content in contents.items()
+        ]
+        answers, failures = self._pair(asked, self.send(asked))
+        return dict(sorted(answers)), failures

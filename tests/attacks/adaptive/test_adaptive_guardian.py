@@ -1,0 +1,176 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bract.attacks import IG, AttackTask, Budget, Case, evidence_for, open_cases
+from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, walk
+from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.problem import Problem
+from bract.audit.scoring.metrics import psnr
+from bract.client.defenses import Guardian, ProtectContext, build_defenses
+from bract.errors import BractError
+from bract.protocol.update import flatten
+
+
+def defended(clean: Any, **hyper: Any) -> Any:
+    chain = build_defenses([{"name": "guardian", **hyper}])
+    return replace(
+        clean,
+        update=chain.protect(clean.update, {}, ProtectContext()),
+        declaration=replace(clean.declaration, defenses=tuple(chain.public())),
+    )
+
+
+def declared_without(clean: Any, **hyper: Any) -> Any:
+    return replace(
+        clean, declaration=replace(clean.declaration, defenses=({"name": "guardian", **hyper},))
+    )
+
+
+def heavy_tailed(count: Any, seed: Any = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    size = 10.0 ** (6 * torch.rand(count, generator=generator, dtype=torch.float64) - 6.5)
+    return size * torch.randn(count, generator=generator, dtype=torch.float64)
+
+
+def test_one_step_away_from_zero_is_undone_by_hand() -> None:
+    # |g| = 0.5 < epsilon: the metric asks for a longer delta, and Adam adds lr sign(g).
+    hyper = Guardian(beta=0.0, iterations=1, lr=0.1, min_cosine=0.0, length="bound")
+    delta, path = walk(torch.tensor([0.3, -0.4], dtype=torch.float64), hyper, 1.0)
+    assert delta.tolist() == pytest.approx([0.4, -0.5], abs=1e-6)
+    assert path.steps == ((-1.0, 0.0, 0.0, 1.0),)
+    found = GuardianMap(hyper, path).inverses(torch.tensor([0.4, -0.5, 0.05]).double())
+    one = found.nan_to_num(0.0).sum(dim=0)
+    # 0.05 lies within the jump at zero, which Adam's own epsilon of 1e-8 makes steep.
+    assert (~found.isnan()).sum(dim=0).tolist() == [1, 1, 1]
+    assert one.tolist() == pytest.approx([0.3, -0.4, 0.0], abs=1e-6)
+
+
+def test_one_step_towards_zero_leaves_several_readings_by_hand() -> None:
+    # |g| = 0.5 > epsilon: Adam takes lr sign(g) away, and 0.05 is 0.15 - 0.1, -0.05 + 0.1 or lies
+    # within the jump at zero.
+    hyper = Guardian(beta=0.0, iterations=1, lr=0.1, min_cosine=0.0, epsilon=0.45)
+    delta, path = walk(torch.tensor([0.3, -0.4], dtype=torch.float64), hyper, 0.45)
+    assert delta.tolist() == pytest.approx([0.2, -0.3], abs=1e-6)
+    found = GuardianMap(hyper, path).inverses(torch.tensor([0.2, 0.05, 0.0]).double())
+    readings = [sorted(c[~c.isnan()].tolist()) for c in found.T]
+    assert readings[0] == pytest.approx([0.3], abs=1e-6)
+    assert readings[1] == pytest.approx([-0.05, 0.0, 0.15], abs=1e-6)
+    assert readings[2] == [0.0]
+
+
+@pytest.mark.parametrize("size", [0.3, 2.0, 8.0])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_map_is_the_whole_optimizer_one_coordinate_at_a_time(size: Any, optimizer: Any) -> None:
+    hyper = Guardian(optimizer=optimizer)
+    g = heavy_tailed(3000)
+    g = g * (size / g.norm())
+    delta, path = walk(g, hyper, 1.0)
+    at = GuardianMap(hyper, path)(g)
+    assert torch.allclose(at.value, delta, rtol=1e-9, atol=1e-13)
+    step = 1e-6 * g.abs()
+    mapped = GuardianMap(hyper, path)
+    slope = (mapped(g + step).value - mapped(g - step).value) / (2 * step)
+    assert torch.allclose(at.slope, slope, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [0.3, 2.0, 8.0])
+def test_a_float32_client_stays_within_the_rounding_bound(size: Any) -> None:
+    g = heavy_tailed(3000).float()
+    g = g * (size / g.norm())
+    sent = Guardian(length="bound").protect({"w": g}, {}, ProtectContext())["w"]
+    _, path = walk(g.double(), Guardian(), 1.0)
+    at = GuardianMap(Guardian(), path)(g.double())
+    off = (sent.double() - at.value).abs()
+    assert float((off <= at.rounding).double().mean()) > 0.99
+    assert float((off / at.rounding.clamp_min(1e-30)).max()) < 5.0
+
+
+@pytest.mark.parametrize("size", [0.3, 2.0, 8.0])
+def test_inverses_hold_the_true_coordinate_and_all_that_a_scan_finds(size: Any) -> None:
+    hyper = Guardian()
+    g = heavy_tailed(2000)
+    g = g * (size / g.norm())
+    delta, path = walk(g, hyper, 1.0)
+    mapped = GuardianMap(hyper, path)
+    found = mapped.inverses(delta)
+    nearest = (found - g).abs().nan_to_num(1e9).amin(dim=0)
+    assert bool((nearest <= 1e-8 * g.abs() + 1e-12).all())
+    valid = ~found.isnan()
+    back = mapped(found.nan_to_num(1.0).flatten()).value.view(found.shape)
+    assert torch.allclose(back[valid], delta.expand_as(back)[valid], rtol=1e-6, atol=1e-12)
+    grid = torch.logspace(-12, 0.9, 40_000, dtype=torch.float64)
+    grid = torch.cat([-grid.flip(0), grid])
+    grid = grid[grid.abs() < 1.01 * g.norm()]
+    values = mapped(grid).value
+    for i in range(0, 2000, 400):
+        above = values > delta[i]
+        crossings = int((above[1:] != above[:-1]).sum())
+        # The jump at zero is a crossing of the scan that no gradient makes.
+        crossings -= int(bool(above[grid < 0][-1] != above[grid > 0][0]))
+        assert int(valid[:, i].sum()) == crossings
+
+
+def true_gap(seen: Any, clean: Any) -> Any:
+    """How far the true gradient is from what the evidence allows, relatively and squared."""
+    ((case,), _) = open_cases([seen], AttackTask(tier="adaptive"), attack="ig")
+    assert isinstance(case, Case)
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu")).to(torch.float64)
+    truth = {n: v[None].double() for n, v in clean.gradient().items()}
+    return float(problem.distance(RelativeError(), truth)), case.evidence
+
+
+@pytest.mark.parametrize("hyper", [{}, {"length": "bound"}])
+def test_the_true_gradient_is_among_the_readings(observe: Any, digits: Any, hyper: Any) -> None:
+    clean = observe(digits[0][:1], digits[1][:1])
+    seen = defended(clean, **hyper)
+    gap, evidence = true_gap(seen, clean)
+    sent, truth = flatten(seen.update).double(), flatten(clean.update).double()
+    cosine = float(sent @ truth / sent.norm() / truth.norm())
+    assert cosine < 0.97
+    assert gap < 1e-6 < (1 - cosine) / 100
+    assert evidence.labels is not None
+    assert torch.equal(evidence.labels, digits[1][:1])
+
+
+def test_inverting_guardian_beats_ignoring_it(observe: Any, digits: Any) -> None:
+    images = digits[0][:1]
+    seen = defended(observe(images, digits[1][:1]))
+    scores = [
+        float(psnr(IG()(seen, tier=tier, budget=Budget(iterations=200)).images, images)[0])
+        for tier in ("oblivious", "adaptive")
+    ]
+    assert scores[1] > scores[0] + 5
+
+
+def test_plain_descent_is_undone_by_the_factor_of_the_last_layer(observe: Any, digits: Any) -> None:
+    clean = observe(digits[0][:1], digits[1][:1])
+    for hyper in ({"length": "gradient"}, {"length": "bound"}):
+        seen = defended(clean, optimizer="sgd", **hyper)
+        found = evidence_for(seen, "adaptive")
+        assert not found.unknown_factor
+        for name, value in clean.update.items():
+            assert torch.allclose(found.target[name], value, rtol=1e-3, atol=1e-6)
+
+
+def test_a_batch_under_plain_descent_keeps_its_factor_open(observe: Any, digits: Any) -> None:
+    clean = observe(digits[0][:2], digits[1][:2])
+    seen = defended(clean, optimizer="sgd", length="bound", epsilon=0.1)
+    gap, evidence = true_gap(seen, clean)
+    assert evidence.unknown_factor
+    assert gap < 1e-9
+
+
+def test_an_update_above_the_declared_bound_is_flagged(observe: Any, digits: Any) -> None:
+    clean = observe(digits[0][:1], digits[1][:1])
+    seen = declared_without(clean, length="bound", epsilon=0.1)
+    with pytest.raises(BractError, match=r"allows at most 0\.1; correct declaration"):
+        evidence_for(seen, "adaptive")
+
+
+def test_an_undefended_update_is_flagged(observe: Any, digits: Any) -> None:
+    clean = observe(digits[0][:1], digits[1][:1])
+    with pytest.raises(BractError, match=r"led the declared guardian elsewhere .* correct declar"):
+        evidence_for(declared_without(clean), "adaptive")

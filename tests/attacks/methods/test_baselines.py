@@ -1,0 +1,90 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bract.attacks import ATTACKS, Auto, Budget, attack
+from bract.attacks.methods.baselines import class_mean, prior_only, random_image
+from bract.errors import BractError
+from bract.models import create_model
+from bract.protocol.update import buffers_of
+
+WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels"}
+
+
+def prior_image(name: Any, seen: Any, **settings: Any) -> Any:
+    budget = Budget(iterations=4)
+    return prior_only(attack(name, **settings))(seen, budget=budget, seed=3)
+
+
+WITH_PRIOR = [
+    (name, size)
+    for name in sorted(set(ATTACKS) - WITHOUT_PRIOR)
+    for size in (8, 9)  # the generator makes powers of two
+    if size == 8 or not name.startswith("grnn")
+]
+
+
+@pytest.mark.parametrize(("name", "size"), WITH_PRIOR)
+def test_the_image_of_the_prior_alone_does_not_depend_on_the_update(
+    observe: Any, name: Any, size: Any
+) -> None:
+    seen = observe(torch.rand(1, 1, size, size), torch.tensor([4]))
+    other = replace(seen, update={n: v.flip(0) for n, v in seen.update.items()})
+    one, two = (prior_image(name, o) for o in (seen, other))
+    assert torch.equal(one.images, two.images)
+    assert float(one.images.std()) > 0
+
+
+@pytest.mark.parametrize("name", ["ig", "grnn"])
+def test_the_prior_alone_does_not_see_returned_batch_statistics(
+    observe: Any, tiny: Any, name: Any
+) -> None:
+    torch.manual_seed(0)
+    network = create_model("lenet-strided-bn", classes=10, channels=1, image_size=8).train()
+    seen = observe(tiny[0][:2], tiny[1][:2], model=network)
+    seen = replace(
+        seen,
+        declaration=seen.declaration.updated({"model": "lenet-strided-bn"}),
+        returned_buffers=buffers_of(network),
+    )
+    other = replace(
+        seen,
+        returned_buffers={
+            n: v * 3 if v.is_floating_point() else v for n, v in seen.returned_buffers.items()
+        },
+    )
+    one, two = (prior_image(name, o, bn=1.0) for o in (seen, other))
+    assert torch.equal(one.images, two.images)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_PRIOR))
+def test_an_attack_without_a_prior_is_refused_by_name(name: Any) -> None:
+    with pytest.raises(BractError, match=f"'{name}' makes no image without a gradient"):
+        prior_only(attack(name))
+
+
+def test_best_and_auto_show_the_generators_prior_where_it_can_make_the_size(
+    observe: Any, tiny: Any
+) -> None:
+    seen = observe(tiny[0][:1], tiny[1][:1])
+    wanted = prior_image("grnn", seen).images
+    for name in ("best", "auto", "grnn-polish"):
+        assert torch.equal(prior_image(name, seen).images, wanted), name
+    assert prior_only(Auto(pool=("gauss-newton", "ig"))).name == "ig"
+    with pytest.raises(BractError, match="'auto' makes no image"):
+        prior_only(Auto(pool=("gauss-newton",)))
+
+
+def test_the_class_mean_is_of_the_wanted_class_or_of_all() -> None:
+    images = torch.tensor([0.0, 0.2, 1.0]).view(3, 1, 1, 1).expand(3, 1, 2, 2)
+    found = class_mean(images, torch.tensor([5, 5, 2]), torch.tensor([5, 9]))
+    assert found[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.4])
+
+
+def test_random_images_come_from_the_reference_and_repeat_under_a_seed() -> None:
+    images = torch.arange(5.0).view(5, 1, 1, 1)
+    one, two = (random_image(images, 20, seed=1) for _ in range(2))
+    assert torch.equal(one, two)
+    assert set(one.flatten().tolist()) <= set(range(5))

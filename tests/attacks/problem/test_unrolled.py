@@ -1,0 +1,55 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from observing import scores
+
+from bract.attacks import IG, Budget, GaussNewton
+from bract.audit.scoring.metrics import psnr
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.5])
+def test_images_of_a_two_step_update_need_both_steps(observe: Any, tiny: Any, lr: Any) -> None:
+    images, labels = tiny[0][:2], tiny[1][:2]
+    seen = observe(images, labels, steps=2, batch_size=1, lr=lr)
+    unrolled = GaussNewton()(seen, budget=Budget(restarts=3))
+    single = GaussNewton(unroll=1)(seen, budget=Budget(restarts=3))
+    assert min(row.psnr for row in scores(unrolled.images, images)) > 50
+    assert max(row.psnr for row in scores(single.images, images)) < 15
+
+
+def test_a_fedprox_update_gives_its_images_where_mu_is_declared_and_not_where_it_is_left_out(
+    observe: Any, tiny: Any
+) -> None:
+    images, labels = tiny[0][:2], tiny[1][:2]
+    seen = observe(images, labels, steps=4, batch_size=1, lr=0.5, proximal_mu=0.5)
+    plain = observe(images, labels, steps=4, batch_size=1, lr=0.5)
+    left_out = replace(seen, declaration=replace(seen.declaration, proximal_mu=None))
+    known, fedavg, wrong = (
+        GaussNewton()(o, budget=Budget(restarts=4)) for o in (seen, plain, left_out)
+    )
+    assert known.settings["forward"]["proximal_mu"] == 0.5
+    assert min(row.psnr for row in scores(known.images, images)) > 50
+    assert min(row.psnr for row in scores(fedavg.images, images)) > 50
+    assert max(row.psnr for row in scores(wrong.images, images)) < 25
+
+
+def test_a_first_order_attack_unrolls_too(observe: Any, tiny: Any) -> None:
+    images, labels = tiny[0][:2], tiny[1][:2]
+    seen = observe(images, labels, steps=2, batch_size=1, lr=0.1, init="uniform")
+    found = IG()(seen, budget=Budget(iterations=150))
+    assert min(row.psnr for row in scores(found.images, images)) > 20
+    assert found.settings["forward"]["kind"] == "LocalTraining"
+
+
+def test_the_update_with_the_wrong_sign_is_not_explained(observe: Any, tiny: Any) -> None:
+    images, labels = tiny[0][:1], tiny[1][:1]
+    seen = observe(images, labels, steps=2, batch_size=1, lr=0.1, init="uniform")
+    right = GaussNewton()(seen)
+    flipped = type(seen)(
+        1, "c", seen.parameters, {n: -v for n, v in seen.update.items()}, seen.declaration
+    )
+    assert float(psnr(right.images, images)[0]) > 50
+    assert float(psnr(GaussNewton()(flipped).images, images)[0]) < 20
+    assert torch.isfinite(right.images).all()

@@ -1,0 +1,179 @@
+import functools
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bract.attacks import ATTACKS, GRNN, IG, Best, Budget, GRNNPolish, attack
+from bract.attacks.problem.case import open_case
+from bract.attacks.problem.model_traits import ModelTraits, traits_of
+from bract.attacks.solve.defaults import MODEL_DEFAULTS, family_of, for_model
+from bract.attacks.solve.regularizers import TotalVariation
+from bract.defenses import prepare_model
+from bract.errors import BractError
+from bract.models import MODELS, create_model
+
+DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
+SHALLOW = ModelTraits(weight_layers=4, smooth=True)
+DEEP = ModelTraits(weight_layers=20, smooth=False)
+SHAPE = (3, 32, 32)
+ZOO = [name for name in MODELS if MODELS[name].__module__.startswith("bract.models.")]
+"""bract's own models, whatever other packages and tests register."""
+
+
+def zoo_model(name: str, activation: str = "sigmoid") -> nn.Module:
+    with torch.device("meta"):
+        return create_model(name, classes=10, channels=3, image_size=32, activation=activation)
+
+
+@pytest.fixture
+def strangers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Every model of the zoo behind a name that says nothing: ``strangers:model_<number>``."""
+    module = types.ModuleType("strangers")
+    names = {}
+    for number, name in enumerate(ZOO):
+        build = functools.partial(
+            create_model, name, classes=10, channels=1, image_size=16, activation="sigmoid"
+        )
+        setattr(module, f"model_{number}", build)
+        names[name] = f"strangers:model_{number}"
+    monkeypatch.setitem(sys.modules, "strangers", module)
+    return names
+
+
+def test_the_lenets_are_shallow_and_the_other_models_of_the_zoo_deep() -> None:
+    assert {"lenet", "resnet20"} < set(ZOO)
+    for name in ZOO:
+        traits = traits_of(zoo_model(name), SHAPE)
+        assert family_of(traits) == ("shallow" if name.startswith("lenet") else "deep"), name
+
+
+@pytest.mark.parametrize("defense", [{"name": "fedkl"}, {"name": "precode", "latent": 16}])
+@pytest.mark.parametrize("name", ["lenet-bn", "lenet-strided-bn", "resnet20"])
+def test_a_defense_that_changes_the_model_leaves_its_family(name: Any, defense: Any) -> None:
+    with torch.device("meta"):
+        defended = prepare_model(zoo_model(name), [defense])
+    plain, changed = traits_of(zoo_model(name), SHAPE), traits_of(defended, SHAPE)
+    assert family_of(changed) == family_of(plain)
+
+
+class Functional(nn.Module):
+    """A LeNet without a module for its pooling and activations."""
+
+    def __init__(self, pool: Any = None, activation: Any = torch.sigmoid) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 5)
+        self.fc = nn.Linear(4 * 28 * 28, 10)
+        self.pool, self.activation = pool, activation
+
+    def forward(self, x: Any) -> Any:
+        x = self.activation(self.conv(x))
+        if self.pool is not None:
+            x = nn.functional.interpolate(self.pool(x, 2), 28)
+        return self.fc(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "smooth"),
+    [
+        (Functional(), True),
+        (Functional(activation=torch.tanh), True),
+        (Functional(activation=nn.functional.gelu), True),
+        (Functional(activation=torch.relu), False),
+        (Functional(activation=nn.functional.leaky_relu), False),
+        (Functional(activation=lambda x: x.clamp_min(0)), False),
+        (Functional(pool=nn.functional.max_pool2d), False),
+        (Functional(pool=nn.functional.avg_pool2d), True),
+    ],
+)
+def test_kinks_are_found_in_functions_as_in_modules(model: Any, smooth: Any) -> None:
+    assert traits_of(model, SHAPE).smooth is smooth
+
+
+def test_looking_at_a_model_leaves_its_buffers() -> None:
+    model = create_model("resnet20", classes=10, channels=3, image_size=32).train()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    traits_of(model, SHAPE)
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+
+
+def test_an_input_that_the_model_does_not_take_is_named() -> None:
+    with pytest.raises(BractError, match=r"images of shape \(1, 8, 8\)"):
+        traits_of(Functional(), (1, 8, 8))
+
+
+def test_a_model_under_a_strangers_name_is_attacked_with_the_same_settings(
+    observe: Any, digits: Any, strangers: Any
+) -> None:
+    for name in ("lenet", "lenet-bn", "lenet-strided", "lenet-strided-bn", "resnet20"):
+        seen = observe(digits[0][:1], digits[1][:1], model=name)
+        other = replace(seen, declaration=seen.declaration.updated({"model": strangers[name]}))
+        cases = [open_case(o, tier="oblivious", max_images=1, unroll=16) for o in (seen, other)]
+        assert cases[0].target_model.traits == cases[1].target_model.traits
+        for kind in ATTACKS:
+            known, strange = (for_model(attack(kind), c.target_model.traits) for c in cases)
+            assert known == strange, (name, kind)
+
+
+@pytest.mark.parametrize("chosen", [GRNN(width=4, latent=4), IG(), Best()], ids=lambda a: a.name)
+@pytest.mark.parametrize("model", ["lenet", "lenet-strided", "lenet-strided-bn"])
+def test_a_model_under_a_strangers_name_gives_the_same_image(
+    observe: Any, digits: Any, strangers: Any, chosen: Any, model: Any
+) -> None:
+    seen = observe(digits[0][:1], digits[1][:1], model=model)
+    other = replace(seen, declaration=seen.declaration.updated({"model": strangers[model]}))
+    found = [chosen(o, budget=Budget(iterations=3), seed=1) for o in (seen, other)]
+    assert torch.equal(found[0].images, found[1].images)
+    assert found[0].settings == found[1].settings
+
+
+@pytest.mark.parametrize(
+    ("attack", "shallow", "deep"),
+    [(GRNN(), 2e-3, 2e-6), (GRNNPolish(), 2e-3, 2e-6), (IG(), 1e-6, 1e-4)],
+)
+def test_what_is_left_out_takes_the_value_of_the_model(
+    attack: Any, shallow: Any, deep: Any
+) -> None:
+    assert for_model(attack, SHALLOW).tv == shallow
+    assert for_model(attack, DEEP).tv == deep
+
+
+@pytest.mark.parametrize("tv", [0.0, 0.5])
+def test_what_the_user_gave_stays(tv: Any) -> None:
+    assert for_model(IG(tv=tv), DEEP) == IG(tv=tv)
+
+
+@pytest.mark.parametrize(("attack", "tv"), [(GRNN(width=4), 2e-3), (IG(), 1e-6), (IG(tv=0.5), 0.5)])
+def test_the_weight_that_an_attack_uses_is_the_one_in_its_settings(
+    observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch, attack: Any, tv: Any
+) -> None:
+    used = []
+    untouched = TotalVariation.__call__
+
+    def spy(self: Any, problem: Any, images: Any) -> Any:
+        used.append(self.weight)
+        return untouched(self, problem, images)
+
+    monkeypatch.setattr(TotalVariation, "__call__", spy)
+    found = attack(observe(tiny[0][:1], tiny[1][:1]), budget=Budget(iterations=1))
+    assert found.settings["tv"] == tv
+    assert set(used) == {tv}
+
+
+def test_a_residual_network_takes_the_papers_weights(observe: Any) -> None:
+    seen = observe(torch.rand(1, 3, 8, 8), torch.tensor([1]), model="resnet20")
+    found = GRNN(width=4, latent=4)(seen, budget=Budget(iterations=1))
+    assert found.settings["tv"] == 2e-6
+
+
+def test_every_default_by_model_stands_in_the_documentation_with_its_source() -> None:
+    text = DOCS.read_text()
+    for default in MODEL_DEFAULTS:
+        value = f"{default.value:g}".replace("e-0", "e-").replace("0.002", "2e-3")
+        value = value.replace("0.0001", "1e-4")
+        assert f"{value} | {default.source} |" in text, default

@@ -1,0 +1,81 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bract.attacks import Budget, LabelInference
+from bract.attacks.problem.case import open_case
+from bract.attacks.solve.labels import infer_labels
+
+
+def case(seen: Any, images: Any = 8) -> Any:
+    return open_case(seen, tier="oblivious", max_images=images, unroll=16)
+
+
+@pytest.mark.parametrize("model", ["lenet", "lenet-strided"])
+@pytest.mark.parametrize("init", ["default", "uniform"])
+def test_a_single_label_is_read_exactly(observe: Any, digits: Any, model: Any, init: Any) -> None:
+    for i in range(10):
+        seen = observe(digits[0][i : i + 1], digits[1][i : i + 1], model=model, init=init)
+        guess = infer_labels(case(seen))
+        assert guess.exact
+        assert guess.labels.tolist() == digits[1][i : i + 1].tolist()
+
+
+def test_a_sign_preserving_defense_keeps_the_label(observe: Any, digits: Any) -> None:
+    seen = observe(digits[0][:1], digits[1][:1])
+    signs = {name: value.sign() * 1e-3 for name, value in seen.update.items()}
+    masked = type(seen)(1, "c", seen.parameters, signs, seen.declaration)
+    assert infer_labels(case(masked)).labels.tolist() == digits[1][:1].tolist()
+
+
+def test_noise_that_hides_the_signs_leaves_the_label_to_the_nearest_class(
+    observe: Any, digits: Any
+) -> None:
+    for i in range(6):
+        seen = observe(digits[0][i : i + 1], digits[1][i : i + 1], client=f"c{i}")
+        norm = float(torch.cat([v.flatten() for v in seen.update.values()]).norm())
+        generator = torch.Generator().manual_seed(i)
+        noisy = {
+            n: v + 0.1 * norm * torch.randn(v.shape, generator=generator)
+            for n, v in seen.update.items()
+        }
+        guess = infer_labels(case(replace(seen, update=noisy)))
+        assert not guess.exact
+        assert guess.labels.tolist() == digits[1][i : i + 1].tolist()
+
+
+@pytest.mark.parametrize("model", ["lenet", "lenet-strided"])
+def test_counts_of_a_batch_with_repeats_are_recovered(
+    observe: Any, digits: Any, model: Any
+) -> None:
+    seen = observe(digits[0][:8], torch.tensor([3, 3, 3, 1, 1, 9, 0, 0]), model=model)
+    guess = infer_labels(case(seen))
+    assert guess.labels.tolist() == [0, 0, 1, 1, 3, 3, 3, 9]
+    assert float(guess.counts.sum()) == pytest.approx(8, rel=1e-2)
+
+
+def test_counts_survive_several_local_steps(observe: Any, digits: Any) -> None:
+    labels = torch.tensor([3, 3, 3, 1, 1, 9, 0, 0])
+    seen = observe(digits[0][:8], labels, steps=4, batch_size=2, lr=0.01)
+    assert infer_labels(case(seen)).labels.sort().values.tolist() == sorted(labels.tolist())
+
+
+@pytest.mark.parametrize("model", ["lenet", "lenet-strided"])
+@pytest.mark.parametrize("lr", [0.02, 0.1])
+def test_the_order_of_labels_over_local_steps_is_among_the_first_choices(
+    observe: Any, digits: Any, model: Any, lr: Any
+) -> None:
+    labels = torch.tensor([3, 3, 1, 9])
+    seen = observe(digits[0][:4], labels, model=model, steps=4, batch_size=1, lr=lr)
+    choices = [infer_labels(case(seen), choice=i).labels.tolist() for i in range(12)]
+    assert labels.tolist() in choices
+    if lr == 0.02:
+        assert sorted(choices[0]) == sorted(labels.tolist())
+
+
+def test_the_attack_returns_labels_and_no_image(observe: Any, digits: Any) -> None:
+    found = LabelInference()(observe(digits[0][:1], digits[1][:1]), budget=Budget())
+    assert found.labels.tolist() == digits[1][:1].tolist()
+    assert found.images.unique().tolist() == [0.5]

@@ -1,0 +1,84 @@
+"""Baselines and retrieval of an upload: as many images, and the same choice of originals."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bract.audit.scoring.judging import Judge
+from bract.audit.scoring.scoring import Truth, score_images
+from bract.config import DataConfig
+from bract.data import open_source
+
+SOURCE = open_source(DataConfig(name="digits"), "train")
+
+
+def digits(first: int, count: int) -> Truth:
+    chosen = list(range(first, first + count))
+    return Truth(SOURCE.images(chosen, channels=1, size=16), SOURCE.labels[chosen])
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
+    monkeypatch.setattr(Judge, "_prior", lambda *_: None)
+    return Judge(DataConfig(name="digits", image_size=16), seed=0, device="cpu", max_images=8)
+
+
+def attempt(images: Any) -> Any:
+    return SimpleNamespace(
+        result=SimpleNamespace(images=images), observation=SimpleNamespace(key="round-0001/a")
+    )
+
+
+def test_a_baseline_may_choose_among_all_originals_as_the_attack_may(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth, others = digits(0, 60), digits(300, 4).images
+    monkeypatch.setattr(judge.reference, "random_image", lambda count, seed: others[:count])
+    scored = score_images(others, truth, perceptual=False)
+    found = judge._baselines(attempt(others), scored, truth, judge.reference)["random_image"]
+    # The same images with the same choice have the same scores, each beside its rank.
+    assert [b.ssim for b in found] == [row.ssim for row in scored.rows]
+    unmatched = score_images(others, Truth(truth.images[:4], truth.labels[:4]), perceptual=False)
+    assert sum(b.mse or 0 for b in found) < sum(row.mse or 0 for row in unmatched.rows)
+
+
+def test_where_every_original_has_an_image_the_baselines_are_its_own(judge: Judge) -> None:
+    truth = digits(0, 3)
+    scored = score_images(truth.images[[2, 0, 1]], truth, perceptual=False)
+    found = judge._baselines(attempt(truth.images), scored, truth, judge.reference)["class_mean"]
+    assert judge.reference is not None
+    means = judge.reference.class_mean(truth.labels)
+    expected = score_images(means, truth, perceptual=False)
+    assert [b.psnr for b in found] == [row.psnr for row in expected.rows]
+
+
+def test_a_copy_is_retrieved_among_many_originals_and_another_persons_image_is_not(
+    judge: Judge,
+) -> None:
+    truth = digits(0, 100)
+    images = torch.cat([truth.images[[7]], digits(400, 3).images])
+    scored = score_images(images, truth, perceptual=False)
+    copy, *others = judge._retrieve(images, scored, truth, judge.reference)
+    assert copy is not None and copy.chance is not None and copy.chance == copy.least
+    assert copy.chance < 1e-3 and copy.nearest
+    assert copy.choices == 100 and copy.references >= 30
+    assert all(other is not None and (other.chance or 0.0) > 0.01 for other in others)
+
+
+def test_more_images_than_originals_are_a_choice_too(judge: Judge) -> None:
+    truth = digits(0, 1)
+    one = judge._retrieve(truth.images, score_images(truth.images, truth), truth, judge.reference)[
+        0
+    ]
+    images = torch.cat([truth.images, digits(400, 4).images])
+    five = judge._retrieve(images, score_images(images, truth), truth, judge.reference)[0]
+    assert one is not None and five is not None and one.chance is not None
+    assert five.chance == pytest.approx(5 * one.chance) and five.choices == 5
+
+
+def test_a_class_without_test_images_is_not_judged(judge: Judge) -> None:
+    truth = Truth(digits(0, 1).images, torch.tensor([11]))
+    scored = score_images(truth.images, truth, perceptual=False)
+    assert judge._retrieve(truth.images, scored, truth, judge.reference) == [None]

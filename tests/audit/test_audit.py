@@ -1,0 +1,636 @@
+import gc
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reporting import gather
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from bract.attacks import Budget, Reconstruction, Trial, reconstruct
+from bract.attacks.problem.case import open_case
+from bract.audit import batches
+from bract.audit.audit import Audit
+from bract.audit.choice import AuditChoice
+from bract.audit.scoring import judging, scoring
+from bract.audit.scoring.judging import Attempt, Judge
+from bract.audit.scoring.metrics import mse
+from bract.audit.scoring.scoring import Truth, score_images
+from bract.cli.audit import choose_audit, describe, parse_budget
+from bract.cli.console import print_json
+from bract.client.truth import save_truth
+from bract.config import build_config
+from bract.data import client_data, data_spec
+from bract.data import test_data as load_test_data
+from bract.errors import BractError
+from bract.models import create_model, initialise
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import parameters_of
+from bract.report import write_report
+from bract.rundir import RunDirectory
+from bract.schema import AuditResult, Signals
+from bract.seeds import derive_seed
+
+CHOICE = AuditChoice(attacks=("ig",), iterations=30, device="cpu")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run of two clients that each uploaded the gradient of two 16-pixel digits."""
+    config = build_config(
+        {
+            "name": "audited",
+            "data": {"image_size": 16, "validation": 0.0},
+            "model": {"name": "lenet-strided", "activation": "relu"},
+            "training": {"algorithm": "fedsgd", "batch_size": 2},
+        }
+    )
+    directory = RunDirectory(tmp_path / "audited")
+    directory.create(config)
+    directory.update_state(status="finished")
+    spec = data_spec(config.data)
+    model = create_model("lenet-strided", classes=10, channels=1, image_size=16, activation="relu")
+    initialise(model, "default", 0)
+    store = ObservationStore(directory.captures)
+    for client in (0, 1):
+        data = client_data(config, client)
+        images, labels = data.images[:2], data.labels[:2]
+        loss = F.cross_entropy(model(spec.normalise(images)), labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        names = [name for name, _ in model.named_parameters()]
+        store.save(
+            Observation(
+                round=1,
+                client=f"client-{client}",
+                parameters=parameters_of(model),
+                update=dict(zip(names, gradients, strict=True)),
+                declaration=ClientDeclaration(
+                    algorithm="fedsgd",
+                    model="lenet-strided",
+                    activation="relu",
+                    image_shape=spec.image_shape,
+                    classes=10,
+                    mean=spec.mean,
+                    std=spec.std,
+                    local_steps=1,
+                    batch_size=2,
+                    num_examples=2,
+                ),
+            )
+        )
+        save_truth(directory.truth / f"client-{client}", 1, images, labels)
+    return directory
+
+
+def execute(run: RunDirectory, choice: AuditChoice = CHOICE, *, resume: bool = False) -> Any:
+    audit = Audit(run, choice, resume=resume)
+    return [result.to_dict() for result in audit.execute(audit.plan())]
+
+
+def test_the_truth_may_lie_where_the_server_has_no_eye(run: Any, tmp_path: Path) -> None:
+    shutil.move(run.truth, tmp_path / "elsewhere")
+    assert not any(facts["scored"] for facts in execute(run))
+    elsewhere = replace(CHOICE, truth=tmp_path / "elsewhere")
+    assert all(facts["scored"] for facts in execute(run, elsewhere))
+    with pytest.raises(BractError, match="holds none of the folders client-0, client-1"):
+        execute(run, replace(CHOICE, truth=tmp_path))
+
+
+def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run: Any) -> None:
+    results = execute(run)
+    assert [r["client"] for r in results] == ["client-0", "client-1"]
+    for facts in results:
+        path = run.audit / "ig" / f"round-0001--{facts['client']}.json"
+        assert json.loads(path.read_text()) == facts
+        assert path.stat().st_mode & 0o077 == 0
+        assert facts["scored"]
+        assert len(facts["images"]) == 2
+        for image in facts["images"]:
+            assert (path.parent / image["reconstruction"]).is_file()
+            assert (path.parent / image["original"]).is_file()
+            assert set(image["scores"]) == set(image["oracle"])
+        names = {"class_mean", "random_image", "prior_only"}
+        assert names == set(facts["baselines"])
+        for name in names:
+            each = [image["baselines"][name]["ssim"] for image in facts["images"]]
+            assert sum(each) / 2 == pytest.approx(facts["baselines"][name]["ssim"])
+        assert facts["diagnosis"]["truth_check"]["cosine"] > 1 - 1e-6
+        assert facts["label_accuracy"] == 1.0
+        assert facts["candidates"] == 100
+        assert facts["selection"] == "blind"
+        assert facts["device"] == "cpu"
+
+
+def test_a_gradient_says_more_than_no_gradient(run: Any) -> None:
+    (facts,) = execute(
+        run, AuditChoice(("ig",), clients=frozenset({"client-0"}), iterations=400, device="cpu")
+    )
+    psnr = sum(image["scores"]["psnr"] for image in facts["images"]) / 2
+    assert psnr > facts["baselines"]["prior_only"]["psnr"] + 1
+    assert psnr > facts["baselines"]["random_image"]["psnr"]
+
+
+def test_resume_skips_what_is_done_and_a_fresh_audit_does_not(run: Any) -> None:
+    execute(run)
+    assert Audit(run, CHOICE, resume=True).plan() == []
+    (run.audit / "ig" / "round-0001--client-1.json").unlink()
+    resumed = Audit(run, CHOICE, resume=True)
+    assert [r.client for r in resumed.results()] == ["client-0"]
+    (left,) = resumed.plan()
+    assert (left.attack, [c.client for c in left.captures]) == ("ig", ["client-1"])
+    assert sum(len(batch.captures) for batch in Audit(run, CHOICE).plan()) == 2
+
+
+def test_without_truth_the_reconstructions_are_shown_unscored(run: Any) -> None:
+    (run.truth / "client-1" / "round-0001.safetensors").unlink()
+    scored, unscored = execute(run)
+    assert scored["scored"]
+    assert not unscored["scored"]
+    assert all(image["scores"] is None for image in unscored["images"])
+    assert all(image["original"] is None for image in unscored["images"])
+
+
+def test_what_cannot_be_attacked_is_refused_by_name_and_the_others_go_on(run: Any) -> None:
+    store = ObservationStore(run.captures)
+    good = store.load(run.captures / "round-0001" / "client-0")
+    secret = Observation(
+        round=1,
+        client="client-2",
+        parameters=good.parameters,
+        update={},
+        ciphertexts={"c": torch.zeros(8, dtype=torch.uint8)},
+        declaration=good.declaration.updated({"encryption": "paillier"}),
+    )
+    store.save(secret)
+    results = {r["client"]: r for r in execute(run)}
+    assert "encrypted (paillier)" in results["client-2"]["refused"]
+    assert results["client-0"]["refused"] is None
+
+
+def test_an_audit_is_reproducible(run: Any) -> None:
+    first = execute(run)
+    second = execute(run)
+    for one, two in zip(first, second, strict=True):
+        assert one["images"] == two["images"]
+        assert one["final_loss"] == two["final_loss"]
+
+
+def test_choosing_nothing_is_an_error(run: Any) -> None:
+    with pytest.raises(BractError, match="no capture to attack"):
+        Audit(run, AuditChoice(("ig",), rounds=frozenset({9}))).plan()
+    with pytest.raises(BractError, match="unknown attack 'igg'"):
+        Audit(run, AuditChoice(("igg",)))
+
+
+def left_by(run: Any, attack: Any = "ig") -> Any:
+    return sorted(path.name for path in (run.audit / attack).glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rounds": frozenset({9})}, "captured were rounds 1"),
+        ({"clients": frozenset({"client-0", "cleint-1"})}, "there are client-0, client-1"),
+        ({"clients": frozenset({"aggregate"})}, "belongs to --tier colluding"),
+        ({"device": "cuda:99"}, "CUDA devices found"),
+        ({"truth": Path("nowhere")}, "holds none of the folders client-0, client-1"),
+        ({"tier": "colluding", "key": "nowhere.pem"}, "holds no aggregates"),
+    ],
+)
+def test_a_choice_that_cannot_be_attacked_costs_no_earlier_result(
+    run: Any, options: Any, said: Any
+) -> None:
+    execute(run, replace(CHOICE, iterations=3))
+    before = left_by(run)
+    assert len(before) == 10
+    with pytest.raises(BractError, match=said):
+        execute(run, replace(CHOICE, **options))
+    assert left_by(run) == before
+
+
+def test_results_of_who_was_not_chosen_stay_and_stale_repeats_go(run: Any) -> None:
+    few = replace(CHOICE, iterations=3)
+    execute(run, replace(few, repeats=2))
+    before = left_by(run)
+    others = [name for name in before if "client-1" in name]
+    audit = Audit(run, replace(few, clients=frozenset({"client-0"})))
+    batches = audit.plan()
+    assert left_by(run) == before
+    list(audit.execute(batches))
+    after = left_by(run)
+    assert [name for name in after if "client-1" in name] == others
+    assert [name for name in after if "client-0" in name] == [
+        name for name in before if "client-0" in name and "repeat" not in name
+    ]
+
+
+def test_resume_repeats_what_was_refused_or_had_other_settings(run: Any) -> None:
+    few = replace(CHOICE, iterations=3)
+    execute(run, few)
+    assert Audit(run, few, resume=True).plan() == []
+    for other in (
+        {"iterations": 4},
+        {"seed": 9},
+        {"restarts": 2},
+        {"max_images": 1},
+        {"iterations": None, "seconds": 0.5},
+    ):
+        plan = Audit(run, replace(few, **other), resume=True).plan()
+        assert sum(len(batch.captures) for batch in plan) == 2, other
+    execute(run, replace(few, iterations=4), resume=True)
+    facts = Audit(run, few, resume=True).results()
+    assert [r.budget.iterations for r in facts] == [4, 4]
+    path = run.audit / "ig" / "round-0001--client-1.json"
+    path.write_text(
+        json.dumps(facts[1].to_dict() | {"refused": "a reason of the past", "images": []})
+    )
+    (again,) = execute(run, replace(few, iterations=4), resume=True)
+    assert (again["client"], again["refused"]) == ("client-1", None)
+
+
+def due(run: Any, choice: Any, caplog: Any) -> Any:
+    """Clients that a resumed audit attacks again, and what it says of the results that go."""
+    caplog.clear()
+    audit = Audit(run, choice, resume=True)
+    batches = audit.plan()
+    if batches:
+        audit._begin()
+    said = [r.getMessage() for r in caplog.records if "attacked again" in r.getMessage()]
+    return sorted(c.client for batch in batches for c in batch.captures), " | ".join(said)
+
+
+BOTH = ["client-0", "client-1"]
+FEW = replace(CHOICE, iterations=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("package_versions", lambda: {"bract": "9.9", "torch": "0.1"}, "bract was .*, is 9.9; tor"),
+        ("code_digest", lambda *rooms: "other", "the attacks' or the scorer's code changed"),
+    ],
+)
+def test_resume_attacks_again_after_an_upgrade_and_says_what_changed(
+    run: Any, caplog: Any, monkeypatch: Any, name: Any, value: Any, said: Any
+) -> None:
+    execute(run, FEW)
+    assert due(run, FEW, caplog) == ([], "")
+    monkeypatch.setattr(f"bract.audit.basis.{name}", value)
+    clients, told = due(run, FEW, caplog)
+    assert clients == BOTH
+    assert re.search(f"2 earlier results are attacked again: {said}", told)
+
+
+def test_resume_attacks_again_what_was_captured_anew_and_nothing_else(
+    run: Any, caplog: Any
+) -> None:
+    execute(run, FEW)
+    store = ObservationStore(run.captures)
+    seen = store.load(run.captures / "round-0001" / "client-1")
+    store.save(replace(seen, update={n: 2 * v for n, v in seen.update.items()}))
+    assert due(run, FEW, caplog)[0] == ["client-1"]
+    execute(run, FEW, resume=True)
+    pruned = seen.declaration.updated({"defenses": [{"name": "pruning", "ratio": 0.5}]})
+    store.save(replace(store.load(run.captures / "round-0001" / "client-1"), declaration=pruned))
+    clients, told = due(run, FEW, caplog)
+    assert clients == ["client-1"]
+    assert "1 earlier results are attacked again: what the capture declares changed" in told
+
+
+def test_resume_scores_again_on_another_truth_and_keeps_scores_whose_truth_has_gone(
+    run: Any, caplog: Any
+) -> None:
+    execute(run, FEW)
+    path = run.truth / "client-0" / "round-0001.safetensors"
+    kept = load_file(path)
+    save_truth(path.parent, 1, kept["images"].flip(3), kept["labels"])
+    assert due(run, FEW, caplog) == (
+        ["client-0"],
+        "1 earlier results are attacked again: the truth changed",
+    )
+    execute(run, FEW, resume=True)
+    path.unlink()
+    assert due(run, FEW, caplog) == ([], "")
+
+
+def test_resume_heeds_other_weak_seeds_where_the_tier_tries_them(run: Any, caplog: Any) -> None:
+    adaptive = replace(FEW, tier="adaptive", weak_seeds=5)
+    for choice in (FEW, adaptive):
+        execute(run, choice)
+    assert due(run, replace(FEW, weak_seeds=9), caplog) == ([], "")
+    assert due(run, adaptive, caplog) == ([], "")
+    clients, told = due(run, replace(adaptive, weak_seeds=9), caplog)
+    assert clients == BOTH
+    assert "--weak-seeds was 5, is 9" in told
+
+
+def test_an_adaptive_result_depends_on_the_clients_earlier_captures(run: Any, caplog: Any) -> None:
+    first = replace(FEW, tier="adaptive", rounds=frozenset({1}))
+    second = replace(first, rounds=frozenset({2}))
+    store = ObservationStore(run.captures)
+    seen = store.load(run.captures / "round-0001" / "client-0")
+    store.save(replace(seen, round=2))
+    execute(run, first)
+    execute(run, second)
+    assert due(run, second, caplog) == ([], "")
+    store.save(replace(seen, update={n: 2 * v for n, v in seen.update.items()}))
+    clients, told = due(run, second, caplog)
+    assert clients == ["client-0"]
+    assert "the client's earlier captures changed" in told
+
+
+def test_resume_scores_what_was_unscored_where_the_truth_is_there_by_now(
+    run: Any, tmp_path: Path
+) -> None:
+    few = replace(CHOICE, iterations=3)
+    shutil.move(run.truth, tmp_path / "elsewhere")
+    assert [r["scored"] for r in execute(run, few)] == [False, False]
+    assert Audit(run, few, resume=True).plan() == []
+    again = execute(run, replace(few, truth=tmp_path / "elsewhere"), resume=True)
+    assert [r["scored"] for r in again] == [True, True]
+
+
+def test_baselines_are_about_the_original_that_an_image_was_matched_with(run: Any) -> None:
+    """One of two images comes back, and it is the second: the baselines are about that one too."""
+    observation = ObservationStore(run.captures).load(run.captures / "round-0001" / "client-0")
+    kept = load_file(run.truth / "client-0" / "round-0001.safetensors")
+    assert kept["labels"][0] != kept["labels"][1]
+    second, other = kept["images"][1:], kept["images"][:1]
+    hot = F.one_hot(kept["labels"][1:], 10).float()
+    picks = [
+        Trial(images=images, label_probabilities=hot, loss=1.0, attack="ig")
+        for images in (second, 0.5 * other + 0.5 * second)
+    ]
+    result = Reconstruction(
+        attack="ig",
+        observation=observation.key,
+        tier="oblivious",
+        seed=0,
+        trials=tuple(picks),
+    )
+    data = run.config().data
+    judge = Judge(data, 0, "cpu", max_images=1)
+    run.audit.mkdir()
+    judged = judge.judge(
+        Attempt(open_case(observation, tier="oblivious", max_images=1), result),
+        Truth(kept["images"], kept["labels"]),
+        run.audit / "one.json",
+    )
+    image = judged.images[0].to_dict()
+    assert image["true_label"] == kept["labels"][1] and image["scores"]["mse"] == 0.0
+    images, labels = load_test_data(data)
+    mean = images[labels == kept["labels"][1]].mean(0, keepdim=True)
+    assert image["baselines"]["class_mean"]["mse"] == pytest.approx(float(mse(mean, second)))
+    for name in ("random_image", "prior_only"):
+        assert image["baselines"][name]["mse"] > 0.0
+    assert image["oracle"]["mse"] == 0.0
+    assert image["oracle"]["rank"] is None
+
+
+def strict(text: Any) -> Any:
+    def refuse(constant: Any) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_numbers_that_are_not_finite_leave_strict_json(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nan = float("nan")
+    monkeypatch.setattr(scoring, "ssim", lambda images, _: torch.full((len(images),), nan))
+    monkeypatch.setattr(judging, "signals", lambda *_, **__: Signals(scale=float("inf"), norm=nan))
+    results = execute(run, replace(CHOICE, iterations=3))
+    for facts in results:
+        path = run.audit / "ig" / f"round-0001--{facts['client']}.json"
+        assert strict(path.read_text()) == facts
+        assert facts["images"][0]["scores"]["ssim"] is None
+        assert facts["diagnosis"]["scale"] is None and facts["diagnosis"]["norm"] is None
+    assert "none of them with finite scores" in describe(AuditResult(**results[0]))
+    print_json([{"loss": float("inf"), "pair": (nan, 1)}])
+    assert strict(capsys.readouterr().out) == [{"loss": None, "pair": [None, 1]}]
+
+
+def test_a_reconstruction_without_a_finite_loss_has_a_strict_summary() -> None:
+    hot = torch.full((1, 10), 0.1)
+    nan = float("nan")
+    found = Reconstruction(
+        attack="ig",
+        observation="round-0001/a",
+        tier="oblivious",
+        seed=0,
+        trials=(
+            Trial(
+                images=torch.zeros(1, 1, 8, 8),
+                label_probabilities=hot,
+                loss=nan,
+                cosine=nan,
+                loss_curve=[(0, nan), (1, float("inf")), (2, 0.5)],
+            ),
+        ),
+        settings={"trials": [{"residual": -float("inf")}], "evidence": (nan, 1)},
+    )
+    facts = found.summary()
+    assert strict(json.dumps(facts)) == facts
+    assert facts["failed"] and facts["final_loss"] is None and facts["trials"][0]["loss"] is None
+    assert facts["loss_curve"] == [[0, None], [1, None], [2, 0.5]]
+    assert facts["settings"] == {"trials": [{"residual": None}], "evidence": [None, 1]}
+
+
+def test_captures_of_somebodys_own_app_are_audited_unscored(run: Any, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs" / "captures"
+    shutil.copytree(run.captures, theirs)
+    results = execute(RunDirectory.open(theirs))
+    assert [r["scored"] for r in results] == [False, False]
+    assert (theirs.parent / "audit" / "ig" / "round-0001--client-0.json").is_file()
+    page = write_report(theirs.parent)
+    assert "client-1" in page.read_text()
+
+
+KILLED = """
+import os, signal, sys
+from bract.attacks.solve import descent
+from bract.cli.main import main
+
+descent._CHECKPOINT_SECONDS = 0.0
+write = descent.write_atomically
+
+def write_and_die(path, content):
+    write(path, content)
+    if content["step"] == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+descent.write_atomically = write_and_die
+sys.argv = ["bract", "audit", *sys.argv[1:]]
+main()
+"""
+
+
+def test_an_audit_that_is_killed_goes_on_in_the_middle_of_its_attack(run: Any) -> None:
+    choice = AuditChoice(("grnn",), iterations=150, device="cpu")
+    arguments = [str(run.root), "--attack", "grnn", "--iterations", "150", "--device", "cpu"]
+    audit = subprocess.run(
+        [sys.executable, "-P", "-c", KILLED, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert audit.returncode == -signal.SIGKILL, audit.stderr
+    unfinished = run.audit / "grnn" / "unfinished"
+    assert unfinished.stat().st_mode & 0o077 == 0
+    (part,) = unfinished.rglob("*.part")
+    done = torch.load(part, weights_only=True)["step"]
+    assert done == 20
+    resumed = Audit(run, choice, resume=True)
+    seen = []
+    results = [
+        result.to_dict()
+        for result in resumed.execute(
+            resumed.plan(), lambda progress: seen.append(progress.fraction)
+        )
+    ]
+    assert seen[0] >= done / 150
+    assert not unfinished.exists()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    whole = execute(run, choice)
+    torch.set_num_threads(threads)
+    for one, other in zip(results, whole, strict=True):
+        assert one["final_loss"] == pytest.approx(other["final_loss"], rel=0.2)
+
+
+def test_a_budget_is_iterations_or_a_time(run: Any) -> None:
+    assert parse_budget("2000") == (2000, None)
+    assert parse_budget("90s") == (None, 90.0)
+    assert parse_budget(" 1.5 m ") == (None, 90.0)
+    assert parse_budget("1h") == (None, 3600.0)
+    for text in ("", "0", "0s", "-5", "1.5", "soon", "5d"):
+        with pytest.raises(BractError, match="--budget"):
+            parse_budget(text)
+    choice = choose_audit(run.root, ["ig"], budget="0.5s", device="cpu")
+    assert (choice.iterations, choice.seconds) == (None, 0.5)
+    with pytest.raises(BractError, match="give one of them"):
+        choose_audit(run.root, ["ig"], iterations=5, budget="9")
+    results = execute(run, choice)
+    assert [r["budget"]["iterations"] for r in results] == [None, None]
+    assert [r["budget"]["seconds"] for r in results] == [0.5, 0.5]
+    assert sum(r["seconds"] for r in results) < 5
+    assert "0.5 s an upload" in write_report(run.root).read_text()
+
+
+def test_the_same_figures_in_memory_from_disk_and_through_the_audit(run: Any) -> None:
+    """One observation, three ways: bit for bit the same images and figures."""
+    folder = run.captures / "round-0001" / "client-0"
+    read = ObservationStore(run.captures).load(folder)
+    kept = {
+        group: {name: value.clone() for name, value in getattr(read, group).items()}
+        for group in ("parameters", "update", "buffers")
+    }
+    in_memory = Observation(round=1, client="client-0", declaration=read.declaration, **kept)
+    seed = derive_seed(0, "audit", "ig")
+    budget = Budget(iterations=30, restarts=2)
+    one, two = (
+        reconstruct(o, "ig", budget=budget, seed=seed, device="cpu")[0] for o in (in_memory, read)
+    )
+    assert isinstance(two, Reconstruction)
+    assert isinstance(one, Reconstruction)
+    assert torch.equal(one.images, two.images)
+    assert one.loss_curve == two.loss_curve and one.final_loss == two.final_loss
+    (facts,) = execute(
+        run,
+        AuditChoice(
+            ("ig",), clients=frozenset({"client-0"}), iterations=30, restarts=2, device="cpu"
+        ),
+    )
+    assert facts["seed"] == seed
+    assert facts["final_loss"] == one.final_loss
+    assert facts["gradient_cosine"] == one.gradient_cosine
+    assert [t["loss"] for t in facts["trials"]] == [t.loss for t in one.trials]
+    truth = load_file(run.truth / "client-0" / "round-0001.safetensors")
+    expected = score_images(one.images, Truth(truth["images"], truth["labels"])).rows
+    for name in ("mse", "psnr", "ssim"):
+        found = [image["scores"][name] for image in facts["images"]]
+        assert found == [getattr(row, name) for row in expected]
+
+
+def test_auto_is_audited_like_an_attack_and_names_what_it_chose(run: Any) -> None:
+    choice = AuditChoice(("auto",), clients=frozenset({"client-0"}), iterations=20, device="cpu")
+    (facts,) = execute(run, choice)
+    assert facts["attack"] == "auto"
+    assert facts["chosen_attack"] in {"best", "ig"}
+    assert facts["method"] == facts["trials"][facts["chosen"]]["method"]
+    assert facts["budget"]["iterations"] == 20
+    (found,) = gather(run.root)["observations"]
+    assert found["method_name"] in {"GRNN", "IG"}
+    statistics = gather(run.root)["verdict"]["statistics"]
+    assert f"settling blind on {found['method_name']})" in statistics
+    assert Audit(run, choice, resume=True).plan() == []
+
+
+def test_repeats_have_seeds_and_files_of_their_own_and_count_as_attempts(run: Any) -> None:
+    choice = AuditChoice(
+        ("ig",), clients=frozenset({"client-0"}), iterations=5, repeats=2, device="cpu"
+    )
+    first, second = execute(run, choice)
+    assert (first["repeat"], second["repeat"]) == (0, 1)
+    assert first["seed"] != second["seed"] and first["final_loss"] != second["final_loss"]
+    assert (run.audit / "ig" / "round-0001--client-0--repeat-1.json").is_file()
+    facts = gather(run.root)
+    assert [o["repeat"] for o in facts["observations"]] == [0, 1]
+    row = facts["attacks"][0]
+    assert (row["repeats"], row["uploads"], row["scored"]) == (2, 1, 4)
+    assert "4 attempts at images" in facts["verdict"]["sentence"]
+    (run.audit / "ig" / "round-0001--client-0--repeat-1.json").unlink()
+    (left,) = Audit(run, choice, resume=True).plan()
+    assert left.repeat == 1
+
+
+def test_no_more_observations_are_in_memory_than_run_together(
+    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Whoever keeps log records keeps what they name.
+    caplog.set_level("INFO", "bract")
+    store = ObservationStore(run.captures)
+    template = store.load(run.captures / "round-0001" / "client-0")
+    for number in (2, 3):
+        store.save(replace(template, round=number))
+    load, alive, most = ObservationStore.load, [], []
+
+    def counting(self: Any, folder: Any) -> Any:
+        found = load(self, folder)
+        alive.append(folder)
+        weakref.finalize(found, alive.remove, folder)
+        return found
+
+    monkeypatch.setattr(ObservationStore, "load", counting)
+    monkeypatch.setitem(batches.MOST, "cpu", 4)
+    choice = AuditChoice(("labels",), device="cpu")
+    audit = Audit(run, choice)
+    assert [len(batch.captures) for batch in audit.plan()] == [4] and not alive
+    monkeypatch.setitem(batches.MOST, "cpu", 2)
+    planned = audit.plan()
+    assert [len(batch.captures) for batch in planned] == [2, 2]
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in audit.execute(planned):
+            most.append(len(alive))
+    finally:
+        gc.enable()
+    assert max(most) == 2
+
+
+def test_a_broken_capture_is_refused_by_name_when_it_is_reached(run: Any) -> None:
+    (run.captures / "round-0001" / "client-1" / "update.safetensors").write_bytes(b"short")
+    results = {r["client"]: r for r in execute(run)}
+    assert "half-written or corrupted" in results["client-1"]["refused"]
+    assert results["client-0"]["refused"] is None

@@ -1,0 +1,61 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bract.audit import batches
+from bract.audit.batches import together
+from bract.audit.captures import Capture
+from bract.protocol.observation import ClientDeclaration
+
+PLAIN = ClientDeclaration(algorithm="fedsgd", model="lenet", batch_size=2, num_examples=2)
+
+
+def captures(rounds: Any, *protocols: Any, members: Any = ()) -> Any:
+    return [
+        Capture(number, f"client-{i}", declaration, members=members)
+        for number in range(1, rounds + 1)
+        for i, declaration in enumerate(protocols)
+    ]
+
+
+def sizes(found: Any, device: Any = "cpu", max_images: Any = 8) -> Any:
+    return [len(batch) for batch in together(found, device=device, max_images=max_images)]
+
+
+def test_captures_of_one_shape_run_together_across_rounds() -> None:
+    assert sizes(captures(3, PLAIN, PLAIN)) == [6]
+    other = replace(PLAIN, model="lenet-strided")
+    assert sizes(captures(3, PLAIN, other)) == [3, 3]
+    larger = replace(PLAIN, batch_size=4, num_examples=4)
+    assert sizes(captures(3, PLAIN, larger)) == [3, 3]
+    more = replace(PLAIN, num_examples=60)  # one batch of 2 all the same
+    assert sizes(captures(3, PLAIN, more)) == [6]
+
+
+def test_a_gpu_takes_more_than_a_cpu() -> None:
+    assert sizes(captures(150, PLAIN, PLAIN)) == [16] * 18 + [12]
+    assert sizes(captures(150, PLAIN, PLAIN), "cuda") == [256, 44]
+
+
+def test_an_aggregate_runs_apart_from_clients() -> None:
+    mean = captures(2, PLAIN, members=("a", "b"))
+    assert sizes([*captures(2, PLAIN), *mean]) == [2, 2]
+
+
+def test_captures_that_fill_the_memory_run_in_smaller_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "update.safetensors").write_bytes(b"0" * 40)
+    monkeypatch.setattr(batches, "MEMORY", 100)
+    found = [replace(c, folder=tmp_path) for c in captures(5, PLAIN)]
+    assert sizes(found) == [2, 2, 1]
+    monkeypatch.setattr(batches, "MEMORY", 10)
+    assert sizes(found) == [1] * 5
+
+
+@pytest.mark.parametrize("declared", [{}, {"defenses": ({"name": "noise", "std": 0.1},)}])
+def test_what_declares_too_little_is_planned_all_the_same(declared: Any) -> None:
+    bare = ClientDeclaration(**declared)
+    assert sizes(captures(2, bare)) == [2]

@@ -1,0 +1,306 @@
+"""A stranger's captures, described afterwards: what is inferred, refused and scored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.audit.audit import Audit
+from bract.audit.captures import Captures, with_buffers
+from bract.audit.choice import AuditChoice
+from bract.audit.description.facts import CaptureFacts, batch_and_epochs
+from bract.audit.description.infer import Findings, complete
+from bract.client.truth import save_truth
+from bract.errors import BractError
+from bract.files import write_tensors
+from bract.models import MODELS
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.report import write_report
+from bract.rundir import RunDirectory
+from bract.schema.description import AppDescription, build_description, dump_description
+
+
+class TheirNet(nn.Module):
+    """Normalises its inputs itself, by buffers that have no name of PyTorch's."""
+
+    shift: Tensor
+
+    def __init__(self, norm: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.tensor([0.1]))
+        self.conv = nn.Conv2d(1, 4, 3, stride=2)
+        self.norm = nn.BatchNorm2d(4) if norm else nn.Identity()
+        self.head = nn.Linear(4 * 7 * 7, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.relu(self.norm(self.conv(x - self.shift)))
+        logits: Tensor = self.head(features.flatten(1))
+        return logits
+
+
+def their_net() -> nn.Module:
+    torch.manual_seed(3)
+    return TheirNet()
+
+
+def plain_net() -> nn.Module:
+    torch.manual_seed(3)
+    return TheirNet(norm=False)
+
+
+def another_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 5))
+
+
+def wants_arguments(size: int) -> nn.Module:
+    return nn.Linear(size, 2)
+
+
+HERE = "test_description"
+SIZES = {"node-1": 4, "node-2": 10}
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """Two clients of unequal size, who kept their truth; nothing is declared."""
+    return captured(tmp_path, monkeypatch, their_net)
+
+
+def captured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Any,
+    optimizer: str = "sgd",
+    lr: float = 0.1,
+    epochs: int = 1,
+) -> RunDirectory:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    run = RunDirectory(tmp_path / "app")
+    store = ObservationStore(run.captures)
+    for number, (client, size) in enumerate(SIZES.items()):
+        model = make()
+        parameters, buffers = parameters_of(model), buffers_of(model)
+        named = {n: v for n, v in buffers.items() if n == "shift"}
+        generator = torch.Generator().manual_seed(number)
+        coarse = torch.rand(size, 1, 4, 4, generator=generator)
+        images = F.interpolate(coarse, size=(16, 16), mode="bilinear")
+        labels = torch.randint(5, (size,), generator=generator)
+        model.train()
+        kind = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
+        descent = kind(model.parameters(), lr=lr)
+        for _ in range(epochs):
+            for at in range(0, size, 4):
+                descent.zero_grad()
+                part = (images[at : at + 4] - 0.5) / 0.5
+                F.cross_entropy(model(part), labels[at : at + 4]).backward()
+                descent.step()
+        after = buffers_of(model)
+        # As the hook writes it: what has no name of PyTorch's own counts as a parameter.
+        store.save(
+            Observation(
+                round=1,
+                client=client,
+                parameters=parameters | named,
+                update=difference(parameters, parameters_of(model))
+                | {n: torch.zeros_like(v) for n, v in named.items()},
+                buffers={n: v for n, v in buffers.items() if n not in named},
+                returned_buffers={n: v for n, v in after.items() if n not in named},
+                declaration=ClientDeclaration(num_examples=size),
+            )
+        )
+        write_tensors(
+            run.truth / client / "round-0001.safetensors",
+            {"inputs": (images - 0.5) / 0.5, "labels": labels},
+        )
+    return run
+
+
+def described(run: RunDirectory, content: Any, **options: Any) -> Findings:
+    description = build_description(content)
+    model = description.model
+    trusted = [model] if model else []
+    return complete(Captures(run.captures, trusted, description), description, **options)
+
+
+def test_what_the_captures_show_is_inferred(app: RunDirectory) -> None:
+    found = described(app, {"model": f"{HERE}:their_net"})
+    d = found.description
+    assert d.classes == 5 and d.norm_mode == "train" and d.buffers == ("shift",)
+    assert d.input.shape == (1, 16, 16)
+    assert (d.training.batch_size, d.training.local_epochs) == (4, 1)
+    assert d.training.optimizer == "sgd"
+    assert d.training.lr is not None and 0.1 / 4 < d.training.lr < 0.1 * 4
+    guessed = {"input.mean", "input.std", "training.batch_size", "training.local_epochs"}
+    assert guessed | {"training.lr", "training.optimizer"} <= set(d.guessed)
+    assert "classes" not in d.guessed and "norm_mode" not in d.guessed
+    assert any("--mean" in doubt for doubt in found.doubts)
+
+
+def test_an_adam_client_is_told_from_an_sgd_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = captured(tmp_path, monkeypatch, their_net, "adam", 0.002, epochs=2)
+    d = described(run, {"model": f"{HERE}:their_net"}).description
+    assert d.training.optimizer == "adam" and d.training.local_epochs == 2
+    assert d.training.lr == pytest.approx(0.002, rel=0.6)
+    wrong = described(run, {"model": f"{HERE}:their_net", "training": {"optimizer": "sgd"}})
+    assert any("look like adam's" in doubt for doubt in wrong.doubts)
+
+
+def test_a_learning_rate_that_cannot_explain_the_updates_is_doubted(app: RunDirectory) -> None:
+    for lr, doubted in ((0.1, False), (0.001, True), (30.0, True)):
+        content = {"model": f"{HERE}:their_net", "training": {"lr": lr, "optimizer": "sgd"}}
+        found = described(app, content)
+        assert any("would explain them" in doubt for doubt in found.doubts) == doubted
+
+
+def test_without_batch_statistics_the_steps_are_a_convention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = captured(tmp_path, monkeypatch, plain_net)
+    found = described(run, {"model": f"{HERE}:plain_net"})
+    assert found.description.training.batch_size == 32
+    assert "convention" in found.description.guessed["training.batch_size"]
+    assert any("--batch-size" in doubt for doubt in found.doubts)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "model is not given"),
+        ({"model": f"{HERE}:another_net"}, "another_net has 1.bias, 1.weight, which the capture"),
+        ({"model": f"{HERE}:wants_arguments"}, "cannot be made (TypeError"),
+        ({"model": f"{HERE}:no_net"}, "cannot be imported"),
+        ({"input": {"shape": [1, 9, 9]}}, "does not take"),
+        ({"input": {"shape": [3, 16, 16]}}, "does not take"),
+        ({"classes": 7}, "has 5 outputs"),
+        ({"training": {"batch_size": 2}}, "batch normalisation counted 1"),
+        ({"training": {"local_steps": 9}}, "--client node-1:local_steps=1"),
+        ({"clients": {"node-7": {}}}, "clients.node-7: no capture is of it; captured are node-1"),
+    ],
+)
+def test_each_wrong_declaration_gives_one_error(app: RunDirectory, content: Any, said: str) -> None:
+    whole = content if content == {} else {"model": f"{HERE}:their_net"} | content
+    with pytest.raises(BractError) as refused:
+        described(app, whole)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_model_that_nobody_trusts_is_not_imported(app: RunDirectory) -> None:
+    description = AppDescription(model="os:abort")
+    with pytest.raises(BractError, match="--model os:abort"):
+        complete(Captures(app.captures, (), description), description)
+
+
+def test_what_clients_kept_settles_input_and_normalisation(app: RunDirectory) -> None:
+    found = described(app, {"model": f"{HERE}:their_net"}, truth=app.truth)
+    assert found.description.input.mean == (0.5,) and "input.shape" not in found.description.guessed
+    for content, said in (
+        ({"input": {"mean": [0.0], "std": [1.0]}}, "correct input.mean and input.std"),
+        ({"input": {"shape": [1, 17, 17]}}, r"kept inputs of \[1, 16, 16\]"),
+    ):
+        with pytest.raises(BractError, match=said):
+            described(app, {"model": f"{HERE}:their_net"} | content, truth=app.truth)
+    with pytest.raises(BractError, match="holds nothing of the captured clients"):
+        described(app, {"model": f"{HERE}:their_net"}, truth=app.audit)
+
+
+def test_batches_and_epochs_explain_every_count(app: RunDirectory) -> None:
+    capture = Captures(app.captures).index[0]
+
+    def facts(*pairs: tuple[int, int]) -> list[CaptureFacts]:
+        return [CaptureFacts(capture, examples, steps) for examples, steps in pairs]
+
+    assert batch_and_epochs(facts((20, 3), (8, 1), (9, 2))) == (8, 1)
+    assert batch_and_epochs(facts((20, 10), (4, 2)), batch_size=4) == (4, 2)
+    assert batch_and_epochs(facts((20, 3), (20, 4))) is None
+    assert batch_and_epochs([]) is None
+
+
+def test_unequal_clients_are_described_one_by_one(app: RunDirectory) -> None:
+    store = ObservationStore(app.captures)
+    first = store.load(app.captures / "round-0001" / "node-1")
+    counted = {n: v + 4 if "num_batches" in n else v for n, v in first.returned_buffers.items()}
+    store.save(replace(first, returned_buffers=counted))
+    d = described(app, {"model": f"{HERE}:their_net"}).description
+    assert d.clients["node-1"].local_steps == 5 and d.clients["node-2"].local_steps == 3
+    assert "clients.node-1.batch_size" in d.guessed
+    assert "clients.node-1.local_steps" not in d.guessed  # it was counted
+
+
+def test_an_audit_takes_the_description_without_a_new_training_run(app: RunDirectory) -> None:
+    choice = AuditChoice(("ig",), iterations=5, device="cpu", models=frozenset())
+    with pytest.raises(BractError, match="write one: bract describe"):
+        Audit(app, choice)
+    name = f"{HERE}:their_net"
+    found = described(app, {"model": name}, truth=app.truth)
+    (app.root / "bract.yaml").write_text(dump_description(found.description))
+    with pytest.raises(BractError, match=r"bract\.yaml names the model .*--model test_description"):
+        Audit(app, choice)
+    audit = Audit(app, replace(choice, models=frozenset({name})))
+    results = list(audit.execute(audit.plan()))
+    assert all(result.scored and result.refused is None for result in results)
+    assert results[0].local_steps == 1 and results[1].local_steps == 3
+    check = results[0].diagnosis.truth_check if results[0].diagnosis else None
+    assert check is not None and (check.cosine or 0.0) > 1 - 1e-5
+    # Nobody named test data, so the images of the other client stand in, never its own.
+    assert results[0].candidates == 11 and results[1].candidates == 5
+    assert {"class_mean", "random_image"} <= set(results[0].baselines)
+    page = write_report(app.root).read_text()
+    assert "Guessed from the captures" in page and "images that other clients kept" in page
+
+
+def test_named_test_data_take_the_place_of_other_clients_images(app: RunDirectory) -> None:
+    name = f"{HERE}:their_net"
+    found = described(app, {"model": name, "data": {"name": "digits"}}, truth=app.truth)
+    (app.root / "bract.yaml").write_text(dump_description(found.description))
+    choice = AuditChoice(("ig",), iterations=2, device="cpu", models=frozenset({name}))
+    audit = Audit(app, choice)
+    results = list(audit.execute(audit.plan()))
+    assert [result.candidates for result in results] == [100, 100]
+
+
+def test_alone_a_client_is_scored_without_references(app: RunDirectory) -> None:
+    name = f"{HERE}:their_net"
+    (app.truth / "node-2" / "round-0001.safetensors").unlink()
+    found = described(app, {"model": name}, truth=app.truth)
+    (app.root / "bract.yaml").write_text(dump_description(found.description))
+    choice = AuditChoice(
+        ("ig",), clients=frozenset({"node-1"}), iterations=2, device="cpu", models=frozenset({name})
+    )
+    audit = Audit(app, choice)
+    (result,) = audit.execute(audit.plan())
+    assert result.scored and result.candidates is None
+    assert any("left open" in note for note in result.notes)
+    assert "cannot be decided" in write_report(app.root).read_text()
+
+
+def test_captures_may_lie_in_a_folder_of_any_name(app: RunDirectory) -> None:
+    elsewhere = app.captures.rename(app.root / "what-the-server-saw")
+    run = RunDirectory.open(elsewhere)
+    assert run.captures == elsewhere == run.root
+    assert len(Captures.of_run(run).index) == 2
+    save_truth(run.truth / "node-1", 1, torch.rand(4, 1, 16, 16), torch.zeros(4, dtype=torch.int64))
+    page = write_report(run.root)
+    assert page.parent == elsewhere and "2 captured uploads" in page.read_text()
+
+
+def test_a_buffer_that_was_captured_as_a_parameter_is_taken_out(app: RunDirectory) -> None:
+    observation = ObservationStore(app.captures).load(app.captures / "round-0001" / "node-1")
+    found = with_buffers(observation, ("shift", "absent"))
+    assert "shift" not in found.parameters and "shift" not in found.update
+    assert torch.equal(found.buffers["shift"], found.returned_buffers["shift"])
+    assert with_buffers(observation, ()) is observation
+
+
+def test_models_of_the_registry_need_no_trust(app: RunDirectory) -> None:
+    assert "lenet" in MODELS
+    with pytest.raises(BractError, match="which the capture lacks"):
+        described(app, {"model": "lenet", "input": {"shape": [1, 32, 32]}, "classes": 5})

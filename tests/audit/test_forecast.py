@@ -1,0 +1,136 @@
+"""What an audit will take, and what it has no hope for, is said before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bract.attacks import Attack
+from bract.audit.audit import Audit
+from bract.audit.captures import Capture
+from bract.audit.choice import AuditChoice
+from bract.audit.forecast import forecast, why_hopeless
+from bract.cli import approval as command
+from bract.config import build_config
+from bract.errors import RunFailedError
+from bract.models import create_model
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import parameters_of
+from bract.rundir import RunDirectory
+
+CHOICE = AuditChoice(attacks=("ig",), iterations=400, device="cpu")
+DECLARED = ClientDeclaration(
+    algorithm="fedsgd", model="lenet-strided", image_shape=(1, 8, 8), classes=10, batch_size=1,
+    num_examples=1,
+)  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(build_config({"data": {"image_size": 8}}))
+    torch.manual_seed(0)
+    model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
+    loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3]))
+    names = [name for name, _ in model.named_parameters()]
+    update = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+    store = ObservationStore(directory.captures)
+    for client, declared in (
+        ("one", DECLARED),
+        ("many", replace(DECLARED, batch_size=432, num_examples=432)),
+    ):
+        store.save(Observation(1, client, parameters_of(model), update, declared))
+    return directory
+
+
+def test_hopeless_work_is_named_with_its_reason(run: RunDirectory) -> None:
+    found = forecast([Audit(run, CHOICE)])
+    assert (found.uploads, found.attacks, found.device) == (2, 2, "cpu")
+    (group,) = found.hopeless
+    assert group.uploads == ("round-0001/many",)
+    assert "432 images went into one update, and 8 are looked for" in group.reason
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        (DECLARED, None),
+        (replace(DECLARED, model=None), "no model is declared"),
+        (replace(DECLARED, encryption="paillier"), "ciphertexts"),
+        (replace(DECLARED, batch_size=None, num_examples=None), "neither batch_size nor"),
+    ],
+)
+def test_what_the_declaration_alone_rules_out(declared: Any, reason: str | None) -> None:
+    found = why_hopeless(Capture(1, "a", declared), CHOICE, "ig")
+    assert (found is None) if reason is None else reason in (found or "")
+
+
+def test_a_budget_in_seconds_is_the_estimate(run: RunDirectory) -> None:
+    audit = Audit(run, replace(CHOICE, seconds=40.0, repeats=3))
+    assert forecast([audit]).seconds == pytest.approx(2 * 3 * 40.0)
+
+
+def test_an_estimate_scales_with_the_budget_and_leaves_nothing_behind(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the estimate is steps: one second each."""
+    now = [0.0]
+
+    def solve(self: Any, problem: Any, task: Any) -> Any:
+        for step in range(1, task.iterations + 1):
+            now[0] += 1.0
+            task.report(step / task.iterations, 0.5)
+        raise AssertionError("a probe went to the end")
+
+    monkeypatch.setattr(Attack, "solve", solve)
+    from bract.attacks.methods.ig import IG
+
+    monkeypatch.setattr(IG, "solve", solve)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    chosen = replace(CHOICE, clients=frozenset({"one"}))
+    before = sorted(run.root.rglob("*"))
+    short, long = (
+        forecast([Audit(run, replace(chosen, iterations=n))]).seconds for n in (400, 4000)
+    )
+    assert short == pytest.approx(400.0)
+    assert long == pytest.approx(4000.0)
+    assert sorted(run.root.rglob("*")) == before
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Pretend that somebody sits at a terminal; the list is what they answer."""
+    answers: list[bool] = []
+    monkeypatch.setattr(command, "at_a_terminal", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: answers.pop())
+    return answers
+
+
+def test_a_no_on_a_terminal_attacks_nothing(
+    run: RunDirectory, terminal: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = Audit(run, replace(CHOICE, seconds=100.0))
+    terminal.append(False)
+    with pytest.raises(RunFailedError, match="nothing was attacked"):
+        command.approve([audit], ask=True)
+    said = capsys.readouterr().err
+    assert "2 attacks on 2 uploads, about 3 min on cpu" in said
+    assert "hopeless: 1 upload (round-0001/many)" in said
+    terminal.append(True)
+    command.approve([audit], ask=True)
+
+
+def test_nobody_is_asked_with_yes_off_a_terminal_or_about_little(
+    run: RunDirectory, terminal: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = Audit(run, replace(CHOICE, seconds=100.0))
+    little = Audit(run, replace(CHOICE, seconds=2.0, clients=frozenset({"one"})))
+    command.approve([long], ask=False)
+    command.approve([little], ask=True)
+    monkeypatch.setattr(command, "at_a_terminal", lambda: False)
+    command.approve([long], ask=True)
+    assert terminal == []

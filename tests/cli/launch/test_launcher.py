@@ -1,0 +1,74 @@
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bract.cli.launch.launcher import Launch, LocalFederation
+from bract.config import build_config
+from bract.errors import RunFailedError
+from bract.rundir import RunDirectory
+
+
+def test_a_superlink_that_has_another_folder_is_named_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = build_config({"name": "apart"})
+    run = RunDirectory(tmp_path / "apart")
+    run.create(config)
+    ticks = itertools.count(step=20)
+    monkeypatch.setattr("bract.cli.launch.launcher.time.monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(LocalFederation, "_submit", lambda self: "7")
+    monkeypatch.setattr(LocalFederation, "_flower_status", lambda self: "finished:completed")
+    federation = LocalFederation(config, run, Launch(superlink="superlink:8000"))
+    try:
+        with pytest.raises(RunFailedError) as raised:
+            federation.train(lambda row: None)
+    finally:
+        federation.processes.end()
+    assert "log of the SuperLink at superlink:8000" in str(raised.value)
+    assert f"{run.root} must be the same folder as here" in str(raised.value)
+
+
+def commands(tmp_path: Any, monkeypatch: Any, launch: Any, seed: Any = 3) -> Any:
+    """The SuperNodes' command lines, as the process list shows them, and what their files hold."""
+    run = RunDirectory(tmp_path / f"run-{seed}")
+    config = build_config({"name": "seeds", "clients": 2, "seed": seed})
+    run.create(config)
+    started, held = [], []
+    federation = LocalFederation(config, run, launch)
+
+    def start(name: Any, command: Any, private: Any) -> Any:
+        started.append(" ".join(command))
+        settings = " ".join(private.values())
+        assert ("private" in settings) == (launch.private_seed is not None)
+        found = re.search(r'private-seed-file="([^"]+)"', settings)
+        if found:
+            file = Path(found[1])
+            assert file.stat().st_mode & 0o777 == 0o600
+            held.append(file.read_text().strip())
+
+    monkeypatch.setattr(federation.processes, "start", start)
+    try:
+        for client in range(2):
+            federation._start_supernode(client, "127.0.0.1:1", [])
+    finally:
+        federation.processes.end()
+    return started, held
+
+
+def test_clients_get_no_seed_that_the_server_knows(tmp_path: Any, monkeypatch: Any) -> None:
+    started, _ = commands(tmp_path, monkeypatch, Launch())
+    assert len(started) == 2 and not [line for line in started if "private" in line]
+
+
+def test_private_seeds_come_from_a_seed_of_their_own_and_stay_off_the_process_list(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    lines, first = commands(tmp_path, monkeypatch, Launch(private_seed=2**70), seed=3)
+    _, again = commands(tmp_path, monkeypatch, Launch(private_seed=2**70), seed=4)
+    _, other = commands(tmp_path, monkeypatch, Launch(private_seed=2**71), seed=5)
+    assert first == again and len({*first, *other}) == 4
+    assert all(int(seed) > 2**200 for seed in first)
+    assert not [seed for seed in first for line in lines if seed in line]

@@ -1,0 +1,76 @@
+"""The doctor checks what matters, and says for each lack how to mend it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bract.cli import doctor
+from bract.cli.main import app
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def choose(*names: str) -> None:
+        kept = {name: doctor._CHECKS[name] for name in names}
+        monkeypatch.setattr(doctor, "_CHECKS", kept)
+
+    return choose
+
+
+def findings() -> Any:
+    return json.loads(CliRunner().invoke(app, ["doctor", "--format", "json"]).stdout)
+
+
+def test_the_doctor_looks_at_what_a_federation_and_an_audit_need() -> None:
+    assert set(doctor._CHECKS) == {
+        "python", "flower", "flower's commands", "device", "torchvision", "cores", "memory",
+        "paillier", "lpips", "docker", "loopback", "disk", "plugins",
+    }  # fmt: skip
+
+
+def test_what_lacks_is_said_with_a_mend(only: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    only("docker", "lpips", "device")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.hub.get_dir", lambda: "/nowhere")
+    found = findings()
+    assert [(f["check"], f["level"]) for f in found] == [
+        ("docker", "note"),
+        ("lpips", "note"),
+        ("device", "note"),
+    ]
+    assert all(finding["mend"] for finding in found)
+    assert "alexnet-owt-7be5be79.pth" in found[1]["mend"]
+
+
+def test_what_a_federation_cannot_do_without_ends_with_an_error(
+    only: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only("flower", "disk")
+    monkeypatch.setattr("bract.flower.installed", lambda: "1.42.0")
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code != 0
+    assert "1 of 2 checks failed: flower" in str(done.exception)
+    assert "pip install 'flwr>=1.41,<1.42'" in done.stderr
+
+
+def test_the_speed_of_encryption_is_measured(only: Any) -> None:
+    only("paillier")
+    (found,) = findings()
+    assert "us to encrypt a value" in found["found"]
+
+
+def test_busy_cores_and_little_memory_are_named(only: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    only("cores", "memory")
+    monkeypatch.setattr("os.getloadavg", lambda: (500.0, 0.0, 0.0))
+
+    class Memory:
+        available, total = 2**30, 2**31
+
+    monkeypatch.setattr("psutil.virtual_memory", Memory)
+    assert [f["level"] for f in findings()] == ["note", "note"]

@@ -1,0 +1,99 @@
+"""A run's figures in other tools, read back with those tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bract.cli.export import export_run
+from bract.config import build_config
+from bract.errors import BractError
+from bract.rundir import RunDirectory
+from bract.schema import AuditResult, ClientRow, GlobalRow, ImageResult, MetricsRow, Scores
+from bract.strict_json import dump_json
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run of two rounds, with one client of a strange name and one scored attack."""
+    run = RunDirectory(tmp_path / "digits")
+    run.create(build_config({"name": "digits", "rounds": 2}))
+    run.update_state(name="digits", status="finished")
+    for number in (1, 2):
+        client = ClientRow.of({"train_loss": 2.0 / number}, num_examples=10, weight=1.0)
+        judged = GlobalRow(loss=1.0 / number, accuracy=0.4 * number)
+        clients = {"ward 7/ä": client}
+        run.append_metrics(
+            MetricsRow(round=number, seconds=3.0, time=1.0, evaluation=judged, clients=clients)
+        )
+    image = ImageResult(index=0, label=7, true_label=7, scores=Scores(ssim=0.75, psnr=20.0))
+    result = AuditResult(
+        round=1, client="ward 7/ä", attack="ig", tier="oblivious", seed=0, scored=True,
+        images=[image],
+    )  # fmt: skip
+    path = run.audit / "ig" / "round-0001--x.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(dump_json(result.to_dict()))
+    return run
+
+
+EXPECTED = {
+    "global/accuracy": [(1, 0.4), (2, 0.8)],
+    "global/loss": [(1, 1.0), (2, 0.5)],
+    "clients/ward_7__/train_loss": [(1, 2.0), (2, 1.0)],
+    "leakage/ig-oblivious/ward_7__/ssim_mean": [(1, 0.75)],
+}
+
+
+def test_tensorboard_reads_what_was_exported(run: RunDirectory) -> None:
+    accumulators: Any = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    folder = Path(export_run(run.root, "tensorboard", None))
+    events = accumulators.EventAccumulator(str(folder / "digits"))
+    events.Reload()
+    for name, points in EXPECTED.items():
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert [step for step, _ in found] == [step for step, _ in points], name
+        assert [value for _, value in found] == pytest.approx([value for _, value in points])
+    assert not events.Tags()["images"]
+    assert "strategy.name: fedavg" in str(events.Tensors("run/text_summary")[0].tensor_proto)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mlflow_reads_what_was_exported(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    mlflow: Any = pytest.importorskip("mlflow")
+    uri = export_run(run.root, "mlflow", None)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("bract")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.run_name == "digits" and found.info.status == "FINISHED"
+    assert found.data.params["strategy.name"] == "fedavg"
+    for name, points in EXPECTED.items():
+        history = client.get_metric_history(found.info.run_id, name)
+        assert {m.step: m.value for m in history} == pytest.approx(dict(points)), name
+
+
+def test_what_cannot_be_exported_is_said(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BractError, match="tensorboad"):
+        export_run(run.root, "tensorboad", None)
+    run.metrics_path.unlink()
+    (run.audit / "ig" / "round-0001--x.json").unlink()
+    with pytest.raises(BractError, match="no round has any figure yet"):
+        export_run(run.root, "tensorboard", None)
+
+
+def test_a_tool_that_is_not_installed_is_named_with_what_installs_it(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr("bract.cli.export.importlib.import_module", missing)
+    with pytest.raises(BractError, match=r"pip install 'bract\[mlflow\]'"):
+        export_run(run.root, "mlflow", None)

@@ -1,0 +1,47 @@
+"""What `bract run` writes about a run is what the report shows of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reporting import gather
+
+from bract.cli import run as command
+from bract.cli.launch.launcher import Launch
+from bract.config import build_config
+from bract.rundir import RunDirectory
+from bract.schema import MetricsRow
+from bract.versions import package_versions
+
+
+class NoProcesses:
+    """Stands for the local federation: one row, as the server would leave it."""
+
+    def __init__(self, _config: object, run: RunDirectory, _launch: Launch) -> None:
+        self.run = run
+
+    def __enter__(self) -> NoProcesses:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def train(self, on_round: Any) -> None:
+        row = MetricsRow(round=1, seconds=0.5)
+        self.run.append_metrics(row)
+        on_round(row)
+        self.run.update_state(status="finished")
+
+
+def test_the_report_shows_every_version_that_the_run_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "LocalFederation", NoProcesses)
+    config = build_config({"name": "seam", "rounds": 1, "data": {"image_size": 16}})
+    run = command.run_federation(config, tmp_path, Launch())
+    facts = gather(run.root)
+    assert facts["run"]["versions"] == package_versions()
+    assert {"bract", "flwr", "torch", "python"} <= set(facts["run"]["versions"])
+    assert facts["run"]["status"] == "finished" and facts["run"]["name"] == "seam"

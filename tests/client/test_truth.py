@@ -1,0 +1,87 @@
+"""What a stranger's client keeps of its training, and that nothing else changes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader, TensorDataset
+
+from bract.client import keep
+
+
+@pytest.fixture
+def message() -> Message:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 0
+    config = ConfigRecord({"server-round": 2, "lr": 0.1})
+    return Message(RecordDict({"config": config}), dst_node_id=7, message_type="train")
+
+
+def context(**node_config: Any) -> Context:
+    return Context(1, 7, dict(node_config), RecordDict(), {})
+
+
+IMAGES = torch.linspace(-1, 1, 10 * 4).reshape(10, 1, 2, 2)
+LABELS = torch.arange(10)
+
+
+def loader() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    return DataLoader(TensorDataset(IMAGES, LABELS), 4, shuffle=True, generator=generator)
+
+
+def test_the_batches_are_the_same_and_the_inputs_are_kept(message: Message, tmp_path: Path) -> None:
+    plain = [[part.tolist() for part in batch] for batch in loader()]
+    kept = keep(loader(), message, context(), folder=tmp_path / "truth")
+    assert len(kept) == 3 and len(kept.dataset) == 10 and kept.batch_size == 4
+    assert [[part.tolist() for part in batch] for batch in kept] == plain
+    list(kept)  # a second epoch adds nothing
+    path = tmp_path / "truth" / "node-7" / "round-0002.safetensors"
+    found = load_file(path)
+    assert found["labels"].tolist() == [label for _, labels in plain for label in labels]
+    assert torch.equal(found["inputs"], IMAGES[found["labels"]])
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_pass_that_ends_early_keeps_what_was_used(message: Message, tmp_path: Path) -> None:
+    kept = keep(loader(), message, context(**{"truth-dir": str(tmp_path)}))
+    for _ in kept:
+        break
+    (path,) = tmp_path.rglob("*.safetensors")
+    assert len(load_file(path)["labels"]) == 4
+
+
+def test_dictionaries_of_tensors_are_batches_too(message: Message, tmp_path: Path) -> None:
+    batches = [{"img": IMAGES[:3].half(), "label": LABELS[:3].int(), "name": ["a", "b", "c"]}]
+    assert list(keep(batches, message, context(), tmp_path)) == batches
+    (path,) = tmp_path.rglob("*.safetensors")
+    found = load_file(path)
+    assert found["inputs"].dtype == torch.float32 and found["labels"].dtype == torch.int64
+
+
+def test_without_a_folder_nothing_is_kept(
+    message: Message, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = loader()
+    assert keep(plain, message, context()) is plain
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("batches", [[torch.zeros(3, 4)], [(IMAGES, LABELS[:2])], [(LABELS,)], [5]])
+def test_other_batches_train_on_and_are_not_kept(
+    message: Message, tmp_path: Path, batches: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert list(keep(batches, message, context(), tmp_path)) == batches
+    assert list(tmp_path.iterdir()) == [] and "nothing is kept" in caplog.text
+
+
+def test_a_full_disk_does_not_stop_training(
+    message: Message, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "node-7").write_text("in the way")
+    assert len(list(keep(loader(), message, context(), tmp_path))) == 3
+    assert "not kept to score an audit" in caplog.text

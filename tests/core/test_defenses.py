@@ -1,0 +1,78 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bract.client.defenses import build_defense, build_defenses
+from bract.defenses import DEFENSES, Defense, ProtectContext, prepare_model, read_defense
+from bract.errors import BractError
+from bract.models import create_model
+
+PAGE = Path(__file__).parents[2] / "docs" / "defenses.md"
+
+
+def default(name: Any) -> Any:
+    return {"name": name} | ({"std": 0.1} if name == "noise" else {})
+
+
+def model() -> Any:
+    return create_model("lenet-strided-bn", classes=10, channels=1, image_size=8)
+
+
+@pytest.mark.parametrize("name", list(DEFENSES))
+def test_a_defense_keeps_what_its_specification_says(name: Any) -> None:
+    chain = build_defenses([default(name)])
+    state: dict[str, Any]
+    network, state = chain.prepare_model(model()), {}
+    context = ProtectContext(seed=0, model=network, images=torch.rand(2, 1, 8, 8))
+    chain.attach(network, state, context)
+    kept_before_training = bool(state)
+    update = {n: torch.randn_like(p) for n, p in network.named_parameters()}
+    chain.protect(update, state, context)
+    assert kept_before_training == (DEFENSES[name].keeps == "model")
+    assert bool(state) == (DEFENSES[name].keeps != "nothing")
+
+
+@pytest.mark.parametrize("name", list(DEFENSES))
+def test_a_defense_that_changes_the_model_says_so(name: Any) -> None:
+    before, after = model(), prepare_model(model(), [default(name)])
+    same = [n for n, _ in before.named_modules()] == [n for n, _ in after.named_modules()] and all(
+        type(a) is type(b) for a, b in zip(before.modules(), after.modules(), strict=True)
+    )
+    assert DEFENSES[name].changes_model() is not same
+
+
+def test_declared_defenses_that_change_no_model_are_not_judged_by_prepare_model() -> None:
+    entries: list[dict[str, Any]] = [{"name": "pruning", "ratio": 7.0}, {"name": "somebody-else-s"}]
+    assert isinstance(prepare_model(model(), entries), nn.Module)
+    with pytest.raises(BractError, match="defense 'fedkl': blocks: found 'none'"):
+        prepare_model(model(), [{"name": "fedkl", "blocks": "none"}])
+
+
+def test_a_title_tells_the_settings_that_it_names() -> None:
+    kind = DEFENSES["noise"]
+    assert kind.title_with({"name": "noise"}) == "Gaussian noise"
+    assert kind.title_with({"name": "noise", "kind": "laplace"}) == "Laplace noise"
+    assert kind.in_title() == {"kind"}
+    assert DEFENSES["precode"].title_with({}) == "PRECODE"
+
+
+def test_the_documents_list_the_defenses_as_they_specify_themselves() -> None:
+    rows = PAGE.read_text().split("| name | what is sent | stage |\n")[1].split("\n\n")[0]
+    listed = [line.strip("| ").split(" | ") for line in rows.splitlines()[1:]]
+    assert sorted(listed) == [
+        [f"`{name}`", DEFENSES[name].summary, DEFENSES[name].stage.name.lower()]
+        for name in DEFENSES
+    ]
+
+
+def test_a_package_that_a_client_lacks_stops_the_client_but_not_who_reads_the_declaration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    entry = {"name": "noise", "epsilon": 1.0, "accountant": "opacus"}
+    with pytest.raises(BractError, match="needs Opacus at every client"):
+        build_defense(entry)
+    assert isinstance(read_defense(entry), Defense)

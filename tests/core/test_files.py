@@ -1,0 +1,88 @@
+"""Files appear whole or not at all."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bract.errors import BractError
+from bract.files import replacing, write_bytes, write_tensors, write_text
+
+
+def mode_of(path: Any) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_private_file_is_never_readable_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    opened = os.open
+
+    def watched(path: Any, flags: Any, mode: Any = 0o777, **rest: Any) -> Any:
+        descriptor = opened(path, flags, mode, **rest)
+        seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", watched)
+    path = write_text(tmp_path / "key", "secret", private=True)
+    assert seen == [0o600]
+    assert mode_of(path) == 0o600
+
+
+def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_bytes(tmp_path / "state", b"earlier")
+
+    def full(descriptor: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BractError, match=r"state: cannot be written: No space left .*3 B needed, "):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"earlier"
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"untouched")
+    monkeypatch.setattr("uuid.UUID.hex", property(lambda self: "0" * 32))
+    (tmp_path / f".state.{'0' * 32}.tmp").symlink_to(other)
+    with pytest.raises(BractError, match="cannot be written: File exists"):
+        write_bytes(tmp_path / "state", b"new")
+    assert other.read_bytes() == b"untouched"
+
+
+def test_tensors_come_back_as_they_were_written(tmp_path: Path) -> None:
+    tensors = {"b": torch.arange(6.0).reshape(2, 3).T, "a": torch.tensor(3)}
+    found = load_file(write_tensors(tmp_path / "folder" / "x.safetensors", tensors))
+    assert set(found) == {"a", "b"}
+    assert torch.equal(found["b"], tensors["b"])
+    assert torch.equal(found["a"], tensors["a"])
+
+
+def test_a_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    for content in ("one", "two"):
+        with replacing(tmp_path / "folder") as temporary:
+            temporary.mkdir()
+            (temporary / content).write_text(content)
+    assert [p.name for p in (tmp_path / "folder").iterdir()] == ["two"]
+
+
+def test_a_block_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "folder") as temporary:
+        temporary.mkdir()
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BractError, match="file/state: cannot be written"):
+        write_bytes(tmp_path / "file" / "state", b"")

@@ -1,0 +1,67 @@
+"""What is not Flower's public API goes through one module."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from bract import flower
+
+ROOT = Path(__file__).parents[2]
+PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
+ONE_PLACE = ROOT / "bract" / "flower.py"
+
+
+def modules() -> list[Path]:
+    rooms = [folder.parent for folder in ROOT.glob("*/__init__.py")]
+    return sorted(path for room in rooms for path in room.rglob("*.py") if path != ONE_PLACE)
+
+
+def named(tree: ast.AST) -> set[str]:
+    """Modules of Flower that are imported, or named in a string of their own."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            match = re.fullmatch(r"(flwr(?:\.\w+)+)(?::\w+)?", node.value)
+            found.update({match[1]} if match else ())
+    return {name for name in found if re.match(r"flwr(\.|$)", name)}
+
+
+def test_no_other_module_names_what_is_private_to_flower() -> None:
+    assert {"flwr.supercore.run", "flwr.superlink.cli"} <= named(ast.parse(ONE_PLACE.read_text()))
+    strays = {path.name: named(ast.parse(path.read_text())) - PUBLIC for path in modules()}
+    assert {name: found for name, found in strays.items() if found} == {}
+
+
+def test_the_installed_flower_has_every_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bract.flower"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"(\d+) of \1 names", done.stdout)
+
+
+def test_a_name_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(flower.NAMES, "Gone", "flwr.supercore.run")
+    monkeypatch.setitem(flower.NAMES, "Lost", "flwr.no_such_module")
+    assert flower.missing() == ["flwr.supercore.run.Gone", "flwr.no_such_module.Lost"]
+
+
+def test_one_release_is_asked_for_everywhere() -> None:
+    manifest = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert flower.REQUIREMENT in manifest["project"]["dependencies"]
+    assert flower.is_supported(f"{flower.SERIES}.3")
+    assert not flower.is_supported("1.410.0")
+    assert not flower.is_supported("1.42.0")
+    assert not flower.is_supported(None)
+    assert f"`{flower.REQUIREMENT}`" in (ROOT / "docs" / "flower.md").read_text()

@@ -1,0 +1,75 @@
+from typing import Any
+
+import pytest
+
+from bract.client.site import Site
+from bract.errors import BractError
+from bract.names import ClientNames, check_name
+
+
+@pytest.mark.parametrize("name", ["client-0", "A", "site_3", "7", "x" * 64, "node-5"])
+def test_names_of_letters_digits_and_dashes_are_allowed(name: Any) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a\\b",
+        "-a",
+        "_a",
+        "a b",
+        "a\n",
+        "a.b",
+        "é",
+        "x" * 65,
+        "aggregate",
+        "Aggregate",
+        "a\0",
+        None,
+        3,
+        ["a"],
+    ],
+)
+def test_a_name_that_is_a_path_or_no_plain_word_is_refused(name: Any) -> None:
+    with pytest.raises(BractError, match="is not allowed"):
+        check_name(name)
+
+
+def test_a_name_belongs_to_the_first_node_that_claims_it() -> None:
+    names = ClientNames()
+    assert names.claim(1, "client-0") == "client-0"
+    assert names.claim(1, "client-0") == "client-0"
+    for taken in ("client-0", "CLIENT-0"):
+        with pytest.raises(BractError, match="which is node 1's"):
+            names.claim(2, taken)
+    assert (names.of(1), names.of(2)) == ("client-0", "node-2")
+
+
+def test_a_node_keeps_its_name_and_may_not_take_another_nodes_number() -> None:
+    names = ClientNames()
+    names.claim(1, "a")
+    with pytest.raises(BractError, match="called itself 'a' before"):
+        names.claim(1, "b")
+    with pytest.raises(BractError, match="stands for another node"):
+        names.claim(2, "node-1")
+    assert names.claim(2, "node-2") == "node-2"
+
+
+def test_a_client_that_was_restarted_gets_its_name_back_once_its_old_node_has_left() -> None:
+    names = ClientNames()
+    names.claim(1, "client-0")
+    with pytest.raises(BractError, match="node 1's"):
+        names.claim(9, "client-0", lambda: [1, 9])
+    assert names.claim(9, "client-0", lambda: [9]) == "client-0"
+    assert names.of(1) == "node-1"
+
+
+def test_a_site_hears_of_its_bad_name_before_it_sends_anything() -> None:
+    with pytest.raises(BractError, match="'hospital/a' is not allowed"):
+        Site.from_node_config({"partition-id": 0, "num-partitions": 1, "name": "hospital/a"})

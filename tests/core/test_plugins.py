@@ -1,0 +1,184 @@
+"""Entries that installed packages bring to a registry."""
+
+import logging
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bract.attacks import ATTACKS, Auto
+from bract.config import build_config, dump_config, parse_config
+from bract.errors import BractError
+from bract.registry import Registry, named
+
+
+class Thing:
+    name = "?"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a package with one module and its entry points on the path, as pip would."""
+    modules = []
+
+    def put(name: Any, module: Any, group: Any, **entries: Any) -> None:
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        lines = "".join(f"{key} = {name}:{value}\n" for key, value in entries.items())
+        (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
+        (tmp_path / f"{name}.py").write_text(module)
+        modules.append(name)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield put
+    for name in modules:
+        sys.modules.pop(name, None)
+
+
+def things(**options: Any) -> Any:
+    return Registry("thing", group="bract.test", **options)
+
+
+def test_an_entry_is_imported_when_the_registry_is_first_asked(package: Any) -> None:
+    package("theirs_one", "VALUE = 1\n", "bract.test", one="VALUE")
+    registry = things()
+    registry.register("own")(2)
+    assert "theirs_one" not in sys.modules
+    assert list(registry) == ["one", "own"]
+    assert registry["one"] == 1
+    assert registry.plugins() == {"one": "theirs_one 1.0"}
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("1 / 0\n", "ZeroDivisionError"),
+        ("other = 1\n", "AttributeError"),
+        ("class Odd(Exception): pass\nraise Odd('odd')\n", "Odd: odd"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_left_out_by_name(
+    package: Any, caplog: pytest.LogCaptureFixture, module: Any, reason: Any
+) -> None:
+    package("theirs_two", module, "bract.test", broken="VALUE")
+    registry = things()
+    registry.register("own")(2)
+    with caplog.at_level(logging.WARNING):
+        assert list(registry) == ["own"]
+        assert registry["own"] == 2
+    (warning,) = caplog.messages
+    assert "plugin 'broken' of package theirs_two 1.0, group bract.test" in warning
+    assert reason in warning
+    assert "install what it needs or mend it, or uninstall the package" in warning
+    with pytest.raises(BractError, match=r"plugin 'broken' of package theirs_two 1\.0"):
+        registry["broken"]
+
+
+def test_a_taken_name_stays_with_its_owner(package: Any, caplog: pytest.LogCaptureFixture) -> None:
+    package("theirs_a", "VALUE = 'a'\n", "bract.test", own="VALUE", shared="VALUE")
+    package("theirs_b", "VALUE = 'b'\n", "bract.test", shared="VALUE")
+    registry = things()
+    registry.register("own")("bract's")
+    assert registry["own"] == "bract's"
+    assert registry["shared"] == "a"
+    assert "theirs_b 1.0" in caplog.text
+    assert "thing 'shared' is taken by theirs_a 1.0; give it another name" in caplog.text
+    assert "thing 'own' is taken by bract itself" in caplog.text
+
+
+def test_an_entry_of_another_kind_or_name_is_refused(
+    package: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = "from test_plugins import Thing\nclass Mine(Thing):\n    name = 'mine'\n"
+    sys.modules.setdefault("test_plugins", sys.modules[__name__])
+    names = {"mine": "Mine", "odd": "Mine", "no": "OTHER"}
+    package("theirs_kind", module + "OTHER = 3\n", "bract.test", **names)
+    registry = things(check=partial(named, Thing))
+    assert list(registry) == ["mine"]
+    assert "Mine.name is 'mine', expected 'odd'" in caplog.text
+    assert "3 is no subclass of" in caplog.text
+
+
+STRATEGY = """
+from typing import ClassVar, Literal
+from bract.config import StrategySection
+class Section(StrategySection):
+    implementation: ClassVar[str] = "theirs_strategy:Strategy"
+    name: Literal["test-theirs"]
+    strength: float = 0.5
+"""
+
+
+@pytest.fixture
+def strategy(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bract.config import sections
+
+    package("theirs_strategy", STRATEGY, "bract.strategies", **{"test-theirs": "Section"})
+    monkeypatch.setattr(sections.STRATEGY_SECTIONS, "_loaded", False)
+    monkeypatch.setattr(
+        sections.STRATEGY_SECTIONS, "_entries", dict(sections.STRATEGY_SECTIONS._entries)
+    )
+
+
+def test_a_strategy_brings_its_own_section(strategy: Any) -> None:
+    config = build_config({"strategy": {"name": "test-theirs", "strength": 0.25}})
+    section: Any = config.strategy
+    assert section.strength == 0.25
+    assert parse_config(dump_config(config)) == config
+    for given, said in (
+        ({"strenght": 1}, "unknown key 'strategy.strenght'. Did you mean 'strategy.strength'?"),
+        ({"strength": "much"}, "strategy.strength: found 'much'"),
+        ({"name": "test-their"}, "unknown strategy 'test-their'. Did you mean 'test-theirs'?"),
+    ):
+        with pytest.raises(BractError) as error:
+            build_config({"strategy": {"name": "test-theirs"} | given})
+        assert said in str(error.value)
+
+
+def test_a_strategy_of_a_package_is_not_run_over_ciphertexts(strategy: Any) -> None:
+    with pytest.raises(BractError, match="cannot add ciphertexts up; set encryption: none"):
+        build_config({"strategy": {"name": "test-theirs"}, "encryption": "paillier"})
+
+
+ATTACK = """
+from dataclasses import dataclass
+from typing import ClassVar
+from bract.attacks import IG
+@dataclass(frozen=True, kw_only=True)
+class Theirs(IG):
+    name: ClassVar[str] = "test-theirs"
+"""
+
+
+def test_an_attack_of_a_package_competes_in_auto(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package("theirs_attack", ATTACK, "bract.attacks", **{"test-theirs": "Theirs"})
+    monkeypatch.setattr(ATTACKS, "_entries", dict(ATTACKS._entries))
+    monkeypatch.setattr(ATTACKS, "_packages", {})
+    monkeypatch.setattr(ATTACKS, "_loaded", False)
+    assert Auto(pool=("ig", "test-theirs")).pool == ("ig", "test-theirs")
+    assert ATTACKS["test-theirs"].iterations == ATTACKS["ig"].iterations
+
+
+def test_help_and_a_configuration_load_no_plugin(package: Any, tmp_path: Path) -> None:
+    package("theirs_loud", "raise SystemExit('loaded')\n", "bract.attacks", loud="X")
+    code = (
+        "import sys; from bract.cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit as done: assert not done.code, done\n"
+        "assert 'torch' not in sys.modules and 'theirs_loud' not in sys.modules\n"
+        "import bract.config; bract.config.build_config({})\n"
+        "assert 'theirs_loud' not in sys.modules\n"
+    )
+    path = [str(tmp_path), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,116 @@
+"""Real containers: Docker Compose projects of the demo, and what runs in them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from containers import FOLDER, ROOT
+
+FILE = FOLDER / "compose.yaml"
+
+
+def why_not() -> str | None:
+    """Return what this machine lacks for containers, or None."""
+    if shutil.which("docker") is None:
+        return "no docker command"
+    for command in (["info"], ["compose", "version"]):
+        asked = subprocess.run(["docker", *command], capture_output=True, text=True)
+        if asked.returncode:
+            return f"docker {' '.join(command)}: {asked.stderr.strip()[:200]}"
+    return None
+
+
+class Project:
+    """One Compose project, with a federation of its own.
+
+    Parameters
+    ----------
+    name
+        Prefix of its containers, networks and volumes.
+    folder
+        Empty folder for what is laid over the compose file.
+    federation
+        What stands for ``federation.yaml``; None is the demo's own.
+    """
+
+    def __init__(self, name: str, folder: Path, federation: dict[str, Any] | None = None) -> None:
+        self.name = name
+        self._files = [str(FILE)]
+        if federation is not None:
+            (folder / "federation.yaml").write_text(yaml.safe_dump(federation))
+            over = folder / "compose.over.yaml"
+            mount = f"{folder / 'federation.yaml'}:/etc/bract/federation.yaml:ro"
+            over.write_text(yaml.safe_dump({"services": {"federation": {"volumes": [mount]}}}))
+            self._files.append(str(over))
+
+    def compose(
+        self, *arguments: str, timeout: float = 300, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``docker compose`` on this project."""
+        files = [word for file in self._files for word in ("-f", file)]
+        done = subprocess.run(
+            ["docker", "compose", "-p", self.name, *files, *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert done.returncode == 0 or not check, done.stdout[-3000:] + done.stderr[-3000:]
+        return done
+
+    def inside(self, service: str, *command: str, check: bool = True) -> str:
+        """Return what a command prints in a running container."""
+        done = self.compose("exec", "-T", service, *command, check=check, timeout=60)
+        return done.stdout + ("" if check else done.stderr)
+
+    def container(self, service: str) -> str:
+        """Return the id of a service's container, running or not."""
+        return self.compose("ps", "-aq", service).stdout.split()[0]
+
+    def state(self, service: str) -> dict[str, Any]:
+        """Return Docker's record of a container's state."""
+        found: dict[str, Any] = inspect(self.container(service), "{{json .State}}")
+        return found
+
+    def end(self) -> None:
+        """Remove containers, networks and volumes."""
+        self.compose("down", "--volumes", "--timeout", "2", check=False)
+
+
+def inspect(thing: str, template: str) -> Any:
+    """Return a part of what Docker knows of an image or container."""
+    asked = subprocess.run(
+        ["docker", "inspect", "--format", template, thing], capture_output=True, text=True
+    )
+    assert asked.returncode == 0, asked.stderr
+    return json.loads(asked.stdout)
+
+
+def run_image(
+    part: str, command: Sequence[str], options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new container of one of the three images, as Compose would."""
+    hardened = ("--rm", "--network", "none", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp")
+    return subprocess.run(
+        ["docker", "run", *hardened, *options, f"bract-{part}:local", *command],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def what_runs(name: str) -> list[str]:
+    """Return the containers of a project that are running."""
+    asked = subprocess.run(
+        ["docker", "ps", "-q", "--filter", f"label=com.docker.compose.project={name}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return asked.stdout.split()

@@ -1,0 +1,177 @@
+"""The three images and the demo on a real engine: who holds what, and who reaches whom."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from containers import CLIENTS, FOLDER, ROOT
+from engine import Project, inspect, run_image, what_runs, why_not
+
+PARTS = ("client", "server", "audit")
+LACKS = {
+    "client": ("attacks", "audit", "report", "server", "strategies"),
+    "server": ("attacks", "audit", "report"),
+    "audit": (),
+}
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.containers,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def images() -> None:
+    """Build the images once; the cache answers where nothing changed."""
+    Project("bract-test", ROOT).compose("build", timeout=1700)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_image_holds_its_own_rooms_and_no_others(part: Any) -> None:
+    listed = run_image(
+        part, ["python3", "-c", "import bract, os; print(*os.listdir(bract.__path__[0]))"]
+    )
+    assert listed.returncode == 0, listed.stderr
+    held = set(listed.stdout.split())
+    assert {"client", "cli", "deploy", "defenses", "protocol"} <= held
+    assert not held & set(LACKS[part])
+    assert set(LACKS["client"]) - set(LACKS[part]) <= held
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_image_runs_without_root_without_pip_and_says_what_it_is(part: Any) -> None:
+    assert inspect(f"bract-{part}:local", "{{json .Config.User}}") == "49999:49999"
+    labels = inspect(f"bract-{part}:local", "{{json .Config.Labels}}")
+    assert labels["org.opencontainers.image.title"] == f"bract {part}"
+    assert labels["org.opencontainers.image.version"] == "local"
+    ran = run_image(
+        part, ["sh", "-c", "id -u; touch /opt/bract/x; python3 -m pip --version; bract --version"]
+    )
+    assert ran.stdout.splitlines()[0] == "49999"
+    assert "Read-only file system" in ran.stderr
+    assert "No module named pip" in ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("bract ")
+
+
+def test_a_client_cannot_be_asked_to_attack() -> None:
+    ran = run_image("client", ["bract", "audit", "/nothing"])
+    assert ran.returncode == 2
+    assert "this installation has no bract.a" in ran.stderr
+    assert "run this command in the audit image" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+SMALL = yaml.safe_load((FOLDER / "federation.yaml").read_text())
+SMALL["rounds"] = 2
+SMALL["data"]["partition"]["sizes"] = [40, 30, 2]
+SMALL["audit"] |= {"attacks": ["ig"], "rounds": [1], "iterations": 5, "max_images": 2}
+
+
+def test_make_docker_demo_leaves_the_page_and_nothing_running(tmp_path: Path) -> None:
+    """The very command of the README, with a smaller federation laid over the demo's."""
+    project = Project("bract", tmp_path, SMALL)
+    over = tmp_path / "compose.over.yaml"
+    page = ROOT / "runs" / "docker" / "report.html"
+    page.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(
+            ["make", "docker-demo", f"COMPOSE=docker compose -f docker/compose.yaml -f {over}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=os.environ,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        assert what_runs("bract") == []
+        assert page.is_file()
+        facts = json.loads((page.parent / "report.json").read_text())
+        assert facts["run"]["status"] == "finished"
+        assert {seen["client"] for seen in facts["observations"]} == set(CLIENTS)
+    finally:
+        project.end()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A SuperLink and three clients that wait for a run."""
+    project = Project("bract-test", tmp_path_factory.mktemp("running"), SMALL)
+    try:
+        project.compose("up", "--detach", "--wait", "superlink", *CLIENTS)
+        yield project
+    finally:
+        project.end()
+
+
+REACH = """
+import socket, sys
+for place in sys.argv[1:]:
+    host, port = place.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=3).close()
+        print(place, "yes")
+    except OSError as error:
+        print(place, "no")
+"""
+
+
+def test_a_client_reaches_the_superlink_and_nothing_else(running: Project) -> None:
+    addresses = {
+        client: next(
+            iter(inspect(running.container(client), "{{json .NetworkSettings.Networks}}").values())
+        )["IPAddress"]
+        for client in CLIENTS
+    }
+    others = [f"client-1:{port}" for port in (8000, 9094)]
+    others += [f"{addresses['client-1']}:{port}" for port in (8000, 9094)]
+    asked = ["superlink:8000", *others, "pypi.org:443", "1.1.1.1:443"]
+    told = running.inside("client-0", "python3", "-c", REACH, *asked).splitlines()
+    assert told == ["superlink:8000 yes", *(f"{place} no" for place in asked[1:])]
+
+
+ASK = """
+import sys, urllib.error, urllib.request
+for path in sys.argv[1:]:
+    try:
+        print(urllib.request.urlopen("http://superlink:8000" + path, data=b"x", timeout=5).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+def test_a_client_reaches_no_control_api(running: Project) -> None:
+    paths = [
+        "/v1/control/start-run",
+        "/v1/control/list-runs",
+        "/v1/runtime/pull-task",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "//v1/control/start-run",
+        "/V1/CONTROL/start-run",
+        "/docs",
+        "/openapi.json",
+        "/",
+    ]
+    told = running.inside("client-0", "python3", "-c", ASK, *paths).split()
+    assert told == ["404"] * len(paths)
+
+
+def test_a_container_sees_its_own_volumes_only(running: Project) -> None:
+    folders = "/runs /operator /results /state /truth"
+    seen = f"for d in {folders}; do mountpoint -q $d && echo $d; done; true"
+    expected = {"superlink": ["/runs", "/operator"]} | {c: ["/state", "/truth"] for c in CLIENTS}
+    for service, its_own in expected.items():
+        assert running.inside(service, "sh", "-c", seen).split() == its_own
+    names = {
+        mount["Name"]
+        for client in CLIENTS
+        for mount in inspect(running.container(client), "{{json .Mounts}}")
+    }
+    assert len(names) == 2 * len(CLIENTS), "clients share a volume"

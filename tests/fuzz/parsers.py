@@ -1,0 +1,7 @@
+"""Every parser of untrusted bytes or records."""
+
+from fuzz.files import FILES
+from fuzz.keys import KEYS
+from fuzz.messages import MESSAGES
+
+PARSERS = [*MESSAGES, *KEYS, *FILES]

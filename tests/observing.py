@@ -1,0 +1,137 @@
+"""Observations computed in memory, from embedded digits and small models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bract.audit.scoring.scoring import Truth, score_images
+from bract.config import DataConfig
+from bract.data import test_data as load_test_data
+from bract.models import create_model, initialise
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
+
+Make = Callable[..., Observation]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let descents look at a clock that goes on by a second whenever it is looked at."""
+    seconds = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
+    monkeypatch.setattr("bract.attacks.solve.descent.time", clock)
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[Tensor, Tensor]:
+    return load_test_data(DataConfig(name="digits", image_size=16))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> tuple[Tensor, Tensor]:
+    return load_test_data(DataConfig(name="digits", image_size=8))
+
+
+@pytest.fixture
+def observe() -> Make:
+    """Make observations; see `_observe`."""
+    return _observe
+
+
+def _observe(
+    images: Tensor,
+    labels: Tensor,
+    *,
+    model: str | nn.Module = "lenet-strided",
+    init: str = "default",
+    classes: int = 10,
+    client: str = "client-0",
+    steps: int | None = None,
+    batch_size: int | None = None,
+    lr: float = 0.5,
+    momentum: float = 0.0,
+    proximal_mu: float = 0.0,
+    **declared: Any,
+) -> Observation:
+    """What a client that holds these images would upload: a gradient, or K steps of SGD.
+
+    The proximal term of the steps is declared as well.
+    """
+    channels, size, _ = images.shape[1:]
+    network = (
+        initialise(
+            create_model(model, classes=classes, channels=channels, image_size=size), init, 0
+        )
+        if isinstance(model, str)
+        else model
+    )
+    mean, std = (0.3,) * channels, (0.4,) * channels
+    inputs = (images - 0.3) / 0.4
+    sent, buffers = parameters_of(network), buffers_of(network)
+    batch = batch_size or len(images)
+    declaration = ClientDeclaration(
+        model=model if isinstance(model, str) else None,
+        image_shape=(channels, size, size),
+        classes=classes,
+        mean=mean,
+        std=std,
+        batch_size=batch,
+        num_examples=len(images),
+    )
+    update: Tensors
+    if steps is None:
+        loss = nn.functional.cross_entropy(network(inputs), labels)
+        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        update = {n: g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)}
+        declaration = replace(declaration, algorithm="fedsgd")
+    else:
+        optimizer = torch.optim.SGD(network.parameters(), lr=lr, momentum=momentum)
+        received = [p.detach().clone() for p in network.parameters()]
+        epoch = [slice(at, at + batch) for at in range(0, len(images), batch)]
+        for step in range(steps):
+            taken = epoch[step % len(epoch)]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(inputs[taken]), labels[taken]).backward()
+            for parameter, start in zip(network.parameters(), received, strict=True):
+                assert parameter.grad is not None
+                parameter.grad += proximal_mu * (parameter.detach() - start)
+            optimizer.step()
+        update = difference(sent, parameters_of(network))
+        declaration = replace(
+            declaration,
+            algorithm="fedavg",
+            lr=lr,
+            momentum=momentum,
+            proximal_mu=proximal_mu or None,
+            local_steps=steps,
+        )
+    return Observation(
+        round=1,
+        client=client,
+        parameters=sent,
+        buffers=buffers,
+        update=update,
+        declaration=replace(declaration, **declared),
+    )
+
+
+def scores(images: Tensor, originals: Tensor) -> list[Any]:
+    """Score reconstructions against their originals: `bract.schema.Scores` that lack no value."""
+    truth = Truth(originals, torch.zeros(len(originals), dtype=torch.int64))
+    return score_images(images, truth, perceptual=False).rows

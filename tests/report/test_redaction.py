@@ -1,0 +1,91 @@
+"""What a redacted report holds is what somebody listed."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bract.report import gather, write_report
+from bract.report.comparison.comparison import gather_comparison
+from bract.report.comparison.variants import Variant
+from bract.rundir import RunDirectory
+from bract.schema import ClientRow, MetricsRow, Record
+from bract.schema.report import ImageFacts
+
+
+class WiderImage(ImageFacts):
+    """What an image's facts would be with one more field, which nobody listed."""
+
+    face: str | None = None
+
+
+def records(kind: type[Record] = Record) -> Iterator[type[Record]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from records(child)
+
+
+def test_a_field_that_nobody_listed_is_redacted(make_run: Any) -> None:
+    report = gather(make_run(rounds=1))
+    observation = report.observations[0]
+    images = [WiderImage(**dict(image), face="somebody") for image in observation.images]
+    wider = observation.model_copy(update={"images": images})
+    report = report.model_copy(update={"observations": [wider, *report.observations[1:]]})
+    shown = report.observations[0].images[0]
+    assert isinstance(shown, WiderImage) and shown.face == "somebody"
+    hidden = report.redact().observations[0].images[0]
+    assert isinstance(hidden, WiderImage) and hidden.face is None
+    assert hidden.scores == shown.scores and hidden.index == shown.index
+
+
+def test_a_setting_that_nobody_listed_is_redacted(make_run: Any, writers: Any) -> None:
+    root = make_run(clients=["a"], rounds=1, audit=False)
+    settings = {"tv": 1e-4, "labels_read": [7], "portrait_of": "somebody"}
+    writers.audit(root, 1, "a", settings=settings)
+    write_report(root, redact=True)
+    content = json.loads((root / "report.json").read_text())
+    assert content["observations"][0]["settings"] == {"tv": 1e-4}
+
+
+def test_a_metric_by_a_clients_own_name_is_redacted(make_run: Any) -> None:
+    root = make_run(clients=["a"], rounds=1)
+    row = ClientRow.of({"train_loss": 1.0, "age": 41.0}, num_examples=3, weight=1.0)
+    RunDirectory(root).append_metrics(MetricsRow(round=2, clients={"a": row}))
+    report = gather(root)
+    assert report.rounds[-1].clients["a"].other == {"age": 41.0}
+    hidden = report.redact().rounds[-1].clients["a"]
+    assert hidden.other == {} and hidden.train_loss == 1.0
+
+
+def test_a_redacted_report_still_has_every_fact_but_the_images(make_run: Any) -> None:
+    report = gather(make_run(rounds=1))
+    hidden = report.redact()
+    assert hidden.redacted and not report.redacted
+    assert hidden.verdict == report.verdict
+    assert hidden.attacks == report.attacks and hidden.clients == report.clients
+    for image in hidden.observations[0].images:
+        kept = {name for name, value in dict(image).items() if value is not None}
+        assert kept <= ImageFacts.public
+
+
+def test_a_redacted_comparison_holds_no_picture_and_no_label(make_run: Any) -> None:
+    root = make_run(clients=["a"], rounds=1)
+    root = root.rename(root.with_name("undefended")).parent
+    facts = gather_comparison(root, [Variant("undefended")], name="digits")
+    assert facts.pictures[0].original and facts.pictures[0].variants["undefended"].reconstruction
+    hidden = facts.redact().pictures[0]
+    assert hidden.original is None and hidden.true_label is None
+    assert hidden.variants["undefended"].reconstruction is None
+    assert hidden.variants["undefended"].ssim == facts.pictures[0].variants["undefended"].ssim
+
+
+@pytest.mark.parametrize("kind", sorted(set(records()), key=operator.attrgetter("__name__")))
+def test_what_is_listed_exists_and_what_is_not_has_a_default(kind: type[Record]) -> None:
+    assert kind.public <= set(kind.model_fields)
+    if kind.public:
+        unlisted = {n: f for n, f in kind.model_fields.items() if n not in kind.public}
+        assert not [name for name, field in unlisted.items() if field.is_required()]

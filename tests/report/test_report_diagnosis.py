@@ -1,0 +1,128 @@
+"""What the signals of one attack say, each cause by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from reporting import gather
+
+from bract.report import write_report
+from bract.report.facts.findings import findings
+from bract.schema import AuditResult
+from bract.schema.audit import Signals
+
+PERFECT = {"cosine": 1.0, "scale": 1.0, "exact": True, "tried": {}}
+QUIET = {
+    "scale": 1.0,
+    "layers": {"a": {"cosine": 1.0, "size": 1.0}, "b": {"cosine": 1.0, "size": 0.5}},
+    "zero": 0.0,
+    "dead": 0.1,
+    "negative": 1,
+    "unbalanced": 0.0,
+    "unsure": 0.8,
+    "images": {"declared": 1, "searched": 1},
+    "steps": {"declared": 1, "simulated": 1},
+    "norm": 1.0,
+    "norm_ratio": None,
+    "falling": 0.0,
+}
+
+
+def found(cosine: float = 0.999, defense: str | None = None, **signals: Any) -> dict[str, str]:
+    tier, read_as = signals.pop("tier", "oblivious"), signals.pop("read_as", None)
+    audit = AuditResult(
+        round=1,
+        client="a",
+        attack="ig",
+        tier=tier,
+        read_as=read_as,
+        defenses=[defense] if defense else [],
+        gradient_cosine=cosine,
+        scored=True,
+        diagnosis=Signals.model_validate({**QUIET, **signals}),
+    )
+    return {f["code"]: f["text"] for f in findings(audit, leaked=0, scored=2)}
+
+
+@pytest.mark.parametrize(
+    ("code", "signals"),
+    [
+        ("ambiguous", {}),
+        ("stuck", {"cosine": 0.5}),
+        ("unfinished", {"cosine": 0.5, "falling": 0.2}),
+        ("scale", {"scale": 5.0}),
+        ("sign", {"negative": 9}),
+        ("unbalanced", {"unbalanced": 0.3}),
+        ("many-images", {"images": {"declared": 60, "searched": 8}}),
+        ("many-steps", {"steps": {"declared": 54, "simulated": 1}}),
+        ("optimizer", {"optimizer": "adam"}),
+        ("dead", {"dead": 0.95}),
+        ("vanished", {"layers": {"a": {"size": 1.0}, "b": {"size": 1e-9}}}),
+        ("learned", {"unsure": 0.01}),
+        ("converged", {"norm_ratio": 0.01}),
+        ("context-right", {"truth_check": PERFECT}),
+        ("context-scale", {"truth_check": {**PERFECT, "scale": 0.2}}),
+        ("context-sign", {"truth_check": {**PERFECT, "cosine": -1.0}}),
+        ("context-wrong", {"truth_check": {**PERFECT, "cosine": 0.7}}),
+        ("defense-ignored", {"defense": "guardian"}),
+        ("distorted", {"defense": "guardian", "truth_check": {**PERFECT, "cosine": 0.3}}),
+        ("recovered", {"defense": "adadefense", "tier": "adaptive", "truth_check": PERFECT}),
+        (
+            "not-recovered",
+            {
+                "defense": "guardian",
+                "tier": "adaptive",
+                "truth_check": {**PERFECT, "cosine": 0.3},
+            },
+        ),
+    ],
+)
+def test_each_cause_is_named_by_its_signal_and_not_without_it(
+    code: str, signals: dict[str, Any]
+) -> None:
+    assert code in found(**signals)
+    if code != "ambiguous":
+        assert code not in found()
+
+
+def test_an_aggregate_of_defended_updates_is_read_obliviously() -> None:
+    check: dict[str, Any] = {"truth_check": {**PERFECT, "cosine": 0.3}, "defense": "guardian"}
+    assert "not-recovered" in found(tier="colluding", **check)
+    both = found(tier="colluding", read_as="oblivious", **check)
+    assert "distorted" in both and "defense-ignored" in both and "not-recovered" not in both
+
+
+def test_another_context_is_named_where_it_fits_ten_times_better() -> None:
+    check = {**PERFECT, "cosine": 0.9, "tried": {"norm_mode: eval": 0.9999999, "other": 0.5}}
+    assert "with norm_mode: eval" in found(truth_check=check)["context-wrong"]
+    check = {**PERFECT, "cosine": 0.9995, "tried": {"norm_mode: eval": 0.9996}}
+    assert set(found(truth_check=check)) == {"context-right", "ambiguous"}
+
+
+def test_later_epochs_of_unknown_order_convict_no_context() -> None:
+    check = {**PERFECT, "cosine": 0.7, "exact": False}
+    assert not [code for code in found(truth_check=check) if code.startswith("context")]
+
+
+def test_what_leaked_whole_or_was_never_measured_needs_no_explanation() -> None:
+    audit = AuditResult(round=1, client="a", attack="ig", scored=True, gradient_cosine=0.1)
+    assert findings(audit, leaked=0, scored=2) == []
+    measured = audit.model_copy(update={"diagnosis": AuditResult.model_validate(
+        {"round": 1, "client": "a", "attack": "ig", "diagnosis": QUIET}).diagnosis})  # fmt: skip
+    assert findings(measured, leaked=2, scored=2) == []
+    assert findings(measured, leaked=0, scored=2)
+
+
+def test_the_page_shows_the_causes_beside_the_upload(
+    make_run: Any, writers: Any, parse: Any
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    signals = {**QUIET, "truth_check": {**PERFECT, "cosine": 0.7}}
+    writers.audit(root, 1, "client-0", noise=1.2, diagnosis=signals, gradient_cosine=0.5)
+    (observation,) = gather(root)["observations"]
+    assert {f["source"] for f in observation["diagnosis"]} == {"attacker", "scorer"}
+    text = parse(write_report(root).read_text()).text
+    assert "Why it got no further" in text
+    assert "The true images do not give this update" in text
+    assert "measured with the originals" in text

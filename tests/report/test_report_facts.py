@@ -1,0 +1,200 @@
+"""The facts of a run directory, whole and in pieces."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reporting import gather
+
+from bract.errors import BractError, SchemaError
+from bract.report import REPORT_SCHEMA
+from bract.schema import OBSERVATION_SCHEMA
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_whole_run_gives_every_fact(make_run: Any) -> None:
+    facts = gather(make_run())
+    assert facts["schema"] == REPORT_SCHEMA == 4
+    assert facts["run"]["name"] == "digits-demo"
+    assert facts["run"]["rounds_done"] == facts["run"]["rounds_planned"] == 3
+    assert facts["run"]["started"] == "2026-02-25T06:13:20+00:00"
+    assert facts["run"]["audit_seconds"] == pytest.approx(9 * 12.3)
+    assert facts["run"]["training_seconds"] == pytest.approx(0.4 + 3 * 3.1)
+    assert facts["config"]["rounds"] == 3
+    assert len(facts["config_sha256"]) == 64
+    assert [r["round"] for r in facts["rounds"]] == [0, 1, 2, 3]
+    assert len(facts["observations"]) == 9
+    assert facts["captures"] == 9
+    assert facts["skipped"] == facts["refused"] == facts["failures"] == []
+
+
+def test_the_worst_client_and_round_are_found(make_run: Any) -> None:
+    facts = gather(make_run())
+    worst = facts["observations"][facts["worst"]]
+    assert (worst["client"], worst["round"]) == ("client-2", 1)
+    assert worst["leaked"] == sum(image["leaked"] for image in worst["images"]) > 0
+    row = next(c for c in facts["clients"] if c["client"] == "client-2")
+    assert row["worst_round"] == 1
+    assert row["examples"] == 432
+
+
+def test_what_leaked_is_counted_the_same_everywhere(make_run: Any) -> None:
+    facts = gather(make_run())
+    leaked = sum(image["leaked"] for o in facts["observations"] for image in o["images"])
+    total = next(row for row in facts["attacks"] if row["client"] is None)
+    parts = [row for row in facts["attacks"] if row["client"] is not None]
+    assert total["leaked"] == leaked == sum(row["leaked"] for row in parts)
+    assert total["scored"] == 27 == sum(row["scored"] for row in parts)
+    assert sum(row["leaked"] for row in facts["leakage"]) == leaked
+    assert facts["verdict"]["headline"]["leaked"] == leaked
+
+
+def test_pictures_are_named_from_the_run_directory(make_run: Any) -> None:
+    root = make_run()
+    for observation in gather(root)["observations"]:
+        for image in observation["images"]:
+            assert (root / image["reconstruction"]).is_file()
+            assert (root / image["original"]).is_file()
+
+
+def test_a_picture_outside_its_folder_is_left_out(make_run: Any) -> None:
+    root = make_run(rounds=1)
+    path = root / "audit" / "ig" / "round-0001--client-0.json"
+    content = json.loads(path.read_text())
+    content["images"][0]["original"] = "../../config.yaml"
+    content["images"][1]["original"] = str(root / "run.json")
+    path.write_text(json.dumps(content))
+    images = gather(root)["observations"][0]["images"]
+    assert images[0]["original"] is images[1]["original"] is None
+    assert images[2]["original"] is not None
+
+
+def test_a_run_nobody_attacked_has_facts_but_no_scores(make_run: Any) -> None:
+    facts = gather(make_run(audit=False))
+    assert facts["verdict"]["level"] == "not-attacked"
+    assert "9 uploads that the server holds" in facts["verdict"]["sentence"]
+    assert facts["worst"] is None and facts["attacks"] == [] and facts["leakage"] == []
+    assert [c["strongest"] for c in facts["clients"]] == [None, None, None]
+
+
+def test_without_the_truth_nothing_is_scored(make_run: Any) -> None:
+    facts = gather(make_run(truth=False))
+    assert facts["verdict"]["level"] == "unscored"
+    shown = facts["observations"][facts["worst"]]
+    assert (shown["client"], shown["round"]) == ("client-2", 1)
+    assert shown["gradient_cosine"] == max(o["gradient_cosine"] for o in facts["observations"])
+    assert all(i["scores"] is None for o in facts["observations"] for i in o["images"])
+    assert all(i["leaked"] is None for o in facts["observations"] for i in o["images"])
+    assert facts["attacks"][0]["ssim"]["mean"] is None
+
+
+@pytest.mark.parametrize("part", ["run.json", "config.yaml", "metrics.jsonl"])
+def test_a_missing_file_leaves_the_other_facts(make_run: Any, part: str) -> None:
+    root = make_run()
+    (root / part).unlink()
+    facts = gather(root)
+    assert facts["run"]["name"] == "digits-demo"
+    assert len(facts["observations"]) == 9
+
+
+def test_half_written_files_are_named_and_left_out(make_run: Any) -> None:
+    root = make_run()
+    with (root / "metrics.jsonl").open("a") as stream:
+        stream.write('{"round": 4, "seco')
+    (root / "audit" / "ig" / "round-0002--client-1.json").write_text('{"schema": 3, "round"')
+    (root / "captures" / "round-0003" / "client-0" / "observation.json").unlink()
+    edit(root / "audit" / "ig" / "round-0003--client-1.json", tier="omniscient")
+    facts = gather(root)
+    reasons = {s["file"]: s["reason"] for s in facts["skipped"]}
+    assert set(reasons) == {
+        "metrics.jsonl",
+        "audit/ig/round-0002--client-1.json",
+        "audit/ig/round-0003--client-1.json",
+        "captures/round-0003/client-0/observation.json",
+    }
+    assert "line 5" in reasons["metrics.jsonl"]
+    assert "tier" in reasons["audit/ig/round-0003--client-1.json"]
+    assert len(facts["observations"]) == 7 and facts["captures"] == 8
+    assert [r["round"] for r in facts["rounds"]] == [0, 1, 2, 3]
+
+
+def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> None:
+    root = make_run()
+    with (root / "metrics.jsonl").open("a") as stream:
+        row = {"schema": 2, "round": 2, "global": {"loss": 1.0, "accuracy": 0.5}}
+        stream.write(json.dumps(row) + "\n")
+    rounds = gather(root)["rounds"]
+    assert [r["round"] for r in rounds] == [0, 1, 2, 3]
+    assert rounds[2]["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("run.json", 2),
+        ("audit/ig/round-0001--client-0.json", 3),
+        ("captures/round-0001/client-0/observation.json", OBSERVATION_SCHEMA),
+    ],
+)
+def test_another_schema_is_refused_with_the_version_found_and_wanted(
+    make_run: Any, name: str, wanted: int
+) -> None:
+    root = make_run(rounds=1)
+    edit(root / name, schema=0)
+    with pytest.raises(
+        SchemaError, match=rf"{re.escape(name)}: \w+ schema 0, this version reads {wanted}"
+    ):
+        gather(root)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BractError, match="no such run directory"):
+        gather(tmp_path / "nowhere")
+    with pytest.raises(BractError, match="not a run directory"):
+        gather(tmp_path)
+
+
+def test_refusals_and_failures_keep_their_reasons(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1)
+    writers.audit(
+        root, 2, "client-1", images=0, refused="the update is encrypted (paillier)", scored=False
+    )
+    with (root / "metrics.jsonl").open("a") as stream:
+        failure = {"client": "client-1", "reason": "out of memory on cuda:0"}
+        stream.write(json.dumps({"schema": 2, "round": 2, "failures": [failure]}) + "\n")
+    facts = gather(root)
+    assert facts["refused"] == [
+        {
+            "attack_name": "IG",
+            "tier": "oblivious",
+            "round": 2,
+            "client": "client-1",
+            "refused": "the update is encrypted (paillier)",
+        }
+    ]
+    assert facts["failures"] == [
+        {"round": 2, "client": "client-1", "reason": "out of memory on cuda:0"}
+    ]
+    row = next(c for c in facts["clients"] if c["client"] == "client-1")
+    assert (row["refused"], row["failures"], row["attacked"]) == (1, 1, 1)
+
+
+def test_facts_are_strict_json_whatever_the_scores(make_run: Any) -> None:
+    root = make_run(rounds=1)
+    path = root / "audit" / "ig" / "round-0001--client-0.json"
+    content = json.loads(path.read_text())
+    content["images"][0]["scores"].update(psnr=float("inf"), ssim=float("nan"))
+    path.write_text(json.dumps(content))
+    facts = gather(root)
+    scores = facts["observations"][0]["images"][0]["scores"]
+    assert scores["psnr"] == 100.0 and scores["ssim"] is None
+    json.dumps(facts, allow_nan=False)
+    assert any("1 scored images have no finite SSIM" in note for note in facts["notes"])
+    assert facts["attacks"][0]["scored"] == 9

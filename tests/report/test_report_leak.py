@@ -1,0 +1,111 @@
+"""The rule by which an image counts as leaked, case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bract.audit.scoring.leak import Decision, LeakRule, best, leaked_images, undecided
+from bract.config import build_config
+from bract.schema import AuditResult, Baseline, ImageResult, Retrieval, Scores
+
+RULE = LeakRule()
+BASELINES = {
+    "class_mean": Baseline(ssim=0.6, psnr=15.0),
+    "random_image": Baseline(ssim=0.2, psnr=9.0),
+}
+FOUND = Retrieval(chance=1e-6, least=1e-9, nearest=True, references=36, choices=8)
+
+
+def audit(*images: ImageResult, **facts: Any) -> AuditResult:
+    return AuditResult(
+        **{"round": 1, "client": "a", "attack": "ig", "scored": True, "images": list(images)}
+        | facts
+    )
+
+
+def image(index: int = 0, *, ssim: float | None = 0.7, **facts: Any) -> ImageResult:
+    return ImageResult(
+        **{"index": index, "scores": Scores(ssim=ssim, psnr=20.0), "retrieval": FOUND} | facts
+    )
+
+
+def decide(found: ImageResult, **facts: Any) -> Decision:
+    return RULE.decide([audit(found, **facts)])[0][0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "why"),
+    [
+        (Scores(ssim=0.5), "ssim"),
+        (Scores(ssim=0.49), None),
+        (Scores(ssim=0.1, psnr=18.0), "identified"),
+        (Scores(ssim=0.1, psnr=17.99), None),
+        (Scores(ssim=None, psnr=30.0), "identified"),
+        (Scores(), None),
+    ],
+)
+def test_what_stands_out_leaked_where_it_can_be_seen(scores: Scores, why: Any) -> None:
+    assert decide(image(scores=scores), baselines=BASELINES) == Decision(why)
+    own = image(scores=scores, baselines=BASELINES)
+    assert decide(own, baselines={"class_mean": Baseline(psnr=99.0)}) == Decision(why)
+
+
+def test_what_is_not_nearest_or_may_be_chance_did_not_leak_however_similar() -> None:
+    alike = FOUND.model_copy(update={"chance": 0.06})
+    assert decide(image(ssim=0.99, retrieval=alike)) == Decision(None)
+    other = FOUND.model_copy(update={"nearest": False})
+    assert decide(image(ssim=0.99, retrieval=other)) == Decision(None)
+
+
+def test_without_baselines_the_second_part_cannot_apply() -> None:
+    assert decide(image(scores=Scores(ssim=0.4, psnr=60.0))) == Decision(None)
+
+
+def test_the_more_images_are_judged_together_the_rarer_each_has_to_be() -> None:
+    near = image(retrieval=FOUND.model_copy(update={"chance": 0.01}))
+    far = image(retrieval=FOUND.model_copy(update={"chance": 0.9}))
+    assert [d.reason for d in RULE.decide([audit(near, *[far] * 4)])[0]] == ["ssim"] + [None] * 4
+    assert not any(d.reason for d in RULE.decide([audit(near, *[far] * 5)])[0])
+    # Uploads, attacks and tiers count alike.
+    others = [audit(far, attack=name, tier="adaptive") for name in "abcde"]
+    assert leaked_images([audit(near), *others], RULE) == []
+    assert len(leaked_images([audit(near), *others[:4]], RULE)) == 1
+
+
+def test_too_few_references_leave_it_open_and_never_clear() -> None:
+    assert decide(image(retrieval=None)) == Decision(None, decided=False)
+    coarse = Retrieval(chance=0.02, least=0.02, nearest=True, references=9, choices=1)
+    assert decide(image(retrieval=coarse)) == Decision("ssim")
+    coarse = coarse.model_copy(update={"chance": 0.03, "least": 0.03})
+    both = RULE.decide([audit(image(retrieval=coarse), image(1, retrieval=None), image(2))])[0]
+    assert both == [
+        Decision(None, decided=False),
+        Decision(None, decided=False),
+        Decision("ssim"),
+    ]
+    assert undecided(2, 3).startswith("whether 2 of 3 images leaked cannot be decided")
+
+
+def test_what_was_not_scored_is_neither_counted_nor_judged() -> None:
+    bare = audit(image(scores=None), scored=False)
+    assert RULE.decide([bare]) == [[Decision()]]
+    near = image(retrieval=FOUND.model_copy(update={"chance": 0.04}))
+    assert RULE.decide([bare, audit(near)])[1] == [Decision("ssim")]
+
+
+def test_the_thresholds_are_those_of_the_configuration() -> None:
+    config = build_config({"audit": {"leak": {"ssim": 0.3, "psnr_margin": 1.5, "level": 0.8}}})
+    rule = LeakRule.of(config)
+    assert rule == LeakRule(0.3, 1.5, 0.8)
+    for said in ("at least 0.3", "20% of runs", "1.5 dB"):
+        assert said in rule.text
+    assert LeakRule.of(None) == LeakRule(0.5, 3.0, 0.95)
+
+
+def test_the_best_baseline_is_taken_score_by_score() -> None:
+    mixed = {"a": Baseline(ssim=0.6, psnr=None), "b": Baseline(ssim=0.1, psnr=12.0)}
+    assert best(mixed, "ssim") == 0.6
+    assert best(mixed, "psnr") == 12.0
+    assert best({}, "ssim") is None

@@ -1,0 +1,274 @@
+"""The verdict sentence and the tiers."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from reporting import gather
+
+from bract.report import write_report
+
+
+def test_a_leak_is_told_in_plain_words_with_client_and_counts(make_run: Any) -> None:
+    verdict = gather(make_run())["verdict"]
+    assert verdict["level"] == "leaked"
+    found = re.fullmatch(
+        r"(\d) of the 9 images attacked of client-2 came back readable\.", verdict["sentence"]
+    )
+    over_all = re.search(r"Over all 3 clients, (\d) of 27 came back\.", verdict["explanation"])
+    assert found and over_all and 1 <= int(found[1]) <= int(over_all[1])
+
+
+def test_the_statistics_stand_apart_from_the_headline(make_run: Any) -> None:
+    verdict = gather(make_run())["verdict"]
+    assert re.fullmatch(
+        r"IG \(oblivious, 4,000 iterations\); mean SSIM 0\.\d\d, 95 % interval -?0\.\d\d to "
+        r"[01]\.\d\d\. Where nothing leaks, an image is counted as leaked in at most 5% of runs\.",
+        verdict["statistics"],
+    )
+    plain = verdict["sentence"] + verdict["explanation"]
+    words = r"interval|\bmean\b|SSIM|PSNR|strongest|chosen|%|iterations|baseline|oblivious"
+    assert not re.search(words, plain), plain
+
+
+def test_an_image_that_only_stands_out_is_not_called_readable(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    path = writers.audit(root, 1, "client-0", noise=0.05)
+    content = json.loads(path.read_text())
+    for image, ssim in zip(content["images"], (0.9, 0.2, 0.2), strict=True):
+        image["scores"] |= {"ssim": ssim, "psnr": 60.0}
+        image["retrieval"] |= {"nearest": True, "chance": 1e-7}
+    path.write_text(json.dumps(content))
+    assert gather(root)["verdict"]["sentence"] == (
+        "1 of the 3 images attacked of client-0 came back readable, and 2 more near enough to be "
+        "matched to their originals."
+    )
+    for image in content["images"]:
+        image["scores"]["ssim"] = 0.2
+    path.write_text(json.dumps(content))
+    assert gather(root)["verdict"]["sentence"] == (
+        "All 3 images attacked of client-0 came back near enough to be matched to their originals."
+    )
+
+
+def test_nothing_above_the_threshold_is_told_with_its_limits(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "client-0", noise=1.2)
+    verdict = gather(root)["verdict"]
+    assert verdict["level"] == "none-leaked"
+    assert verdict["sentence"] == "None of the 3 images attacked came back readable."
+    assert "does not show that the uploads hide the images" in verdict["explanation"]
+    assert "may look right" not in verdict["explanation"]
+    assert verdict["statistics"].startswith(
+        "IG (oblivious, 4,000 iterations); mean SSIM 0.03, no interval from 1 client."
+    )
+
+
+def test_a_likeness_that_chance_explains_is_told(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    path = writers.audit(root, 1, "client-0", noise=0.05)
+    content = json.loads(path.read_text())
+    for image in content["images"]:
+        image["retrieval"] |= {"chance": 0.9, "nearest": False}
+    path.write_text(json.dumps(content))
+    verdict = gather(root)["verdict"]
+    assert verdict["level"] == "none-leaked"
+    assert "3 pictures below may look right all the same" in verdict["explanation"]
+
+
+def test_all_refused_is_not_told_as_a_success(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "client-0", images=0, scored=False, refused="encrypted")
+    verdict = gather(root)["verdict"]
+    assert verdict["level"] == "refused"
+    assert verdict["sentence"] == "No upload could be attacked: the one examined was set aside."
+
+
+def test_the_strongest_tier_makes_the_headline(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    defenses = ["adadefense"]
+    writers.audit(root, 1, "client-0", noise=1.2, defenses=defenses)
+    writers.audit(
+        root, 1, "client-0", noise=0.05, attack="grnn", tier="adaptive", defenses=defenses,
+        budget={"iterations": 2000, "restarts": 4},
+    )  # fmt: skip
+    verdict = gather(root)["verdict"]
+    assert verdict["statistics"].startswith("GRNN (adaptive, 2,000 iterations, 4 restarts); ")
+    oblivious, adaptive, colluding = verdict["tiers"]
+    assert oblivious["tried"] and oblivious["leaked"] == 0
+    assert adaptive["tried"] and adaptive["leaked"] > 0
+    assert not colluding["tried"] and not colluding["needed"]
+    assert colluding["sentence"] == "No keys were in use."
+
+
+def test_without_a_defense_the_higher_tiers_do_not_apply(make_run: Any) -> None:
+    tiers = gather(make_run(rounds=1))["verdict"]["tiers"]
+    assert [t["needed"] for t in tiers] == [True, False, False]
+
+
+@pytest.mark.parametrize("shape", ["leaked", "none", "unscored", "refused", "bare"])
+def test_no_verdict_says_safe(make_run: Any, writers: Any, shape: str) -> None:
+    root = make_run(rounds=1, audit=shape == "leaked")
+    if shape == "none":
+        writers.audit(root, 1, "client-0", noise=1.2)
+    elif shape == "unscored":
+        writers.audit(root, 1, "client-0", truth=False)
+    elif shape == "refused":
+        writers.audit(root, 1, "client-0", images=0, scored=False, refused="encrypted")
+    verdict = gather(root)["verdict"]
+    words = " ".join(
+        [
+            *(verdict[name] for name in ("sentence", "explanation", "statistics")),
+            *(t["sentence"] for t in verdict["tiers"]),
+            *(step["text"] for step in verdict["next_steps"]),
+        ]
+    )
+    assert not re.search(r"\b(safe|secure|private|protected)\b", words, re.IGNORECASE)
+
+
+def test_the_verdict_is_by_the_thresholds_of_the_configuration(make_run: Any) -> None:
+    root = make_run()
+    leaked = gather(root)["verdict"]["headline"]["leaked"]
+    config = root / "config.yaml"
+    config.write_text(config.read_text().replace("ssim: 0.5", "ssim: 0.999"))
+    config.write_text(config.read_text().replace("psnr_margin: 3.0", "psnr_margin: 90.0"))
+    verdict = gather(root)["verdict"]
+    assert verdict["headline"]["leaked"] == 0 < leaked
+    assert verdict["thresholds"] == {"ssim": 0.999, "psnr_margin_db": 90.0, "level": 0.95}
+    assert "at least 0.999" in verdict["rule"]
+
+
+def test_attacks_run_one_by_one_are_not_called_a_blind_choice(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1)
+    assert not any("one by one" in note for note in gather(root)["notes"])
+    writers.audit(root, 1, "client-0", attack="grnn")
+    assert any("GRNN, IG ran one by one in the oblivious tier" in n for n in gather(root)["notes"])
+
+
+def test_a_choice_of_attacks_names_what_it_settled_on_and_its_time(
+    make_run: Any, writers: Any
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    recipes = (("ig", "ig"), ("best", "gauss-newton"), ("ig", "ig"))
+    for number, (chosen, method) in enumerate(recipes):
+        writers.audit(
+            root, 1, f"client-{number}", attack="auto", chosen_attack=chosen, method=method,
+            noise=0.06, budget={"iterations": None, "seconds": 90.0, "restarts": 2},
+        )  # fmt: skip
+    statistics = gather(root)["verdict"]["statistics"]
+    start = "Auto (oblivious, 90 s an upload, 2 restarts, settling blind on IG or Gauss-Newton)"
+    assert statistics.startswith(start)
+
+
+def test_an_attack_that_chose_nothing_names_the_recipe_that_it_ran(
+    make_run: Any, writers: Any
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    for client, method in (("client-0", "gauss-newton"), ("client-1", "grnn")):
+        writers.audit(root, 1, client, attack="best", method=method, noise=0.06)
+    statistics = gather(root)["verdict"]["statistics"]
+    start = "Best recipe (oblivious, 4,000 iterations, run as GRNN and Gauss-Newton)"
+    assert statistics.startswith(start)
+
+
+def test_an_attack_on_an_aggregate_is_its_own_method(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "client-0", attack="ig", members=["client-0", "client-1"])
+    row = gather(root)["attacks"][0]
+    assert row["attack"] == "ig@aggregate"
+    assert not row["methods"] and not row["chose"]
+
+
+def test_the_strongest_of_several_is_said_to_be_chosen_with_the_originals(
+    make_run: Any, writers: Any
+) -> None:
+    root = make_run(rounds=1)
+    alone = gather(root)["verdict"]
+    assert "chosen with the originals" not in alone["statistics"] + alone["tiers"][0]["sentence"]
+    for client in ("client-0", "client-1", "client-2"):
+        writers.audit(root, 1, client, attack="grnn", noise=0.9)
+    verdict = gather(root)["verdict"]
+    said = "; the strongest of 2 attackers, chosen with the originals, a choice that its interval"
+    assert said in verdict["statistics"] and said in verdict["tiers"][0]["sentence"]
+    for path in (root / "audit").glob("*/*--client-[12].json"):
+        path.unlink()
+    statistics = gather(root)["verdict"]["statistics"]
+    assert "; the strongest of 2 attackers, chosen with the originals. " in statistics
+
+
+def test_without_originals_the_best_match_makes_the_headline(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "client-0", truth=False, attack="aa", gradient_cosine=0.2)
+    writers.audit(root, 1, "client-0", truth=False, attack="zz", gradient_cosine=0.9)
+    assert gather(root)["verdict"]["headline"]["attack"] == "zz"
+
+
+def test_too_few_references_are_told_and_never_read_as_no_leak(
+    make_run: Any, writers: Any, parse: Any
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    path = writers.audit(root, 1, "client-0", noise=0.05)
+    content = json.loads(path.read_text())
+    whole = content["images"][0]["retrieval"]
+    for image in content["images"]:
+        image["retrieval"] = None
+    path.write_text(json.dumps(content))
+    facts = gather(root)
+    verdict = facts["verdict"]
+    assert verdict["level"] == "undecided"
+    said = "whether 3 of 3 images leaked cannot be decided: the test data hold too few images"
+    assert said in verdict["statistics"] and any(said in note for note in facts["notes"])
+    assert (
+        verdict["sentence"] == "It cannot be told whether any of the 3 images attacked came back."
+    )
+    assert "no sign that the uploads hide" in verdict["explanation"]
+    assert facts["observations"][0]["images"][0]["leaked"] is None
+    assert "0 of 3 images leaked, 3 undecided" in parse(write_report(root).read_text()).text
+    content["images"][0]["retrieval"] = whole
+    path.write_text(json.dumps(content))
+    verdict = gather(root)["verdict"]
+    assert verdict["level"] == "leaked" and "whether 2 of 3 images" in verdict["statistics"]
+
+
+def steps(root: Any) -> list[str]:
+    found = gather(root)["verdict"]["next_steps"]
+    assert 1 <= len(found) <= 3
+    return [f"{step['text']} {step['command'] or ''}".strip() for step in found]
+
+
+def test_the_next_step_fits_what_was_found(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    assert steps(root) == ["Attack what was captured, and score it: bract audit RUN"]
+    writers.audit(root, 1, "client-0", images=0, scored=False, refused="it is encrypted.")
+    assert steps(root) == ["Read why. The reason: it is encrypted."]
+    writers.audit(root, 1, "client-0", truth=False)
+    assert "bract audit RUN --truth DIR --resume" in steps(root)[1]
+    writers.audit(root, 1, "client-0", noise=1.2)
+    assert "--budget 10m --restarts 4 --attack auto" in steps(root)[0]
+    writers.audit(root, 1, "client-0", noise=0.05)
+    compared, encrypted, kept = steps(root)
+    assert compared.startswith("No defense was on.")
+    assert compared.endswith("bract compare RUN/config.yaml")
+    assert encrypted.endswith("encryption: paillier") and "captures/" in kept
+    (root / "config.yaml").unlink()
+    assert steps(root)[0].endswith('app = ClientApp(mods=[DefenseMod("adadefense")])')
+
+
+def test_the_tier_that_was_not_tried_is_the_next_step(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.capture(root, 1, "client-0", defenses=({"name": "adadefense"},))
+    writers.audit(root, 1, "client-0", noise=1.2, defenses=["adadefense"])
+    assert steps(root)[0].endswith("bract audit RUN --tier adaptive")
+    writers.audit(root, 1, "client-0", noise=0.05, defenses=["adadefense"])
+    first, *others = steps(root)
+    assert first.startswith("The defense was on and did not stop this attacker.")
+    assert any(step.endswith("bract audit RUN --tier adaptive") for step in others)
+
+
+def test_an_attack_on_the_sum_names_no_client(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "aggregate", noise=0.05, members=["client-0", "client-1"])
+    assert " images attacked in the sum of all updates " in gather(root)["verdict"]["sentence"]

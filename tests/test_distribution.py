@@ -1,0 +1,193 @@
+"""What is published works where there is no checkout: wheel, sdist, version, release."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from environments import ROOT, build_wheel, install, without_checkout
+
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def interpreter(number: str) -> Path | None:
+    """Find an interpreter of this version that starts."""
+    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{number}"), *sorted(home.glob(f"{number}.*/bin/python"))]
+    if sysconfig.get_python_version() == number:
+        found.insert(0, sys.executable)
+    for path in [str(each) for each in found if each is not None]:
+        done = subprocess.run([path, "-V"], capture_output=True, text=True, check=False)
+        if done.returncode == 0 and done.stdout.startswith(f"Python {number}."):
+            return Path(path)
+    return None
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    run("-m", "build", "--sdist", "--no-isolation", "-o", folder, ROOT)
+    (made,) = folder.glob("*.tar.gz")
+    return made
+
+
+def run(*arguments: Any, cwd: Path | None = None, python: Any = sys.executable, **more: Any) -> str:
+    done = subprocess.run(
+        [python, *map(str, arguments)],
+        capture_output=True, text=True, check=False, cwd=cwd, env=without_checkout(**more),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_wheel_from_the_sdist_holds_what_the_checkout_s_holds(
+    wheel: Path, sdist: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+        names = archive.getnames()
+    (sources,) = tmp_path.iterdir()
+    assert any(name.endswith("/docs/method.md") for name in names)
+    assert not any("/tests/" in name or name.endswith(".jsonl") for name in names)
+    run("-m", "build", "--wheel", "--no-isolation", "-o", tmp_path / "dist", sources)
+    (again,) = (tmp_path / "dist").glob("*.whl")
+    assert again.name == wheel.name, "an unpacked sdist knows its version"
+    assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
+    assert "bract/cli/demo.yaml" in zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.mark.parametrize("number", PYTHONS)
+def test_the_wheel_can_be_installed(wheel: Path, number: str, tmp_path: Path) -> None:
+    python = interpreter(number)
+    if python is None:
+        pytest.skip(f"no Python {number} here")
+    target = tmp_path / "site"
+    run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+        "--only-binary", ":all:", "--python-version", number, "--target", target,
+        wheel)  # fmt: skip
+    # Every module is Python of this version, and what needs no dependency runs.
+    run("-m", "compileall", "-q", target, python=python)
+    code = f"import sys; sys.path.insert(0, {str(target)!r}); import bract, bract.flower; "
+    said = run("-c", f"{code}print(bract.__version__)", python=python, cwd=tmp_path)
+    assert f"bract-{said.strip()}-" in wheel.name
+
+
+@pytest.mark.processes
+@pytest.mark.deployment
+def test_the_demo_runs_where_only_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
+    """Dependencies come from this environment; its .pth files, and with them the checkout, do not.
+
+    ``BRACT_PYTHON`` names the interpreter of another environment that has them.
+    """
+    if os.environ.get("BRACT_PYTHON"):
+        python = Path(os.environ["BRACT_PYTHON"])
+        packages = run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))",
+                       python=python).strip()  # fmt: skip
+    else:
+        python, packages = Path(sys.executable), sysconfig.get_path("purelib")
+    environment = tmp_path / "environment"
+    run("-m", "venv", "--without-pip", environment, python=python)
+    site = next((environment / "lib").glob("python*/site-packages"))
+    install(wheel, site)
+    (site / "dependencies.pth").write_text(f"{packages}\n")
+    for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec",
+                 "flwr-clientapp", "flwr-serverapp"):  # fmt: skip
+        (environment / "bin" / name).symlink_to(Path(packages).parents[2] / "bin" / name)
+    done = subprocess.run(
+        [environment / "bin" / "python", "-P", "-m", "bract.cli.main", "demo", "--quick"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=without_checkout(PATH=f"{environment / 'bin'}:{os.environ['PATH']}"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "done: runs/demo/report.html" in done.stderr
+    page = (tmp_path / "runs" / "demo" / "report.html").read_text()
+    assert "<img" in page
+    assert str(ROOT) not in page
+
+
+def test_the_changelog_is_in_the_usual_form() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "https://keepachangelog.com" in text
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    for heading in headings[1:]:
+        found = re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)", heading)
+        assert found, heading
+        date.fromisoformat(found[2])
+    kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a release script and nothing to build."""
+    root = tmp_path / "repository"
+    (root / ".ci").mkdir(parents=True)
+    shutil.copy2(ROOT / ".ci" / "release", root / ".ci" / "release")
+    (root / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.2.0] - 2030-01-02\n")
+    (root / "CITATION.cff").write_text("version: 0.2.0\n")
+    git(root, "init", "-q")
+    commit(root)
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *who, *arguments], cwd=root, check=True, capture_output=True)
+
+
+def commit(root: Path) -> None:
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "Change")
+
+
+def release(root: Path, commands: dict[str, str] | None = None) -> Any:
+    fakes = root.parent / "venv" / "bin"
+    fakes.mkdir(parents=True, exist_ok=True)
+    for name, body in (commands or {}).items():
+        (fakes / name).write_text(f"#!/bin/sh\n{body}\n")
+        (fakes / name).chmod(0o755)
+    return subprocess.run(
+        [root / ".ci" / "release"], capture_output=True, text=True, check=False,
+        env=os.environ | {"VENV": str(fakes.parent)},
+    )  # fmt: skip
+
+
+def test_a_release_wants_a_tag_its_changes_and_a_clean_tree(repository: Path) -> None:
+    assert "HEAD has no tag" in release(repository).stderr
+    git(repository, "tag", "v0.3.0")
+    assert "no line '## [0.3.0]" in release(repository).stderr
+    (repository / "CHANGELOG.md").write_text("changed\n")
+    assert "not committed" in release(repository).stderr
+
+
+def test_a_release_is_built_and_checked_and_stops_before_publishing(repository: Path) -> None:
+    git(repository, "tag", "v0.2.0")
+    said = 'echo "$(basename $0) $*" >> commands'
+    made = "for f in bract-0.2.0-py3-none-any.whl bract-0.2.0.tar.gz; do : > dist/0.2.0/$f; done"
+    done = release(repository, {
+        "python": f"{said}; mkdir -p dist/0.2.0; {made}", "twine": said,
+        "check-wheel-contents": said,
+    })  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ran = (repository / "commands").read_text()
+    assert "twine check --strict" in ran
+    assert "check-wheel-contents dist/0.2.0/bract-0.2.0-py3-none-any.whl" in ran
+    assert "upload" not in ran
+    assert "twine upload dist/0.2.0/bract-0.2.0-py3-none-any.whl" in done.stdout
+    assert "nothing has been published" in done.stdout
