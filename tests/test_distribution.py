@@ -139,6 +139,7 @@ def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
     (root / ".ci").mkdir(parents=True)
     shutil.copy2(ROOT / ".ci" / "release", root / ".ci" / "release")
+    (root / "pyproject.toml").write_text('[project]\nversion = "0.2.0"\n')
     (root / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.2.0] - 2030-01-02\n")
     (root / "CITATION.cff").write_text("version: 0.2.0\n")
     git(root, "init", "-q")
@@ -170,6 +171,12 @@ def release(root: Path, commands: dict[str, str] | None = None) -> Any:
 
 def test_a_release_wants_a_tag_its_changes_and_a_clean_tree(repository: Path) -> None:
     assert "HEAD has no tag" in release(repository).stderr
+    git(repository, "tag", "v0.3.0")
+    assert "pyproject.toml has another version than 0.3.0" in release(repository).stderr
+    (repository / "pyproject.toml").write_text('[project]\nversion = "0.3.0"\n')
+    assert "not committed" in release(repository).stderr
+    git(repository, "tag", "-d", "v0.3.0")
+    commit(repository)
     git(repository, "tag", "v0.3.0")
     assert "no line '## [0.3.0]" in release(repository).stderr
     (repository / "CHANGELOG.md").write_text("changed\n")
