@@ -20,7 +20,7 @@ docker-demo:
 	echo "report: runs/docker/report.html"
 
 test: install lint
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not processes"
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not processes and not faults"
 	$(BIN)/pytest -m "processes and not faults and not containers and not deployment"
 
 # Breaks running federations; minutes, so apart from the tests.

@@ -30,6 +30,14 @@ class LeakageError(Exception):
     """A gate crossed, or one that had nothing to judge; the command exits with code 3."""
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error of anybody's says that this process or a device has no more memory."""
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    )
+
+
 def one_line(text: object, most: int = 500) -> str:
     """Return what somebody else sent as one printable line of at most ``most`` characters.
 

@@ -28,7 +28,7 @@ from bract.cli.superlink import superexec as superexec_command
 from bract.cli.superlink import superlink as superlink_command
 from bract.cli.superlink import supernode as supernode_command
 from bract.cli.templates import Template
-from bract.errors import BractError, LeakageError, RunFailedError
+from bract.errors import BractError, LeakageError, RunFailedError, one_line, out_of_memory
 
 app = typer.Typer(
     name="bract",
@@ -546,6 +546,12 @@ def main() -> None:
         sys.exit(3)
     except OSError as error:
         say(f"error: {_operating_system(error)}")
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        why = one_line(error, 200) or type(error).__name__
+        say(f"error: out of memory ({why}); free some and try again: what was finished is kept")
         sys.exit(1)
     except ModuleNotFoundError as error:
         room = (error.name or "").split(".")

@@ -26,7 +26,7 @@ from bract.client.training import LocalResult, planned_steps
 from bract.client.truth import save_report, save_truth
 from bract.config import FederationConfig
 from bract.data import ClientData, DataSpec, client_data, data_spec, test_data
-from bract.errors import BractError
+from bract.errors import BractError, one_line, out_of_memory
 from bract.logs import log_to_stderr
 from bract.models import create_model, key_locks, with_random_key
 from bract.models.evaluation import evaluate
@@ -263,13 +263,16 @@ def _named(context: Context) -> Iterator[Site]:
         site = Site.from_node_config(context.node_config)
         name = site.name
         yield site
-    except torch.cuda.OutOfMemoryError as error:
-        raise BractError(
-            f"{name}: out of GPU memory ({error}); lower training.batch_size, or give this client "
-            "another device in its node config"
-        ) from error
     except BractError as error:
         raise type(error)(f"{name}: {error}") from error
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        why = one_line(error, 200) or type(error).__name__
+        raise BractError(
+            f"{name}: out of memory ({why}); lower training.batch_size, or give this client more "
+            "memory or another device in its node config"
+        ) from error
 
 
 def _encrypted_client(

@@ -49,7 +49,7 @@ class Federation:
         self.spec = data_spec(config.data)
         self.model = self._new_model()
         self.best_accuracy = -math.inf
-        self._round_started = time.time()
+        self._round_started = time.monotonic()
         self.done = self._resume()
         self._judged = bool(run.metrics())
         self.strategy = self._new_strategy()
@@ -170,12 +170,12 @@ class Federation:
     def row(self, number: int) -> MetricsRow:
         """Return what there is to say of a round, but for the global model's accuracy."""
         outcome = self.strategy.outcome
-        now = time.time()
+        now = time.monotonic()
         weights = dict(zip((c.client for c in outcome.contributions), outcome.weights, strict=True))
         row = MetricsRow(
             round=number,
             seconds=now - self._round_started,
-            time=now,
+            time=time.time(),
             clients={
                 c.client: ClientRow.of(
                     c.metrics, num_examples=c.num_examples, weight=weights[c.client]

@@ -1,4 +1,4 @@
-"""Arithmetic of devices, and the errors that say their memory is full."""
+"""Arithmetic of devices."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device or the machine ran out of memory."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        sign in text for sign in ("out of memory", "can't allocate memory", "not enough memory")
-    )
 
 
 @contextlib.contextmanager

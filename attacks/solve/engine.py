@@ -22,7 +22,7 @@ from bract.attacks.problem.objectives import agreement
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.result import Budget, Trial
-from bract.attacks.solve.arithmetic import exact_arithmetic, out_of_memory
+from bract.attacks.solve.arithmetic import exact_arithmetic
 from bract.attacks.solve.checkpoints import (
     captured,
     content_of,
@@ -33,7 +33,7 @@ from bract.attacks.solve.checkpoints import (
 from bract.attacks.solve.descent import Outcome, Plateau, Recipe, Run
 from bract.attacks.solve.refinement import refine
 from bract.attacks.solve.regularizers import NaturalImages
-from bract.errors import BractError, RunFailedError
+from bract.errors import BractError, RunFailedError, out_of_memory
 from bract.protocol.observation import Observation
 
 CPU_TRIALS = 8
@@ -160,7 +160,7 @@ class Engine:
                     problem = Problem.stack(chunk, seed=seed, device=device)
                     outcome = solve(problem, run)
                     cosine, residual, nats = _match(problem, outcome)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
+            except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
                 if len(chunk) == 1:

@@ -255,7 +255,11 @@ class EncryptedFedAvg(FedAvg):
     def _catch_up(self, replies: list[Message], number: int) -> list[Message]:
         """Ask clients again that could not follow; return everybody's final answers."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self._asked}
-        behind = {asked[m.metadata.reply_to_message_id]: m for m in replies if is_hello(m)}
+        behind = {
+            asked[request]: m
+            for m in replies
+            if (request := m.metadata.reply_to_message_id) in asked and is_hello(m)
+        }
         if not behind:
             return replies
         names = ", ".join(self.names.of(node) for node in behind)
