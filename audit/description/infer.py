@@ -214,11 +214,25 @@ class _Work:
                 self.guess("input", "mean", mean, reason)
                 self.guess("input", "std", std, reason)
         capture = next(f.capture for f, p in zip(self.facts, paths, strict=True) if p == path)
-        _check_pixels(path, kept, self.declaration(capture))
+        self._check_pixels(path, kept, self.declaration(capture))
         self._normalisation_seen = True
         self.confirmed.append(f"inputs that clients kept are {_times(shape)} pixels in [0, 1]")
         if load_truth(truth, replace(capture, declaration=self.declaration(capture))) is None:
             raise BractError(f"{path}: cannot be used to score; see the warning above")
+
+    def _check_pixels(self, path: Path, inputs: Tensor, declared: ClientDeclaration) -> None:
+        from bract.audit.scoring.scoring import on_steps, pixels_of
+
+        try:
+            pixels = pixels_of(inputs.float(), declared.mean, declared.std)
+        except BractError as error:
+            raise BractError(f"{path}: {error}") from None
+        low, high = float(pixels.min()), float(pixels.max())
+        if high - low < 0.5 and not on_steps(pixels):
+            self.doubts.append(
+                f"{path}: the pixels go from {low:.3g} to {high:.3g} only; if clients' pictures "
+                "have more contrast than that, input.std is too small and every PSNR too high"
+            )
 
     def choose_input(self) -> None:
         declared = self.declaration()
@@ -546,15 +560,6 @@ def _mismatch(
 
 def _and_strange(names: Sequence[str]) -> str:
     return f" (it holds {', '.join(names[:3])} instead)" if names else ""
-
-
-def _check_pixels(path: Path, inputs: Tensor, declared: ClientDeclaration) -> None:
-    from bract.audit.scoring.scoring import pixels_of
-
-    try:
-        pixels_of(inputs.float(), declared.mean, declared.std)
-    except BractError as error:
-        raise BractError(f"{path}: {error}") from None
 
 
 def _range_as_normalisation(inputs: Tensor) -> tuple[list[float] | None, list[float] | None]:

@@ -37,6 +37,9 @@ _log = logging.getLogger(__name__)
 _ROUNDING = 1e-3
 """By how much pixels may lie outside of [0, 1] for the rounding of a normalisation's figures."""
 
+_NARROW = 0.25
+"""A range of pixels below which their normalisation is doubted."""
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -132,6 +135,10 @@ def _load_client(folder: Path, client: str, capture: Capture) -> Truth | None:
 def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
     """Return the pixels in [0, 1] of model inputs ``(N, C, H, W)``.
 
+    A normalisation whose ``std`` is too small squeezes pixels together, which flatters every
+    distance in them. So pixels that cover less than a quarter of their range count only where they
+    lie on the 256 steps of a picture file.
+
     Raises
     ------
     BractError
@@ -157,7 +164,19 @@ def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float]
             f"its inputs are {float(inputs.min()):.3g} to {float(inputs.max()):.3g}: correct "
             "input.mean and input.std"
         )
+    if high - low < _NARROW and not on_steps(pixels):
+        raise BractError(
+            f"the client's inputs give pixels from {low:.3g} to {high:.3g}, a small part of 0 to "
+            f"1, and not on a picture's 256 steps; its inputs are {float(inputs.min()):.3g} to "
+            f"{float(inputs.max()):.3g}: correct input.mean and input.std"
+        )
     return pixels.clamp(0.0, 1.0)
+
+
+def on_steps(pixels: Tensor) -> bool:
+    """Tell whether pixels in [0, 1] lie on the 256 steps of a picture file."""
+    steps = pixels * 255.0
+    return bool(((steps - steps.round()).abs() < 0.02).all())
 
 
 def _checked(images: Tensor, labels: Tensor, shape: tuple[int, int, int] | None) -> Truth:

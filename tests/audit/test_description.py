@@ -204,12 +204,19 @@ def test_what_clients_kept_settles_input_and_normalisation(app: RunDirectory) ->
     assert found.description.input.mean == (0.5,) and "input.shape" not in found.description.guessed
     for content, said in (
         ({"input": {"mean": [0.0], "std": [1.0]}}, "correct input.mean and input.std"),
+        ({"input": {"mean": [0.5], "std": [0.1]}}, "a small part of 0 to 1"),
         ({"input": {"shape": [1, 17, 17]}}, r"kept inputs of \[1, 16, 16\]"),
     ):
         with pytest.raises(BractError, match=said):
             described(app, {"model": f"{HERE}:their_net"} | content, truth=app.truth)
     with pytest.raises(BractError, match="holds nothing of the captured clients"):
         described(app, {"model": f"{HERE}:their_net"}, truth=app.audit)
+
+
+def test_a_normalisation_that_flattens_pixels_is_doubted(app: RunDirectory) -> None:
+    content = {"model": f"{HERE}:their_net", "input": {"mean": [0.5], "std": [0.2]}}
+    found = described(app, content, truth=app.truth)
+    assert any("every PSNR too high" in doubt for doubt in found.doubts)
 
 
 def test_batches_and_epochs_explain_every_count(app: RunDirectory) -> None:

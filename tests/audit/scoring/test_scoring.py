@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 import torch
 
-from bract.audit.scoring.scoring import Truth, oracle, score_images
+from bract.audit.scoring.scoring import Truth, oracle, pixels_of, score_images
+from bract.errors import BractError
 
 
 def noise(count: Any, seed: Any) -> Any:
@@ -60,3 +61,14 @@ def test_oracle_of_fewer_images_judges_each_by_the_original_it_explains() -> Non
     assert oracle([noise(1, 5), originals[[2]] * 0.9], originals) == 1
     with pytest.raises(ValueError):
         oracle([], originals)
+
+
+def test_pixels_that_a_normalisation_squeezes_are_refused() -> None:
+    pixels = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+    inputs = (pixels - 0.5) / 0.5
+    assert torch.allclose(pixels_of(inputs, [0.5], [0.5]), pixels, atol=1e-6)
+    with pytest.raises(BractError, match="correct input.mean and input.std"):
+        pixels_of(inputs, [0.5], [0.1])
+    # A dark photograph is what it is.
+    dark = (pixels * 50).round() / 255
+    assert torch.allclose(pixels_of((dark - 0.5) / 0.5, [0.5], [0.5]), dark, atol=1e-6)
