@@ -170,6 +170,18 @@ def test_a_picture_is_enlarged_and_put_back_by_keyboard(make_run: Any, browser: 
     assert browser.evaluate("document.activeElement.closest('#worst-0') !== null")
 
 
+def test_a_picture_of_the_comparison_is_enlarged(comparison: Path, browser: Browser) -> None:
+    browser.open(comparison.as_uri(), width=1200)
+    width = WIDTH.replace("#worst-0", "#m1-1")
+    small = browser.evaluate(width)
+    browser.evaluate("document.querySelector('#m1-1 button').click()")
+    assert browser.evaluate(OPEN) == 1
+    assert browser.evaluate(width) > 2.5 * small
+    assert browser.violations() == []
+    browser.press("Escape")
+    assert browser.evaluate(OPEN) == 0 and browser.evaluate(width) == small
+
+
 SHOWN = """
 [...document.querySelectorAll("article.upload")].filter(e => e.checkVisibility())
   .map(e => Number(e.dataset.round))
