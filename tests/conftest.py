@@ -1,4 +1,5 @@
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+# Whoever started the tests in the background may have ignored it, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
