@@ -64,7 +64,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--ca ca.crt",
         "bract superlink --insecure --external --database state.db",
     ),
-    "superexec": ("bract superexec", "bract superexec --sockets /operator --port 8000"),
+    "superexec": (
+        "bract superexec --kit kits/operator",
+        "bract superexec --sockets /operator --port 8000",
+    ),
     "supernode": (
         "bract supernode --kit kits/hospital-a",
         "bract supernode --superlink 127.0.0.1:8000 --insecure",

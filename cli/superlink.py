@@ -54,10 +54,12 @@ def superlink(
     given = [certificate, key, ca]
     if kit is not None:
         if any(given) or insecure or authenticate or database is not None:
-            raise BractError("--kit says it all but --sockets; leave the other options out")
+            raise BractError(
+                "--kit says it all but --sockets and --external; leave the other options out"
+            )
         from bract.deploy.starting import start_superlink_of
 
-        start_superlink_of(kit, sockets)
+        start_superlink_of(kit, sockets, external=external)
     if insecure == any(given) or (any(given) and not all(given)):
         raise BractError("pass --certificate, --key and --ca together, or --insecure")
     start_superlink(
@@ -71,15 +73,24 @@ def superlink(
 
 
 def superexec(
+    kit: KitOption = None,
     sockets: Annotated[
         Path | None, typer.Option("--sockets", help="Folder of the SuperLink's socket.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="What that socket is named for.")] = 8000,
+    port: Annotated[
+        int | None, typer.Option("--port", help="What that socket is named for.", show_default="8000")
+    ] = None,
 ) -> None:
     """Start server apps for a `bract superlink --external`, also after it was restarted."""
+    if kit is not None:
+        if port is not None:
+            raise BractError("--kit says it all but --sockets; leave --port out")
+        from bract.deploy.starting import start_superexec_of
+
+        start_superexec_of(kit, sockets)
     from bract.deploy.serving import start_superexec
 
-    start_superexec(folder=sockets or default_folder(), port=port)
+    start_superexec(folder=sockets or default_folder(), port=port or 8000)
 
 
 def supernode(

@@ -223,10 +223,11 @@ def write_operator(
         _render(made / "nginx.conf", "nginx.conf.j2", facts)
         _render(made / "compose.yaml", "compose-operator.yaml.j2", facts)
         _render(made / "superlink.service", "superlink.service.j2", facts)
+        _render(made / "superexec.service", "superexec.service.j2", facts)
         _render(made / "gateway.service", "gateway.service.j2", facts)
         _render(made / "register.sh", "register.sh.j2", facts)
         _render(made / "start.sh", "start-operator.sh.j2", facts)
-        for name in ("state", "sockets"):
+        for name in ("state", "sockets", "runs"):
             (made / name).mkdir(mode=0o700)
 
 

@@ -14,7 +14,12 @@ from bract.deploy.kit import (
     check_version,
     open_kit,
 )
-from bract.deploy.serving import Certificate, start_superlink, start_supernode
+from bract.deploy.serving import (
+    Certificate,
+    start_superexec,
+    start_superlink,
+    start_supernode,
+)
 from bract.deploy.site_file import (
     read_site,
 )
@@ -24,8 +29,10 @@ SOCKETS, STATE = "sockets", "state"
 _log = logging.getLogger(__name__)
 
 
-def start_superlink_of(folder: Path, sockets: Path | None) -> NoReturn:
+def start_superlink_of(folder: Path, sockets: Path | None, *, external: bool = False) -> NoReturn:
     """Become the SuperLink of an operator's kit.
+
+    Server apps are its children, or are left to `start_superexec_of` where ``external``.
 
     Raises
     ------
@@ -46,7 +53,21 @@ def start_superlink_of(folder: Path, sockets: Path | None) -> NoReturn:
         authenticate=True,
         database=state / "superlink.db",
         clients_ca=folder / kits.CA,
+        external=external,
     )
+
+
+def start_superexec_of(folder: Path, sockets: Path | None) -> NoReturn:
+    """Become what starts server apps for the SuperLink of an operator's kit.
+
+    Raises
+    ------
+    BractError
+        If the kit is no operator's, of another version, or the SuperLink was never started.
+    """
+    kit = open_kit(folder, "operator")
+    check_version(kit, folder)
+    start_superexec(folder=sockets or folder / SOCKETS, port=kit.superlink_port)
 
 
 def start_supernode_of(folder: Path, sockets: Path | None, *, health: bool) -> NoReturn:

@@ -216,6 +216,7 @@ def test_nginx_takes_the_gateways_configuration(server: str, tmp_path: Path) -> 
 def test_systemd_takes_the_units(provisioned: Path, tmp_path: Path) -> None:
     units = [
         provisioned / "operator" / "superlink.service",
+        provisioned / "operator" / "superexec.service",
         provisioned / "operator" / "gateway.service",
         provisioned / "hospital-a" / "bract-site.service",
     ]
@@ -236,19 +237,21 @@ def test_systemd_takes_the_units(provisioned: Path, tmp_path: Path) -> None:
 def test_the_compose_files_give_each_service_its_own_keys_alone(provisioned: Path) -> None:
     operator = yaml.safe_load((provisioned / "operator" / "compose.yaml").read_text())
     volumes = {
-        name: {volume.split(":")[0] for volume in service["volumes"]}
+        name: {volume.split(":")[0] for volume in service.get("volumes", [])}
         for name, service in operator["services"].items()
     }
     assert "./superlink.key" in volumes["superlink"] and "./gateway.key" in volumes["gateway"]
     assert not {"./gateway.key", "./ca.key"} & volumes["superlink"]
     assert not {"./superlink.key", "./sockets", "./state"} & volumes["gateway"]
+    for other in ("network", "superexec", "operator", "audit"):
+        assert not {"./superlink.key", "./gateway.key", "./state"} & volumes[other]
     site = yaml.safe_load((provisioned / "hospital-a" / "compose.yaml").read_text())
     for service in (*operator["services"].values(), site["services"]["supernode"]):
         assert service["read_only"] and service["cap_drop"] == ["ALL"]
         assert not service.get("privileged")
     assert "ports" not in site["services"]["supernode"]
-    published = operator["services"]["superlink"]["ports"]
-    assert published == ["8443:8443"]
+    published = {name: s["ports"] for name, s in operator["services"].items() if "ports" in s}
+    assert published == {"network": ["8443:8443"]}
 
 
 def test_provisioning_writes_nothing_half_and_replaces_nothing(tmp_path: Path) -> None:
