@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import yaml
 from containers import FOLDER, ROOT
 
 FILE = FOLDER / "compose.yaml"
+PARTS = ("client", "server", "audit", "gateway")
 
 
 def why_not() -> str | None:
@@ -41,6 +43,7 @@ class Project:
 
     def __init__(self, name: str, folder: Path, federation: dict[str, Any] | None = None) -> None:
         self.name = name
+        self.environment = dict(os.environ)
         self._files = [str(FILE)]
         if federation is not None:
             (folder / "federation.yaml").write_text(yaml.safe_dump(federation))
@@ -49,14 +52,19 @@ class Project:
             over.write_text(yaml.safe_dump({"services": {"federation": {"volumes": [mount]}}}))
             self._files.append(str(over))
 
+    def command(self, *arguments: str) -> list[str]:
+        """Return the words of ``docker compose`` on this project."""
+        files = [word for file in self._files for word in ("-f", file)]
+        return ["docker", "compose", "-p", self.name, *files, *arguments]
+
     def compose(
         self, *arguments: str, timeout: float = 300, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run ``docker compose`` on this project."""
-        files = [word for file in self._files for word in ("-f", file)]
         done = subprocess.run(
-            ["docker", "compose", "-p", self.name, *files, *arguments],
+            self.command(*arguments),
             cwd=ROOT,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -81,6 +89,46 @@ class Project:
     def end(self) -> None:
         """Remove containers, networks and volumes."""
         self.compose("down", "--volumes", "--timeout", "2", check=False)
+
+
+class Party(Project):
+    """The Compose project of one start-up kit, with this machine's images and networks laid over.
+
+    Parameters
+    ----------
+    name
+        Prefix of its containers.
+    kit
+        Folder of the kit.
+    over
+        What is laid over the kit's own compose file.
+    """
+
+    def __init__(self, name: str, kit: Path, over: dict[str, Any]) -> None:
+        super().__init__(name, kit)
+        laid = kit.with_name(f"{kit.name}.over.yaml")
+        laid.write_text(yaml.safe_dump(over))
+        self._files = [str(kit / "compose.yaml"), str(laid)]
+        owner = kit.stat()
+        self.environment |= {
+            "BRACT_USER": f"{owner.st_uid}:{owner.st_gid}",
+            **{f"BRACT_{part.upper()}_IMAGE": f"bract-{part}:local" for part in PARTS},
+        }
+
+
+def build_gateway() -> None:
+    """Build the image that stands for ``nginx:stable`` where no registry is."""
+    subprocess.run(
+        ["docker", "compose", "-f", FOLDER / "compose.gateway.yaml", "build"],
+        check=True, capture_output=True, timeout=600,
+    )  # fmt: skip
+
+
+def docker(*arguments: str, check: bool = True) -> str:
+    """Return what a ``docker`` command prints."""
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 or not check, done.stderr
+    return done.stdout
 
 
 def inspect(thing: str, template: str) -> Any:

@@ -24,13 +24,8 @@ pytestmark = [
     pytest.mark.containers,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.usefixtures("images"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def images() -> None:
-    """Build the images once; the cache answers where nothing changed."""
-    Project("bract-test", ROOT).compose("build", timeout=1700)
 
 
 @pytest.mark.parametrize("part", PARTS)
