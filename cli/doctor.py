@@ -108,7 +108,7 @@ def _flower() -> str:
 
 
 def _commands() -> str:
-    from bract.cli.launch.fork_server import real_command
+    from bract.deploy.fork_server import real_command
     from bract.flower import COMMANDS
 
     missing = [name for name in COMMANDS if not shutil.which(real_command(name))]

@@ -78,7 +78,8 @@ def superexec(
         Path | None, typer.Option("--sockets", help="Folder of the SuperLink's socket.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="What that socket is named for.", show_default="8000")
+        int | None,
+        typer.Option("--port", help="What that socket is named for.", show_default="8000"),
     ] = None,
 ) -> None:
     """Start server apps for a `bract superlink --external`, also after it was restarted."""
@@ -119,16 +120,24 @@ def supernode(
     health: Annotated[
         bool, typer.Option("--health", help="Answer http://127.0.0.1:PORT/health, nothing else.")
     ] = False,
+    warm: Annotated[
+        bool,
+        typer.Option(
+            "--warm/--cold", help="Keep torch imported between messages, in half a GB of memory."
+        ),
+    ] = True,
 ) -> None:
     """Start a SuperNode that runs one installed ClientApp, whatever bundle the server sends."""
     from bract.deploy.serving import start_supernode
 
     if kit is not None:
         if superlink is not None or root_certificates or key or insecure or node_config:
-            raise BractError("--kit says it all but --sockets and --health; leave the rest out")
+            raise BractError(
+                "--kit says it all but --sockets, --health and --cold; leave the rest out"
+            )
         from bract.deploy.starting import start_supernode_of
 
-        start_supernode_of(kit, sockets, health=health)
+        start_supernode_of(kit, sockets, health=health, warm=warm)
     if superlink is None:
         raise BractError("pass --kit DIR, or --superlink HOST:PORT")
     if insecure == (root_certificates is not None):
@@ -142,4 +151,5 @@ def supernode(
         root_certificates=root_certificates,
         key=key,
         health=health,
+        warm=warm,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +20,9 @@ from bract.deploy.validity import (
     check_signed,
 )
 from bract.errors import BractError
+
+FORK_SOCKET = "fork.sock"
+"""The fork server's socket, beside that of a SuperNode."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ def start_supernode(
     root_certificates: Path | None,
     key: Path | None,
     health: bool,
+    warm: bool = True,
 ) -> NoReturn:
     """Become a SuperNode that runs one installed ClientApp.
 
@@ -157,6 +163,9 @@ def start_supernode(
         Private key with which the SuperNode proves who it is; needs TLS.
     health
         Whether ``http://127.0.0.1:<port>/health`` answers, for a container's health check.
+    warm
+        Whether a process beside it keeps torch imported, from which the one of each message is
+        forked; else each imports anew.
     """
     if root_certificates is not None:
         check_certificate(root_certificates, mend="ask the server's operator for its new CA")
@@ -170,10 +179,12 @@ def start_supernode(
     if health:
         os.environ[sockets.OPEN] = f"127.0.0.1:{port}"
         _check_free(os.environ[sockets.OPEN])
-    _become("flower-supernode", port, folder, options)
+    _become("flower-supernode", port, folder, options, warm=warm)
 
 
-def _become(name: str, port: int, folder: Path, options: list[str]) -> NoReturn:
+def _become(
+    name: str, port: int, folder: Path, options: list[str], *, warm: bool = False
+) -> NoReturn:
     check_version()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ[sockets.FOLDER] = str(folder.absolute())
@@ -184,8 +195,23 @@ def _become(name: str, port: int, folder: Path, options: list[str]) -> NoReturn:
             "(--sockets)"
         )
     command = command_line(name, forked=shim.SOCKET in os.environ)
+    if warm and shim.SOCKET not in os.environ:
+        _start_fork_server(place.with_name(FORK_SOCKET))
     listening = ["--host", sockets.HOST, "--port", str(port)]
     os.execv(command[0], [*command, *listening, *options])
+
+
+def _start_fork_server(place: Path) -> None:
+    """Start a fork server that ends with this process, and name it to what this one becomes.
+
+    Until it is ready, and where it is gone, processes start afresh.
+    """
+    for left in (place, Path(f"{place}~")):
+        left.unlink(missing_ok=True)
+    os.environ[shim.SOCKET] = str(place)
+    command = [sys.executable, "-P", "-m", "bract.deploy.fork_server", str(place), "--with-parent"]
+    # In a session of its own, so that Ctrl-C reaches it by way of its parent alone.
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _check_free(address: str) -> None:

@@ -70,7 +70,9 @@ def start_superexec_of(folder: Path, sockets: Path | None) -> NoReturn:
     start_superexec(folder=sockets or folder / SOCKETS, port=kit.superlink_port)
 
 
-def start_supernode_of(folder: Path, sockets: Path | None, *, health: bool) -> NoReturn:
+def start_supernode_of(
+    folder: Path, sockets: Path | None, *, health: bool, warm: bool = True
+) -> NoReturn:
     """Become the SuperNode of a site's kit, once its gateway was asked who it is.
 
     Raises
@@ -98,6 +100,7 @@ def start_supernode_of(folder: Path, sockets: Path | None, *, health: bool) -> N
         root_certificates=folder / kits.CA,
         key=folder / kits.NODE_KEY,
         health=health,
+        warm=warm,
     )
 
 

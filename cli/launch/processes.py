@@ -83,7 +83,7 @@ class Processes:
         if self._forking:
             self.start(
                 "fork-server",
-                [sys.executable, "-P", "-m", "bract.cli.launch.fork_server", str(self._socket)],
+                [sys.executable, "-P", "-m", "bract.deploy.fork_server", str(self._socket)],
             )
             self.wait_for(self._socket.exists, "the fork server")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bract.cli.launch.fork_server import real_command
 from bract.cli.launch.reaper import MARK, end_processes
+from bract.deploy.fork_server import real_command
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes

@@ -108,6 +108,8 @@ def test_a_round_runs_through_the_gateway_under_the_names_of_the_sites(
     assert done.returncode == 0, (done.stderr, logs)
     run = RunDirectory.open(deployment.folder / "runs" / "study")
     assert set(run.metrics()[-1].clients) == {"hospital-a", "hospital-b"}
+    # Messages were answered by processes that had torch imported already.
+    assert (deployment.kit("hospital-a") / "state" / "sockets" / "fork.sock").is_socket()
     checked = bract("doctor", "--kit", deployment.kit("hospital-a"))
     assert checked.returncode == 0, checked.stderr
     assert "answers, certificate valid until" in checked.stderr

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from bract.cli.launch.reaper import MARK, end_processes
-from bract.deploy import sockets
+from bract.cli.launch.reaper import MARK, end_processes, marked_processes
+from bract.deploy import fork_server, shim, sockets
+from bract.deploy.flower import command_line
 from bract.deploy.sockets import OnlyPaths
 
 ASKED = (
@@ -95,3 +96,55 @@ def test_the_port_of_a_superlink_serves_sites_and_its_socket_the_operator(tmp_pa
     finally:
         end_processes(mark)
         process.wait()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from bract.deploy.serving import _start_fork_server
+
+_start_fork_server(Path(sys.argv[1]))
+sys.stdin.read()
+"""
+
+
+@pytest.mark.processes
+def test_a_warm_supernode_s_fork_server_serves_and_ends_with_it(tmp_path: Path) -> None:
+    place = tmp_path / "fork.sock"
+    place.write_text("left by one that was killed")
+    mark = uuid.uuid4().hex
+    parent = subprocess.Popen(
+        [sys.executable, "-P", "-c", PARENT, str(place)],
+        stdin=subprocess.PIPE,
+        env=os.environ | {MARK: mark},
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not place.is_socket():
+            assert parent.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        asked = subprocess.run(
+            [*command_line("flwr", forked=True), "--version"],
+            env=os.environ | {shim.SOCKET: str(place)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert asked.returncode == 0 and "Flower version" in asked.stdout, asked.stderr
+        (server,) = [p for p in marked_processes(mark) if p.pid != parent.pid]
+        parent.kill()
+        parent.wait()
+        server.wait(60)
+    finally:
+        end_processes(mark)
+        parent.wait()
+
+
+def test_what_an_installation_has_none_of_is_not_imported_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_server._preload("bract.no_such_room.app")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "breaks_on_import.py").write_text("import no_such_package\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        fork_server._preload("breaks_on_import")

@@ -165,7 +165,7 @@ mend_state(Path(sys.argv[1]))
 
 FORKED = """
 import array, json, os, socket, sys
-from bract.cli.launch import fork_server
+from bract.deploy import fork_server
 
 def fail(name):
     raise {error}

@@ -1,5 +1,7 @@
 """A fork server: Flower starts a process for every message, and importing torch costs seconds.
 
+    python -P -m bract.deploy.fork_server SOCKET [--with-parent]
+
 The server imports Flower, torch and bract once and forks a child for each command that
 `bract.deploy.shim` hands over a Unix socket. It never runs a torch operation nor touches CUDA
 itself, so a child may do both.
@@ -40,25 +42,41 @@ def real_command(name: str) -> str:
     return str(beside) if beside.is_file() else shutil.which(name) or name
 
 
-def serve(socket_path: str) -> None:
-    """Import everything, then fork a child for each connection until killed."""
+def serve(socket_path: str, *, parent: int | None = None) -> None:
+    """Import everything, then fork a child for each connection until killed.
+
+    With ``parent`` it ends by itself, within two seconds of the process of that number.
+    """
     for name in COMMANDS:
         flower.load(name)
     for module in _PRELOADED:
-        importlib.import_module(module)
+        _preload(module)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{socket_path}.starting")
+    listener.bind(f"{socket_path}~")
     listener.listen(64)
     # The socket appears under its final name only once a connection will be served at once.
-    Path(f"{socket_path}.starting").rename(socket_path)
+    Path(f"{socket_path}~").rename(socket_path)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        connection, _ = listener.accept()
+    listener.settimeout(None if parent is None else 2.0)
+    while parent in (None, os.getppid()):
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _run(connection)
         connection.close()
+
+
+def _preload(module: str) -> None:
+    """Import a module, unless this installation has none of it: a site's has no server."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
 
 
 def _run(connection: socket.socket) -> None:
@@ -99,4 +117,4 @@ def _run(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], parent=os.getppid() if "--with-parent" in sys.argv else None)
