@@ -15,13 +15,26 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flwr.cli.build import build_fab_from_files as build_fab_from_files
+    from flwr.cli.flower_config import read_superlink_connection as read_superlink_connection
+    from flwr.cli.typing import SuperLinkConnection as SuperLinkConnection
+    from flwr.cli.utils import (
+        init_http_client_from_connection as init_http_client_from_connection,
+    )
     from flwr.clientapp.typing import ClientAppCallable as ClientAppCallable
     from flwr.common.constant import ErrorCode as ErrorCode
+    from flwr.common.serde import fab_to_proto as fab_to_proto
     from flwr.proto.control_pb2 import ListNodesRequest as ListNodesRequest
+    from flwr.proto.control_pb2 import ListRunsRequest as ListRunsRequest
     from flwr.proto.control_pb2 import RegisterNodeRequest as RegisterNodeRequest
+    from flwr.proto.control_pb2 import StartRunRequest as StartRunRequest
+    from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
+    from flwr.proto.control_pb2 import StreamLogsRequest as StreamLogsRequest
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
     from flwr.supercore.constant import TaskType as TaskType
     from flwr.supercore.control import ControlHttpClient as ControlHttpClient
+    from flwr.supercore.error import FlowerError as FlowerError
+    from flwr.supercore.fab import Fab as Fab
     from flwr.supercore.interceptors.http.runtime_version import (
         RuntimeVersionHttpInterceptor as RuntimeVersionHttpInterceptor,
     )
@@ -45,6 +58,17 @@ NAMES = {
     "ListNodesRequest": "flwr.proto.control_pb2",
     "RegisterNodeRequest": "flwr.proto.control_pb2",
     "UnregisterNodeRequest": "flwr.proto.control_pb2",
+    "ListRunsRequest": "flwr.proto.control_pb2",
+    "StartRunRequest": "flwr.proto.control_pb2",
+    "StopRunRequest": "flwr.proto.control_pb2",
+    "StreamLogsRequest": "flwr.proto.control_pb2",
+    "SuperLinkConnection": "flwr.cli.typing",
+    "read_superlink_connection": "flwr.cli.flower_config",
+    "init_http_client_from_connection": "flwr.cli.utils",
+    "build_fab_from_files": "flwr.cli.build",
+    "Fab": "flwr.supercore.fab",
+    "fab_to_proto": "flwr.common.serde",
+    "FlowerError": "flwr.supercore.error",
     "ControlHttpClient": "flwr.supercore.control",
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors.http.runtime_version",
     "public_key_to_bytes": "flwr.supercore.primitives.asymmetric",

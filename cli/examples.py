@@ -14,7 +14,21 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract run federation.yaml",
         "bract run federation.yaml --resume",
         "bract run federation.yaml --device cuda:0 --device cuda:1 --device cpu",
-        "bract run federation.yaml --superlink 127.0.0.1:9093",
+        "bract run federation.yaml --superlink kits/operator/sockets/8000.sock",
+        "bract run federation.yaml --superlink fl.example.org:8000 --root-certificates ca.crt",
+    ),
+    "follow": (
+        "bract follow 7381002 --superlink fl.example.org:8000 --root-certificates ca.crt",
+        "bract follow 7381002 --superlink my-profile --format json",
+    ),
+    "stop": ("bract stop 7381002 --superlink my-profile",),
+    "pack": (
+        "bract pack runs/demo --out demo.tar",
+        "bract pack /srv/runs/study-7381002 --out -",
+    ),
+    "pull": (
+        "bract pull demo.tar --out demo",
+        "bract pull - --out study --format json",
     ),
     "audit": (
         "bract audit runs/demo",

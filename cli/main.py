@@ -23,6 +23,10 @@ from bract.cli.options import ConfigArgument, Format, FormatOption, RunArgument,
 from bract.cli.policy import policy
 from bract.cli.provision import provision as provision_command
 from bract.cli.provision import site as site_commands
+from bract.cli.remote.commands import follow as follow_command
+from bract.cli.remote.commands import pack as pack_command
+from bract.cli.remote.commands import pull as pull_command
+from bract.cli.remote.commands import stop as stop_command
 from bract.cli.signals import Stopped, listen
 from bract.cli.superlink import superexec as superexec_command
 from bract.cli.superlink import superlink as superlink_command
@@ -41,6 +45,10 @@ app = typer.Typer(
 app.command("superlink", epilog=epilog("superlink"))(superlink_command)
 app.command("superexec", epilog=epilog("superexec"))(superexec_command)
 app.command("supernode", epilog=epilog("supernode"))(supernode_command)
+app.command("follow", epilog=epilog("follow"))(follow_command)
+app.command("stop", epilog=epilog("stop"))(stop_command)
+app.command("pack", epilog=epilog("pack"))(pack_command)
+app.command("pull", epilog=epilog("pull"))(pull_command)
 app.command("provision", epilog=epilog("provision"))(provision_command)
 app.add_typer(site_commands, name="site")
 app.add_typer(policy, name="policy")
@@ -109,8 +117,25 @@ def run(
     runs: RunsOption = Path("runs"),
     superlink: Annotated[
         str | None,
-        typer.Option("--superlink", help="host:port or socket of a running SuperLink."),
+        typer.Option(
+            "--superlink",
+            help="Running SuperLink: host:port or the name of a connection in Flower's config.toml "
+            "(another machine, where the run then lies), or the socket of one on this machine.",
+        ),
     ] = None,
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option("--root-certificates", help="CA of the SuperLink at host:port, PEM."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Ask the SuperLink at host:port without TLS.")
+    ] = False,
+    remote: Annotated[
+        bool,
+        typer.Option(
+            "--remote", help="The socket leads to another machine (ssh -L), where the run lies."
+        ),
+    ] = False,
     device: Annotated[
         list[str] | None,
         typer.Option("--device", help="Device of client 0, 1, ...; repeat the option."),
@@ -135,12 +160,40 @@ def run(
     ] = None,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Start the federation of CONFIG as real processes and train."""
+    """Start the federation of CONFIG as real processes and train.
+
+    At a SuperLink on another machine nothing is started or kept here: progress, metrics and errors
+    come over its log, and Ctrl-C leaves the run going. See `bract follow`, `stop` and `pull`.
+    """
     from bract.cli.console import print_json
+    from bract.config import load_config
+
+    if superlink is not None and (remote or not superlink.endswith(".sock")):
+        from bract.cli.remote.connection import Where
+        from bract.cli.remote.running import refuse_local, run_remotely
+
+        refuse_local(
+            {
+                "--device": device,
+                "--resume": resume,
+                "--overwrite": overwrite,
+                "--cold": cold,
+                "--private-seed-file": private_seed_file,
+            }
+        )
+        where = Where(superlink, root_certificates, insecure)
+        followed = run_remotely(load_config(config), where)
+        if output.is_json:
+            print_json(followed.to_dict())
+        return
+    if root_certificates is not None or insecure or remote:
+        raise BractError(
+            "--root-certificates, --insecure and --remote go with a SuperLink on another machine; "
+            "name it with --superlink, or leave them out"
+        )
     from bract.cli.launch.launcher import Launch
     from bract.cli.run import run_federation
     from bract.client.site import read_private_seed
-    from bract.config import load_config
 
     trained = run_federation(
         load_config(config),

@@ -93,6 +93,8 @@ def start_superlink(
         If the certificate has expired, is another CA's or not the key's, or nobody can listen on
         the address.
     """
+    if not external:
+        _check_captures_folder()
     if certificate is not None:
         certificate.check()
     options = ["--disable-runtime-dependency-installation"]
@@ -120,6 +122,7 @@ def start_superexec(*, folder: Path, port: int) -> NoReturn:
         What that socket is named for.
     """
     check_version()
+    _check_captures_folder()
     if not folder.is_dir():
         raise BractError(
             f"{folder}: no such folder; --sockets names the folder that `bract superlink` has made"
@@ -212,6 +215,13 @@ def _start_fork_server(place: Path) -> None:
     command = [sys.executable, "-P", "-m", "bract.deploy.fork_server", str(place), "--with-parent"]
     # In a session of its own, so that Ctrl-C reaches it by way of its parent alone.
     subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _check_captures_folder() -> None:
+    """Refuse, before a run does, a folder for captures that cannot be written."""
+    from bract.server.places import usable_captures_folder  # no part of a client's image
+
+    usable_captures_folder()
 
 
 def _check_free(address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ from bract.deploy.site_file import (
     read_site,
 )
 
-SOCKETS, STATE = "sockets", "state"
+SOCKETS, STATE, RUNS = "sockets", "state", "runs"
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def start_superlink_of(folder: Path, sockets: Path | None, *, external: bool = F
     )
     state = folder / STATE
     state.mkdir(mode=0o700, exist_ok=True)
+    _say_where_runs_go(folder)
     start_superlink(
         address=kit.superlink,
         folder=sockets or folder / SOCKETS,
@@ -67,7 +69,15 @@ def start_superexec_of(folder: Path, sockets: Path | None) -> NoReturn:
     """
     kit = open_kit(folder, "operator")
     check_version(kit, folder)
+    _say_where_runs_go(folder)
     start_superexec(folder=sockets or folder / SOCKETS, port=kit.superlink_port)
+
+
+def _say_where_runs_go(folder: Path) -> None:
+    """Let the server apps keep their runs in the kit, unless the environment says otherwise."""
+    from bract.server.places import CAPTURES  # no part of a client's image
+
+    os.environ.setdefault(CAPTURES, str((folder / RUNS).absolute()))
 
 
 def start_supernode_of(

@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+import bract
 from bract.config import FederationConfig, config_of_run
 from bract.errors import BractError
 from bract.logs import log_to_file, log_to_stderr
+from bract.protocol.progress import Teller, Told
 from bract.rundir import RunDirectory
+from bract.schema import MetricsRow
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.grid import PromptGrid
+from bract.server.places import run_folder
 from bract.versions import package_versions
 
 _log = logging.getLogger(__name__)
@@ -26,12 +31,39 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train for the configured number of rounds; called by Flower."""
+    """Train for the configured number of rounds; called by Flower.
+
+    A run that was submitted without a folder, so perhaps from another machine, is told of in
+    Flower's log (`bract.protocol.progress`).
+    """
     log_to_stderr()
+    if context.run_config.get("run-dir"):
+        _train(grid, context, _keep_quiet)
+        return
+    teller = Teller(bract.__version__)
+    try:
+        _train(grid, context, teller.tell)
+    except Exception as error:
+        teller.tell(Told(event="failed", error=_reason(error)))
+        raise
+    teller.tell(Told(event="finished"))
+
+
+def _train(grid: Grid, context: Context, tell: Callable[[Told], None]) -> None:
     config = config_of_run(context.run_config)
-    own_folder = Path("runs") / f"{config.name}-{context.run_id}"
-    run = RunDirectory(str(context.run_config.get("run-dir") or own_folder))
+    named = context.run_config.get("run-dir")
+    folder = Path(str(named)) if named else run_folder(config.name, context.run_id)
+    run = _ToldRun(folder.absolute(), tell)
     run.create(config)
+    tell(
+        Told(
+            event="training",
+            name=config.name,
+            rounds=config.rounds,
+            clients=config.clients,
+            run=str(run.root),
+        )
+    )
     with run.serve(), log_to_file(run.logs / "server.log"):
         run.update_state(
             status="running",
@@ -42,14 +74,33 @@ def main(grid: Grid, context: Context) -> None:
         try:
             _federation(config, run).train(PromptGrid(grid))
         except Exception as error:
-            expected = isinstance(error, BractError)
-            reason = str(error) if expected else f"{type(error).__name__}: {error}"
-            _log.error("the run failed: %s", reason, exc_info=not expected)
+            reason = _reason(error)
+            _log.error("the run failed: %s", reason, exc_info=not isinstance(error, BractError))
             # Where the disk is full, this error is the last to say so.
             with contextlib.suppress(BractError):
                 run.update_state(status="failed", finished=time.time(), error=reason)
             raise
         run.update_state(status="finished", finished=time.time())
+
+
+class _ToldRun(RunDirectory):
+    """A run directory whose rounds are told of besides."""
+
+    def __init__(self, root: Path, tell: Callable[[Told], None]) -> None:
+        super().__init__(root)
+        self._tell = tell
+
+    def append_metrics(self, row: MetricsRow) -> None:
+        super().append_metrics(row)
+        self._tell(Told(event="round", row=row))
+
+
+def _keep_quiet(_: Told) -> None:
+    """Tell nobody: who submitted the run reads the run directory."""
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, BractError) else f"{type(error).__name__}: {error}"
 
 
 def _federation(config: FederationConfig, run: RunDirectory) -> Federation:

@@ -26,6 +26,7 @@ from bract.names import ClientNames
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.server.beside import AuditBeside, checked_attacks, checked_store
 from bract.server.grid import ForwardingGrid
+from bract.server.places import store_folder
 from bract.server.recorder import Recorder
 
 
@@ -37,7 +38,8 @@ class HonestButCurious(Strategy):
     strategy
         Any Message-API strategy, Flower's, bract's or somebody's own.
     store
-        Folder for the captures, or an `ObservationStore`.
+        Folder for the captures, or an `ObservationStore`. Where the server's operator has set
+        ``BRACT_CAPTURES``, a relative one lies below it, in a folder of this run's own.
     declaration
         What the protocol declares (`bract.protocol.observation.ClientDeclaration`, or a dict of
         its fields): model, normalisation, learning rate, local steps and so on. Of a client's own
@@ -59,7 +61,8 @@ class HonestButCurious(Strategy):
     Raises
     ------
     BractError
-        If the declaration, a round, ``audit`` or ``every`` is none. Nothing is raised after that.
+        If the declaration, a round, ``audit`` or ``every`` is none, or the captures would lie
+        elsewhere than the operator said. Nothing is raised after that.
     """
 
     def __init__(
@@ -87,11 +90,12 @@ class HonestButCurious(Strategy):
         names = getattr(strategy, "names", None)
         self.strategy = strategy
         self.recorder = Recorder(
-            store if isinstance(store, ObservationStore) else ObservationStore(store),
+            _placed(store),
             _checked(declaration),
             _checked_rounds(rounds),
             names if isinstance(names, ClientNames) else ClientNames(),
         )
+        self._announced = False
         self._beside: AuditBeside | None = None
         if audit is not None:
             model = self.recorder.declaration.model
@@ -113,8 +117,7 @@ class HonestButCurious(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the wrapped strategy's own loop over a grid that is listened to."""
-        where = self.recorder.store.root.absolute()
-        logging.getLogger("flwr").info("bract: captures go to %s", where)
+        self._announce()
         self._look_after_audit()
         try:
             return self.strategy.start(
@@ -130,6 +133,13 @@ class HonestButCurious(Strategy):
             if self._beside is not None:
                 self._beside.stop()
 
+    def _announce(self) -> None:
+        """Log, once, where the captures go."""
+        if not self._announced:
+            where = self.recorder.store.root.absolute()
+            logging.getLogger("flwr").info("bract: captures go to %s", where)
+        self._announced = True
+
     def _look_after_audit(self) -> None:
         if self._beside is not None:
             self._beside.start()
@@ -140,6 +150,7 @@ class HonestButCurious(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Delegate, and remember what is sent."""
+        self._announce()
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self.recorder.connected = grid.get_node_ids
         self.recorder.sent(messages)
@@ -199,6 +210,14 @@ class _ListeningGrid(ForwardingGrid):
         replies = list(self.grid.pull_messages(message_ids))
         self._recorder.received(replies)
         return replies
+
+
+def _placed(store: ObservationStore | Path | str) -> ObservationStore:
+    """Return the store, in the folder that the operator of the server named."""
+    if not isinstance(store, ObservationStore):
+        return ObservationStore(store_folder(Path(store)))
+    placed = store_folder(store.root)
+    return store if placed == store.root else ObservationStore(placed, models=store.models)
 
 
 def _checked(declaration: object) -> ClientDeclaration:

@@ -12,10 +12,15 @@ CONNECTION = "bract"
 """Name of the SuperLink connection in the launcher's own Flower configuration."""
 
 
-def app_manifest(config: FederationConfig, run_dir: Path) -> str:
+def app_manifest(config: FederationConfig, run_dir: Path | None) -> str:
     """Return the ``pyproject.toml`` of a Flower App Bundle that carries configuration only.
 
     Who the sites are and where their data lies stays with whoever provisions them.
+
+    Parameters
+    ----------
+    run_dir
+        Where the server leaves the run; None lets it take a folder of its own.
     """
     config = config.model_copy(update={"deployment": None})
     return "\n".join(
@@ -36,7 +41,7 @@ def app_manifest(config: FederationConfig, run_dir: Path) -> str:
             "",
             "[tool.flwr.app.config]",
             f"federation = {json.dumps(dump_config(config))}",
-            f"run-dir = {json.dumps(utf8(run_dir))}",
+            *([f"run-dir = {json.dumps(utf8(run_dir))}"] if run_dir else []),
             "",
         ]
     )

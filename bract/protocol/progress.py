@@ -1,0 +1,122 @@
+"""What a server app tells whoever follows its run on another machine: lines in Flower's log.
+
+Flower brings all that a server app prints to who follows its run, so also words that clients chose.
+A line counts only if it begins with the token of the first one, which is drawn at random and
+printed before any client was asked; clients do not see the log. ::
+
+    bract-0f...e2 {"event": "begun", "bract": "0.1.0"}
+    bract-0f...e2 {"event": "training", "run": "/srv/runs/demo-17", "rounds": 5, ...}
+    bract-0f...e2 {"event": "round", "row": {...}}
+    bract-0f...e2 {"event": "finished"}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from bract.errors import BractError
+from bract.schema import MetricsRow, Record, RecordError
+from bract.strict_json import json_ready, parse_json
+
+LONGEST = 1 << 22
+"""Characters of the longest line that is read."""
+
+_LINE = re.compile(r"bract-([0-9a-f]{32}) (\{.*)", re.ASCII)
+
+
+class Told(Record):
+    """One thing that a server app told.
+
+    Attributes
+    ----------
+    event
+        ``begun`` comes first, ``finished`` or ``failed`` last.
+    bract
+        The version that the server runs.
+    name, rounds, clients
+        Of the federation, once its configuration was read.
+    run
+        The run directory on the server's machine.
+    row
+        What `metrics.jsonl` holds of a round.
+    error
+        Why the run failed.
+    """
+
+    event: Literal["begun", "training", "round", "finished", "failed"]
+    bract: str | None = None
+    name: str | None = None
+    rounds: int | None = None
+    clients: int | None = None
+    run: str | None = None
+    row: MetricsRow | None = None
+    error: str | None = None
+
+
+class Teller:
+    """Print lines for who follows the run; the first one at once."""
+
+    def __init__(self, version: str) -> None:
+        self._token = secrets.token_hex(16)
+        self.tell(Told(event="begun", bract=version))
+
+    def tell(self, told: Told) -> None:
+        """Print one line."""
+        content = json_ready(told.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+        if told.row is not None:
+            content["row"] = json_ready(told.row.to_dict())
+        text = json.dumps(content, allow_nan=False)
+        # In one piece, and on a line of its own where another thread had begun one.
+        sys.stdout.write(f"\nbract-{self._token} {text}\n")
+
+
+class Listener:
+    """Find what a server app told in the pieces of its log."""
+
+    def __init__(self) -> None:
+        self._token: str | None = None
+        self._rest = ""
+        self._skipping = False
+
+    def feed(self, text: str) -> Iterator[Told | str]:
+        """Return what the lines hold that end in ``text``; a line of anybody else's as it is.
+
+        Raises
+        ------
+        BractError
+            If a line with the token cannot be read: the server runs another version.
+        """
+        *lines, rest = (self._rest + text).split("\n")
+        self._rest = rest
+        for line in lines:
+            if self._skipping:
+                self._skipping = False
+                continue
+            if line.strip():
+                yield self._read(line)
+        if len(self._rest) > LONGEST:
+            self._rest, self._skipping = "", True
+
+    def _read(self, line: str) -> Told | str:
+        found = _LINE.fullmatch(line)
+        if found is None or self._token not in (None, found[1]):
+            return line
+        try:
+            content: Any = parse_json(found[2], most=LONGEST)
+            told = Told.parse(content, source="the server's progress")
+        except (BractError, RecordError) as error:
+            if self._token is None:
+                return line
+            raise BractError(
+                f"what the server tells of its run cannot be read ({error}); the server and this "
+                "machine must run the same version of bract"
+            ) from error
+        if self._token is None and told.event != "begun":
+            return line
+        self._token = found[1]
+        return told

@@ -1,0 +1,1 @@
+"""Runs at a SuperLink on another machine: submit, follow, stop."""

@@ -1,0 +1,337 @@
+"""The control API of a SuperLink on another machine, through Flower's own client and profiles."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import ssl
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import httpx
+
+from bract.deploy import sockets
+from bract.deploy.rules import check_version
+from bract.deploy.validity import check_certificate
+from bract.errors import BractError, RunFailedError, one_line
+
+if TYPE_CHECKING:
+    from bract.flower import ControlHttpClient, SuperLinkConnection
+
+QUIET = 45.0
+"""Seconds without a line of log after which the stream is opened anew: a connection that broke
+without a word looks like a long round."""
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_PROFILE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class UnreachableError(BractError):
+    """Nothing answers, or nobody who could be trusted."""
+
+
+class LostError(RunFailedError):
+    """A SuperLink that had answered does not any more."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a SuperLink's control API is, as the command line says it.
+
+    Attributes
+    ----------
+    superlink
+        ``host:port``; a socket, ``FOLDER/8000.sock``; or a connection of Flower's configuration.
+    root_certificates
+        CA of the SuperLink at ``host:port``.
+    insecure
+        Whether ``host:port`` is asked without TLS.
+    """
+
+    superlink: str
+    root_certificates: Path | None = None
+    insecure: bool = False
+
+    @property
+    def is_socket(self) -> bool:
+        """Whether it is a Unix socket."""
+        return self.superlink.endswith(".sock")
+
+    @property
+    def options(self) -> str:
+        """The options for a command line."""
+        words = ["--superlink", self.superlink]
+        if self.root_certificates is not None:
+            words += ["--root-certificates", str(self.root_certificates)]
+        return shlex.join(words + (["--insecure"] if self.insecure else []))
+
+    def connection(self) -> SuperLinkConnection:
+        """Return it as Flower's own commands take it.
+
+        Raises
+        ------
+        BractError
+            If it is none, or the options do not fit it.
+        """
+        from bract.flower import SuperLinkConnection, read_superlink_connection
+
+        if self.is_socket:
+            self._refuse_tls("a socket needs no TLS: the kernel says who connects")
+            return SuperLinkConnection("socket", self._socket_address(), insecure=True)
+        if ":" in self.superlink:
+            return SuperLinkConnection(
+                "remote",
+                self._checked_address(),
+                str(self.root_certificates.absolute()) if self.root_certificates else None,
+                self.insecure,
+            )
+        self._refuse_tls("a connection of Flower's configuration says itself how it is reached")
+        if not _PROFILE.fullmatch(self.superlink):
+            raise BractError(
+                f"--superlink {one_line(self.superlink, 80)}: expected host:port, a socket such as "
+                "FOLDER/8000.sock, or the name of a connection in Flower's config.toml"
+            )
+        with _words_to_stderr():
+            try:
+                found = read_superlink_connection(self.superlink)
+            except click.ClickException as error:
+                raise BractError(
+                    f"--superlink {self.superlink}: {one_line(error.message, 300)} "
+                    "`flwr config list` shows what there is"
+                ) from error
+        if found.address is None or found.address.startswith(":"):
+            raise BractError(
+                f"--superlink {self.superlink}: this connection is a simulation on this machine; "
+                "take one whose address is host:port, or leave --superlink out"
+            )
+        if found.root_certificates:
+            _check_authority(Path(found.root_certificates))
+        return found
+
+    def _refuse_tls(self, why: str) -> None:
+        if self.root_certificates is not None or self.insecure:
+            raise BractError(
+                f"--superlink {self.superlink}: {why}; leave --root-certificates and --insecure out"
+            )
+
+    def _checked_address(self) -> str:
+        found = _ADDRESS.fullmatch(self.superlink)
+        if found is None or not 0 < int(found[2]) < 65536:
+            raise BractError(
+                f"--superlink {one_line(self.superlink, 80)}: expected host:port, such as "
+                "fl.example.org:8000"
+            )
+        if self.insecure == (self.root_certificates is not None):
+            raise BractError(
+                f"--superlink {self.superlink}: pass --root-certificates FILE, the CA of the "
+                "SuperLink, or --insecure where nobody else can listen in"
+            )
+        if self.root_certificates is not None:
+            _check_authority(self.root_certificates)
+        return self.superlink
+
+    def _socket_address(self) -> str:
+        place = Path(self.superlink)
+        if not place.is_socket() or not place.stem.isdecimal():
+            raise BractError(
+                f"--superlink {self.superlink}: expected the socket of a `bract superlink`, such "
+                "as FOLDER/8000.sock"
+            )
+        os.environ[sockets.FOLDER] = str(place.absolute().parent)
+        sockets.path(int(place.stem))
+        return sockets.address(int(place.stem))
+
+
+def _check_authority(path: Path) -> None:
+    check_certificate(path, mend="ask the server's operator for its new CA")
+
+
+@contextlib.contextmanager
+def _words_to_stderr() -> Iterator[None]:
+    """Let Flower's client print what it says of connections beside our results, not in them."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands by Flower's word: ``pending``, ``starting``, ``running``, ``finished``."""
+
+    status: str
+    ending: str
+    details: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has come to its end, whatever it was."""
+        return self.status == "finished"
+
+
+@contextlib.contextmanager
+def connect(where: Where) -> Iterator[Control]:
+    """Open the control API and see that it answers.
+
+    Raises
+    ------
+    BractError
+        If it cannot be reached, or must not be trusted; the message says why.
+    """
+    check_version()
+    from bract.flower import init_http_client_from_connection
+
+    if where.is_socket:
+        sockets.route_requests()
+    connection = where.connection()
+    with _words_to_stderr():
+        try:
+            client = init_http_client_from_connection(connection)
+        except click.ClickException as error:
+            raise BractError(f"{where.superlink}: {one_line(error.message, 300)}") from error
+        except (ssl.SSLError, ValueError) as error:
+            raise BractError(
+                f"{connection.root_certificates}: no certificates in PEM ({one_line(error, 100)}); "
+                "take the ca.crt that the server's operator gave you"
+            ) from error
+    with client:
+        yield Control(client, connection.address or where.superlink)
+
+
+class Control:
+    """What `bract` asks of a SuperLink.
+
+    Every method raises `UnreachableError` where nobody answers, and `RunFailedError` where the
+    SuperLink refuses.
+    """
+
+    def __init__(self, client: ControlHttpClient, address: str) -> None:
+        self._client = client
+        self.address = address
+        client._interceptors = (*client._interceptors, _Impatient())
+
+    def nodes(self) -> tuple[list[str], list[str]]:
+        """Return the names of the SuperNodes that are connected, and of those that are not."""
+        from bract.flower import ListNodesRequest
+
+        with self._explained():
+            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        names: tuple[list[str], list[str]] = ([], [])
+        for node in found:
+            if node.status != "unregistered":
+                names[node.status != "online"].append(
+                    one_line(node.name, 80) or f"node {node.node_id}"
+                )
+        return names
+
+    def start(self, manifest: str) -> int:
+        """Submit an app that consists of its ``pyproject.toml``; return the run's number."""
+        from bract.flower import Fab, StartRunRequest, build_fab_from_files, fab_to_proto
+
+        content, _ = build_fab_from_files({"pyproject.toml": manifest.encode()})
+        bundle = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        with self._explained():
+            answer = self._client.StartRun(StartRunRequest(fab=fab_to_proto(bundle)))
+        if not answer.HasField("run_id"):
+            note = one_line(answer.note, 300) or "it says no reason"
+            raise RunFailedError(f"{self.address}: the SuperLink did not take the run: {note}")
+        return int(answer.run_id)
+
+    def stop(self, run_id: int) -> bool:
+        """Stop a run; return whether that ended it."""
+        from bract.flower import StopRunRequest
+
+        with self._explained():
+            return bool(self._client.StopRun(StopRunRequest(run_id=run_id)).success)
+
+    def standing(self, run_id: int) -> Standing:
+        """Return how a run stands."""
+        from bract.flower import ListRunsRequest
+
+        with self._explained():
+            runs = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
+        if run_id not in runs:
+            raise BractError(f"{self.address}: knows no run {run_id}; `flwr ls` lists the runs")
+        found = runs[run_id].status
+        return Standing(found.status, found.sub_status, one_line(found.details, 500))
+
+    def log(self, run_id: int, after: float) -> Iterator[tuple[str, float]]:
+        """Return pieces of a run's log with their times, those after ``after`` first.
+
+        Ends with the run, and after `QUIET` seconds without a piece.
+        """
+        from bract.flower import StreamLogsRequest
+
+        with self._explained(), contextlib.suppress(httpx.ReadTimeout):
+            for piece in self._client.StreamLogs(
+                StreamLogsRequest(run_id=run_id, after_timestamp=after)
+            ):
+                yield piece.log_output, piece.latest_timestamp
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            raise self._refused(error.response) from error
+        except httpx.HTTPError as error:
+            raise UnreachableError(f"{self.address}: {_reason(error)}") from error
+
+    def _refused(self, response: httpx.Response) -> BractError:
+        from bract.flower import FlowerError
+
+        said = FlowerError.from_json(response.text)
+        if said is not None:
+            words = one_line(f"{said.message} {said.public_details or ''}".strip(), 300)
+            return RunFailedError(f"{self.address}: the SuperLink refused: {words}")
+        if response.status_code in (401, 403, 404):
+            return BractError(
+                f"{self.address}: this port does not take runs (HTTP {response.status_code}): it "
+                "is a gateway, or a `bract superlink`, which takes them on its operator's socket; "
+                "see docs/deployment.md, A run from another machine"
+            )
+        return RunFailedError(
+            f"{self.address}: HTTP {response.status_code}: {one_line(response.text, 300)}"
+        )
+
+
+class _Impatient:
+    """Let a stream that says nothing end after `QUIET` seconds; Flower's waits for ever."""
+
+    def intercept(self, context: Any, call_next: Any) -> httpx.Response:
+        """Pass the call on."""
+        response: httpx.Response = call_next(context)
+        context.request.extensions["timeout"]["read"] = QUIET
+        return response
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    """Say why a connection failed, and what mends it."""
+    text = one_line(error, 200)
+    low = text.lower()
+    if "hostname mismatch" in low or "ip address mismatch" in low:
+        return (
+            f"the certificate there is another host's ({text}); ask for the name that the "
+            "certificate was made for"
+        )
+    if "certificate has expired" in low:
+        return "the certificate there has expired; its operator renews it"
+    if "certificate_verify_failed" in low:
+        return (
+            f"another CA signed the certificate there ({text}); --root-certificates must be the CA "
+            "of this SuperLink"
+        )
+    if "wrong_version_number" in low or "record layer" in low or "packet length" in low:
+        return "it speaks no TLS; is it the right port? Without TLS it takes --insecure"
+    if "certificate required" in low or "handshake" in low:
+        return f"it takes the connections of its gateway alone ({text})"
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
+        return f"closed the connection ({text}); where it speaks TLS, pass --root-certificates"
+    if isinstance(error, httpx.TimeoutException):
+        return "does not answer in time; check the address, and firewalls on the way"
+    return f"cannot be reached ({text}); check the address, and that the SuperLink runs"

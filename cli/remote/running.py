@@ -1,0 +1,150 @@
+"""``bract run --superlink HOST:PORT``: submit a federation to another machine, and follow it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from bract.cli.console import say
+from bract.cli.launch.bundle import app_manifest
+from bract.cli.remote.connection import Control, LostError, UnreachableError, Where, connect
+from bract.cli.remote.following import Followed, follow
+from bract.cli.signals import Stopped
+from bract.config import FederationConfig
+from bract.errors import BractError
+
+NODES_PATIENCE = 30.0
+"""Seconds in which SuperNodes that are missing may connect."""
+
+
+def run_remotely(config: FederationConfig, where: Where) -> Followed:
+    """Train the federation at a SuperLink whose machine shares nothing with this one.
+
+    Raises
+    ------
+    BractError
+        If the configuration cannot work there, the SuperLink cannot be reached or must not be
+        trusted, or too few SuperNodes are connected.
+    RunFailedError
+        If the run fails.
+    """
+    check_remote(config)
+    with connect(where) as control:
+        wait_for_nodes(control, config.clients)
+        manifest = app_manifest(config, None)
+        run_id = control.start(manifest)
+        say(
+            f"federation {config.name}: {config.clients} clients, {config.rounds} rounds, "
+            f"run {run_id} at {control.address}"
+        )
+        followed = follow_on(control, run_id, where)
+    tell_next(followed)
+    return followed
+
+
+def follow_on(control: Control, run_id: int, where: Where) -> Followed:
+    """Follow a run; say, where a signal ends that, that the run goes on and what may be done."""
+    with _going_on(run_id, where):
+        return follow(control, run_id)
+
+
+@contextmanager
+def _going_on(run_id: int, where: Where) -> Iterator[None]:
+    again = f"follow it with `bract follow {run_id} {where.options}`"
+    try:
+        yield
+    except Stopped as stopped:
+        stopped.add_note(
+            f"run {run_id} goes on at {where.superlink}; {again}, "
+            f"stop it with `bract stop {run_id} {where.options}`"
+        )
+        raise
+    except (LostError, UnreachableError) as error:
+        raise LostError(f"{error}; {again}") from error
+
+
+def tell_next(followed: Followed) -> None:
+    """Say where the run lies, and what comes next."""
+    if not followed.folder:
+        say(f"done: run {followed.run_id}, of an app that tells bract nothing; see `flwr log`")
+        return
+    folder = shlex.quote(followed.folder)
+    say(
+        f"done: run {followed.run_id}, which lies at the server in {followed.folder}; next, there: "
+        f"bract audit {folder}; then bring report, metrics and model here: "
+        f"ssh SERVER bract pack {folder} --out - | bract pull - --out DIR"
+    )
+
+
+def refuse_local(given: Mapping[str, object]) -> None:
+    """Refuse options that are about processes and folders of this machine.
+
+    Raises
+    ------
+    BractError
+        Naming those that were given.
+    """
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise BractError(
+            f"{', '.join(wrong)}: only for clients and run directories of this machine; at a "
+            "remote SuperLink each site says this itself (site.yaml), and every run is a new one"
+        )
+
+
+def check_remote(config: FederationConfig) -> None:
+    """Refuse, or say, what only clients have that this command starts itself.
+
+    Raises
+    ------
+    BractError
+        If nobody would make the keys of an encrypted run.
+    """
+    encryption = config.encryption
+    if encryption.enabled and encryption.keys == "provisioned" and encryption.key_id is None:
+        raise BractError(
+            "encryption.keys: provisioned without encryption.key_id: `bract run` makes keys for "
+            "clients that it starts itself, and the sites of a remote SuperLink bring theirs; "
+            "deal them with `bract provision`, whose federation.yaml names the key, or set "
+            "encryption.keys: in-band"
+        )
+    if config.truth:
+        say(
+            "warning: truth: true does nothing at a remote SuperLink: each site says itself "
+            "whether it keeps truth (truth in its site.yaml)"
+        )
+    for caution in encryption.cautions(config.clients, config.strategy.name):
+        say(f"warning: {caution}")
+
+
+def wait_for_nodes(control: Control, wanted: int) -> None:
+    """Return once as many SuperNodes are connected as the federation has clients.
+
+    Raises
+    ------
+    BractError
+        If they are not within `NODES_PATIENCE`: the run would wait for them without a word.
+    """
+    deadline = time.monotonic() + NODES_PATIENCE
+    told = False
+    while True:
+        there, away = control.nodes()
+        if len(there) >= wanted:
+            return
+        if time.monotonic() > deadline:
+            break
+        if not told:
+            told = True
+            say(f"waiting for SuperNodes: {len(there)} of {wanted} are connected")
+        time.sleep(1.0)
+    raise BractError(
+        f"clients is {wanted}, and {len(there)} SuperNodes are connected to {control.address}"
+        f"{_named(there)}{', away: ' + ', '.join(away[:8]) if away else ''}; at a remote SuperLink "
+        "`bract run` starts none: have the sites start theirs, or lower clients"
+    )
+
+
+def _named(names: list[str]) -> str:
+    return f" ({', '.join(names[:8])})" if names else ""

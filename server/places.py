@@ -1,0 +1,90 @@
+"""Where a server app leaves captures: where the operator of the server says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bract.errors import BractError
+from bract.flower import TaskIdentity
+
+CAPTURES = "BRACT_CAPTURES"
+"""Environment variable of the SuperLink, or of the process that starts its server apps, with the
+absolute folder below which each run gets a folder of its own."""
+
+
+def captures_folder() -> Path | None:
+    """Return the folder that the operator named, None where none is named.
+
+    Raises
+    ------
+    BractError
+        If the path is relative: a server app's working directory is the SuperLink's.
+    """
+    named = os.environ.get(CAPTURES)
+    if not named:
+        return None
+    folder = Path(named)
+    if not folder.is_absolute():
+        raise BractError(
+            f"{CAPTURES}={named}: expected an absolute path; a relative one would depend on where "
+            "the SuperLink was started"
+        )
+    return folder
+
+
+def usable_captures_folder() -> Path | None:
+    """Return `captures_folder`, which is made where it is missing.
+
+    Raises
+    ------
+    BractError
+        If it cannot be made, or nothing can be written in it.
+    """
+    folder = captures_folder()
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BractError(
+            f"{CAPTURES}={folder}: cannot be made ({error.strerror or error}); name a folder that "
+            "this user may write in"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BractError(
+            f"{CAPTURES}={folder}: this user may not write there; name a folder of its own, or "
+            f"chown it to user {os.getuid()}"
+        )
+    return folder
+
+
+def run_folder(name: str, run_id: int) -> Path:
+    """Return the run directory of bract's own app where who submitted it named none."""
+    return (captures_folder() or Path("runs")) / f"{name}-{run_id}"
+
+
+def store_folder(store: Path) -> Path:
+    """Return where the captures of an app go that asks for ``store``.
+
+    An absolute folder is taken. A relative one lies, where the operator named a folder, below it
+    and a folder of this run's own: ``$BRACT_CAPTURES/run-<id>/captures``.
+
+    Raises
+    ------
+    BractError
+        If it would lie elsewhere.
+    """
+    folder = captures_folder()
+    if folder is None or store.is_absolute():
+        return store
+    if ".." in store.parts:
+        raise BractError(
+            f"HonestButCurious: store is {store}, and {CAPTURES} is {folder}; name a folder below "
+            "it, such as 'captures', or an absolute one"
+        )
+    try:
+        run = f"run-{TaskIdentity.run_id}"
+    except RuntimeError:  # outside of a run, as in a test
+        run = "run"
+    return folder / run / store
