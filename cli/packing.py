@@ -49,6 +49,9 @@ _BLOCK = 512
 _PIECE = 1 << 20
 
 
+Content = io.BufferedReader | io.BytesIO
+
+
 class PackError(BractError):
     """A pack that cannot be taken as it is; nothing of it was kept."""
 
@@ -120,9 +123,9 @@ def pull(source: str, out: Path) -> Contents:
         return _take(_Pack(opened, "stdin" if source == "-" else source), folder)
 
 
-def _chosen(run: RunDirectory, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
+def _chosen(run: RunDirectory, stack: contextlib.ExitStack) -> dict[str, Content]:
     """Return what is packed, by the names in the pack; a file that is replaced meanwhile stays."""
-    files: dict[str, BinaryIO] = {}
+    files: dict[str, Content] = {}
     report = _redacted(run)
     if report is not None:
         files[REPORT] = io.BytesIO(report)
@@ -146,21 +149,21 @@ def _redacted(run: RunDirectory) -> bytes | None:
     return dump_json(gather(run.root).redact().to_dict(), ascii_only=False).encode()
 
 
-def _described(file: BinaryIO) -> Packed:
+def _described(file: Content) -> Packed:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     return Packed(size=size, sha256=digest)
 
 
-def _write_file(out: Path, contents: Contents, files: dict[str, BinaryIO]) -> None:
+def _write_file(out: Path, contents: Contents, files: dict[str, Content]) -> None:
     with replacing(out) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             _write(file, contents, files)
 
 
-def _write(to: BinaryIO, contents: Contents, files: dict[str, BinaryIO]) -> None:
+def _write(to: BinaryIO, contents: Contents, files: dict[str, Content]) -> None:
     text = dump_json(contents.to_dict()).encode()
     with tarfile.open(fileobj=to, mode="w|", format=tarfile.USTAR_FORMAT) as archive:
         archive.addfile(_entry(_CONTENTS, len(text)), io.BytesIO(text))

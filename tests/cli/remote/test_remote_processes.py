@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from bract.cli.launch.fork_server import real_command
+from bract.deploy.fork_server import real_command
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.deploy import sockets
 from bract.deploy.certificates import Authority, certificate_pem, key_pem, new_key
@@ -294,7 +294,8 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from bract.server import HonestButCurious
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 @server.main()
