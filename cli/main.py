@@ -169,8 +169,8 @@ def run(
     from bract.config import load_config
 
     if superlink is not None and (remote or not superlink.endswith(".sock")):
-        from bract.cli.remote.connection import Where
         from bract.cli.remote.running import refuse_local, run_remotely
+        from bract.cli.remote.where import Where
 
         refuse_local(
             {

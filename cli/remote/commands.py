@@ -38,8 +38,9 @@ def follow(
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Show a run at another machine's SuperLink from its first round to its end."""
-    from bract.cli.remote.connection import Where, connect
+    from bract.cli.remote.connection import connect
     from bract.cli.remote.running import follow_on, tell_next
+    from bract.cli.remote.where import Where
 
     where = Where(superlink, root_certificates, insecure)
     with connect(where) as control:
@@ -57,7 +58,8 @@ def stop(
     insecure: InsecureOption = False,
 ) -> None:
     """Stop a run at another machine's SuperLink; what it has left there stays."""
-    from bract.cli.remote.connection import Where, connect
+    from bract.cli.remote.connection import connect
+    from bract.cli.remote.where import Where
 
     with connect(Where(superlink, root_certificates, insecure)) as control:
         standing = control.standing(run_id)
@@ -88,8 +90,9 @@ def pull(
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Check a pack from another machine, and keep all of it or nothing."""
-    from bract.cli.packing import PAGE, REPORT
-    from bract.cli.packing import pull as read
+    from bract.cli.packing import REPORT
+    from bract.cli.unpacking import PAGE
+    from bract.cli.unpacking import pull as read
 
     contents = read(source, out)
     if output.is_json:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from bract.cli.console import say
 from bract.cli.launch.bundle import app_manifest
-from bract.cli.remote.connection import Control, LostError, UnreachableError, Where, connect
+from bract.cli.remote.connection import Control, LostError, UnreachableError, connect
 from bract.cli.remote.following import Followed, follow
+from bract.cli.remote.where import Where
 from bract.cli.signals import Stopped
 from bract.config import FederationConfig
 from bract.errors import BractError

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 
 from bract import report
 from bract.cli import packing
-from bract.cli.packing import MOST, PackError, pack, pull
+from bract.cli.packing import MOST, pack
+from bract.cli.unpacking import PackError, pull
 from bract.config import build_config
 from bract.errors import BractError
 from bract.files import write_tensors
@@ -150,6 +151,15 @@ def test_a_run_with_nothing_to_bring_is_said(tmp_path: Path, monkeypatch: Any) -
     (tmp_path / "captures").mkdir()
     with pytest.raises(BractError, match="holds no report, metrics or model"):
         pack(tmp_path, str(tmp_path / "pack"))
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_model_that_no_pack_can_hold_is_said(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MOST, "final.safetensors", 10)
+    with pytest.raises(BractError, match="a pack takes 10 B; copy it by itself"):
+        pack(run.root, str(tmp_path / "pack"))
     assert not (tmp_path / "pack").exists()
 
 

@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from bract.cli.main import app
-from bract.cli.remote.connection import UnreachableError, Where, connect
+from bract.cli.remote.connection import UnreachableError, connect
+from bract.cli.remote.where import Where
 from bract.config import dump_config
 from bract.config.config import FederationConfig
 from bract.deploy.certificates import Authority, certificate_pem, key_pem, new_key

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from bract.cli.remote import following, running
-from bract.cli.remote.connection import LostError, Standing, UnreachableError, Where
+from bract.cli.remote.connection import LostError, Standing, UnreachableError
 from bract.cli.remote.following import follow
 from bract.cli.remote.running import check_remote, follow_on, wait_for_nodes
+from bract.cli.remote.where import Where
 from bract.cli.signals import Stopped
 from bract.config import build_config
 from bract.errors import BractError, RunFailedError
