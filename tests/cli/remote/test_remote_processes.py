@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from bract.deploy.fork_server import real_command
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.deploy import sockets
 from bract.deploy.certificates import Authority, certificate_pem, key_pem, new_key
+from bract.deploy.fork_server import real_command
 from bract.files import write_bytes
 from bract.rundir import RunDirectory
 
