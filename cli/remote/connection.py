@@ -141,10 +141,12 @@ class Control:
         from bract.flower import StreamLogsRequest
 
         with self._explained(), contextlib.suppress(httpx.ReadTimeout):
-            for piece in self._client.StreamLogs(
-                StreamLogsRequest(run_id=run_id, after_timestamp=after)
-            ):
-                yield piece.log_output, piece.latest_timestamp
+            request = StreamLogsRequest(run_id=run_id, after_timestamp=after)
+            try:
+                for piece in self._client.StreamLogs(request):
+                    yield piece.log_output, piece.latest_timestamp
+            except ValueError as error:  # a piece that was cut short
+                raise UnreachableError(f"{self.address}: {one_line(error, 200)}") from error
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -34,8 +34,7 @@ def run_remotely(config: FederationConfig, where: Where) -> Followed:
     check_remote(config)
     with connect(where) as control:
         wait_for_nodes(control, config.clients)
-        manifest = app_manifest(config, None)
-        run_id = control.start(manifest)
+        run_id = _submit(control, config)
         say(
             f"federation {config.name}: {config.clients} clients, {config.rounds} rounds, "
             f"run {run_id} at {control.address}"
@@ -43,6 +42,16 @@ def run_remotely(config: FederationConfig, where: Where) -> Followed:
         followed = follow_on(control, run_id, where)
     tell_next(followed)
     return followed
+
+
+def _submit(control: Control, config: FederationConfig) -> int:
+    try:
+        return control.start(app_manifest(config, None))
+    except Stopped as stopped:
+        stopped.add_note(
+            f"{control.address} may have taken the run all the same; `flwr ls` lists its runs"
+        )
+        raise
 
 
 def follow_on(control: Control, run_id: int, where: Where) -> Followed:

@@ -3,5 +3,6 @@
 from fuzz.files import FILES
 from fuzz.keys import KEYS
 from fuzz.messages import MESSAGES
+from fuzz.remote import REMOTE
 
-PARSERS = [*MESSAGES, *KEYS, *FILES]
+PARSERS = [*MESSAGES, *KEYS, *FILES, *REMOTE]
