@@ -230,7 +230,7 @@ def test_a_supernode_warns_of_its_ca(
     ends = certificates.read_certificate(ca).not_valid_after_utc
     monkeypatch.setattr(certificates, "now", lambda: ends - 5 * DAY)
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise InterruptedError
 
     monkeypatch.setattr("bract.deploy.serving._become", stop)
