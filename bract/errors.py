@@ -32,9 +32,9 @@ class LeakageError(Exception):
 
 def out_of_memory(error: BaseException) -> bool:
     """Tell whether an error of anybody's says that this process or a device has no more memory."""
-    signs = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+    signs = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "failed to map")
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+        isinstance(error, RuntimeError | ImportError) and any(sign in str(error) for sign in signs)
     )
 
 

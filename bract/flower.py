@@ -98,7 +98,11 @@ SUPERNODE = "flwr.supernode.start_client_internal"
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 """Where the process of a ClientApp installs and loads the app."""
 
+DATE = "flwr.supercore.date"
+"""Where Flower asks for the time."""
+
 _REPLACED = {
+    DATE: ("now",),
     SUPERNODE: ("_insert_message", "_pull_and_store_message"),
     CLIENTAPP: ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn"),
 }

@@ -600,12 +600,6 @@ def main() -> None:
     except OSError as error:
         say(f"error: {_operating_system(error)}")
         sys.exit(1)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        why = one_line(error, 200) or type(error).__name__
-        say(f"error: out of memory ({why}); free some and try again: what was finished is kept")
-        sys.exit(1)
     except ModuleNotFoundError as error:
         room = (error.name or "").split(".")
         if room[0] != "bract" or len(room) < 2:
@@ -616,6 +610,12 @@ def main() -> None:
             "bract"
         )
         sys.exit(2)
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not out_of_memory(error):
+            raise
+        why = one_line(error, 200) or type(error).__name__
+        say(f"error: out of memory ({why}); free some and try again: what was finished is kept")
+        sys.exit(1)
     except Stopped as stopped:
         say(str(stopped))
         sys.exit(stopped.code)

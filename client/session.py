@@ -265,7 +265,7 @@ def _named(context: Context) -> Iterator[Site]:
         yield site
     except BractError as error:
         raise type(error)(f"{name}: {error}") from error
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
         if not out_of_memory(error):
             raise
         why = one_line(error, 200) or type(error).__name__

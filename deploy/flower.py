@@ -3,7 +3,7 @@
     python -P -m bract.deploy.flower flower-supernode ARGUMENTS...
 
 `bract.deploy.sockets` closes what Flower listens on, `bract.deploy.pinned` holds a site to the app
-that its operator installed.
+that its operator installed, `bract.deploy.clock` has it count the seconds that pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from bract.deploy import pinned, shim, sockets
+from bract.deploy import clock, pinned, shim, sockets
 from bract.deploy.rules import check_version, replace
 from bract.errors import BractError
 from bract.flower import COMMANDS, STARTERS
@@ -59,6 +59,7 @@ def run(name: str) -> None:
     """
     check_version()
     entry = load(name)
+    clock.keep_even()
     if sockets.FOLDER in os.environ:
         sockets.route_requests()
         if name in _OPEN_PATHS:

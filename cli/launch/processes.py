@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bract.cli.launch.reaper import MARK, end_processes
-from bract.deploy import shim, sockets
+from bract.deploy import clock, shim, sockets
 from bract.deploy.flower import command_line
 from bract.errors import BractError, RunFailedError, one_line
 
@@ -73,6 +73,7 @@ class Processes:
         self._forking = fork_server
         self._run = run
         self._mark = uuid.uuid4().hex
+        self._epoch = clock.epoch()
         self._running: list[_Process] = []
         self._lost: set[str] = set()
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -138,6 +139,7 @@ class Processes:
             **os.environ,
             MARK: self._mark,
             sockets.FOLDER: str(self.sockets),
+            clock.EPOCH: self._epoch,
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -17,23 +19,39 @@ rounds: {rounds}
 data: {{image_size: 16, validation: 0.0}}
 model: {{name: lenet-strided, activation: relu}}
 training: {{local_steps: 1}}
-capture: {{rounds: [1]}}
+capture: {{rounds: {captured}}}
 """
 
 LONG = 5000
 
 
 class Broken:
-    """A federation of one client that goes on for long, and the folder it runs in."""
+    """A federation of one client that goes on for long, and the folder it runs in.
 
-    def __init__(self, folder: Path, *, rounds: int = LONG) -> None:
+    Parameters
+    ----------
+    captured
+        The rounds to capture, as the configuration has them.
+    before
+        A command that runs the federation.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rounds: int = LONG,
+        captured: str = "[1]",
+        before: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
+        self.captured = captured
         self.run = RunDirectory(folder / "runs" / "broken")
         self.configure(rounds)
-        self.command = Command(folder, "run", "f.yaml")
+        self.command = Command(folder, "run", "f.yaml", before=before)
 
     def configure(self, rounds: int) -> None:
-        (self.folder / "f.yaml").write_text(CONFIG.format(rounds=rounds))
+        (self.folder / "f.yaml").write_text(CONFIG.format(rounds=rounds, captured=self.captured))
 
     def wait(self, number: int = 1) -> None:
         wait_for_round(self.run, number, self.command)
@@ -70,3 +88,8 @@ class Broken:
 
 def measured(fault: str, code: int, seconds: float, said: str) -> None:
     print(f"\nMEASURED | {fault} | {code} | {seconds:.1f} | {said}")
+
+
+def python_path(*folders: Path) -> str:
+    """Return a PYTHONPATH with folders in front of what it holds."""
+    return os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)

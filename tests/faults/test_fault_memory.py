@@ -1,23 +1,32 @@
-"""Memory that is full: the client is named, a command ends with one line."""
+"""Memory that is full: the client is named, a command ends with one line.
+
+For a client of a real federation see test_fault_returns.py.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from breaking import measured, python_path
 from encrypted_runs import small, small_grid, train
 from flwr.app import Message
+from test_processes import Command
 
 from bract.cli.main import main
 from bract.client.training import train_locally
 from bract.errors import RunFailedError
+from bract.rundir import RunDirectory
+from bract.schema import AuditResult
 
 FULL = {
     "Python": MemoryError(),
     "torch": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 B"),
+    "a library": ImportError("_csr.so: failed to map segment from shared object"),
     "a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
 }
 
@@ -69,3 +78,55 @@ def test_a_command_without_memory_ends_with_one_line_and_code_1(
     (said,) = capfd.readouterr().err.splitlines()
     assert left.value.code == 1
     assert said.startswith("error: out of memory (")
+
+
+LIMITED = """
+import resource, sys
+import psutil, torch
+import bract.attacks.solve.engine as engine
+from bract.cli.main import main
+
+def greedy(*_, **__):
+    # What is there and half a gigabyte, and a match that needs four.
+    most = psutil.Process().memory_info().vms + (1 << 29)
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    return torch.empty(1 << 30)
+
+engine.Problem.stack = greedy
+sys.argv[0] = "bract"
+main()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.faults
+def test_an_audit_whose_memory_is_limited_says_what_does_not_fit_and_goes_on_later(
+    tmp_path: Path,
+) -> None:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    config = small(
+        data={"image_size": 16, "validation": 0.0},
+        model={"name": "lenet-strided", "activation": "relu"},
+        training={"local_steps": 1, "batch_size": 2},
+    )
+    run = train(tmp_path, config, small_grid(tmp_path, config))
+    (tmp_path / "limited.py").write_text(LIMITED)
+    chosen = ("audit", run.root.name, "--attack", "ig", "--iterations", "5", "--yes", "--resume")
+    begun = time.monotonic()
+    limited = Command(tmp_path, *chosen, module="limited", PYTHONPATH=python_path(tmp_path))
+    code, said = limited.finish()
+    refusals = [result.refused or "" for result in results(run)]
+    measured("`bract audit` in limited memory", code, time.monotonic() - begun, refusals[0])
+    assert code == 0, said
+    assert "Traceback" not in said
+    assert len(refusals) == 3
+    assert all("one restart does not fit into the memory of cpu" in why for why in refusals)
+    assert limited.nothing_is_left()
+    code, said = Command(tmp_path, *chosen).finish()
+    assert code == 0, said
+    assert [result.refused for result in results(run)] == [None] * 3
+
+
+def results(run: RunDirectory) -> list[AuditResult]:
+    found = sorted((run.root / "audit").rglob("round-*.json"))
+    return [AuditResult.parse_text(path.read_text(), source=path.name) for path in found]

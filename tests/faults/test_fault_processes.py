@@ -117,7 +117,7 @@ def test_places_with_strange_names_are_none(tmp_path: Path) -> None:
     long = tmp_path / ("t" * 120)
     for place in (folder, long):
         place.mkdir()
-    (folder / "f.yaml").write_text(CONFIG.format(rounds=1))
+    (folder / "f.yaml").write_text(CONFIG.format(rounds=1, captured=[1]))
     plain = {"TMPDIR": str(long), "LC_ALL": "C", "PYTHONUTF8": "0"}
     runs = str(tmp_path / "läufe")
     begun = time.monotonic()
@@ -144,7 +144,7 @@ def test_a_tmpdir_from_which_nothing_can_be_executed_is_enough(tmp_path: Path) -
     tried = subprocess.run([*before, "true"], env={**os.environ, "TMPDIR": str(place)}, check=False)
     if tried.returncode:
         pytest.skip("this container may not mount")
-    (tmp_path / "f.yaml").write_text(CONFIG.format(rounds=1))
+    (tmp_path / "f.yaml").write_text(CONFIG.format(rounds=1, captured=[1]))
     begun = time.monotonic()
     command = Command(tmp_path, "run", "f.yaml", before=before, TMPDIR=str(place))
     code, said = command.finish()

@@ -41,11 +41,16 @@ class Command:
     """One `bract` command in its own process, whose descendants can be told from all others."""
 
     def __init__(
-        self, folder: Path, *arguments: str, before: Sequence[str] = (), **environment: str
+        self,
+        folder: Path,
+        *arguments: str,
+        before: Sequence[str] = (),
+        module: str = "bract.cli.main",
+        **environment: str,
     ) -> None:
         self.tag = uuid.uuid4().hex
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "bract.cli.main", *arguments],
+            [*before, sys.executable, "-m", module, *arguments],
             cwd=folder,
             env={**os.environ, **environment, "BRACT_TEST_TAG": self.tag},
             stdout=subprocess.PIPE,

@@ -1,0 +1,46 @@
+"""Flower's clock in a federation on one machine goes on evenly, whatever the machine's is set to.
+
+Flower counts the life of tokens, nodes and messages by the machine's clock: set forward by two
+minutes, it would end a run. The processes of one machine share the kernel's monotonic clock, and
+what they are told it started from.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import time
+
+from bract.deploy.rules import replace
+from bract.flower import DATE
+
+EPOCH = "BRACT_EPOCH"
+"""Environment variable with the time at which the monotonic clock of this machine stood at zero, in
+seconds since 1970. Processes of one federation are told the same."""
+
+
+def epoch() -> str:
+    """Return what the processes of a federation are told, by the machine's clock as it is now."""
+    return repr(time.time() - time.monotonic())
+
+
+def keep_even() -> None:
+    """Make Flower read the monotonic clock where `EPOCH` is set; call it once Flower is imported.
+
+    Raises
+    ------
+    BractError
+        If Flower has no such function.
+    """
+    if EPOCH not in os.environ:
+        return
+    start = float(os.environ[EPOCH])
+
+    def now() -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(start + time.monotonic(), tz=datetime.UTC)
+
+    old = replace(DATE, "now", now)
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("flwr.") and getattr(module, "now", None) is old:
+            setattr(module, "now", now)  # noqa: B010
