@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from bract.cli.console import RoundProgress, say
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.signals import Stopped, resumed
 from bract.client.defending import defenses_of
+from bract.client.training import smallest_batch
 from bract.config import FederationConfig
 from bract.data import Partitions, data_spec, open_source
 from bract.errors import BractError
-from bract.models import create_model
+from bract.models import create_model, single_value_norm
 from bract.rundir import RunDirectory
 from bract.versions import package_versions
 
@@ -107,16 +109,18 @@ def check_feasible(config: FederationConfig) -> None:
     Raises
     ------
     BractError
-        If the data or the model is not there, the defenses do not fit it or each other, or a
-        client would hold no examples.
+        If the data or the model is not there, the defenses do not fit it or each other, a client
+        would hold no examples, or a batch of one image would leave the model nothing to train with.
     """
     source = open_source(config.data, "train")
     parts = Partitions(
         source.labels, config.data.partition, clients=config.clients, seed=config.seed
     )
+    counts = []
     for client in range(config.clients):
         part = parts.indices(client)
-        if len(part) - int(len(part) * config.data.validation) < 1:
+        counts.append(len(part) - int(len(part) * config.data.validation))
+        if counts[-1] < 1:
             raise BractError(
                 f"data.partition gives client {client} no training examples; "
                 "raise alpha or min_examples, or lower clients"
@@ -125,7 +129,7 @@ def check_feasible(config: FederationConfig) -> None:
     if ":" not in config.model.name:
         spec = data_spec(config.data)
         with torch.device("meta"):
-            chain.prepare_model(
+            model = chain.prepare_model(
                 create_model(
                     config.model.name,
                     classes=spec.classes,
@@ -133,6 +137,23 @@ def check_feasible(config: FederationConfig) -> None:
                     image_size=spec.image_shape[1],
                     activation=config.model.activation,
                 )
+            )
+        _check_batches(config, counts, single_value_norm(model, spec.image_shape))
+
+
+def _check_batches(config: FederationConfig, counts: Sequence[int], layer: str | None) -> None:
+    """Refuse batches of one image where a batch normalisation would have one value of it."""
+    if layer is None:
+        return
+    size, side = config.training.batch_size, config.data.image_size
+    for client, count in enumerate(counts):
+        if smallest_batch(config.training, count) == 1:
+            raise BractError(
+                f"training.batch_size {size} leaves client {client}, which has {count} training "
+                f"images, a batch of one image, and at {side} pixels {layer} of model "
+                f"{config.model.name!r} would normalise one value a channel of it; choose a "
+                "batch size that leaves no single image, a larger data.image_size or another "
+                "model"
             )
 
 

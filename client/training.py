@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from bract.config import TrainingConfig
 from bract.data import DataSpec
+from bract.errors import BractError
 from bract.models import auxiliary_loss, trainable_parameters
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
 
@@ -69,6 +70,11 @@ def train_locally(
         FedProx's mu: adds ``mu / 2 * ||w - w_received||^2`` over the parameters to the loss
         (Li et al. 2020). It acts on local training only, not on the gradient of ``fedsgd``,
         where ``w`` is what was received.
+
+    Raises
+    ------
+    BractError
+        If a batch of one image leaves a batch normalisation a single value.
     """
     generator = torch.Generator().manual_seed(seed)
     model.to(device).train()
@@ -81,7 +87,11 @@ def train_locally(
     def loss_of(batch: list[int]) -> Tensor:
         used.update(dict.fromkeys(batch))
         nonlocal correct, seen
-        logits, target = model(spec.normalise(images[batch].to(device))), labels[batch].to(device)
+        try:
+            logits = model(spec.normalise(images[batch].to(device)))
+        except ValueError as error:
+            raise _of_one_image(error, batch, len(images), config) from error
+        target = labels[batch].to(device)
         loss = F.cross_entropy(logits, target)
         losses.append(float(loss.detach()))
         correct += int((logits.argmax(1) == target).sum())
@@ -123,6 +133,27 @@ def planned_steps(config: TrainingConfig, count: int) -> int:
         return config.local_epochs * math.ceil(count / config.batch_size)
     # Never more than `local_steps` passes, each of one step at least.
     return config.local_steps
+
+
+def smallest_batch(config: TrainingConfig, count: int) -> int:
+    """Return the size of the smallest batch of those that ``count`` examples are trained in."""
+    full = count // config.batch_size
+    left = count % config.batch_size
+    reached = planned_steps(config, count) > full
+    return left if left and reached else config.batch_size
+
+
+def _of_one_image(
+    error: ValueError, batch: list[int], count: int, config: TrainingConfig
+) -> Exception:
+    """Return what to say of batch normalisation that had one value; other errors as they are."""
+    if len(batch) > 1 or "more than 1 value per channel" not in str(error):
+        return error
+    return BractError(
+        f"a batch of one image (training.batch_size {config.batch_size}, {count} images here) "
+        "leaves a batch normalisation of the model one value a channel, which has no variance; "
+        "choose a batch size that leaves no single image, larger images or another model"
+    )
 
 
 @torch.no_grad()

@@ -28,6 +28,11 @@ def bract(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("data: {name: folder, path: nowhere}", "holds no images in class folders"),
         ("model: {name: lenett}", "Did you mean 'lenet'?"),
         ("wrong: 1", "unknown key 'wrong'"),
+        (
+            "{model: {name: resnet18}, training: {algorithm: fedsgd, batch_size: 1}}",
+            "training.batch_size 1 leaves client 0, which has 432 training images, a batch of one "
+            "image, and at 32 pixels layer4.0.bn1 of model 'resnet18'",
+        ),
     ],
 )
 def test_bad_config_is_one_line_and_exit_2_with_nothing_written(

@@ -1,12 +1,15 @@
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from bract.client.training import train_locally
+from bract.client.training import smallest_batch, train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
+from bract.errors import BractError
+from bract.models import single_value_norm
 
 SPEC = DataSpec((1, 2, 2), 3, (0.0,), (1.0,))
 
@@ -65,3 +68,44 @@ def test_the_training_accuracy_is_the_share_of_right_answers_as_they_were_given(
         right = (model()(images).argmax(1) == labels).float().mean().item()
     result = train(0.0, algorithm="fedsgd", batch_size=12)
     assert result.accuracy == pytest.approx(right)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "smallest"),
+    [
+        ({"batch_size": 8}, 17, 1),
+        ({"batch_size": 8}, 16, 8),
+        ({"batch_size": 8}, 3, 3),
+        ({"batch_size": 8, "local_steps": 2}, 17, 8),
+        ({"batch_size": 8, "local_steps": 3}, 17, 1),
+        ({"batch_size": 8, "algorithm": "fedsgd"}, 17, 8),
+        ({"batch_size": 8, "algorithm": "fedsgd"}, 1, 1),
+    ],
+)
+def test_the_smallest_batch_is_that_of_the_batches_that_are_trained_on(
+    settings: Any, count: Any, smallest: Any
+) -> None:
+    config = TrainingConfig(**settings)
+    assert smallest_batch(config, count) == smallest
+    sizes: list[int] = []
+    net = model()
+    net.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    train_locally(net, *data(count), config=config, spec=SPEC, seed=0, device=torch.device("cpu"))
+    assert min(sizes) == smallest
+
+
+def test_a_batch_of_one_image_that_cannot_be_normalised_is_one_clear_error() -> None:
+    with torch.device("meta"):
+        large = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 3))
+    net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 3))
+    assert single_value_norm(copy.deepcopy(net).to("meta"), (1, 2, 2)) == "1"
+    assert single_value_norm(large, (1, 3, 3)) is None
+    with pytest.raises(BractError, match=r"a batch of one image \(training.batch_size 2, 3 images"):
+        train_locally(
+            net,
+            *data(3),
+            config=TrainingConfig(batch_size=2),
+            spec=SPEC,
+            seed=0,
+            device=torch.device("cpu"),
+        )
