@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from bract.attacks.problem.case import UNROLL, Case
@@ -15,6 +16,7 @@ from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
 from bract.attacks.solve.defaults import for_model
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.engine import Engine, Progress
+from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -134,6 +136,11 @@ class Attack(Attacker):
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Attack every trial within the limits of ``run``."""
 
+    @property
+    def matches(self) -> bool:
+        """Whether the attack matches anything, so that unknowns of the client can be judged."""
+        return not isinstance(getattr(self, "objective", None), NoObjective)
+
     def prior(self) -> Attacker | None:
         """As `Attacker.prior`; an attack that only descends on an objective leaves that out.
 
@@ -148,7 +155,7 @@ class Attack(Attacker):
     def _attempt(self, cases: list[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
         try:
             solved = task.engine.run(
-                self.solve,
+                partial(from_best_start, self.solve) if self.matches else self.solve,
                 cases,
                 budget=task.budget,
                 default_iterations=self.iterations,

@@ -98,6 +98,11 @@ class _BestPrior(Attack):
     name: ClassVar[str] = Best.name
     iterations: ClassVar[int] = Best.iterations
 
+    @property
+    def matches(self) -> bool:
+        """Nothing is matched."""
+        return False
+
     def solve(self, problem: Problem, run: Run) -> Outcome:
         recipe = GRNN() if _can_generate(problem) else IG()
         alone = recipe.prior()

@@ -33,11 +33,28 @@ class Fitting(Protocol):
     def device(self) -> torch.device:
         """Device to compute on."""
 
+    @property
+    def over(self) -> bool:
+        """Whether the budget's time is spent."""
+
     def __call__(self, evidence: Evidence, labels: Sequence[int], steps: int) -> Tensors:
         """Return the gradient of images that are fitted to the evidence.
 
         float64 on `device`, by the names of the target, scaled like `Observation.gradient`. At
         most ``steps`` steps are taken, fewer where the budget ends.
+        """
+
+    def images(
+        self, evidence: Evidence, labels: Sequence[int], steps: int, *, start: int = 0
+    ) -> Tensor:
+        """Return the images ``(1, B, C, H, W)`` instead; later starts are further from grey."""
+
+    def sharpen(
+        self, evidence: Evidence, labels: Sequence[int], images: Tensor, steps: int
+    ) -> tuple[Tensor, Tensors] | None:
+        """Fit by second order from ``images``; return them and their gradient, as above.
+
+        None where that is no use or too dear: on a model with kinks, or with too many pixels.
         """
 
 

@@ -28,6 +28,8 @@ class Problem:
         ``(L, K, ...)`` by name, or None; see `Evidence`.
     bounds
         ``(L, ...)`` by name, or None; see `Evidence`.
+    starts
+        Where unknowns of the forward model begin, ``(L, ...)`` by name; None has it draw them.
     seeds
         One seed a trial; everything random in a trial comes from it, so a result does not depend
         on which trials ran together.
@@ -45,6 +47,7 @@ class Problem:
     alternatives: Tensors | None = None
     nuisance: Tensors | None = None
     bounds: Tensors | None = None
+    starts: Tensors | None = None
 
     @classmethod
     def stack(
@@ -143,7 +146,9 @@ class Problem:
 
     def unknowns(self) -> Tensors:
         """Starting values of what the forward model must find beside images and labels."""
-        found = self.forward.unknowns(self.target_model, self.trials, self.generators())
+        found = self.starts
+        if found is None:
+            found = self.forward.unknowns(self.target_model, self.trials, self.generators())
         return {
             name: v.detach().to(self.device, self.dtype, copy=True).requires_grad_()
             for name, v in found.items()
@@ -220,6 +225,7 @@ class Problem:
             alternatives=None if self.alternatives is None else cast(self.alternatives),
             nuisance=None if self.nuisance is None else cast(self.nuisance),
             bounds=None if self.bounds is None else cast(self.bounds),
+            starts=None if self.starts is None else cast(self.starts),
         )
 
     def select(self, trials: Sequence[int]) -> Problem:
@@ -240,6 +246,7 @@ class Problem:
             alternatives=None if self.alternatives is None else cut(self.alternatives),
             nuisance=None if self.nuisance is None else cut(self.nuisance),
             bounds=None if self.bounds is None else cut(self.bounds),
+            starts=None if self.starts is None else cut(self.starts),
         )
 
     def weighted(self, weights: Tensors | None) -> Problem:

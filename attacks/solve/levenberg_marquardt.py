@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -43,6 +44,8 @@ def levenberg_marquardt(
     deadline: float | None = None,
     tolerance: float = 1e-3,
     tell: Callable[[int, float], None] | None = None,
+    hold_images: bool = False,
+    spread: float | None = None,
 ) -> Fit:
     """Minimise ``|s(x) - c|^2 / |c|^2`` over pixels in [0, 1], for a problem of one trial.
 
@@ -62,17 +65,25 @@ def levenberg_marquardt(
         A `time.perf_counter` value at which to stop.
     tolerance
         Stop when a step improves the residual by less than this, relatively.
+    hold_images
+        Solve for the unknowns alone.
+    spread
+        Deviation of the unknowns about zero, of which a penalty is made that weighs as much as
+        the residual of the start where all of them lie that far out: rough images are not
+        explained by unknowns that nobody draws, and exact ones leave the penalty no weight.
     """
-    layout = {"images": images} | unknowns
-    residual = _residuals(problem, labels, layout)
-    pixels = images.numel()
+    layout = unknowns if hold_images else {"images": images} | unknowns
+    pixels = 0 if hold_images else images.numel()
     point = _into_box(flatten(layout), pixels)
+    residual = _residuals(problem, labels, layout, images)
+    if spread is not None:
+        residual = _penalised(residual, point, pixels, spread)
     value = residual(point)
     loss = float(value.square().sum())
     curve = [(0, loss)]
     damping: float | None = None
     for step in range(1, iterations + 1):
-        jacobian, value = _sketched_jacobian(residual, point)
+        jacobian, value = _sketched_jacobian(residual, point, whole=hold_images)
         normal = jacobian.T @ jacobian
         slope = jacobian.T @ value
         if not (bool(normal.isfinite().all()) and bool(slope.isfinite().all())):
@@ -103,14 +114,17 @@ def levenberg_marquardt(
         if deadline is not None and time.perf_counter() > deadline:
             break
     solution = unflatten(point, layout)
-    return Fit(images=solution.pop("images")[0], unknowns=solution, loss=loss, curve=curve)
+    shown = solution.pop("images", images)[0]
+    return Fit(images=shown, unknowns=solution, loss=loss, curve=curve)
 
 
 def _into_box(point: Tensor, pixels: int) -> Tensor:
     return torch.cat([point[:pixels].clamp(0.0, 1.0), point[pixels:]])
 
 
-def _residuals(problem: Problem, labels: Tensor, layout: Tensors) -> Callable[[Tensor], Tensor]:
+def _residuals(
+    problem: Problem, labels: Tensor, layout: Tensors, images: Tensor
+) -> Callable[[Tensor], Tensor]:
     trust = {n: w.sqrt() for n, w in (problem.weights or {}).items()}
     norm = torch.cat(
         [(v * trust[n] if n in trust else v).flatten() for n, v in problem.target.items()]
@@ -118,7 +132,7 @@ def _residuals(problem: Problem, labels: Tensor, layout: Tensors) -> Callable[[T
 
     def residual(point: Tensor) -> Tensor:
         unknowns = unflatten(point, layout)
-        simulated = problem.simulate(unknowns.pop("images"), labels, unknowns)
+        simulated = problem.simulate(unknowns.pop("images", images), labels, unknowns)
         parts = []
         for name, wanted in problem.reading(simulated).items():
             part = simulated[name] - wanted
@@ -129,12 +143,20 @@ def _residuals(problem: Problem, labels: Tensor, layout: Tensors) -> Callable[[T
     return residual
 
 
+def _penalised(
+    residual: Callable[[Tensor], Tensor], start: Tensor, pixels: int, spread: float
+) -> Callable[[Tensor], Tensor]:
+    count = max(1, len(start) - pixels)
+    factor = residual(start).norm() / (math.sqrt(count) * spread)
+    return lambda point: torch.cat([residual(point), factor * point[pixels:]])
+
+
 def _sketched_jacobian(
-    residual: Callable[[Tensor], Tensor], point: Tensor
+    residual: Callable[[Tensor], Tensor], point: Tensor, *, whole: bool
 ) -> tuple[Tensor, Tensor]:
     value = residual(point)
     rows, unknowns = len(value), len(point)
-    kept = min(rows, _ROWS_PER_UNKNOWN * unknowns)
+    kept = rows if whole else min(rows, _ROWS_PER_UNKNOWN * unknowns)
     generator = torch.Generator().manual_seed(0)
     bucket = torch.randint(kept, (rows,), generator=generator).to(point.device)
     sign = (torch.randint(2, (rows,), generator=generator) * 2 - 1).to(point)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import forward_model
@@ -19,6 +20,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.checkpoints import write_atomically
 from bract.attacks.solve.descent import Run
+from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
 from bract.attacks.solve.matching import minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
@@ -27,8 +29,11 @@ from bract.protocol.update import Tensors
 
 _UNROLL = 16
 _LR = 0.05
-_SPREAD = 0.05
+_SPREAD, _LATER_SPREAD = 0.05, 0.3
 """Chosen for images that only predict a gradient: 120 steps suffice."""
+
+MOST_PIXELS = 3072
+"""Most pixels that an evidence is sharpened with; time grows with their cube."""
 
 
 def refine(
@@ -67,7 +72,9 @@ def refine(
             break
         low, high = (min(1.0, n / refinement.stages) for n in (stage, stage + 1))
         part = run.part(f"stage-{stage}", low, high, None)
-        fitting = _Fitting(observation, target_model, replace(part, seconds=left), device)
+        deadline = None if left is None else time.perf_counter() + left
+        part = replace(part, seconds=left)
+        fitting = _Fitting(observation, target_model, part, device, deadline)
         evidence = improve(evidence, fitting)
         stage += 1
         run.tell(high, latest)
@@ -85,16 +92,25 @@ class _Fitting:
     target_model: TargetModel
     run: Run
     device: torch.device
+    deadline: float | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.deadline is not None and time.perf_counter() > self.deadline
 
     def __call__(self, evidence: Evidence, labels: Sequence[int], steps: int) -> Tensors:
-        forward = forward_model(self.observation.declaration, images=len(labels), unroll=_UNROLL)
-        case = Case(self.observation, self.target_model, evidence, forward, len(labels))
-        problem = Problem.stack([(case, 0)], seed=0, device=self.device)
+        images = self.images(evidence, labels, steps)
+        return self._gradient(self._problem(evidence, labels, 0), images, labels)
+
+    def images(
+        self, evidence: Evidence, labels: Sequence[int], steps: int, *, start: int = 0
+    ) -> Tensor:
+        problem = self._problem(evidence, labels, start)
         grey = torch.full((1, *problem.image_shape), 0.5)
-        start = grey + _SPREAD * torch.randn(grey.shape, generator=problem.generators()[0])
-        rows = torch.nn.functional.one_hot(torch.tensor([list(labels)]), problem.classes)
-        rows = rows.float().to(self.device)
-        search = PixelSearch(problem, self.target_model.normalise(start.to(self.device)), rows)
+        spread = _LATER_SPREAD if start else _SPREAD
+        begun = grey + spread * torch.randn(grey.shape, generator=problem.generators()[0])
+        inputs = self.target_model.normalise(begun.to(self.device))
+        search = PixelSearch(problem, inputs, self._rows(problem, labels))
         optimizer = FirstOrder(
             search.variables,
             FirstOrderSettings(kind="adam", lr=_LR, schedule="cosine"),
@@ -107,7 +123,35 @@ class _Fitting:
             replace(self.run, iterations=steps),
             objective=RelativeError(),
         )
-        simulated = problem.simulate(found.images, rows, {})
+        return found.images
+
+    def sharpen(
+        self, evidence: Evidence, labels: Sequence[int], images: Tensor, steps: int
+    ) -> tuple[Tensor, Tensors] | None:
+        if images.numel() > MOST_PIXELS or not self.target_model.traits.smooth:
+            return None
+        problem = self._problem(evidence, labels, 0).to(torch.float64)
+        found = levenberg_marquardt(
+            problem,
+            images.double().clamp(0.0, 1.0),
+            self._rows(problem, labels),
+            {},
+            iterations=steps,
+            deadline=self.deadline,
+        )
+        return found.images[None], self._gradient(problem, found.images[None], labels)
+
+    def _problem(self, evidence: Evidence, labels: Sequence[int], start: int) -> Problem:
+        forward = forward_model(self.observation.declaration, images=len(labels), unroll=_UNROLL)
+        case = Case(self.observation, self.target_model, evidence, forward, len(labels))
+        return Problem.stack([(case, start)], seed=0, device=self.device)
+
+    def _rows(self, problem: Problem, labels: Sequence[int]) -> Tensor:
+        rows = torch.nn.functional.one_hot(torch.tensor([list(labels)]), problem.classes)
+        return rows.to(self.device, problem.dtype)
+
+    def _gradient(self, problem: Problem, images: Tensor, labels: Sequence[int]) -> Tensors:
+        simulated = problem.simulate(images, self._rows(problem, labels), {})
         return {n: v[0].detach().double() for n, v in simulated.items()}
 
 

@@ -24,6 +24,7 @@ from bract.report.facts.threats import (
     few_clients,
     threat_model,
     tiers_that_apply,
+    untrusted_evidence,
     weak_seeds,
 )
 from bract.report.facts.verdict import verdict, worst_observation
@@ -96,6 +97,7 @@ def gather(run_dir: Path) -> Report:
             *few_clients(files),
             *clipped_values(files),
             *weak_seeds(observations),
+            *untrusted_evidence(observations),
             *_notes(observations, attacks),
         ],
         "threat_model": threat_model(files, observations),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from bract.audit.captures import AGGREGATE
 from bract.config import FederationConfig
+from bract.errors import listed
 from bract.report.facts.reading import RunFiles
 from bract.schema import TIERS, ObservationFile
 
@@ -129,6 +130,34 @@ def weak_seeds(observations: Sequence[Facts]) -> list[str]:
         "promises nothing. Draw them from a cryptographic generator, as bract's own clients do."
         for defense, clients in found.items()
     ]
+
+
+def untrusted_evidence(observations: Sequence[Facts]) -> list[str]:
+    """Say where an adaptive attacker's own signal tells that he did not undo the defense.
+
+    Without any look at the originals: by Guardian's scalars (`scalars_agree`) and the residual that
+    FedKL's searched lock leaves (`lock_found`).
+    """
+    found: dict[str, list[str]] = {}
+    for o in observations:
+        evidence = o["settings"].get("evidence")
+        if not isinstance(evidence, dict) or o["refused"]:
+            continue
+        for signal, text in _SIGNALS.items():
+            if evidence.get(signal) is False:
+                where = f"{o['client']} in round {o['round']} ({o['attack_name']})"
+                found.setdefault(text, []).append(where)
+    return [
+        f"{text} {listed(dict.fromkeys(where), 5)}. What came back there bounds nothing: read it "
+        "as an attack that did not arrive, not as a defense that held."
+        for text, where in found.items()
+    ]
+
+
+_SIGNALS = {
+    "scalars_agree": "The attacker who knows Guardian trusts no reading of",
+    "lock_found": "The attacker who knows FedKL searched the lock and did not find that of",
+}
 
 
 def clipped_values(files: RunFiles) -> list[str]:

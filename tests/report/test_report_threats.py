@@ -147,3 +147,23 @@ def test_the_page_says_whose_secrets_came_from_a_seed_that_was_found(
     assert note.startswith("The secret numbers of noise at a come from a torch generator")
     text = parse(write_report(root, redact=True).read_text()).text
     assert note in text and "987654" not in text
+
+
+@pytest.mark.parametrize(
+    ("signal", "words"),
+    [
+        ("scalars_agree", "The attacker who knows Guardian trusts no reading of"),
+        ("lock_found", "The attacker who knows FedKL searched the lock and did not find that of"),
+    ],
+)
+def test_the_page_says_where_an_attackers_own_signal_tells_that_he_failed(
+    make_run: Any, writers: Any, parse: Any, signal: Any, words: Any
+) -> None:
+    root = make_run(clients=["a", "b", "c"], rounds=1, audit=False)
+    for client, value in (("a", False), ("b", True), ("c", None)):
+        evidence = {} if value is None else {signal: value}
+        settings = {"evidence": evidence}
+        writers.audit(root, 1, client, tier="adaptive", noise=1.2, settings=settings)
+    (note,) = [note for note in gather(root)["notes"] if words in note]
+    assert note.startswith(f"{words} a in round 1 (") and " b " not in note and " c " not in note
+    assert "did not arrive" in parse(write_report(root).read_text()).text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -44,6 +44,15 @@ CENTRE, REACH = "fedkl.centre", "fedkl.reach"
 """Among the buffers, of lock layers that are held: gamma and beta of every locked layer are
 ``centre + reach @ z``, ``(L, N)`` and ``(L, N, R)``, with z near N(0, I) for keys from U[0, 1)."""
 
+STARTS = 8
+"""Locks that a search begins with; see `bract.attacks.solve.start_search`."""
+
+FOUND, LOST = 1e-3, 1e-2
+"""Relative residuals up to which a searched lock counts as found, and from which on as not found.
+A second-order finish left 1e-7 at the right lock and 3e-3 to 1e-2 at wrong ones; GRNN with 600
+iterations 6e-3 to 9e-3 at the right one and 1e-2 to 8e-2 at wrong ones: between them nothing is
+said."""
+
 HIDDEN = "fedkl.key"
 """The unknown z, ``(L, R)``, which stands for the key where the lock layers are held."""
 
@@ -74,6 +83,8 @@ class LockedClient:
     held
         The secrets that stand among the buffers: with ``both`` nothing is unknown, with ``lock``
         a key is, in as many numbers as it can move gamma and beta.
+    starts
+        Locks that each restart begins with; see `bract.attacks.solve.start_search`.
     """
 
     layers: tuple[tuple[str, int], ...]
@@ -83,6 +94,17 @@ class LockedClient:
     training: LocalTraining | None = None
     statistics: tuple[str, ...] = ()
     held: Held = "nothing"
+    starts: int = STARTS
+
+    @property
+    def spread(self) -> float:
+        """Deviation of the unknowns as clients draw them."""
+        return 1.0 if self.held == "lock" else 1.0 / 3.0
+
+    @property
+    def either_sign(self) -> bool:
+        """Whether an unknown's other sign is as likely as its own."""
+        return self.held in ("nothing", "key") and not self.relu
 
     def unknowns(
         self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
@@ -163,10 +185,15 @@ def regress_lock(observation: Observation, history: Sequence[Observation]) -> Ev
     From one image through a chain of convolutions and sigmoids they follow in closed form
     (`bract.attacks.adaptive.fedkl.lock_reading`), and every attack then runs as with the key.
     Elsewhere they are 2 x channels numbers to be found together with the images: from some starts
-    an attack finds them, from others it ends in a match that is visibly worse, so give it several
-    restarts. Where the client returned its normalisation buffers after one step, the statistics of
-    its batch are matched too (`bract.attacks.adaptive.batch_statistics`). Where an attack explains
-    the update, torch seeds of the key are tried (`bract.attacks.adaptive.weak_locks`).
+    an attack finds them, from others it ends in a match that is visibly worse. So each restart
+    chooses among `STARTS` locks by the residual of short runs, with Gauss-Newton steps and the
+    other sign of each number between them (`bract.attacks.solve.start_search`); the result says
+    by ``lock_residual`` and ``lock_found`` (or None) whether that succeeded. Through kinks (max
+    pooling) each restart begins with one lock as it is drawn, and nothing says so: residuals do not
+    tell locks apart there.
+    Where the client returned its normalisation buffers after one step, the statistics of its batch
+    are matched too (`bract.attacks.adaptive.batch_statistics`). Where an attack explains the
+    update, torch seeds of the key are tried (`bract.attacks.adaptive.weak_locks`).
 
     Raises
     ------
@@ -229,9 +256,35 @@ def regress_lock(observation: Observation, history: Sequence[Observation]) -> Ev
         buffers={} if reading is None else reading.coefficients,
         notes=notes,
         explain=partial(
-            lock_seed, observation, layers=layers, key_length=hyper.key_length, relu=hyper.relu
+            _explain,
+            observation,
+            searched=reading is None,
+            telling=target_model.traits.smooth,
+            layers=layers,
+            key_length=hyper.key_length,
+            relu=hyper.relu,
         ),
     )
+
+
+def _explain(
+    observation: Observation,
+    found: Mapping[str, Tensor],
+    residual: float,
+    *,
+    searched: bool,
+    telling: bool,
+    layers: Sequence[tuple[str, int]],
+    key_length: int,
+    relu: bool,
+) -> dict[str, Any]:
+    """Say whether a searched lock was found, and whether torch drew it from a seed."""
+    notes = lock_seed(observation, found, residual, layers=layers, key_length=key_length, relu=relu)
+    if searched:
+        notes["lock_residual"] = residual
+    if searched and telling:
+        notes["lock_found"] = True if residual <= FOUND else False if residual > LOST else None
+    return notes
 
 
 def _reading(observation: Observation, target_model: TargetModel, *, relu: bool) -> Reading | None:

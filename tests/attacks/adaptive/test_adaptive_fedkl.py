@@ -16,6 +16,7 @@ from bract.attacks import (
     Reconstruction,
     Refusal,
     attack,
+    base,
     evidence_for,
     reconstruct,
 )
@@ -28,7 +29,8 @@ from bract.attacks.methods.gauss_newton import solve_from
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.descent import Run
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.start_search import from_best_start
 from bract.audit.scoring.metrics import psnr
 from bract.errors import BractError
 from bract.models.keylock import Lock
@@ -234,6 +236,66 @@ def test_gamma_and_beta_are_recovered_with_the_image(tiny: Any, monkeypatch: Any
         assert torch.allclose(found.unknowns[name][0].float(), value, atol=0.02), name
 
 
+def found_with(captured: Any, trials: Any, restarts: Any = 1) -> Any:
+    """An attack that finds the images, and no better lock than it was given; and its calls."""
+    calls = []
+
+    def solve(problem: Any, run: Any) -> Outcome:
+        calls.append((problem.trials, run.iterations))
+        given = {n: v.detach() for n, v in problem.unknowns().items()}
+        rows = torch.nn.functional.one_hot(captured.labels, 10)
+        return Outcome(
+            captured.images.expand(problem.trials, *captured.images.shape),
+            rows.expand(problem.trials, *rows.shape),
+            torch.zeros(problem.trials),
+            given,
+            [[(0, 0.0)] for _ in range(problem.trials)],
+            1,
+        )
+
+    problem = problem_of(captured.seen, restarts)
+    return from_best_start(solve, problem, Run(iterations=trials)), calls
+
+
+@pytest.mark.parametrize("entry", [ENTRY, RELU], ids=["paper", "relu"])
+def test_a_search_halves_its_starts_and_refines_their_locks_at_the_images_found(
+    tiny: Any, entry: Any
+) -> None:
+    captured = locked(tiny, 2, entry, init="uniform")
+    found, calls = found_with(captured, 160)
+    assert calls == [(8, 10), (4, 20), (2, 40), (1, 160)]
+    live = coefficients(captured, relu="relu" in entry)
+    for name, value in live.items():
+        # Where the ReLU holds gamma at zero, nothing is known of either number but that.
+        told = live[name.replace("beta", "gamma")] > 0 if "relu" in entry else value == value
+        off = (found.unknowns[name][0] - value)[told]
+        assert float(off.abs().max()) < 0.02, name
+
+
+def test_a_search_leaves_attacks_alone_that_cannot_judge_a_start(digits: Any, tiny: Any) -> None:
+    assert found_with(locked(digits, 2, model="lenet-bn"), 160)[1] == [(1, 160)]  # max pooling
+    assert found_with(locked(tiny, 1), 160)[1] == [(1, 160)]  # read: nothing is unknown
+    prior = IG().prior()
+    assert isinstance(prior, Attack) and not prior.matches and IG().matches
+
+
+def test_the_result_says_by_its_residual_whether_a_searched_lock_was_found(
+    tiny: Any, digits: Any
+) -> None:
+    for captured, telling in (
+        (locked(tiny, 2), True),
+        (locked(digits, 2, model="lenet-bn"), False),
+    ):
+        evidence = evidence_for(captured.seen, "adaptive")
+        assert evidence.explain is not None
+        for left, found in ((0.04, False), (5e-3, None), (3e-4, True)):
+            notes = evidence.explain(coefficients(captured), left)
+            assert notes["lock_residual"] == left
+            assert notes.get("lock_found") == (found if telling else None)
+    read = evidence_for(locked(tiny, 1).seen, "adaptive")
+    assert read.explain is not None and read.explain(read.buffers, 0.04).get("lock_found") is None
+
+
 @pytest.mark.parametrize("entry", [ENTRY, RELU], ids=["paper", "relu"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_one_image_gives_the_lock_away_where_a_start_of_a_search_does_not_find_it(
@@ -251,10 +313,16 @@ def test_one_image_gives_the_lock_away_where_a_start_of_a_search_does_not_find_i
     adaptive = using(captured.seen, budget=budget, tier="adaptive")
     assert score(adaptive) > min(score(bound(captured.seen, budget=budget)) - 3, 50)
     assert adaptive.settings["evidence"]["unknowns"] == 0
-    # The same attack that searches gamma and beta from one start fails.
+    # The same attack that searches gamma and beta from one start fails, and says so; one that
+    # halves its starts finds them; under a ReLU it found one of two.
     monkeypatch.setattr(fedkl, "read_lock", lambda *_, **__: None)
+    halved = using(captured.seen, budget=budget, tier="adaptive")
+    monkeypatch.setattr(base, "from_best_start", lambda solve, problem, run: solve(problem, run))
     searched = using(captured.seen, budget=budget, tier="adaptive")
     assert score(searched) < 15 and searched.final_loss > 1e3 * adaptive.final_loss
+    assert searched.settings["evidence"]["lock_found"] is not True
+    if not relu:
+        assert score(halved) > 50 and halved.settings["evidence"]["lock_found"]
 
 
 @pytest.mark.parametrize("init", ["default", "uniform"])

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from bract.attacks import IG, AttackTask, Budget, Case, evidence_for, open_cases
+from bract.attacks.adaptive.guardian import guardian
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, walk
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.solve import refinement
 from bract.audit.scoring.metrics import psnr
 from bract.client.defenses import Guardian, ProtectContext, build_defenses
 from bract.errors import BractError
@@ -174,3 +176,58 @@ def test_an_undefended_update_is_flagged(observe: Any, digits: Any) -> None:
     clean = observe(digits[0][:1], digits[1][:1])
     with pytest.raises(BractError, match=r"led the declared guardian elsewhere .* correct declar"):
         evidence_for(declared_without(clean), "adaptive")
+
+
+def share_off(evidence: Any, clean: Any) -> float:
+    truth = flatten(clean.gradient()).double()
+    return float((flatten(evidence.target).double() - truth).norm() / truth.norm())
+
+
+def test_image_and_readings_settle_where_the_scalars_alone_do_not_agree(
+    observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean = observe(tiny[0][:1], tiny[1][:1], init="uniform")
+    rough = []
+    settle = guardian.settle
+
+    def watched(hyper: Any, groups: Any, evidence: Any, *rest: Any, **named: Any) -> Any:
+        rough.append(evidence)
+        return settle(hyper, groups, evidence, *rest, **named)
+
+    monkeypatch.setattr(guardian, "settle", watched)
+    fine = evidence_for(defended(clean), "adaptive")
+    assert share_off(rough[0], clean) > 1e-3 and rough[0].notes["scalars_agree"] is False
+    assert share_off(fine, clean) < 3e-6 and fine.notes["scalars_agree"] is True
+    assert fine.notes["readings_decided"] == "finely" and fine.notes["readings_off"] < 1e-5
+    assert fine.notes["scalars_apart"] < 1e-6
+
+
+def test_readings_that_no_start_explains_are_said_not_to_be_trusted(
+    observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def lost(self: Any, evidence: Any, labels: Any, images: Any, steps: Any) -> Any:
+        grey = torch.full_like(images, 0.5).double()
+        starts.append(steps)
+        problem = self._problem(evidence, labels, 0).to(torch.float64)
+        return grey, self._gradient(problem, grey, labels)
+
+    monkeypatch.setattr(refinement._Fitting, "sharpen", lost)
+    seen = defended(observe(tiny[0][:1], tiny[1][:1]))
+    found = evidence_for(seen, "adaptive")
+    assert starts.count(0) == 3
+    assert found.notes["scalars_agree"] is False and found.notes["readings_off"] > 1e-3
+
+
+@pytest.mark.parametrize("why", ["kinks", "pixels"])
+def test_nothing_is_settled_through_kinks_or_with_too_many_pixels(
+    observe: Any, tiny: Any, digits: Any, monkeypatch: pytest.MonkeyPatch, why: Any
+) -> None:
+    monkeypatch.setattr(guardian, "_STAGES", 1)
+    images, model = (digits[0][:1], "lenet") if why == "kinks" else (tiny[0][:1], "lenet-strided")
+    if why == "pixels":
+        monkeypatch.setattr(refinement, "MOST_PIXELS", 63)
+    seen = defended(observe(images, digits[1][:1], model=model))
+    found = evidence_for(seen, "adaptive")
+    assert found.notes["readings_decided"] == "roughly" and "readings_off" not in found.notes
