@@ -25,7 +25,8 @@ test: install lint
 
 # Breaks running federations; minutes, so apart from the tests.
 faults: install
-	$(BIN)/pytest -m faults
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "faults and not processes"
+	$(BIN)/pytest -m "faults and processes"
 
 # The site of documents, in build/site; every warning is an error. tests/test_site.py runs its snippets.
 docs: install tree

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
     from flwr.supercore.constant import TaskType as TaskType
     from flwr.supercore.control import ControlHttpClient as ControlHttpClient
+    from flwr.supercore.error import ApiErrorCode as ApiErrorCode
     from flwr.supercore.error import FlowerError as FlowerError
     from flwr.supercore.fab import Fab as Fab
     from flwr.supercore.interceptors.http.runtime_version import (
@@ -68,6 +69,7 @@ NAMES = {
     "build_fab_from_files": "flwr.cli.build",
     "Fab": "flwr.supercore.fab",
     "fab_to_proto": "flwr.common.serde",
+    "ApiErrorCode": "flwr.supercore.error",
     "FlowerError": "flwr.supercore.error",
     "ControlHttpClient": "flwr.supercore.control",
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors.http.runtime_version",

@@ -191,12 +191,13 @@ def run(
             "--root-certificates, --insecure and --remote go with a SuperLink on another machine; "
             "name it with --superlink, or leave them out"
         )
+    loaded = load_config(config)  # before torch is imported, which takes seconds
     from bract.cli.launch.launcher import Launch
     from bract.cli.run import run_federation
     from bract.client.site import read_private_seed
 
     trained = run_federation(
-        load_config(config),
+        loaded,
         runs,
         Launch(
             superlink=superlink,
@@ -543,11 +544,13 @@ def compare(
     normalisation and CONFIG's has none, every variant, the undefended one too, runs the model's
     -bn counterpart.
     """
-    from bract.cli.compare import command_steps, compare_defenses
     from bract.config import load_config
 
+    loaded = load_config(config)
+    from bract.cli.compare import command_steps, compare_defenses
+
     compare_defenses(
-        load_config(config),
+        loaded,
         runs,
         command_steps(resume=resume, redact=redact, tiers=tier or ["all"]),
         defenses=defense,

@@ -1,3 +1,4 @@
+import logging
 import random
 import signal
 import sys
@@ -23,10 +24,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Draw alike in every test, whatever ran before: torch, NumPy, and Flower's sampling."""
+    """Begin every test alike, whatever ran before: what is drawn, and what is logged."""
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
+    logger = logging.getLogger("bract")  # commands set it up
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
 
 
 @pytest.fixture(scope="session")

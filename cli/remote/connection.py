@@ -29,6 +29,10 @@ class UnreachableError(BractError):
     """Nothing answers, or nobody who could be trusted."""
 
 
+class UnknownRunError(BractError):
+    """The SuperLink knows no such run."""
+
+
 class LostError(RunFailedError):
     """A SuperLink that had answered does not any more."""
 
@@ -73,18 +77,24 @@ def connect(where: Where) -> Iterator[Control]:
                 "take the ca.crt that the server's operator gave you"
             ) from error
     with client:
-        yield Control(client, connection.address or where.superlink)
+        yield Control(client, connection.address or where.superlink, connection.federation or "")
 
 
 class Control:
     """What `bract` asks of a SuperLink.
 
     Every method raises `UnreachableError` where nobody answers, and `RunFailedError` where the
-    SuperLink refuses.
+    SuperLink refuses; `UnknownRunError` where it knows no run of that number.
+
+    Parameters
+    ----------
+    federation
+        What Flower's configuration calls a federation of the SuperLink; empty takes its only one.
     """
 
-    def __init__(self, client: ControlHttpClient, address: str) -> None:
+    def __init__(self, client: ControlHttpClient, address: str, federation: str = "") -> None:
         self._client = client
+        self._federation = federation
         self.address = address
         client._interceptors = (*client._interceptors, _Impatient())
 
@@ -109,7 +119,9 @@ class Control:
         content, _ = build_fab_from_files({"pyproject.toml": manifest.encode()})
         bundle = Fab(hashlib.sha256(content).hexdigest(), content, {})
         with self._explained():
-            answer = self._client.StartRun(StartRunRequest(fab=fab_to_proto(bundle)))
+            answer = self._client.StartRun(
+                StartRunRequest(fab=fab_to_proto(bundle), federation=self._federation)
+            )
         if not answer.HasField("run_id"):
             note = one_line(answer.note, 300) or "it says no reason"
             raise RunFailedError(f"{self.address}: the SuperLink did not take the run: {note}")
@@ -129,7 +141,9 @@ class Control:
         with self._explained():
             runs = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
         if run_id not in runs:
-            raise BractError(f"{self.address}: knows no run {run_id}; `flwr ls` lists the runs")
+            raise UnknownRunError(
+                f"{self.address}: knows no run {run_id}; `flwr ls` lists the runs"
+            )
         found = runs[run_id].status
         return Standing(found.status, found.sub_status, one_line(found.details, 500))
 
@@ -158,11 +172,13 @@ class Control:
             raise UnreachableError(f"{self.address}: {_reason(error)}") from error
 
     def _refused(self, response: httpx.Response) -> BractError:
-        from bract.flower import FlowerError
+        from bract.flower import ApiErrorCode, FlowerError
 
         said = FlowerError.from_json(response.text)
         if said is not None:
             words = one_line(f"{said.message} {said.public_details or ''}".strip(), 300)
+            if said.code == ApiErrorCode.RUN_ID_NOT_FOUND:
+                return UnknownRunError(f"{self.address}: {words}; `flwr ls` lists the runs")
             return RunFailedError(f"{self.address}: the SuperLink refused: {words}")
         if response.status_code in (401, 403, 404):
             return BractError(

@@ -9,12 +9,18 @@ from contextlib import contextmanager
 
 from bract.cli.console import say
 from bract.cli.launch.bundle import app_manifest
-from bract.cli.remote.connection import Control, LostError, UnreachableError, connect
+from bract.cli.remote.connection import (
+    Control,
+    LostError,
+    UnknownRunError,
+    UnreachableError,
+    connect,
+)
 from bract.cli.remote.following import Followed, follow
 from bract.cli.remote.where import Where
 from bract.cli.signals import Stopped
 from bract.config import FederationConfig
-from bract.errors import BractError
+from bract.errors import BractError, RunFailedError
 
 NODES_PATIENCE = 30.0
 """Seconds in which SuperNodes that are missing may connect."""
@@ -71,6 +77,10 @@ def _going_on(run_id: int, where: Where) -> Iterator[None]:
             f"stop it with `bract stop {run_id} {where.options}`"
         )
         raise
+    except UnknownRunError as error:
+        raise RunFailedError(
+            f"{error}: the SuperLink was started again, and had no --database to keep it in"
+        ) from error
     except (LostError, UnreachableError) as error:
         raise LostError(f"{error}; {again}") from error
 

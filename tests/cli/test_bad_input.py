@@ -77,3 +77,19 @@ def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
     done = bract(tmp_path, "report", "nowhere")
     assert done.returncode == 2
     assert "nowhere: no such folder" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_bad_configuration_is_told_without_importing_torch(command: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from bract.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: print(stop.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, command, str(tmp_path / "missing.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "2 False\n", done.stderr

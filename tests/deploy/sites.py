@@ -98,6 +98,9 @@ class Processes:
             time.sleep(0.1)
 
     def end(self) -> None:
+        # nginx writes its title over its environment, and the mark that it was started with.
+        for process in self.started.values():
+            process.terminate()
         end_processes(self.mark)
         for process in self.started.values():
             process.wait()

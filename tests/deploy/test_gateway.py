@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -113,6 +114,17 @@ def test_a_round_runs_through_the_gateway_under_the_names_of_the_sites(
     checked = bract("doctor", "--kit", deployment.kit("hospital-a"))
     assert checked.returncode == 0, checked.stderr
     assert "answers, certificate valid until" in checked.stderr
+
+    # Submitted from a machine that shares no folder: the run lies in the operator's kit.
+    done = bract(
+        *("run", deployment.folder / "run.yaml", "--remote", "--format", "json"),
+        *("--superlink", operator / "sockets" / f"{deployment.superlink_port}.sock"),
+    )
+    assert done.returncode == 0, (done.stderr, logs)
+    lies = RunDirectory.open(json.loads(done.stdout)["run"])
+    assert lies.root.parent == operator / "runs"
+    assert set(lies.metrics()[-1].clients) == {"hospital-a", "hospital-b"}
+    assert len(list(lies.captures.glob("round-0001/*"))) == 2
 
 
 HEAD = b"Host: localhost\r\nContent-Type: application/protobuf\r\n"

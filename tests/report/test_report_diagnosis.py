@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from reporting import gather
 
 from bract.report import write_report
+from bract.report.facts import findings as module
 from bract.report.facts.findings import findings
 from bract.schema import AuditResult
 from bract.schema.audit import Signals
@@ -126,3 +132,24 @@ def test_the_page_shows_the_causes_beside_the_upload(
     assert "Why it got no further" in text
     assert "The true images do not give this update" in text
     assert "measured with the originals" in text
+
+
+def codes() -> Iterator[str]:
+    """Yield the codes that `findings` can give, from its source."""
+    for call in ast.walk(ast.parse(inspect.getsource(module))):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            continue
+        if call.func.id in ("_attacker", "finding") and call.args:
+            first = call.args[0]
+            named = (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,)
+            yield from (str(n.value) for n in named if isinstance(n, ast.Constant))
+
+
+def test_the_documents_explain_every_cause() -> None:
+    """docs/why-attacks-fail.md, which the page names, has a line for each code and no other."""
+    text = (Path(__file__).parents[2] / "docs" / "why-attacks-fail.md").read_text()
+    table = text.partition("| code |")[2].partition("\n\n")[0]
+    first = [line.split("|")[1] for line in table.splitlines()[2:]]
+    explained = [code for cell in first for code in re.findall(r"`([\w-]+)`", cell)]
+    assert len(explained) > 15
+    assert sorted(explained) == sorted(set(codes()))

@@ -13,6 +13,7 @@ from reporting import gather
 from bract.errors import BractError, SchemaError
 from bract.report import REPORT_SCHEMA
 from bract.schema import OBSERVATION_SCHEMA
+from bract.schema.capture import MISSED, MissedCapture
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -123,6 +124,18 @@ def test_half_written_files_are_named_and_left_out(make_run: Any) -> None:
     assert "tier" in reasons["audit/ig/round-0003--client-1.json"]
     assert len(facts["observations"]) == 7 and facts["captures"] == 8
     assert [r["round"] for r in facts["rounds"]] == [0, 1, 2, 3]
+
+
+def test_replies_that_were_not_captured_are_listed(make_run: Any) -> None:
+    root = make_run()
+    why = "client-1: cannot be written: No space left on device"
+    lines = [MissedCapture(round=r, node_id="7", reason=why) for r in (2, 3, 3)]
+    (root / "captures" / MISSED).write_text(
+        "".join(f"{line.model_dump_json(by_alias=True)}\n" for line in lines)
+    )
+    (note,) = [n for n in gather(root)["notes"] if "were not captured" in n]
+    assert note.startswith("3 replies of round 2, 3 were not captured")
+    assert why in note
 
 
 def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> None:

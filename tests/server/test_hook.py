@@ -423,7 +423,6 @@ def test_the_live_audit_is_given_idle_time_and_ends_with_the_run(
 def test_a_live_audit_that_crashes_is_told_once_and_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("bract"), "propagate", True)
     started = audited(tmp_path, monkeypatch, "raise SystemExit(9)", ends=True)
     assert len(started) == 1
     told = [r.message for r in caplog.records if "live audit" in r.message]

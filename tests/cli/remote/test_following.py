@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bract.cli.remote import following, running
-from bract.cli.remote.connection import LostError, Standing, UnreachableError
+from bract.cli.remote.connection import LostError, Standing, UnknownRunError, UnreachableError
 from bract.cli.remote.following import follow
 from bract.cli.remote.running import check_remote, follow_on, wait_for_nodes
 from bract.cli.remote.where import Where
@@ -145,6 +145,12 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_follow_and_stop_it(
     assert "run 17 goes on at ours" in said
     assert "`bract follow 17 --superlink ours`" in said
     assert "`bract stop 17 --superlink ours`" in said
+
+
+def test_a_superlink_that_forgot_the_run_ends_it(tell: Callable[..., list[str]]) -> None:
+    control = Scripted([*tell(TRAINING), UnknownRunError("h: run not found")])
+    with pytest.raises(RunFailedError, match="had no --database to keep it in"):
+        follow_on(control, 17, Where("ours"))  # type: ignore[arg-type]
 
 
 class Nodes:

@@ -267,7 +267,7 @@ def test_a_foreign_ca_and_an_unknown_run_are_one_line(machines: Machines) -> Non
         assert said in " ".join(done.stderr.split())
         assert "Traceback" not in done.stderr
     unknown = machines.bract("follow", "12345", "--superlink", "ours")
-    assert unknown.returncode == 1
+    assert unknown.returncode == 2, unknown.stderr
     assert "not found" in unknown.stderr.lower(), unknown.stderr
 
 
@@ -405,6 +405,50 @@ def test_a_strangers_captures_land_where_the_servers_operator_says() -> None:
         )
         assert port_only.returncode == 2
         assert "this port does not take runs" in port_only.stderr
+    finally:
+        end_processes(made.mark)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_superlink_that_is_killed_and_started_again_is_followed_on() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="bract-remote-"))
+    made = Machines(folder)
+    try:
+        port, node_port = free_ports(2)
+        place = folder / "s" / f"{port}.sock"
+
+        def superlink() -> subprocess.Popen[bytes]:
+            process = made.start(
+                "superlink",
+                *(*BRACT, "superlink", "--insecure", "--external", "--sockets", folder / "s"),
+                *("--address", f"127.0.0.1:{port}", "--database", folder / "state.db"),
+            )
+            wait_for(lambda: sockets.is_healthy(place), lambda: made.log("superlink").read_text())
+            return process
+
+        first = superlink()
+        made.start("superexec", *BRACT, "superexec", "--sockets", folder / "s", "--port", str(port))
+        made.start(
+            "site",
+            *(*BRACT, "supernode", "--insecure", "--superlink", f"127.0.0.1:{port}"),
+            *("--sockets", folder / "n", "--port", str(node_port)),
+            *("--node-config", f'partition-id=0 state-dir="{folder}/state"'),
+        )
+        with made.log("run").open("wb") as log:
+            running = subprocess.Popen(
+                [*BRACT, "run", str(made.config(1, 3)), "--superlink", str(place), "--remote"],
+                cwd=made.operator,
+                env=made.environment("operator"),
+                stderr=log,
+            )
+        wait_for(lambda: "round 1/3" in made.log("run").read_text(), made.log("run").read_text)
+        first.kill()
+        first.wait()
+        wait_for(lambda: "asking again" in made.log("run").read_text(), made.log("run").read_text)
+        superlink()
+        assert running.wait(300) == 0, made.log("run").read_text()
+        said = made.log("run").read_text()
+        assert [said.count(f"round {number}/3") for number in (1, 2, 3)] == [1, 1, 1]
     finally:
         end_processes(made.mark)
         shutil.rmtree(folder, ignore_errors=True)
