@@ -18,7 +18,8 @@ from bract.client.training import smallest_batch
 from bract.config import FederationConfig
 from bract.data import Partitions, data_spec, open_source
 from bract.errors import BractError
-from bract.models import create_model, single_value_norm
+from bract.models import create_model
+from bract.models.single_values import single_value_norm
 from bract.rundir import RunDirectory
 from bract.versions import package_versions
 

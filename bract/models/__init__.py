@@ -12,7 +12,6 @@ from bract.models.lenet_bn import LeNetBN, StridedLeNetBN
 from bract.models.precode import auxiliary_loss
 from bract.models.registry import MODELS, activation_layer, create_model
 from bract.models.resnet import CifarResNet, resnet18, resnet20, resnet32, resnet34
-from bract.models.single_values import single_value_norm
 from bract.models.vgg import vgg16, vgg16_bn
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "resnet20",
     "resnet32",
     "resnet34",
-    "single_value_norm",
     "trainable_parameters",
     "vgg16",
     "vgg16_bn",

@@ -9,7 +9,7 @@ from bract.client.training import smallest_batch, train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.errors import BractError
-from bract.models import single_value_norm
+from bract.models.single_values import single_value_norm
 
 SPEC = DataSpec((1, 2, 2), 3, (0.0,), (1.0,))
 
