@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from attack_images import GREY_PICTURES, PHOTOGRAPHS, SIZE, _picture
@@ -25,10 +26,12 @@ from bract.attacks import Budget, Engine, attack
 from bract.attacks import base as attack_base
 from bract.attacks.adaptive import known
 from bract.attacks.adaptive.guardian import guardian
+from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.base import Attack
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.solve import refinement
+from bract.attacks.solve.start_search import from_best_start
 from bract.audit.scoring.metrics import psnr
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.client.defenses import ProtectContext, build_defenses
@@ -130,7 +133,7 @@ def settling(options: Any) -> Iterator[dict[str, Any]]:
     """Yield what Guardian's readings are before and after they settle, upload by upload."""
     rough: list[Evidence] = []
     images: list[Tensor] = []
-    settle, sharpen = guardian.settle, refinement._Fitting.sharpen
+    sharpen = refinement._Fitting.sharpen
 
     def watched(hyper: Any, groups: Any, evidence: Evidence, *rest: Any, **named: Any) -> Any:
         rough.append(evidence)
@@ -144,8 +147,8 @@ def settling(options: Any) -> Iterator[dict[str, Any]]:
             images.append(found[0])
         return found
 
-    guardian.settle = watched
-    refinement._Fitting.sharpen = seen_by  # type: ignore[method-assign]
+    patch.object(guardian, "settle", watched).start()
+    patch.object(refinement._Fitting, "sharpen", seen_by).start()
     for name, seen, truth, picture, _, _ in uploads(options, options.model, 1):
         begun: list[Tensor] = []
         started = time.process_time()
@@ -175,15 +178,14 @@ def settling(options: Any) -> Iterator[dict[str, Any]]:
 
 def searching(options: Any) -> Iterator[dict[str, Any]]:
     """Yield what each attacker makes of FedKL, upload by upload."""
-    search, using = attack_base.from_best_start, attack("grnn")
+    using = attack("grnn")
     assert isinstance(using, Attack)
     for name, seen, _, pictures, labels, lock in uploads(options, options.model, options.batch):
         own = lock.coefficients()
         for attacker in ("both known", "one start", "three starts", "halved starts"):
             halved = attacker == "halved starts"
-            attack_base.from_best_start = (
-                search if halved else lambda solve, problem, run: solve(problem, run)
-            )
+            begin: Any = from_best_start if halved else lambda solve, *rest: solve(*rest)
+            patch.object(attack_base, "from_best_start", begin).start()
             who = known(using, {seen.key: lock}) if attacker == "both known" else using
             restarts = 3 if attacker == "three starts" else 1
             started = time.process_time()

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, settings
 
 from bract.paillier import KeyShare, PrivateKey, deal, generate_keypair
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+# Tests of faults use what the tests of the launcher define, also when run alone.
+sys.path[:0] = [str(HERE), str(HERE / "cli" / "launch")]
 torch.set_num_threads(1)
 # The same examples every time, and no clock that decides about them.
 settings.register_profile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -116,8 +117,13 @@ class Party(Project):
         }
 
 
-def build_gateway() -> None:
-    """Build the image that stands for ``nginx:stable`` where no registry is."""
+@functools.cache
+def build_images() -> None:
+    """Build the images once; the cache answers where nothing changed.
+
+    The gateway's stands for ``nginx:stable`` where no registry is.
+    """
+    Project("bract-test", ROOT).compose("build", timeout=1700)
     subprocess.run(
         ["docker", "compose", "-f", FOLDER / "compose.gateway.yaml", "build"],
         check=True, capture_output=True, timeout=600,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from containers import CLIENTS, FOLDER, ROOT
-from engine import Project, inspect, run_image, what_runs, why_not
+from engine import Project, build_images, inspect, run_image, what_runs, why_not
 
 PARTS = ("client", "server", "audit")
 LACKS = {
@@ -24,8 +24,12 @@ pytestmark = [
     pytest.mark.containers,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-    pytest.mark.usefixtures("images"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def images() -> None:
+    build_images()
 
 
 @pytest.mark.parametrize("part", PARTS)

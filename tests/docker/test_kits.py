@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from engine import Party, docker, inspect, why_not
+from engine import Party, build_images, docker, inspect, why_not
 
 from bract.config import build_config
 from bract.deploy.provisioning import provision
@@ -28,8 +28,12 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
     pytest.mark.skipif(os.getuid() != 0, reason="gives the kits to another user, which root may"),
-    pytest.mark.usefixtures("images"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def images() -> None:
+    build_images()
 
 
 class Hospitals:
@@ -143,7 +147,7 @@ def wait_for(done: Callable[[], bool], what: Callable[[], str], seconds: float =
 
 
 @pytest.fixture(scope="module")
-def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
+def hospitals(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
     """Every party up, as the kits' compose files have it, under a user without rights."""
     folder = tmp_path_factory.mktemp("kits")
     config = build_config(

@@ -7,6 +7,7 @@ import torch
 from bract.attacks import IG, AttackTask, Budget, Case, evidence_for, open_cases
 from bract.attacks.adaptive.guardian import guardian
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, walk
+from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve import refinement
@@ -188,7 +189,6 @@ def test_image_and_readings_settle_where_the_scalars_alone_do_not_agree(
 ) -> None:
     clean = observe(tiny[0][:1], tiny[1][:1], init="uniform")
     rough = []
-    settle = guardian.settle
 
     def watched(hyper: Any, groups: Any, evidence: Any, *rest: Any, **named: Any) -> Any:
         rough.append(evidence)

@@ -1,6 +1,0 @@
-"""Let the tests of faults use what the tests of the launcher define, also when run alone."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli" / "launch"))
