@@ -61,7 +61,7 @@ def shown(value: object, most: int = 80) -> str:
 
 def listed(problems: Iterable[str], most: int = 3) -> str:
     """Join the first problems of a list, and say how many there are beside them."""
-    found = [one_line(problem, 300) for problem in problems]
+    found = [one_line(problem, 110 if i else 300) for i, problem in enumerate(problems)]
     rest = len(found) - most
     return "; ".join(found[:most]) + (f"; and {rest} more" if rest > 0 else "")
 

@@ -359,11 +359,12 @@ def test_what_a_train_message_tells_the_clients_is_declared(tmp_path: Path) -> N
     assert second.declaration.momentum == 0.5  # what the operator declares stands
 
 
-def test_the_log_says_where_captures_go(tmp_path: Path) -> None:
+def test_the_log_says_where_captures_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("flwr")
+    caplog.set_level(logging.INFO, logger="flwr")
     logger.addHandler(handler)
     try:
         HonestButCurious(FedAvg(), tmp_path / "seen").start(
