@@ -250,6 +250,10 @@ def test_the_compose_files_give_each_service_its_own_keys_alone(provisioned: Pat
         assert service["read_only"] and service["cap_drop"] == ["ALL"]
         assert not service.get("privileged")
     assert "ports" not in site["services"]["supernode"]
+    # Server apps run beside the SuperLink, so that they outlive it, and reach its socket alone.
+    assert "--external" in operator["services"]["superlink"]["command"]
+    assert operator["services"]["superexec"]["command"] == ["bract", "superexec", "--kit", "/kit"]
+    assert operator["services"]["superexec"]["network_mode"] == "none"
     published = {name: s["ports"] for name, s in operator["services"].items() if "ports" in s}
     assert published == {"network": ["8443:8443"]}
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from bract.cli.launch.reaper import MARK, end_processes, marked_processes
-from bract.deploy import fork_server, shim, sockets
+from bract.deploy import fork_server, serving, shim, sockets
 from bract.deploy.flower import command_line
+from bract.deploy.pinned import DEFAULT_APP
 from bract.deploy.sockets import OnlyPaths
 
 ASKED = (
@@ -148,3 +149,28 @@ def test_what_an_installation_has_none_of_is_not_imported_ahead(
     (tmp_path / "breaks_on_import.py").write_text("import no_such_package\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         fork_server._preload("breaks_on_import")
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_supernode_starts_a_fork_server_unless_it_is_cold(
+    warm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    without = {key: value for key, value in os.environ.items() if key != shim.SOCKET}
+    monkeypatch.setattr(os, "environ", without)
+    monkeypatch.setattr(serving.subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(os, "execv", lambda *_: None)
+    serving.start_supernode(
+        superlink="127.0.0.1:9",
+        app=DEFAULT_APP,
+        node_config="",
+        folder=tmp_path / "sockets",
+        port=9094,
+        root_certificates=None,
+        key=None,
+        health=False,
+        warm=warm,
+    )
+    place = str(tmp_path / "sockets" / "fork.sock")
+    assert [command[-2:] for command in started] == [[place, "--with-parent"]] * warm
+    assert os.environ.get(shim.SOCKET) == (place if warm else None)
