@@ -158,19 +158,20 @@ def test_a_supernode_starts_a_fork_server_unless_it_is_cold(
     started: list[list[str]] = []
     without = {key: value for key, value in os.environ.items() if key != shim.SOCKET}
     monkeypatch.setattr(os, "environ", without)
-    monkeypatch.setattr(serving.subprocess, "Popen", lambda command, **_: started.append(command))
-    monkeypatch.setattr(os, "execv", lambda *_: None)
-    serving.start_supernode(
-        superlink="127.0.0.1:9",
-        app=DEFAULT_APP,
-        node_config="",
-        folder=tmp_path / "sockets",
-        port=9094,
-        root_certificates=None,
-        key=None,
-        health=False,
-        warm=warm,
-    )
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    monkeypatch.setattr(os, "execv", lambda *_: sys.exit("becomes the SuperNode"))
+    with pytest.raises(SystemExit, match="becomes"):
+        serving.start_supernode(
+            superlink="127.0.0.1:9",
+            app=DEFAULT_APP,
+            node_config="",
+            folder=tmp_path / "sockets",
+            port=9094,
+            root_certificates=None,
+            key=None,
+            health=False,
+            warm=warm,
+        )
     place = str(tmp_path / "sockets" / "fork.sock")
     assert [command[-2:] for command in started] == [[place, "--with-parent"]] * warm
     assert os.environ.get(shim.SOCKET) == (place if warm else None)
