@@ -7,7 +7,7 @@ JOBS ?= auto
 COMPOSE ?= docker compose -f docker/compose.yaml
 ROOMS := strategies client attacks audit report server deploy cli
 
-.PHONY: demo docker-demo test faults deployment containers docs release lint tree install clean
+.PHONY: demo docker-demo test check slow federations faults deployment containers docs release lint tree install clean
 
 demo: install
 	$(BIN)/bract demo
@@ -19,9 +19,20 @@ docker-demo:
 	mkdir -p runs && rm -rf runs/docker && $(COMPOSE) cp audit:/results/docker runs/docker && \
 	echo "report: runs/docker/report.html"
 
+# The quick tests: no process of a federation, no fault, no slow reference.
 test: install lint
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not processes and not faults"
-	$(BIN)/pytest -m "processes and not faults and not containers and not deployment"
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not (processes or faults or slow)"
+
+# All that a change must pass.
+check: test slow federations docs faults
+
+# Slow, obviously correct references, and statistics that need many draws.
+slow: install
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "slow and not (processes or faults)"
+
+# Real SuperLinks and SuperNodes, one federation after the other.
+federations: install
+	$(BIN)/pytest -m "processes and not (faults or containers or deployment)"
 
 # Breaks running federations; minutes, so apart from the tests.
 faults: install
@@ -36,13 +47,14 @@ docs: install tree
 release: install
 	.ci/release
 
-# A wheel outside the checkout, the example app, the gateway and a restarted SuperLink; before a release.
+# A wheel outside the checkout, the example app, the gateway, a restarted SuperLink, and where a Docker
+# engine is, kits in containers with every fault in every phase (an hour); before a release.
 deployment: install
 	$(BIN)/pytest -m deployment
 
 # On a real Docker engine: builds the images first, the first time some minutes.
 containers: install
-	$(BIN)/pytest -m containers
+	$(BIN)/pytest -m "containers and not deployment"
 
 lint: install tree
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -37,10 +38,12 @@ from bract.audit.basis import Basis, changes
 from bract.audit.batches import Batch, together
 from bract.audit.captures import Capture, Captures, Lazy, select
 from bract.audit.choice import AuditChoice
+from bract.audit.hopeless import why_hopeless
 from bract.audit.results import Results
 from bract.audit.scoring.judging import Attempt, Judge
 from bract.audit.scoring.reference import KeptImages
 from bract.audit.scoring.scoring import Truth, check_truth, load_truth
+from bract.audit.uncaptured import check_at_hand
 from bract.config import DataConfig, FederationConfig
 from bract.errors import BractError, shown
 from bract.protocol.observation import Observation
@@ -147,14 +150,20 @@ class Audit:
         return KeptImages(((t.images, t.labels) for t in truths if t is not None), self.choice.seed)
 
     def plan(self) -> list[Batch]:
-        """Return what is to be done; with ``resume`` without what is done."""
+        """Return what is to be done, what may bring something back first.
+
+        With ``resume`` without what is done.
+        """
         batches: list[Batch] = []
         for name in self.attacks:
             for repeat in range(self.choice.repeats):
                 due = [c for c in self._chosen if self._due(name, c, repeat) is not None]
                 groups = together(due, device=self._device, max_images=self.choice.max_images)
                 batches += [Batch(name, repeat, captures) for captures in groups]
-        return batches
+        return sorted(batches, key=self._is_hopeless)
+
+    def _is_hopeless(self, batch: Batch) -> bool:
+        return all(why_hopeless(c, self.choice, batch.attack) for c in batch.captures)
 
     def results(self) -> list[AuditResult]:
         """Read what was written for the chosen observations, by this audit or earlier ones."""
@@ -337,6 +346,8 @@ class Audit:
 
     def _choose(self) -> list[Capture]:
         found = list(self._captures.index)
+        if not found:
+            check_at_hand(self.config, self.run.root)
         if self._collusion is not None:
             numbers = dict.fromkeys(capture.round for capture in found)
             found += self._collusion.aggregates(self._captures.of_round(r) for r in numbers)
@@ -394,8 +405,10 @@ class Audit:
                 "gradient_residual": result.gradient_residual,
                 "failed": result.failed,
             }
+            notes = [*judged.notes, *_rounding_notes(capture)]
             if record.defenses and tier != self.choice.tier:
-                more["notes"] = [*judged.notes, MEAN_OF_DEFENDED]
+                notes.append(MEAN_OF_DEFENDED)
+            more["notes"] = notes
         record = AuditResult.model_validate(dict(record) | more)
         self._files.write(name, capture, batch.repeat, record)
         return record
@@ -411,3 +424,14 @@ class Audit:
             restarts=self.choice.restarts,
             max_images=self.choice.max_images,
         )
+
+
+def _rounding_notes(capture: Capture) -> list[str]:
+    """Say that an update was stored rounded; the words are the same for losses of like size."""
+    if capture.rounded is None:
+        return []
+    size = 10.0 ** math.ceil(math.log10(max(capture.rounded.error, 1e-9)))
+    return [
+        f"Updates were stored rounded to {capture.rounded.dtype} (capture.dtype), by less than "
+        f"{size:.0e} of their norm: a server that keeps them as they come may get more out of them."
+    ]

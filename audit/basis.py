@@ -121,7 +121,7 @@ class Basis:
 
     def _captured(self, captures: Iterable[Capture]) -> list[Path]:
         """Return every file of captures: what they declare stands in one beside the tensors."""
-        return [p for c in captures if c.folder for p in sorted(c.folder.glob("*"))]
+        return [path for capture in captures for path in capture.files]
 
     def _files(self, paths: Iterable[Path]) -> str:
         """Return a digest of files' contents; each is read once while it is the same."""

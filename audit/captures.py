@@ -9,14 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import overload
 
-from pydantic import ValidationError
-
 from bract.errors import BractError, SchemaError, one_line
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
-from bract.schema.capture import MISSED, MissedCapture
+from bract.schema.capture import Rounding
 from bract.schema.description import DESCRIPTION, AppDescription
-from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +31,12 @@ class Capture:
         Where the tensors are; None for a round's aggregate, which no client sent.
     members
         The clients whose images it holds, where they are several.
+    rounded
+        How its update was rounded to be stored; None where it is as it came.
+    shared
+        Files with what was sent, where the round's captures share them.
+    uploaded
+        Bytes of the tensors that came; None where the capture does not say.
     """
 
     round: int
@@ -41,6 +44,14 @@ class Capture:
     declaration: ClientDeclaration
     folder: Path | None = None
     members: tuple[str, ...] = ()
+    rounded: Rounding | None = None
+    shared: tuple[Path, ...] = ()
+    uploaded: int | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """Every file that the observation is read from."""
+        return [] if self.folder is None else [*sorted(self.folder.glob("*")), *self.shared]
 
     @property
     def key(self) -> str:
@@ -80,7 +91,17 @@ class Captures:
             try:
                 described = store.describe(folder)
                 declaration = self._described(described.declaration, described.client)
-                found.append(Capture(described.round, described.client, declaration, folder))
+                found.append(
+                    Capture(
+                        described.round,
+                        described.client,
+                        declaration,
+                        folder,
+                        rounded=described.rounded,
+                        shared=store.shared(described),
+                        uploaded=described.uploaded,
+                    )
+                )
             except SchemaError:
                 raise
             except BractError as error:
@@ -268,18 +289,3 @@ class Lazy(Sequence[Observation]):
         if isinstance(index, slice):
             return Lazy(self.captures[index], self.load)
         return self.load(self.captures[index])
-
-
-def read_missed(root: Path) -> list[MissedCapture]:
-    """Read what the hook could not write down; a line cut short by a full disk is left out."""
-    try:
-        lines = (root / MISSED).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            found.append(MissedCapture.model_validate(parse_json(line)))
-        except (BractError, ValidationError) as error:
-            _log.warning("%s: a line is skipped: %s", root / MISSED, one_line(error, 100))
-    return found

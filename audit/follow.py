@@ -121,8 +121,9 @@ class Follower:
         number, client = self.queue.popleft()
         self.note(status="attacking", current=f"round {number}, {client}", fraction=0.0)
         try:
-            for _ in self._attack(number, client):
-                pass
+            with self.run.reading():
+                for _ in self._attack(number, client):
+                    pass
         except Exception as error:  # noqa: BLE001 - one upload that fails keeps no other from being attacked
             reason = one_line(error, 300) if isinstance(error, BractError) else repr(error)[:300]
             _log.error("round %d, %s: %s", number, client, reason)

@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING
 
 from bract.attacks.problem.client_model import images_in
 from bract.audit.batches import Batch
-from bract.audit.captures import Capture
+from bract.audit.hopeless import why_hopeless
 from bract.errors import BractError
 
 if TYPE_CHECKING:
     from bract.audit.audit import Audit
-    from bract.audit.choice import AuditChoice
 
 PROBE = 2.0
 """Seconds of attacking by which the time of one kind of work is estimated."""
 
 KINDS = 4
 """Most kinds of work that are measured; the others are taken to be like the mean of these."""
-
-_CLOSED_FORMS = ("analytic", "labels")
 
 
 @dataclass(frozen=True)
@@ -95,29 +92,6 @@ def forecast(audits: Iterable[Audit]) -> Forecast:
         device=device,
         hopeless=tuple(Hopeless(tuple(found), reason) for reason, found in hopeless.items()),
     )
-
-
-def why_hopeless(capture: Capture, choice: AuditChoice, attack: str) -> str | None:
-    """Say why an attack will bring nothing back from an upload; None where it may.
-
-    Known from the declaration alone: ciphertexts without a key, more images in one update than
-    are looked for, or too little declared to look for any.
-    """
-    declaration = capture.declaration
-    if declaration.encryption != "none" and choice.tier != "colluding":
-        return "ciphertexts, and the attacker holds no key"
-    if not declaration.model:
-        return "no model is declared"
-    try:
-        images = images_in(declaration, 1 << 31)
-    except BractError as error:
-        return str(error)
-    if images > choice.max_images and attack not in _CLOSED_FORMS:
-        return (
-            f"{images} images went into one update, and {choice.max_images} are looked for "
-            "(audit.max_images); expect nothing readable, but from closed forms"
-        )
-    return None
 
 
 def _kind(batch: Batch, max_images: int) -> str:

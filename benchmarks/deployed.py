@@ -39,17 +39,18 @@ def deployment(setup: str, clients: int) -> Iterator[Path]:
     """
     folder = Path(tempfile.mkdtemp(prefix="bract-deployed-"))
     mark = uuid.uuid4().hex
-    port, superlink_port = _free_ports()
+    port, superlink_port = _free_ports(2)
     names = [f"site-{number}" for number in range(clients)]
     config = _federation(names, port, superlink_port)
     operator = folder / "kits" / "operator"
     place = folder / "sockets" / f"{superlink_port}.sock"
+    started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *command: str | Path) -> None:
         home = folder / f"home-{name}"
         home.mkdir()
         with (folder / f"{name}.log").open("wb") as log:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [str(part) for part in command],
                 env={
                     **os.environ,
@@ -63,6 +64,7 @@ def deployment(setup: str, clients: int) -> Iterator[Path]:
                 stdout=log,
                 stderr=log,
             )
+            started.append(process)
 
     try:
         provision(config, folder / "kits", source=folder / "federation.yaml")
@@ -87,6 +89,50 @@ def deployment(setup: str, clients: int) -> Iterator[Path]:
             start(name, *BRACT, "supernode", *_supernode(setup, kit, superlink_port))
             _wait(lambda kit=kit: is_healthy(kit / "sockets" / "9094.sock"))
         yield place
+    finally:
+        # nginx writes its title over its environment, so the mark does not find it.
+        for process in started:
+            process.terminate()
+        end_processes(mark)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def stock(clients: int) -> Iterator[str]:
+    """Start Flower's own SuperLink and SuperNodes, as they are installed; give the address."""
+    folder = Path(tempfile.mkdtemp(prefix="bract-stock-"))
+    mark = uuid.uuid4().hex
+    ports = _free_ports(clients + 1)
+    address = f"127.0.0.1:{ports[0]}"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("BRACT_")}
+
+    def start(name: str, command: str, *arguments: str) -> None:
+        home = folder / f"home-{name}"
+        home.mkdir()
+        line = [str(Path(sys.executable).with_name(command)), "--insecure", *arguments]
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        own = {MARK: mark, "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        with (folder / f"{name}.log").open("wb") as log:
+            subprocess.Popen(
+                line,
+                env=environment | quiet | own | {"PATH": path},
+                stdout=log,
+                stderr=log,
+            )
+
+    try:
+        start("superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(ports[0]))
+        _wait(lambda: not socket.socket().connect_ex(("127.0.0.1", ports[0])))
+        for client, port in enumerate(ports[1:]):
+            own_part = f"partition-id={client} num-partitions={clients}"
+            start(
+                f"client-{client}",
+                "flower-supernode",
+                *("--superlink", address, "--host", "127.0.0.1", "--port", str(port)),
+                *("--node-config", own_part),
+            )
+        yield address
     finally:
         end_processes(mark)
         shutil.rmtree(folder, ignore_errors=True)
@@ -121,11 +167,12 @@ def _federation(names: list[str], port: int, superlink_port: int) -> FederationC
     return build_config({"clients": len(names), "deployment": {**deployed, "sites": names}})
 
 
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def _wait(ready: object) -> None:

@@ -1,7 +1,7 @@
 """Seconds a round through real processes: FedAvg against FedBoosting, with and without capture.
 
     python benchmarks/rounds.py [--rounds 5] [--repeats 3] [--clients 3] [--capture] [--live]
-        [--strategies fedavg,fedboosting] [--json]
+        [--stock] [--strategies fedavg,fedboosting] [--json]
     python benchmarks/rounds.py --tls --gateway [...]
 
 Starts a SuperLink and one SuperNode a client on this machine for every measurement, as `bract run`
@@ -12,12 +12,14 @@ the machine can move a round by more than what is compared. As the capture hook 
 rounds differ by, ``--capture`` also times the hook alone, in this process, on the messages of the
 same federation, and sets it against the fastest round that was measured. ``--live`` measures rounds
 with the captures attacked beside the server (`audit.live_every: 1`, so that its process always has
-work) against rounds that are captured alone.
+work) against rounds that are captured alone. ``--stock`` measures the same app under Flower's own
+commands as they are installed, with Flower's settings.
 
 ``--tls`` and ``--gateway`` measure a deployment instead (`bract superlink`, `bract supernode`, and
 nginx before them, on this machine), with FedAvg: against the same processes without TLS.
 """
 
+import contextlib
 import logging
 import statistics
 import tempfile
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from deployed import GATEWAY, PLAIN, TLS, deployment
+from deployed import GATEWAY, PLAIN, TLS, deployment, stock
 from results_io import emit, note, parser
 
 from bract.cli.launch.launcher import Launch
@@ -39,7 +41,12 @@ from bract.server.loopback import LoopbackGrid
 from bract.server.recorder import Recorder
 
 STRATEGIES = ("fedavg", "fedboosting")
-MODES = {"off": "capture off", "on": "capture on", "live": "capture and audit beside"}
+MODES = {
+    "stock": "stock",
+    "off": "capture off",
+    "on": "capture on",
+    "live": "capture and audit beside",
+}
 Setup = tuple[str, str]
 """A key of `MODES`, and a strategy."""
 
@@ -57,6 +64,9 @@ def main() -> None:
     arguments.add_argument(
         "--live", action="store_true", help="measure the audit beside the server"
     )
+    arguments.add_argument(
+        "--stock", action="store_true", help="measure Flower's own commands as well"
+    )
     arguments.add_argument("--strategies", default=",".join(STRATEGIES))
     arguments.add_argument("--cold", action="store_true", help="without the fork server")
     arguments.add_argument("--tls", action="store_true", help="a deployment with TLS")
@@ -66,7 +76,8 @@ def main() -> None:
         measure_deployed(options)
         return
     strategies = options.strategies.split(",")
-    modes = ["off"] * (options.capture or not options.live)
+    modes = ["stock"] * options.stock
+    modes += ["off"] * (options.capture or not options.live)
     modes += ["on"] * (options.capture or options.live) + ["live"] * options.live
     setups = [(mode, strategy) for mode in modes for strategy in strategies]
     seconds: dict[Setup, list[list[float]]] = {setup: [] for setup in setups}
@@ -92,6 +103,7 @@ def main() -> None:
             "against_fedavg",
             "against_no_capture",
             "against_capture",
+            "against_stock",
         ),
         as_json=options.json,
     )
@@ -100,8 +112,11 @@ def main() -> None:
 def measure(mode: str, strategy: str, options: Any) -> list[float]:
     """Run one federation; return the seconds of every round but the first."""
     config = configured(strategy, mode, options)
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_federation(config, Path(folder), Launch(fork_server=not options.cold))
+    launch = Launch(fork_server=not options.cold)
+    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+        if mode == "stock":
+            launch = Launch(superlink=stack.enter_context(stock(options.clients)))
+        run = run_federation(config, Path(folder), launch)
         return [row.seconds or 0.0 for row in run.metrics() if row.round >= 2]
 
 
@@ -146,7 +161,7 @@ def configured(strategy: str, mode: str, options: Any) -> FederationConfig:
             "rounds": options.rounds,
             "model": {"name": "lenet-strided", "activation": "relu"},
             "strategy": {"name": strategy},
-            "capture": {"enabled": mode != "off"},
+            "capture": {"enabled": mode in ("on", "live")},
             "audit": {"live_every": 1 if mode == "live" else None},
         }
     )
@@ -195,6 +210,7 @@ def row(setup: Setup, seconds: dict[Setup, list[list[float]]]) -> dict[str, Any]
         "against_fedavg": (mode, "fedavg"),
         "against_no_capture": ("off", strategy),
         "against_capture": ("on", strategy),
+        "against_stock": ("stock", strategy),
     }
     for name, other in others.items():
         if other in seconds:

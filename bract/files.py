@@ -65,8 +65,15 @@ def write_tensors(
 
     ``about`` is text by name that the file holds besides.
     """
+    return write_bytes(path, tensors_as_bytes(tensors, about), private=private)
+
+
+def tensors_as_bytes(
+    tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
+) -> bytes:
+    """Return tensors, of any device, as one safetensors file; the same tensors give the same."""
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return write_bytes(path, save(held, dict(about) if about else None), private=private)
+    return save(held, dict(about) if about else None)
 
 
 @contextlib.contextmanager

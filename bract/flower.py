@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flwr.supercore.error import ApiErrorCode as ApiErrorCode
     from flwr.supercore.error import FlowerError as FlowerError
     from flwr.supercore.fab import Fab as Fab
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
     from flwr.supercore.interceptors.http.runtime_version import (
         RuntimeVersionHttpInterceptor as RuntimeVersionHttpInterceptor,
     )
@@ -71,6 +72,7 @@ NAMES = {
     "fab_to_proto": "flwr.common.serde",
     "ApiErrorCode": "flwr.supercore.error",
     "FlowerError": "flwr.supercore.error",
+    "ObjectPushError": "flwr.supercore.inflatable.inflatable_utils",
     "ControlHttpClient": "flwr.supercore.control",
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors.http.runtime_version",
     "public_key_to_bytes": "flwr.supercore.primitives.asymmetric",
@@ -100,13 +102,35 @@ SUPERNODE = "flwr.supernode.start_client_internal"
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 """Where the process of a ClientApp installs and loads the app."""
 
+HEARTBEAT = "flwr.supercore.heartbeat"
+"""Where an app tells that it lives."""
+
+NODE_TASKS = "flwr.supercore.corestate.in_memory_corestate"
+"""Where a SuperNode counts how long its apps have not told."""
+
+OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
+"""Where the parts of a message are asked for."""
+
+PULLS = ("pull_objects", "pull_and_inflate_object_from_tree")
+"""The functions that do."""
+
 DATE = "flwr.supercore.date"
 """Where Flower asks for the time."""
 
 _REPLACED = {
     DATE: ("now",),
-    SUPERNODE: ("_insert_message", "_pull_and_store_message"),
-    CLIENTAPP: ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn"),
+    OBJECTS: PULLS,
+    HEARTBEAT: ("HEARTBEAT_DEFAULT_INTERVAL",),
+    NODE_TASKS: ("HEARTBEAT_PATIENCE",),
+    SUPERNODE: ("_insert_message", "_pull_and_store_message", "_push_messages", "time"),
+    CLIENTAPP: (
+        "install_from_fab",
+        "install_app_dependencies",
+        "get_load_client_app_fn",
+        "pull_task_input",
+        "push_message",
+        "push_task_output",
+    ),
 }
 
 

@@ -85,6 +85,50 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
                 file.truncate()
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Keep `alone` out of ``path`` while the block runs, beside any number of other readers.
+
+    Where the file can be neither made nor read, as on a disk that is read-only, nobody else can
+    remove anything either, and the block runs without it.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            except OSError:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """Run the block while nobody is `reading`; the value is false where somebody is.
+
+    Raises
+    ------
+    BractError
+        If the file cannot be made or locked.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise BractError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            raise BractError(
+                f"{path}: this file system has no locks ({error.strerror or error})"
+            ) from error
+        yield True
+
+
 def holder(path: Path) -> str | None:
     """Say which other process holds a lock, None where none does."""
     try:

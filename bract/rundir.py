@@ -21,6 +21,7 @@ from bract.config import FederationConfig, dump_config, load_config
 from bract.errors import BractError
 from bract.files import append_line, write_text
 from bract.locks import LOCK, holder, lock
+from bract.protocol.observation import ObservationStore
 from bract.schema import LiveAudit, MetricsRow, RecordError, RunState
 from bract.schema.description import AppDescription, read_description
 from bract.strict_json import dump_json, json_ready
@@ -106,6 +107,10 @@ class RunDirectory:
         """
         with lock(self.server_lock_path, what=str(self.root), doing="server app", patience=10.0):
             yield
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Keep captured rounds from being removed while the block runs."""
+        return ObservationStore(self.captures).reading()
 
     def server(self) -> str | None:
         """Say which server app trains this run, None where none does."""

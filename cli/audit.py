@@ -17,9 +17,9 @@ from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.audit.choice import AuditChoice
+from bract.cli import signals
 from bract.cli.console import WorkProgress, say
 from bract.cli.keygen import client_key
-from bract.cli.signals import explained, resumed
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.rundir import RunDirectory
@@ -230,9 +230,9 @@ def auditing(root: Path) -> Iterator[None]:
     LockedError
         If another command trains, audits or reports the run.
     """
-    again = resumed("audit", shlex.join(["bract", "audit", str(root), "--resume"]))
-    what = f"audit of {root}; what was attacked is kept"
-    with RunDirectory.open(root).claim(), explained(what, again):
+    again = signals.resumed("audit", shlex.join(["bract", "audit", str(root), "--resume"]))
+    run, what = RunDirectory.open(root), f"audit of {root}; what was attacked is kept"
+    with run.claim(), run.reading(), signals.explained(what, again):
         yield
 
 
@@ -272,6 +272,7 @@ def execute(audit: Audit) -> list[AuditResult]:
 
             for result in audit.execute([batch], show):
                 bar.finish_item(describe(result))
+                signals.check()
     return audit.results()
 
 
@@ -294,7 +295,5 @@ def describe(result: AuditResult) -> str:
     if identified:
         found = f"{sum(identified)} of {found} identified"
     capped = " (the cap)" if psnr is not None and psnr >= EXACT_DB else ""
-    return (
-        f"{who}: {found}, best SSIM {ssim:.2f}, PSNR {psnr:.1f} dB{capped}, "
-        f"{result.seconds or 0.0:.0f} s"
-    )
+    best = f"best SSIM {ssim:.2f}, PSNR {psnr:.1f} dB{capped}"
+    return f"{who}: {found}, {best}, {result.seconds or 0.0:.0f} s"

@@ -175,6 +175,7 @@ def _variant(
     content = config.model_dump(mode="json")
     content |= {"name": name, "defenses": [dict(entry) for entry in defenses]}
     content["model"]["name"] = model
+    content["capture"]["store"] = None  # every variant is attacked here
     if chain is not None and chain.server_lr != 1.0:
         content["strategy"]["server_lr"] = chain.server_lr
     return build_config(content, source=f"variant {name}")

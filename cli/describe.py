@@ -107,7 +107,8 @@ def _complete(
     run: RunDirectory, content: Mapping[str, Any], trusted: set[Any], truth: Path | None
 ) -> Findings:
     description = build_description(content, source=str(run.root / DESCRIPTION))
-    return complete(Captures(run.captures, trusted, description), description, truth=truth)
+    with run.reading():
+        return complete(Captures(run.captures, trusted, description), description, truth=truth)
 
 
 def _laid_over(earlier: AppDescription | None, given: Mapping[str, Any]) -> dict[str, Any]:

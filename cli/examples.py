@@ -30,6 +30,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract pull demo.tar --out demo",
         "bract pull - --out study --format json",
     ),
+    "fetch": (
+        "bract fetch s3://bucket/study/demo runs/demo",
+        "bract fetch gs://bucket/captures study --format json",
+    ),
     "audit": (
         "bract audit runs/demo",
         "bract audit runs/demo --clients client-2 --rounds 1-3 --restarts 4 --yes",

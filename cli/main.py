@@ -9,6 +9,7 @@ needs when it runs, so that help and errors come at once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ import typer
 
 import bract
 from bract.cli.examples import epilog
+from bract.cli.fetching import fetch as fetch_command
 from bract.cli.options import ConfigArgument, Format, FormatOption, RunArgument, RunsOption
 from bract.cli.policy import policy
 from bract.cli.provision import provision as provision_command
@@ -27,7 +29,7 @@ from bract.cli.remote.commands import follow as follow_command
 from bract.cli.remote.commands import pack as pack_command
 from bract.cli.remote.commands import pull as pull_command
 from bract.cli.remote.commands import stop as stop_command
-from bract.cli.signals import Stopped, listen
+from bract.cli.signals import Stopped, forget, listen
 from bract.cli.superlink import superexec as superexec_command
 from bract.cli.superlink import superlink as superlink_command
 from bract.cli.superlink import supernode as supernode_command
@@ -49,6 +51,7 @@ app.command("follow", epilog=epilog("follow"))(follow_command)
 app.command("stop", epilog=epilog("stop"))(stop_command)
 app.command("pack", epilog=epilog("pack"))(pack_command)
 app.command("pull", epilog=epilog("pull"))(pull_command)
+app.command("fetch", epilog=epilog("fetch"))(fetch_command)
 app.command("provision", epilog=epilog("provision"))(provision_command)
 app.add_typer(site_commands, name="site")
 app.add_typer(policy, name="policy")
@@ -106,9 +109,14 @@ def demo(
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Run a federation on handwritten digits, attack it, and write the report."""
-    from bract.cli.demo import run_demo
+    from bract.cli.launch.warming import warmed_up
+    from bract.cli.templates import demo_config
 
-    run_demo(runs, quick=quick, as_json=output.is_json)
+    config = demo_config(quick=quick)
+    with warmed_up(config.clients) as processes:
+        from bract.cli.demo import run_demo
+
+        run_demo(config, runs, processes, as_json=output.is_json)
 
 
 @app.command(epilog=epilog("run"))
@@ -158,6 +166,14 @@ def run(
             "experiment that must repeat. Never the configuration's seed: the server knows it.",
         ),
     ] = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Write where the time of each round went to profile.json in the run directory; "
+            "chrome://tracing and ui.perfetto.dev open it.",
+        ),
+    ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Start the federation of CONFIG as real processes and train.
@@ -179,6 +195,7 @@ def run(
                 "--overwrite": overwrite,
                 "--cold": cold,
                 "--private-seed-file": private_seed_file,
+                "--profile": profile,
             }
         )
         where = Where(superlink, root_certificates, insecure)
@@ -191,25 +208,38 @@ def run(
             "--root-certificates, --insecure and --remote go with a SuperLink on another machine; "
             "name it with --superlink, or leave them out"
         )
+    if profile and superlink is not None:
+        raise BractError(
+            "--profile looks into processes that this command starts, and with --superlink it "
+            "starts none; leave one of them out"
+        )
     loaded = load_config(config)  # before torch is imported, which takes seconds
-    from bract.cli.launch.launcher import Launch
-    from bract.cli.run import run_federation
-    from bract.client.site import read_private_seed
+    with contextlib.ExitStack() as stack:
+        processes = None
+        if superlink is None and not cold:
+            from bract.cli.launch.warming import warmed_up
 
-    trained = run_federation(
-        loaded,
-        runs,
-        Launch(
-            superlink=superlink,
-            devices=device or [],
-            fork_server=not cold,
-            private_seed=None
-            if private_seed_file is None
-            else read_private_seed(private_seed_file),
-        ),
-        resume=resume,
-        overwrite=overwrite,
-    )
+            processes = stack.enter_context(warmed_up(loaded.clients))
+        from bract.cli.launch.launcher import Launch
+        from bract.cli.run import run_federation
+        from bract.client.site import read_private_seed
+
+        trained = run_federation(
+            loaded,
+            runs,
+            Launch(
+                superlink=superlink,
+                devices=device or [],
+                fork_server=not cold,
+                private_seed=None
+                if private_seed_file is None
+                else read_private_seed(private_seed_file),
+                profile=profile,
+                processes=processes,
+            ),
+            resume=resume,
+            overwrite=overwrite,
+        )
     if output.is_json:
         print_json(trained.state().to_dict() | {"run": str(trained.root)})
 
@@ -620,6 +650,7 @@ def main() -> None:
         say(f"error: out of memory ({why}); free some and try again: what was finished is kept")
         sys.exit(1)
     except Stopped as stopped:
+        forget()
         say(str(stopped))
         sys.exit(stopped.code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -87,6 +88,9 @@ def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
         _note(run, status="interrupted")
         raise
     following = f"bract audit {run.root}" if config.capture.enabled else f"bract report {run.root}"
+    place = config.capture.place(config.name) if config.capture.enabled else None
+    if place is not None:
+        following = f"bract fetch {shlex.quote(place)} {run.root}, then {following}"
     say(f"done: {run.root}; next: {following}")
 
 
@@ -173,7 +177,9 @@ def _prepare(run: RunDirectory, config: FederationConfig, *, resume: bool, overw
 
 
 def check_resumable(run: RunDirectory, config: FederationConfig) -> None:
-    """Refuse to go on with a run of another federation; rounds, audit, deployment may differ.
+    """Refuse to go on with a run of another federation.
+
+    Rounds, capture, audit and deployment may differ.
 
     Raises
     ------
@@ -181,7 +187,7 @@ def check_resumable(run: RunDirectory, config: FederationConfig) -> None:
         If the run's configuration differs elsewhere.
     """
     earlier = RunDirectory.open(run.root).config()
-    free = {name: getattr(config, name) for name in ("rounds", "audit", "deployment")}
+    free = {name: getattr(config, name) for name in ("rounds", "capture", "audit", "deployment")}
     if earlier.model_copy(update=free) != config:
         raise BractError(
             f"{run.root}: was made with another configuration; "

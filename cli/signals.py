@@ -31,15 +31,39 @@ class Stopped(BaseException):
         return f"stopped by {self.number.name}: {'; '.join(notes)}"
 
 
+_asked: list[int] = []
+
+
 def listen() -> None:
     """Turn the signals into `Stopped`, but for those that the caller has this command ignore."""
+    _asked.clear()
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
 
 
 def _stop(number: int, _frame: object) -> None:
+    _asked.append(number)
     raise Stopped(number)
+
+
+def check() -> None:
+    """Raise what a signal asked for and nobody heard; loops that last call it.
+
+    Python drops what a signal raises where an object is just being finalised.
+
+    Raises
+    ------
+    Stopped
+        Where a signal came and the command goes on all the same.
+    """
+    if _asked:
+        raise Stopped(_asked.pop())
+
+
+def forget() -> None:
+    """Take the signals that came as heard."""
+    _asked.clear()
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from bract.protocol.fused import MODELS_KEY, answer_fused
 from bract.protocol.records import METRICS, NUM_EXAMPLES_KEY, PROXIMAL_KEY, write_final, write_reply
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
+from bract.timeline import span
 
 app = ClientApp()
 
@@ -28,28 +29,35 @@ def train(message: Message, context: Context) -> Message:
     with open_session(message, context) as session:
         if session.instead is not None:
             return Message(session.instead, reply_to=message)
-        data = session.data()
+        with span("load data"):
+            data = session.data()
         session.check_training(data)
         config = session.config
         # The received model is judged before training on it: no extra message round is needed.
-        metrics = session.validate(data)
-        result = train_locally(
-            session.model,
-            data.images,
-            data.labels,
-            config=config.training,
-            spec=session.spec,
-            seed=derive_seed(config.seed, "train", session.site.partition, session.server_round),
-            device=session.device,
-            proximal_mu=_proximal_mu(session.instructions.get(PROXIMAL_KEY, 0.0)),
-        )
+        with span("validate"):
+            metrics = session.validate(data)
+        step = ("train", session.site.partition, session.server_round)
+        with span("train"):
+            result = train_locally(
+                session.model,
+                data.images,
+                data.labels,
+                config=config.training,
+                spec=session.spec,
+                seed=derive_seed(config.seed, *step),
+                device=session.device,
+                proximal_mu=_proximal_mu(session.instructions.get(PROXIMAL_KEY, 0.0)),
+            )
         trained = time.perf_counter()
-        session.check_buffers(result.buffers)
-        update = session.protect(result, data)
+        with span("defend"):
+            session.check_buffers(result.buffers)
+            update = session.protect(result, data)
         metrics["defense_seconds"] = time.perf_counter() - trained
-        metrics |= session.training_metrics(result, data)
-        session.keep_truth(result, data)
-        ciphertexts, figures = session.encrypt(update, result.buffers)
+        with span("keep truth, judge"):
+            metrics |= session.training_metrics(result, data)
+            session.keep_truth(result, data)
+        with span("encrypt"):
+            ciphertexts, figures = session.encrypt(update, result.buffers)
         metrics |= figures
         reply = write_reply(
             client=session.site.name,
@@ -68,7 +76,8 @@ def train(message: Message, context: Context) -> Message:
             reply_to=message,
             ciphertexts=ciphertexts,
         )
-        return session.answer(reply)
+        with span("keep the answer"):
+            return session.answer(reply)
 
 
 @app.evaluate()

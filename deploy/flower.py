@@ -3,7 +3,8 @@
     python -P -m bract.deploy.flower flower-supernode ARGUMENTS...
 
 `bract.deploy.sockets` closes what Flower listens on, `bract.deploy.pinned` holds a site to the app
-that its operator installed, `bract.deploy.clock` has it count the seconds that pass.
+that its operator installed, `bract.deploy.clock` has it count the seconds that pass, and
+`bract.deploy.heartbeats` and `bract.deploy.pace` have it notice sooner what happens.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from bract.deploy import clock, pinned, shim, sockets
+from bract.deploy import clock, heartbeats, pace, pinned, shim, sockets, timeline
 from bract.deploy.rules import check_version, replace
 from bract.errors import BractError
 from bract.flower import COMMANDS, STARTERS
+from bract.timeline import note, span
 
 NODE_CONFIG = "BRACT_NODE_CONFIG"
 """Environment variable with a SuperNode's node configuration. Arguments are shown to every user of
@@ -60,6 +63,7 @@ def run(name: str) -> None:
     check_version()
     entry = load(name)
     clock.keep_even()
+    pace.ask_again_soon()
     if sockets.FOLDER in os.environ:
         sockets.route_requests()
         if name in _OPEN_PATHS:
@@ -68,13 +72,18 @@ def run(name: str) -> None:
                 os.environ.pop(variable, None)
     if name == "flower-supernode":
         pinned.guard_supernode()
+        heartbeats.expire_sooner()
+        pace.follow_work()
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
+        heartbeats.beat_faster()
     if name in STARTERS:
         _restrict_children(name)
     if name == "flower-supernode" and NODE_CONFIG in os.environ:
         sys.argv += ["--node-config", os.environ[NODE_CONFIG]]
-    entry()
+    timeline.note_spans(name)
+    with span(f"run {name}"):
+        entry()
 
 
 def _restrict_children(name: str) -> None:
@@ -86,7 +95,10 @@ def _restrict_children(name: str) -> None:
         if child not in allowed:
             raise BractError(f"{name} asked to start {child}; it may start {', '.join(allowed)}")
         line = command_line(child, forked=shim.SOCKET in os.environ)
-        return subprocess.Popen([*line, *arguments], **options)
+        began = time.monotonic_ns()
+        started = subprocess.Popen([*line, *arguments], **options)
+        note(f"start {child}", began)
+        return started
 
     replace(STARTERS[name], "subprocess", SimpleNamespace(**(vars(subprocess) | {"Popen": start})))
 

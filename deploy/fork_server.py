@@ -33,6 +33,7 @@ _PRELOADED = (
     "flwr_datasets.partitioner",
     "bract.client.app",
     "bract.server.app",
+    "torch._dynamo",  # which an optimizer imports at its first step
 )
 
 

@@ -21,14 +21,16 @@ from bract.errors import BractError, one_line
 from bract.files import write_tensors
 from bract.models import create_model, initialise
 from bract.models.evaluation import evaluate
-from bract.protocol.observation import ClientDeclaration
+from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.records import VERSION_KEY, from_arrays, to_arrays
+from bract.protocol.remote import RemoteStore, local_folder
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.rundir import RunDirectory
 from bract.schema import ClientRow, FailureRow, GlobalRow, MetricsRow
 from bract.seeds import derive_seed
 from bract.server.hook import HonestButCurious
 from bract.strategies import FedAvg, create_strategy
+from bract.timeline import span
 
 
 class Federation:
@@ -70,9 +72,10 @@ class Federation:
         if self.config.capture.enabled:
             strategy = HonestButCurious(
                 strategy,
-                self.run.captures,
+                self._store(),
                 declaration=self.declaration(),
-                rounds=self.config.capture.rounds,
+                capture=self.config.capture.model_copy(update={"store": None}),
+                seed=self.config.seed,
                 audit=self.config.audit.attacks if self.config.audit.live_every else None,
                 every=self.config.audit.live_every or 1,
             )
@@ -84,6 +87,26 @@ class Federation:
             train_config=ConfigRecord({VERSION_KEY: bract.__version__}),
             evaluate_fn=self._after_round,
         )
+
+    def _store(self) -> ObservationStore | RemoteStore:
+        """Return where the captures go.
+
+        Raises
+        ------
+        BractError
+            If that place cannot be used, or holds the captures of another run.
+        """
+        place = self.config.capture.place(self.config.name)
+        if place is None:
+            return ObservationStore(self.run.captures)
+        folder = local_folder(place)
+        store = RemoteStore(place) if folder is None else ObservationStore(folder)
+        if not self.done and not store.is_empty:
+            raise BractError(
+                f"{store.place}: holds the captures of an earlier run; name another capture.store "
+                "or run, or remove them"
+            )
+        return store
 
     def declaration(self) -> ClientDeclaration:
         """Return what the configuration declares of every client's computation."""
@@ -148,9 +171,10 @@ class Federation:
         number = server_round + self.done
         if server_round == 0 and self._judged:
             return None
-        state = from_arrays(arrays)
-        self.model.load_state_dict(state)
-        loss, accuracy = self._settle(number, state)
+        with span("judge and keep the global model"):
+            state = from_arrays(arrays)
+            self.model.load_state_dict(state)
+            loss, accuracy = self._settle(number, state)
         judged = GlobalRow(loss=loss, accuracy=accuracy)
         self.run.append_metrics(self.row(number).model_copy(update={"evaluation": judged}))
         return MetricRecord({"loss": loss, "accuracy": accuracy})

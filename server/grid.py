@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from bract.flower import Run
+from bract.flower import ObjectPushError, Run
+from bract.timeline import note, span
+
+PUSHES = 5
+"""How often the same messages are pushed before the run fails."""
+
+_log = logging.getLogger(__name__)
 
 
 class ForwardingGrid(Grid):
@@ -67,13 +74,35 @@ class PromptGrid(ForwardingGrid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push ``messages`` and return the replies that arrive within ``timeout`` seconds."""
-        waiting = set(self.grid.push_messages(messages))
+        with span("send messages"):
+            waiting = set(self._push(list(messages)))
+        began = time.monotonic_ns()
         end = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
         while waiting and (end is None or time.monotonic() < end):
+            looked = time.monotonic_ns()
             arrived = list(self.grid.pull_messages(waiting))
+            if arrived:
+                note("wait for answers", began, looked)
+                note(f"take {len(arrived)} answers", looked)
+                began = time.monotonic_ns()
             replies += arrived
             waiting -= {m.metadata.reply_to_message_id for m in arrived}
             if waiting:
                 time.sleep(self.poll_interval)
         return replies
+
+    def _push(self, messages: list[Message]) -> Iterable[str]:
+        """Push messages, again where the SuperLink was restarted in the midst of it.
+
+        A message is known by the hash of its content: one that had arrived is not doubled.
+        """
+        for left in reversed(range(PUSHES)):
+            try:
+                return self.grid.push_messages(messages)
+            except ObjectPushError as error:
+                if not left:
+                    raise
+                _log.warning("the SuperLink lost a part of a message, sent again: %s", error)
+                time.sleep(self.poll_interval)
+        raise AssertionError("unreachable")

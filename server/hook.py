@@ -21,10 +21,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from bract.config import CaptureConfig
 from bract.errors import BractError
 from bract.names import ClientNames
 from bract.protocol.observation import ClientDeclaration, ObservationStore
+from bract.protocol.remote import RemoteStore, local_folder
 from bract.server.beside import AuditBeside, checked_attacks, checked_store
+from bract.server.capturing import checked_plan
 from bract.server.grid import ForwardingGrid
 from bract.server.places import store_folder
 from bract.server.recorder import Recorder
@@ -38,8 +41,9 @@ class HonestButCurious(Strategy):
     strategy
         Any Message-API strategy, Flower's, bract's or somebody's own.
     store
-        Folder for the captures, or an `ObservationStore`. Where the server's operator has set
-        ``BRACT_CAPTURES``, a relative one lies below it, in a folder of this run's own.
+        Folder for the captures, a URL of fsspec's such as ``s3://bucket/folder``, or an
+        `ObservationStore`. Where the server's operator has set ``BRACT_CAPTURES``, a relative
+        folder lies below it, in a folder of this run's own.
     declaration
         What the protocol declares (`bract.protocol.observation.ClientDeclaration`, or a dict of
         its fields): model, normalisation, learning rate, local steps and so on. Of a client's own
@@ -51,6 +55,12 @@ class HonestButCurious(Strategy):
         again: ``bract describe``.
     rounds
         Rounds to capture; None captures all.
+    capture
+        Which replies are captured, in what precision, and how much they may take: a
+        `bract.config.CaptureConfig`, or a dict of its fields such as
+        ``{"every": 5, "fraction": 0.2, "dtype": "float16", "quota": "2GB", "keep_rounds": 3}``.
+    seed
+        Draws the clients of ``capture``'s ``fraction``.
     audit
         Attack what is captured while training goes on: an attack's name such as ``"auto"``, or
         several. It runs in a process of its own that takes only idle processor time, ends with
@@ -61,17 +71,19 @@ class HonestButCurious(Strategy):
     Raises
     ------
     BractError
-        If the declaration, a round, ``audit`` or ``every`` is none, or the captures would lie
-        elsewhere than the operator said. Nothing is raised after that.
+        If the declaration, a round, ``capture``, ``audit`` or ``every`` is none, or the captures
+        would lie elsewhere than the operator said. Nothing is raised after that.
     """
 
     def __init__(
         self,
         strategy: Strategy,
-        store: ObservationStore | Path | str,
+        store: ObservationStore | RemoteStore | Path | str,
         *,
         declaration: ClientDeclaration | Mapping[str, Any] | None = None,
         rounds: Collection[int] | None = None,
+        capture: CaptureConfig | Mapping[str, Any] | None = None,
+        seed: int = 0,
         audit: str | Sequence[str] | None = None,
         every: int = 1,
         protocol: ClientDeclaration | Mapping[str, Any] | None = None,
@@ -89,10 +101,14 @@ class HonestButCurious(Strategy):
         # A strategy of bract's binds names to nodes itself; both must come to the same names.
         names = getattr(strategy, "names", None)
         self.strategy = strategy
+        plan = checked_plan(capture, rounds, seed)
+        placed = _placed(store)
+        placed.quota = plan.config.quota or placed.quota
+        placed.compression = plan.config.compression
         self.recorder = Recorder(
-            _placed(store),
+            placed,
             _checked(declaration),
-            _checked_rounds(rounds),
+            plan,
             names if isinstance(names, ClientNames) else ClientNames(),
         )
         self._announced = False
@@ -100,7 +116,7 @@ class HonestButCurious(Strategy):
         if audit is not None:
             model = self.recorder.declaration.model
             self._beside = AuditBeside(
-                checked_store(self.recorder.store.root),
+                checked_store(_folder_of(placed)),
                 checked_attacks(audit, every),
                 every,
                 [model] if model and ":" in model else [],
@@ -136,7 +152,7 @@ class HonestButCurious(Strategy):
     def _announce(self) -> None:
         """Log, once, where the captures go."""
         if not self._announced:
-            where = self.recorder.store.root.absolute()
+            where = self.recorder.store.place
             logging.getLogger("flwr").info("bract: captures go to %s", where)
         self._announced = True
 
@@ -212,12 +228,26 @@ class _ListeningGrid(ForwardingGrid):
         return replies
 
 
-def _placed(store: ObservationStore | Path | str) -> ObservationStore:
+def _placed(store: ObservationStore | RemoteStore | Path | str) -> ObservationStore | RemoteStore:
     """Return the store, in the folder that the operator of the server named."""
+    if isinstance(store, RemoteStore):
+        return store
     if not isinstance(store, ObservationStore):
-        return ObservationStore(store_folder(Path(store)))
+        folder = local_folder(store)
+        return RemoteStore(str(store)) if folder is None else ObservationStore(store_folder(folder))
     placed = store_folder(store.root)
-    return store if placed == store.root else ObservationStore(placed, models=store.models)
+    if placed == store.root:
+        return store
+    return ObservationStore(placed, models=store.models, quota=store.quota)
+
+
+def _folder_of(store: ObservationStore | RemoteStore) -> Path:
+    if isinstance(store, RemoteStore):
+        raise BractError(
+            f"HonestButCurious: store is {store.place}; audit= attacks captures in a folder: name "
+            "one, or audit a copy later (bract fetch)"
+        )
+    return store.root
 
 
 def _checked(declaration: object) -> ClientDeclaration:
@@ -231,12 +261,3 @@ def _checked(declaration: object) -> ClientDeclaration:
         f"HonestButCurious: declaration is a {type(declaration).__name__}, expected a "
         "ClientDeclaration, or a dict of its fields such as {'model': 'my_app.task:Net'}"
     )
-
-
-def _checked_rounds(rounds: Collection[int] | None) -> frozenset[int] | None:
-    if rounds is None:
-        return None
-    strange = [r for r in rounds if not isinstance(r, int) or isinstance(r, bool) or r < 1]
-    if strange:
-        raise BractError(f"HonestButCurious: rounds holds {strange[0]!r}, expected numbers from 1")
-    return frozenset(rounds)

@@ -16,9 +16,8 @@ from flwr.app import Message, MessageType
 from bract.defenses import DEFENSES as KNOWN
 from bract.defenses import read_defense
 from bract.errors import BractError, one_line
-from bract.files import append_line
 from bract.names import ClientNames
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.records import (
     ARRAYS,
     DEFENSES,
@@ -34,8 +33,10 @@ from bract.protocol.records import (
     reply_name,
     split_state,
 )
+from bract.protocol.storing import CaptureStore, RoundLostError
 from bract.protocol.update import Tensors, difference
 from bract.schema.capture import MISSED, ClientStatement, MissedCapture
+from bract.server.capturing import CapturePlan
 from bract.strict_json import parse_json
 
 _log = logging.getLogger(__name__)
@@ -48,8 +49,8 @@ class Recorder:
     ----------
     declaration
         What the operator declares of every client's computation.
-    rounds
-        Rounds to capture; None captures all.
+    plan
+        Which replies to capture, and how.
     names
         The clients' names, bound to nodes.
 
@@ -62,19 +63,23 @@ class Recorder:
 
     def __init__(
         self,
-        store: ObservationStore,
+        store: CaptureStore,
         declaration: ClientDeclaration,
-        rounds: frozenset[int] | None,
+        plan: CapturePlan,
         names: ClientNames,
     ) -> None:
         self.store = store
         self.declaration = declaration
-        self.rounds = rounds
+        self.plan = plan
         self.names = names
         self.connected: Callable[[], Iterable[int]] | None = None
         self._open: list[tuple[int, Message]] = []
         self._batches = 0
         self._unwritten: list[MissedCapture] = []
+        self._lost: tuple[int, str] | None = None
+        self._made_room_for = 0
+        self._seen: set[str] = set()
+        self._told_missing = False
 
     def sent(self, messages: Iterable[Message]) -> None:
         """Remember train messages until their replies arrive."""
@@ -94,6 +99,7 @@ class Recorder:
             for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
                 self._store(reply)
             self._write_missed()
+            self._tell_missing()
         except Exception as error:  # noqa: BLE001 - around somebody else's strategy nothing may raise
             _log.error("replies were not captured: %s", _words(error))
 
@@ -103,11 +109,23 @@ class Recorder:
             return
         self._open.remove(found)
         server_round, request = found
-        if self.rounds is not None and server_round not in self.rounds:
+        if not self.plan.takes_round(server_round):
             return
         node_id = request.metadata.dst_node_id
+        lost = self._lost
         try:
-            self.store.save(self._observe(request, reply, server_round))
+            name, flags = self._name(node_id, reply_name(reply) if is_bract_reply(reply) else None)
+            self._seen.add(name)
+            if not self.plan.takes(server_round, name):
+                return
+            if lost is not None and lost[0] == server_round:
+                self._miss(server_round, node_id, lost[1])
+                return
+            observation = self._observe(request, reply, server_round, name, flags)
+            if self._made_room_for < server_round:
+                self._made_room_for = server_round
+                self.plan.make_room(self.store, server_round)
+            self.store.save(self.plan.stored(observation))
         except Exception as error:  # noqa: BLE001 - one reply, whatever it holds, stops nothing else
             reason = _words(error)
             _log.error(
@@ -116,9 +134,26 @@ class Recorder:
                 self.names.of(node_id),
                 reason,
             )
-            self._unwritten.append(
-                MissedCapture(round=server_round, node_id=str(node_id), reason=reason)
+            if isinstance(error, RoundLostError):
+                self._lost = server_round, reason
+                _log.error("round %d: nor are the replies after it", server_round)
+            self._miss(server_round, node_id, reason)
+
+    def _miss(self, server_round: int, node_id: int, reason: str) -> None:
+        self._unwritten.append(
+            MissedCapture(round=server_round, node_id=str(node_id), reason=reason)
+        )
+
+    def _tell_missing(self) -> None:
+        """Say once, after the first replies, which of the clients to capture were none of them."""
+        missing = self.plan.missing(self._seen) if self._seen and not self._told_missing else []
+        if missing:
+            _log.warning(
+                "capture.clients: no %s has replied yet; replied have %s",
+                one_line(" or ".join(missing), 200),
+                one_line(", ".join(sorted(self._seen)), 200),
             )
+        self._told_missing = self._told_missing or bool(self._seen)
 
     def _write_missed(self) -> None:
         """Append what was missed; where the disk is full, try again after the next replies."""
@@ -127,15 +162,16 @@ class Recorder:
         try:
             while self._unwritten:
                 line = self._unwritten[0].model_dump_json(by_alias=True)
-                append_line(self.store.root / MISSED, line)
+                self.store.note(MISSED, line)
                 self._unwritten.pop(0)
         except BractError as error:
             _log.warning("not written yet: %s", error)
 
-    def _observe(self, request: Message, reply: Message, server_round: int) -> Observation:
+    def _observe(
+        self, request: Message, reply: Message, server_round: int, name: str, flags: list[str]
+    ) -> Observation:
         node_id = request.metadata.dst_node_id
         own = is_bract_reply(reply)
-        name, flags = self._name(node_id, reply_name(reply) if own else None)
         provenance: dict[str, Any] = {
             "run_id": str(reply.metadata.run_id),
             "node_id": str(node_id),
@@ -171,6 +207,7 @@ class Recorder:
             client=name,
             declaration=declaration,
             provenance=provenance | {"metrics": metrics, "flags": tuple(flags)},
+            rounded=None,
             **groups,
         )
 

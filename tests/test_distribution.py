@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from environments import ROOT, build_wheel, install, without_checkout
 
+pytestmark = pytest.mark.slow  # builds distributions
+
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
@@ -69,6 +71,11 @@ def test_a_wheel_from_the_sdist_holds_what_the_checkout_s_holds(
     assert again.name == wheel.name, "an unpacked sdist knows its version"
     assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
     assert "bract/cli/demo.yaml" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_what_would_be_published_passes_the_release_s_own_checks(wheel: Path, sdist: Path) -> None:
+    assert "PASSED" in run("-m", "twine", "check", "--strict", wheel, sdist)
+    run("-m", "check_wheel_contents", wheel)
 
 
 @pytest.mark.parametrize("number", PYTHONS)

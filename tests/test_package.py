@@ -65,6 +65,7 @@ def _defines(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.ClassDef) and node.name == name
 
 
+@pytest.mark.slow
 def test_the_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     environment = tmp_path / "environment"

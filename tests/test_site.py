@@ -18,6 +18,8 @@ from command_lines import parse
 
 pytest.importorskip("mkdocs", reason="the site's tools are in the extra bract[docs]")
 
+pytestmark = pytest.mark.slow  # builds the site
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from bract.config.capture import CaptureConfig
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
 from bract.config.sections import (
@@ -64,13 +65,6 @@ __all__ = [
     "load_config",
     "parse_config",
 ]
-
-
-class CaptureConfig(Section):
-    """What the honest-but-curious server writes down of what it receives."""
-
-    enabled: bool = True
-    rounds: list[Positive] | None = None
 
 
 class LeakConfig(Section):
@@ -197,6 +191,11 @@ class FederationConfig(Section):
             raise ValueError(
                 f"training.local_steps is {self.training.local_steps}, but fedsgd uploads the "
                 "gradient of one batch; remove it or set training.algorithm: fedavg"
+            )
+        if self.capture.store is not None and self.audit.live_every is not None:
+            raise ValueError(
+                f"audit.live_every attacks captures in the run's folder, and capture.store is "
+                f"{self.capture.store}; leave one of them out"
             )
         if self.strategy.name == "fedboosting" and self.data.validation == 0.0:
             raise ValueError(

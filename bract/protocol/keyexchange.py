@@ -76,6 +76,9 @@ class Hello:
         The round after which it holds the global model; 0 the initial one, -1 none.
     refused
         Node ids whose partial decryptions it was sent and refused.
+    unconfirmed
+        Whether it generated that key itself and the run has not used it yet: its answer with the
+        key may have been lost, and it takes another one in its place.
     """
 
     node_id: int
@@ -85,6 +88,7 @@ class Hello:
     identity: bytes
     model_round: int
     refused: tuple[int, ...] = ()
+    unconfirmed: bool = False
 
     @property
     def key_id(self) -> str:
@@ -103,6 +107,7 @@ class Hello:
                 "identity": self.identity,
                 "model-round": self.model_round,
                 "refused": [str(node_id) for node_id in self.refused],
+                "unconfirmed": self.unconfirmed,
             }
         )
         return RecordDict({HELLO: fields})
@@ -127,6 +132,7 @@ class Hello:
                 identity=as_bytes(fields["identity"]),
                 model_round=as_integer(fields["model-round"]),
                 refused=tuple(map(as_integer, as_list(fields["refused"]))),
+                unconfirmed=as_boolean(fields["unconfirmed"]),
             )
         except (KeyError, ValueError) as error:
             if isinstance(error, BractError):
@@ -299,6 +305,13 @@ def as_integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > 20:
         raise ValueError(f"expected a whole number, found {type(value).__name__}")
     return int(value)
+
+
+def as_boolean(value: object) -> bool:
+    """Return a boolean of a record; ValueError for anything else."""
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, found {type(value).__name__}")
+    return value
 
 
 def as_bytes(value: object) -> bytes:

@@ -5,8 +5,11 @@ Longer than most modules: the store stands beside what it stores.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+import time
+import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,18 +18,37 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
+from bract.config.capture import Compression
 from bract.errors import BractError, SchemaError, one_line
-from bract.files import readable_size, replacing, write_tensors, write_text
+from bract.files import append_line, readable_size, replacing, write_bytes
+from bract.locks import alone, reading
 from bract.names import check_name
+from bract.protocol.packing import SUFFIX, most_bytes, unpacked
+from bract.protocol.rounding import widened
+from bract.protocol.storing import (
+    DESCRIPTION,
+    GROUPS,
+    SENT,
+    UPDATE,
+    encode,
+    round_name,
+    round_of,
+    sent_file,
+    sent_name,
+    used_within,
+)
 from bract.protocol.update import Tensors
 from bract.schema.capture import (
     OBSERVATION_SCHEMA,
+    READ_SCHEMAS,
+    REMOVED,
     ClientDeclaration,
     Group,
     ObservationFile,
-    Provenance,
+    RemovedRound,
+    Rounding,
     first_problem,
 )
 from bract.strict_json import parse_json
@@ -36,6 +58,9 @@ __all__ = ["SCHEMA_VERSION", "ClientDeclaration", "Observation", "ObservationSto
 SCHEMA_VERSION = OBSERVATION_SCHEMA
 
 _LONGEST_DESCRIPTION = 16 * 2**20
+
+_READERS = ".reading.lock"
+"""In a store: held by who reads it, so that no round is removed meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +86,8 @@ class Observation:
     provenance
         What `bract.schema.Provenance` holds: Flower run and node ids, reply metrics, time of
         arrival, and what the client said that was not taken.
+    rounded
+        How the update was rounded to be stored; None where it is as it came.
     """
 
     round: int
@@ -72,6 +99,7 @@ class Observation:
     returned_buffers: Tensors = field(default_factory=dict)
     ciphertexts: Tensors = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
+    rounded: Rounding | None = None
 
     @property
     def key(self) -> str:
@@ -149,21 +177,14 @@ _FINITE = {
 }
 """What must be finite, and what to say and do where it is not."""
 
-_TENSOR_GROUPS: tuple[Group, ...] = (
-    "parameters",
-    "buffers",
-    "update",
-    "returned_buffers",
-    "ciphertexts",
-)
-
 
 class ObservationStore:
     """Observations on disk: one folder a round and client.
 
     ``round-0001/client-0/`` holds ``observation.json`` and one safetensors file for each group of
-    tensors. A folder is written under a temporary name and renamed, so a reader sees whole
-    observations only.
+    tensors that came back; what was sent lies once a round in ``round-0001/.sent/``, under the
+    SHA-256 of its content. A folder is written under a temporary name and renamed, so a reader sees
+    whole observations only. Captures of schema 3, each with what was sent, are read as well.
 
     What is read may come from somebody else: nothing in it is executed, and a model that is
     ``package.module:callable`` is None in what `load` returns unless the reader named it.
@@ -175,9 +196,24 @@ class ObservationStore:
         observations imports and calls them.
     """
 
-    def __init__(self, root: Path | str, *, models: Collection[str] = ()) -> None:
+    def __init__(
+        self, root: Path | str, *, models: Collection[str] = (), quota: int | None = None
+    ) -> None:
         self.root = Path(root)
         self.models = frozenset(models)
+        self.quota = quota
+        self.compression: Compression = "none"
+        self._used: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The folder, as an absolute path."""
+        return str(self.root.absolute())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no round lies here."""
+        return not self._rounds()
 
     def save(self, observation: Observation) -> Path:
         """Write one observation, replacing an earlier one of the same round and client.
@@ -187,30 +223,103 @@ class ObservationStore:
         BractError
             If the client's name is no safe name of a folder, or the disk does not take it: the
             message says what was needed and what is free, and nothing half-written stays.
+            `RoundLostError` where ``quota`` is reached.
         """
-        groups: dict[Group, Tensors] = {g: getattr(observation, g) for g in _TENSOR_GROUPS}
-        try:
-            description = ObservationFile(
-                round=observation.round,
-                client=observation.client,
-                declaration=observation.declaration,
-                provenance=Provenance(**observation.provenance),
-                tensors={group: tuple(held) for group, held in groups.items()},
-            ).model_dump_json(by_alias=True, indent=1)
-        except ValidationError as error:
-            raise BractError(
-                f"{one_line(observation.key, 100)}: cannot be stored: {first_problem(error)}"
-            ) from None
+        encoded = encode(observation, self.compression)
         final = self.folder(observation.round, observation.client)
-        size = sum(v.numel() * v.element_size() for held in groups.values() for v in held.values())
-        _check_room(final, size + len(description))
-        with replacing(final, size=size + len(description)) as temporary:
+        shared = {final.parent / SENT / name: held for name, held in encoded.sent.items()}
+        missing = {p: held for p, held in shared.items() if _size_of(p) != len(held)}
+        size = encoded.size + sum(map(len, missing.values()))
+        earlier = _size_below(final)
+        self._used = used_within(self.quota, self._used, size - earlier, self._count)
+        _check_room(final, size)
+        with replacing(final, size=size) as temporary:
             temporary.mkdir()
-            for group, held in groups.items():
-                if held:
-                    write_tensors(temporary / f"{group}.safetensors", held)
-            write_text(temporary / "observation.json", description)
+            for name, content in encoded.own.items():
+                write_bytes(temporary / name, content)
+            # A reader finds what was sent before the capture that refers to it.
+            for path, content in missing.items():
+                write_bytes(path, content)
+        if self._used is not None:
+            self._used += size - earlier
         return final
+
+    def _count(self) -> int:
+        return sum(_size_below(folder) for _, folder in self._rounds())
+
+    def note(self, name: str, line: str) -> None:
+        """Append one line to a file beside the rounds.
+
+        Raises
+        ------
+        BractError
+            If it cannot be written.
+        """
+        append_line(self.root / name, line)
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Keep every round from being removed while the block runs."""
+        return reading(self.root / _READERS) if self.root.is_dir() else contextlib.nullcontext()
+
+    def retire(self, keep: int, before: int) -> list[RemovedRound]:
+        """Remove captured rounds, whole, and list them in ``removed.jsonl``.
+
+        What a round's captures refer to lies in its folder and goes with it; no other round refers
+        to it. While somebody is `reading` nothing is removed.
+
+        Parameters
+        ----------
+        keep, before
+            Rounds before the round ``before`` go, but for the last ``keep`` of them.
+
+        Raises
+        ------
+        BractError
+            If a round cannot be removed.
+        """
+        for left in self.root.glob(".round-*.tmp"):  # by a process that was killed meanwhile
+            shutil.rmtree(left, ignore_errors=True)
+        earlier = [(number, folder) for number, folder in self._rounds() if number < before]
+        due = earlier[: max(0, len(earlier) - keep)]
+        if not due:
+            return []
+        with alone(self.root / _READERS) as nobody_reads:
+            removed = [self._remove(n, folder) for n, folder in due] if nobody_reads else []
+        if not nobody_reads:
+            _log.warning(
+                "%s: %d rounds stay beyond capture.keep_rounds while they are being read",
+                self.root,
+                len(due),
+            )
+        return removed
+
+    def _remove(self, number: int, folder: Path) -> RemovedRound:
+        gone = RemovedRound(
+            round=number,
+            captures=len(_captures_in(folder)),
+            size=_size_below(folder),
+            time=time.time(),
+        )
+        # Nobody sees half a round: under this name it is none.
+        hidden = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            self.note(REMOVED, gone.model_dump_json(by_alias=True))
+            folder.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:
+            raise BractError(f"{folder}: cannot be removed: {error.strerror or error}") from error
+        if self._used is not None:
+            self._used -= gone.size
+        return gone
+
+    def _rounds(self) -> list[tuple[int, Path]]:
+        found = [(round_of(folder.name), folder) for folder in self.root.glob("round-*")]
+        return sorted((number, folder) for number, folder in found if number is not None)
+
+    def shared(self, description: ObservationFile) -> tuple[Path, ...]:
+        """Return the files that an observation shares with its round's; nothing is checked."""
+        sent = self.root / round_name(description.round) / SENT
+        return tuple(sent / sent_name(digest) for digest in description.sent.values())
 
     def folder(self, server_round: int, client: str) -> Path:
         """Return where an observation lies.
@@ -220,7 +329,7 @@ class ObservationStore:
         BractError
             If the client's name is no safe name of a folder.
         """
-        return self.root / f"round-{server_round:04d}" / check_name(client)
+        return self.root / round_name(server_round) / check_name(client)
 
     def load(self, folder: Path) -> Observation:
         """Read one observation.
@@ -234,10 +343,13 @@ class ObservationStore:
         description = self.describe(folder)
         try:
             groups: dict[str, Tensors] = {}
-            for group in _TENSOR_GROUPS:
+            for group in GROUPS:
                 names = description.tensors.get(group, ())
-                tensors = load_file(folder / f"{group}.safetensors") if names else {}
+                tensors = _tensors(folder, description, group) if names else {}
                 groups[group] = {name: tensors[name] for name in names}
+            groups["update"] = widened(groups["update"], description.rounded)
+        except BractError as error:
+            raise BractError(f"{folder}: {error}") from None
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise BractError(
                 f"{folder}: half-written or corrupted capture "
@@ -251,6 +363,7 @@ class ObservationStore:
             client=description.client,
             declaration=declaration,
             provenance=description.provenance.model_dump(),
+            rounded=description.rounded,
             **groups,
         )
 
@@ -262,7 +375,7 @@ class ObservationStore:
         BractError
             As `load` does.
         """
-        path = folder / "observation.json"
+        path = folder / DESCRIPTION
         try:
             with path.open("rb") as file:
                 text = file.read(_LONGEST_DESCRIPTION + 1)
@@ -270,10 +383,11 @@ class ObservationStore:
             if not isinstance(content, dict):
                 raise BractError(f"expected an object, found a {type(content).__name__}")
             found = content.get("schema")
-            if found != SCHEMA_VERSION:
+            if isinstance(found, bool) or found not in READ_SCHEMAS:
                 raise SchemaError(
                     f"{path}: observation schema {one_line(found, 40)}, this version reads "
-                    f"{SCHEMA_VERSION}; capture it again or use the bract version that wrote it"
+                    f"{' and '.join(map(str, READ_SCHEMAS))}; capture it again or use the bract "
+                    "version that wrote it"
                 )
             description = ObservationFile.model_validate(content)
             expected = self.folder(description.round, description.client)
@@ -292,9 +406,7 @@ class ObservationStore:
     def folders(self) -> list[Path]:
         """Return the folders of whole and broken observations, by round and client."""
         return sorted(
-            folder
-            for folder in self.root.glob("round-*/*")
-            if folder.is_dir() and not folder.name.startswith(".")
+            folder for found in self.root.glob("round-*") for folder in _captures_in(found)
         )
 
     def __iter__(self) -> Iterator[Observation]:
@@ -306,6 +418,36 @@ class ObservationStore:
                 raise
             except BractError as error:
                 _log.warning("skipped: %s", error)
+
+
+def _tensors(folder: Path, description: ObservationFile, group: Group) -> Tensors:
+    """Read a group of tensors; a shared file is held against its digest."""
+    digest = description.sent.get(group) if group in ("parameters", "buffers") else None
+    if digest is not None:
+        return load_file(sent_file(folder.parent, digest))
+    if group != "update" or description.packed is None:
+        return load_file(folder / f"{group}.safetensors")
+    path, sent = folder / (UPDATE + SUFFIX), description.sent.get("parameters")
+    most = most_bytes(0 if sent is None else sent_file(folder.parent, sent).stat().st_size)
+    if path.stat().st_size > most:
+        raise BractError(f"{path.name} is larger than what was sent allows ({readable_size(most)})")
+    return load(unpacked(path.read_bytes(), description.packed, most))
+
+
+def _captures_in(round_folder: Path) -> list[Path]:
+    return [f for f in round_folder.glob("*") if f.is_dir() and not f.name.startswith(".")]
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _size_below(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(_size_of(path) or 0 for path in folder.rglob("*") if path.is_file())
 
 
 def _check_room(path: Path, size: int) -> None:

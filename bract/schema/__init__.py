@@ -29,6 +29,8 @@ from bract.schema.capture import (
     MissedCapture,
     ObservationFile,
     Provenance,
+    RemovedRound,
+    Rounding,
 )
 from bract.schema.comparison import COMPARISON_SCHEMA, Comparison
 from bract.schema.description import AppDescription
@@ -75,8 +77,10 @@ __all__ = [
     "Provenance",
     "Record",
     "RecordError",
+    "RemovedRound",
     "Report",
     "Retrieval",
+    "Rounding",
     "RunState",
     "Scores",
     "Signals",

@@ -25,15 +25,20 @@ from pydantic.dataclasses import dataclass
 from bract.errors import BractError, one_line
 from bract.names import check_name
 
-OBSERVATION_SCHEMA: Literal[3] = 3
+OBSERVATION_SCHEMA: Literal[4] = 4
 """Version of ``observation.json``. Version 1 took what a client declared as it came; version 2 did
-not hold the proximal term."""
+not hold the proximal term; version 3, which is read as well, holds what was sent once a client."""
+
+READ_SCHEMAS = (3, 4)
 
 MOST_EXAMPLES = 10**9
 """Largest number of examples that a client may claim; it decides the client's weight."""
 
 MISSED = "missed.jsonl"
 """Beside the captures: one `MissedCapture` a line."""
+
+REMOVED = "removed.jsonl"
+"""Beside the captures: one `RemovedRound` a line."""
 
 MOST_ROUNDS = 999_999
 
@@ -277,21 +282,68 @@ Group = Literal["parameters", "buffers", "update", "returned_buffers", "cipherte
 Names = Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=100_000)]
 
 
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Bytes = Annotated[int, Field(ge=0, le=10**18)]
+
+
+class Rounding(_Record):
+    """How an update was rounded before it was stored; an attacker at the server need not round.
+
+    Attributes
+    ----------
+    dtype
+        In which float32 tensors were stored; they are read as float32 again.
+    error
+        ``|stored - came| / |came|`` of the whole update, in the Euclidean norm.
+    saved
+        Bytes by which the update is smaller than it came.
+    kept
+        Tensors that are stored as they came: not float32, or beyond what the type holds.
+    """
+
+    dtype: Literal["float16", "bfloat16"]
+    error: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+    saved: Bytes
+    kept: Names = ()
+
+
 class ObservationFile(BaseModel):
-    """``observation.json``: an observation without its tensors, whose names it lists in order."""
+    """``observation.json``: an observation without its tensors, whose names it lists in order.
+
+    ``sent`` holds the SHA-256 of the files with parameters and buffers, which the captures of a
+    round share: ``.sent/<SHA-256>.safetensors`` beside the client's folder. ``packed`` is the size
+    of ``update.safetensors`` where it is compressed to ``update.safetensors.zst``; ``uploaded``
+    counts the bytes of all tensors that came, before they were rounded or compressed.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    version: Literal[3] = Field(default=OBSERVATION_SCHEMA, alias="schema")
+    version: Literal[3, 4] = Field(default=OBSERVATION_SCHEMA, alias="schema")
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     client: Name
     declaration: ClientDeclaration
     provenance: Provenance = Provenance()
     tensors: dict[Group, Names] = {}
+    sent: dict[Literal["parameters", "buffers"], Digest] = {}
+    rounded: Rounding | None = None
+    packed: Annotated[int, Field(ge=8, le=10**12)] | None = None
+    uploaded: Bytes | None = None
+
+
+class RemovedRound(_Record):
+    """One line of ``removed.jsonl``: a captured round that gave way to later ones."""
+
+    version: Literal[1] = Field(default=1, alias="schema")
+    round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
+    captures: Annotated[int, Field(ge=0, le=10**9)]
+    size: Bytes
+    time: Moment
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class MissedCapture(_Record):
-    """One line of ``missed.jsonl``: a reply that the server held and could not write down."""
+    """One line of ``missed.jsonl``: a reply that the server held and did not write down."""
 
     version: Literal[1] = Field(default=1, alias="schema")
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]

@@ -5,8 +5,8 @@ Longer than most modules: what may end during a run is watched in the loop that 
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,9 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bract.cli import signals
+from bract.cli.console import say
 from bract.cli.keygen import client_key, write_keys
 from bract.cli.launch.bundle import CONNECTION, app_manifest, connection
-from bract.cli.launch.processes import Processes
+from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
 from bract.deploy import sockets
 from bract.deploy.flower import NODE_CONFIG
@@ -29,6 +31,7 @@ from bract.files import readable_size, utf8, write_text
 from bract.randomness import SecretStream
 from bract.rundir import RunDirectory
 from bract.schema import MetricsRow
+from bract.timeline import merge
 
 _FLWR_TIMEOUT = 120.0
 """Seconds that Flower's own command may take; it waits for the SuperLink."""
@@ -61,6 +64,10 @@ class Launch:
         What the private seed of each client is derived from, for an experiment that must repeat;
         None lets clients draw keys and noise from the operating system. Never the configuration's
         ``seed``, which the server knows.
+    profile
+        Note what each process does, and leave it as a trace in ``profile.json``.
+    processes
+        Where the fork server was started already (`bract.cli.launch.warming.warmed_up`).
     """
 
     superlink: str | None = None
@@ -68,6 +75,8 @@ class Launch:
     fork_server: bool = True
     client_app: str = DEFAULT_APP
     private_seed: int | None = None
+    profile: bool = False
+    processes: Processes | None = None
 
 
 class LocalFederation:
@@ -86,12 +95,22 @@ class LocalFederation:
         self.run = run
         self.launch = launch or Launch()
         self.run_id = ""
-        threads = max(1, (os.cpu_count() or 1) // max(1, config.clients))
-        fork_server = self.launch.fork_server and self.launch.superlink is None
-        self.processes = Processes(run.logs, threads=threads, fork_server=fork_server, run=run.root)
+        if self.launch.processes is None:
+            fork_server = self.launch.fork_server and self.launch.superlink is None
+            threads = threads_of(config.clients)
+            self.processes = Processes(
+                run.logs, threads=threads, fork_server=fork_server, run=run.root
+            )
+        else:
+            self.processes = self.launch.processes
+            self.processes.attach(run.logs, run.root)
         self._server_seen = False
 
     def __enter__(self) -> Self:
+        if self.launch.profile:
+            self.processes.profile = self._profile
+            shutil.rmtree(self._profile, ignore_errors=True)
+            self._profile.mkdir()
         try:
             self._start()
         except BaseException:
@@ -106,6 +125,15 @@ class LocalFederation:
         trace: TracebackType | None,
     ) -> None:
         self.processes.end()
+        if self.launch.profile:
+            try:
+                merge(self._profile, self._profile.with_suffix(".json"))
+            except BractError as failed:  # how the run ended is what counts
+                say(f"warning: {failed}")
+
+    @property
+    def _profile(self) -> Path:
+        return self.run.root.absolute() / "profile"
 
     def train(self, on_round: Callable[[MetricsRow], None]) -> None:
         """Submit the run and call ``on_round`` with each new row of ``metrics.jsonl``.
@@ -122,6 +150,7 @@ class LocalFederation:
         clients = [f"client-{i}" for i in range(self.config.clients)] if tolerant else []
         asked = looked = time.monotonic()
         while True:
+            signals.check()
             rows = self.run.metrics()
             for row in rows[seen:]:
                 on_round(row)
@@ -281,7 +310,7 @@ class LocalFederation:
         )
         found = re.search(r'"run-id":\s*"(\d+)"', output)
         if found is None:
-            raise RunFailedError(f"the SuperLink did not take the run: {' '.join(output.split())}")
+            raise RunFailedError(f"the SuperLink did not take the run: {_said(output)}")
         return found[1]
 
     def _flower_status(self) -> str:
@@ -329,6 +358,13 @@ class LocalFederation:
         (folder / "pyproject.toml").write_text(
             app_manifest(self.config, self.run.root), encoding="utf-8"
         )
+
+
+def _said(output: str) -> str:
+    """Return what Flower's command says went wrong, without its JSON."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return one_line(" ".join(str(json.loads(output)["error-message"]).split()), 500)
+    return one_line(" ".join(output.split()), 500)
 
 
 def _full_disk(folder: Path) -> str:

@@ -17,12 +17,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bract import timeline
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.deploy import clock, shim, sockets
 from bract.deploy.flower import command_line
 from bract.errors import BractError, RunFailedError, one_line
 
 READY_TIMEOUT = 90.0
+
+_FORK_SERVER = "fork-server"
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -46,7 +49,7 @@ class Processes:
     Parameters
     ----------
     logs
-        Folder of the logs.
+        Folder of the logs; None until `attach` says.
     threads
         Threads of one process where the environment does not say.
     fork_server
@@ -64,12 +67,13 @@ class Processes:
     """
 
     def __init__(
-        self, logs: Path, *, threads: int, fork_server: bool, run: Path | None = None
+        self, logs: Path | None, *, threads: int, fork_server: bool, run: Path | None = None
     ) -> None:
         self.folder = _temporary_folder()
         self.sockets = self.folder
-        self._logs = logs
+        self._logs = self.folder if logs is None else logs
         self._threads = threads
+        self.profile: Path | None = None
         self._forking = fork_server
         self._run = run
         self._mark = uuid.uuid4().hex
@@ -82,11 +86,30 @@ class Processes:
         """Start the reaper and, where processes are to be forked, the fork server."""
         self._start_reaper()
         if self._forking:
-            self.start(
-                "fork-server",
-                [sys.executable, "-P", "-m", "bract.deploy.fork_server", str(self._socket)],
-            )
+            if not self._running:
+                self.warm_up()
             self.wait_for(self._socket.exists, "the fork server")
+
+    def warm_up(self) -> None:
+        """Start the fork server, which imports for seconds; `begin` waits until it serves.
+
+        It ends by itself where this process is killed before `begin` has started the reaper.
+        """
+        server = [sys.executable, "-P", "-m", "bract.deploy.fork_server", str(self._socket)]
+        self.start(_FORK_SERVER, [*server, "--with-parent"])
+
+    def attach(self, logs: Path, run: Path) -> None:
+        """Say where logs go and which run this is, where that was not known at the start."""
+        self._logs, self._run = logs, run
+        for process in self._running:
+            process.log = logs / process.log.name
+        self._bring_log()
+
+    def _bring_log(self) -> None:
+        """Copy what the fork server wrote before the folder of the logs was known."""
+        early = self.folder / f"{_FORK_SERVER}.log"
+        with contextlib.suppress(OSError):
+            shutil.copyfile(early, self._logs / early.name)
 
     def _start_reaper(self) -> None:
         place = [] if self._run is None else [str(self._run.absolute())]
@@ -97,12 +120,14 @@ class Processes:
 
     def end(self) -> None:
         """End every process and wait until they are gone."""
+        code = 1
         if self._reaper is not None and self._reaper.stdin is not None:
             self._reaper.stdin.close()
             code = self._reaper.wait()
             self._reaper = None
-            if code:  # it was killed, or could not start
-                end_processes(self._mark)
+        if code:  # it was killed, or did not start
+            end_processes(self._mark)
+        self._bring_log()
         for process in self._running:
             process.handle.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -151,6 +176,8 @@ class Processes:
         }
         if self._forking:
             environment[shim.SOCKET] = str(self._socket)
+        if self.profile is not None:
+            environment |= {timeline.FOLDER: str(self.profile), timeline.PARTY: name}
         return environment
 
     def wait_for(self, ready: Callable[[], bool], what: str) -> None:
@@ -190,6 +217,8 @@ class Processes:
             code = process.handle.poll()
             if code is None or process.name in self._lost:
                 continue
+            if process.name == _FORK_SERVER:
+                self._bring_log()
             ended = f"{process.name} {_ending(code, process.log)}; see {process.log}"
             self._lost.add(process.name)
             if process.name not in expendable or self._lost.issuperset(expendable):
@@ -213,6 +242,11 @@ class Processes:
     @property
     def _socket(self) -> Path:
         return self.folder / "fork.sock"
+
+
+def threads_of(clients: int) -> int:
+    """Return how many threads one of ``clients`` processes that compute at once may have."""
+    return max(1, (os.cpu_count() or 1) // max(1, clients))
 
 
 def _ending(code: int, log: Path) -> str:

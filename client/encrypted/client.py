@@ -136,6 +136,7 @@ class EncryptedClient:
             identity=identity.public,
             model_round=self.model_round,
             refused=self.refused,
+            unconfirmed=self._state.unconfirmed,
         )
 
     def deal(self, content: RecordDict) -> RecordDict:
@@ -158,9 +159,12 @@ class EncryptedClient:
                 f"{self.config.clients} clients"
             )
         self.pins.check_peers(recipients.values())
-        own, keys = deal_keys(self.key, list(recipients), self.config)
-        if self.key is None:
-            self._keep_key(own)
+        # Shares of a key that nobody was sent are dealt anew.
+        forgotten = self._state.unconfirmed and isinstance(self.key, KeyShare)
+        held = None if forgotten else self.key
+        own, keys = deal_keys(held, list(recipients), self.config)
+        if held is None:
+            self._keep_key(own, unconfirmed=True)
         boxes = box_keys(
             keys,
             recipients,
@@ -185,12 +189,17 @@ class EncryptedClient:
             If a box or an aggregate cannot be opened, or this client is ahead of the server.
         """
         identity = self._identity()
-        if self.key is None and KEY_BOX in content and identity is not None:
+        unsettled = self.key is None or self._state.unconfirmed
+        if unsettled and KEY_BOX in content and identity is not None:
             self.pins.check_dealer(key_box_sender(content))
             text = open_key_box(content, identity, session=self.session, recipient=self.node_id)
-            self._keep_key(parse_key(text))
+            if self.key is not None:
+                _log.warning("the run never used the key that this client generated; took another")
+            self._keep_key(parse_key(text), unconfirmed=False)
         if self.key is None:
             return False
+        if self._state.unconfirmed:
+            self._state.confirm_key()
         if self.model_round < 0 and ARRAYS in content:
             self._state.keep_model(from_arrays(content.array_records[ARRAYS]), 0)
         if self.model_round < 0:
@@ -353,7 +362,7 @@ class EncryptedClient:
         check_key(key, self.config)
         self.pins.check_key(key.public.key_id)
 
-    def _keep_key(self, key: Key) -> None:
+    def _keep_key(self, key: Key, *, unconfirmed: bool) -> None:
         self._check_key(key)
         self.key = key
-        self._state.key = dump_key(key)
+        self._state.keep_key(dump_key(key), unconfirmed=unconfirmed)

@@ -56,9 +56,18 @@ class EncryptedState:
         """Text of the key that came through the server; empty where none did."""
         return _from(self._state.get("key"))
 
-    @key.setter
-    def key(self, text: bytes) -> None:
-        self._keep(key=_to(text))
+    def keep_key(self, text: bytes, *, unconfirmed: bool) -> None:
+        """Keep a key, and whether the run has not used it yet."""
+        self._keep(key=_to(text), unconfirmed=torch.tensor(unconfirmed))
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether this client generated `key` and the run has not used it yet."""
+        return bool(self._state.get("unconfirmed", torch.tensor(False)))
+
+    def confirm_key(self) -> None:
+        """Note that the run uses `key`."""
+        self._keep(unconfirmed=torch.tensor(False))
 
     @property
     def identity(self) -> Identity | None:

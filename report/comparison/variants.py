@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bract.audit.captures import Captures
 from bract.defenses import DEFENSES, DefenseSpec
 from bract.errors import BractError
-from bract.protocol.observation import ObservationStore
 from bract.report.facts.summary import mean, strength
 from bract.schema import TIERS
 from bract.strict_json import parse_json
@@ -226,7 +226,7 @@ def _by_round(facts: Facts, attack: Facts) -> list[Facts]:
 
 def _costs(rounds: Sequence[Facts], folder: Path) -> Facts:
     clients = [c for row in rounds for c in row["clients"].values()]
-    uploads = ObservationStore(folder / "captures").folders()
+    uploads = Captures(folder / "captures").index
     return {
         "seconds_per_step": _median(
             c["seconds"] / c["local_steps"]
@@ -235,7 +235,7 @@ def _costs(rounds: Sequence[Facts], folder: Path) -> Facts:
         ),
         "seconds_in_defense": _median(c["defense_seconds"] for c in clients),
         "seconds_per_round": _median(row["seconds"] for row in rounds),
-        "bytes_per_upload": mean(upload_bytes(upload) for upload in uploads),
+        "bytes_per_upload": mean(c.uploaded or upload_bytes(c.folder) for c in uploads if c.folder),
     }
 
 
@@ -258,7 +258,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def upload_bytes(folder: Path) -> int | None:
-    """Return the size of the tensors that one captured upload holds; None if it is not whole.
+    """Return the size of an upload's tensors by its files; None if its capture is not whole.
 
     The tensors' own bytes: a safetensors file is 8 bytes for the length of its header, the
     header, and then these.

@@ -9,7 +9,7 @@ from typing import Any
 from bract import __version__
 from bract.audit.scoring.leak import LeakRule, undecided
 from bract.report.facts.observations import observation_facts
-from bract.report.facts.provenance import contradictions, guesses, missing_captures
+from bract.report.facts.provenance import contradictions, guesses, left_out, missing_captures
 from bract.report.facts.reading import RunFiles, read_run
 from bract.report.facts.summary import (
     attack_rows,
@@ -93,6 +93,7 @@ def gather(run_dir: Path) -> Report:
         "notes": [
             *guesses(files),
             *missing_captures(files),
+            *left_out(files),
             *contradictions(files),
             *few_clients(files),
             *clipped_values(files),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
+from bract.errors import one_line
 from bract.report.facts.reading import RunFiles
 
 _SHOWN = 3
@@ -39,12 +41,57 @@ def _text(value: object) -> str:
 
 
 def missing_captures(files: RunFiles) -> list[str]:
-    """Say which replies the server held and could not write down."""
+    """Say which replies the server held and did not write down."""
     if not files.missed:
         return []
-    rounds = sorted({missed.round for missed in files.missed})
     reason = files.missed[-1].reason
     return [
-        f"{len(files.missed)} replies of round {', '.join(map(str, rounds))} were not captured, so "
+        f"{len(files.missed)} replies of round {_ranges(m.round for m in files.missed)} were not "
+        f"captured, so "
         f"nothing here speaks of them; the last because: {reason}."
     ]
+
+
+def left_out(files: RunFiles) -> list[str]:
+    """Say what the operator chose not to capture, not to keep, or to keep elsewhere."""
+    notes = []
+    capture = None if files.config is None else files.config.capture
+    if capture is not None and capture.enabled:
+        chosen = []
+        if capture.rounds is not None:
+            chosen.append(f"round {_ranges(capture.rounds)}")
+        if capture.every > 1:
+            chosen.append(f"one round in {capture.every} from the first")
+        if capture.clients is not None:
+            chosen.append(f"the clients {one_line(', '.join(capture.clients), 200)}")
+        if capture.fraction < 1.0:
+            chosen.append(f"{100 * capture.fraction:g} % of the replies, drawn by the seed")
+        if chosen:
+            notes.append(
+                f"The configuration captures {', '.join(chosen)} alone: nothing here speaks of "
+                "the other replies."
+            )
+    there = {c.round for c in files.captures}
+    gone = [removed for removed in files.removed if removed.round not in there]
+    if gone:
+        notes.append(
+            f"The captures of round {_ranges(g.round for g in gone)} were removed for later ones "
+            "(capture.keep_rounds); what stands here of them was attacked before."
+        )
+    if not files.captures and files.config is not None:
+        place = files.config.capture.place(files.config.name)
+        if place is not None:
+            notes.append(f"The captures are at {one_line(place, 300)}; `bract fetch` copies them.")
+    return notes
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Write rounds as ``1-3, 7``."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    words = (f"{a}-{b}" if b > a + 1 else ", ".join(map(str, range(a, b + 1))) for a, b in found)
+    return ", ".join(words)

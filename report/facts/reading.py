@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from bract.audit.captures import read_missed
+from bract.audit.uncaptured import read_missed, read_removed
 from bract.config import FederationConfig, load_config
 from bract.errors import BractError, SchemaError
 from bract.protocol.observation import ObservationStore
@@ -19,6 +19,7 @@ from bract.schema import (
     MissedCapture,
     ObservationFile,
     RecordError,
+    RemovedRound,
     RunState,
     VersionedRecord,
 )
@@ -46,7 +47,9 @@ class RunFiles:
     audits
         Folder name under ``audit/`` and content, by attack, round and client.
     missed
-        Replies that the server held and could not write down.
+        Replies that the server held and did not write down.
+    removed
+        Captured rounds that gave way to later ones.
     skipped
         Files that could not be used: path relative to the run directory, and the reason.
     """
@@ -61,6 +64,7 @@ class RunFiles:
     audits: list[tuple[str, AuditResult]] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     missed: list[MissedCapture] = field(default_factory=list)
+    removed: list[RemovedRound] = field(default_factory=list)
 
     def skip(self, path: Path, reason: object) -> None:
         """Record and log a file that cannot be used."""
@@ -99,14 +103,16 @@ def read_run(root: Path) -> RunFiles:
         files.description = read_description(root)
     except BractError as error:
         files.skip(root / DESCRIPTION, str(error).removeprefix(f"{root / DESCRIPTION}: "))
-    for folder in store.folders():
-        try:
-            files.captures.append(_described(store.describe(folder), files.description))
-        except SchemaError:
-            raise
-        except BractError as error:
-            files.skip(folder / "observation.json", str(error).removeprefix(f"{folder}: "))
+    with store.reading():
+        for folder in store.folders():
+            try:
+                files.captures.append(_described(store.describe(folder), files.description))
+            except SchemaError:
+                raise
+            except BractError as error:
+                files.skip(folder / "observation.json", str(error).removeprefix(f"{folder}: "))
     files.missed = read_missed(store.root)
+    files.removed = read_removed(store.root)
     for path in sorted((root / "audit").glob("*/*.json")):
         audit = _read(files, path, AuditResult)
         if audit:

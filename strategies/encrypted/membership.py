@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -80,6 +80,7 @@ class Membership:
         self.instructions = ConfigRecord()
         self.members: dict[int, Hello] = {}
         self.boxes: dict[int, ConfigRecord] = {}
+        self._sealed_for: dict[int, bytes] = {}
         self._seats: dict[int, Hello] = {}
         self._public: PublicKey | None = None
 
@@ -208,8 +209,16 @@ class Membership:
                 "this run",
             )
             for hello in arrived
-            if hello.key and hello.key_id != self._id
+            if not self._lacks_key(hello) and hello.key_id != self._id
         ]
+
+    def _lacks_key(self, hello: Hello) -> bool:
+        """Say whether a client holds no key, or one that it generated and this run never used.
+
+        What was provisioned is nobody's to replace, whatever a client says of it.
+        """
+        unused = self.config.keys == "in-band" and hello.unconfirmed
+        return not hello.key or (unused and hello.key_id != self._id)
 
     def _choose_key(self, holders: list[Hello]) -> None:
         """Take the configured key, else the one that most clients hold."""
@@ -240,14 +249,15 @@ class Membership:
     def _hand_over(self, arrived: list[Hello]) -> list[Failure]:
         """Have the key generated, or handed on, for those of ``arrived`` that lack it."""
         failures: list[Failure] = []
-        lacking = [hello for hello in arrived if not hello.key]
+        lacking = [hello for hello in arrived if self._lacks_key(hello) and not self._served(hello)]
         if self._public is None:
-            while lacking and self._public is None:
-                dealer = lacking[0]
-                reason = self._deal(dealer, lacking[1:])
-                if reason is not None:
-                    lacking = lacking[1:]
-                    failures.append(Failure(dealer.node_id, dealer.client, reason))
+            for position, dealer in enumerate(lacking):
+                # Who failed to deal gets a box as well: one that was killed comes back for it.
+                others = lacking[position + 1 :] and _without(lacking, [dealer])
+                reason = self._deal(dealer, others)
+                if reason is None:
+                    break
+                failures.append(Failure(dealer.node_id, dealer.client, reason))
             if failures and self._public is None:
                 who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
                 raise RunFailedError(f"no client generated the key ({who})")
@@ -256,7 +266,7 @@ class Membership:
             return failures
         present = self._transport.connected() - {hello.node_id for hello in lacking}
         holders = [self.members[n] for n in sorted(set(self.members) & present)]
-        holders += [hello for hello in arrived if hello.key]
+        holders += [hello for hello in arrived if not self._lacks_key(hello)]
         reasons = []
         for holder in holders:
             reason = self._deal(holder, lacking)
@@ -299,9 +309,15 @@ class Membership:
         self.boxes |= {
             node: write_key_box(holder.node_id, holder.identity, boxes[node]) for node in recipients
         }
+        self._sealed_for |= recipients
         return None
 
+    def _served(self, hello: Hello) -> bool:
+        """Say whether a box that this client can open waits for it."""
+        box_waits = hello.node_id in self.boxes
+        return box_waits and self._sealed_for[hello.node_id] == hello.identity
 
-def _without(arrived: list[Hello], failures: list[Failure]) -> list[Hello]:
-    refused = {failure.node_id for failure in failures}
+
+def _without(arrived: list[Hello], left_out: Sequence[Hello | Failure]) -> list[Hello]:
+    refused = {one.node_id for one in left_out}
     return [hello for hello in arrived if hello.node_id not in refused]

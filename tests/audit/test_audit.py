@@ -34,6 +34,7 @@ from bract.data import test_data as load_test_data
 from bract.errors import BractError
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.rounding import rounded
 from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
@@ -527,6 +528,27 @@ def test_a_budget_is_iterations_or_a_time(run: Any) -> None:
     assert "0.5 s an upload" in write_report(run.root).read_text()
 
 
+def test_a_result_says_that_the_update_was_stored_rounded(run: Any) -> None:
+    store = ObservationStore(run.captures)
+    plain, other = list(store)
+    update, loss = rounded(other.update, "bfloat16")
+    store.save(replace(other, update=update, rounded=loss))
+    before, after = execute(run)
+    assert not any("rounded" in note for note in before["notes"])
+    (note,) = [note for note in after["notes"] if "rounded" in note]
+    assert "to bfloat16 (capture.dtype), by less than 1e-02 of their norm" in note
+    assert after["diagnosis"]["truth_check"]["cosine"] > 0.999
+    assert plain.rounded is None
+
+
+def test_a_run_whose_captures_are_elsewhere_says_how_to_get_them(tmp_path: Path) -> None:
+    config = build_config({"name": "study", "capture": {"store": "s3://bucket/runs/"}})
+    directory = RunDirectory(tmp_path / "study")
+    directory.create(config)
+    with pytest.raises(BractError, match=r"bract fetch s3://bucket/runs/study .*study"):
+        Audit(directory, CHOICE)
+
+
 def test_the_same_figures_in_memory_from_disk_and_through_the_audit(run: Any) -> None:
     """One observation, three ways: bit for bit the same images and figures."""
     folder = run.captures / "round-0001" / "client-0"
@@ -535,7 +557,9 @@ def test_the_same_figures_in_memory_from_disk_and_through_the_audit(run: Any) ->
         group: {name: value.clone() for name, value in getattr(read, group).items()}
         for group in ("parameters", "update", "buffers")
     }
-    in_memory = Observation(round=1, client="client-0", declaration=read.declaration, **kept)
+    in_memory = Observation(
+        round=1, client="client-0", declaration=read.declaration, rounded=None, **kept
+    )
     seed = derive_seed(0, "audit", "ig")
     budget = Budget(iterations=30, restarts=2)
     one, two = (

@@ -78,6 +78,13 @@ def test_nothing_changes_where_nothing_did(run: RunDirectory) -> None:
     assert changed(run, basis(run)) == []
 
 
+def test_what_was_sent_is_a_part_of_the_capture_though_others_share_it(run: RunDirectory) -> None:
+    before = basis(run)
+    (sent,) = (run.captures / "round-0002" / ".sent").iterdir()
+    sent.write_bytes(sent.read_bytes()[:-1] + b"\x01")
+    assert changed(run, before) == ["the captured tensors changed"]
+
+
 def test_every_module_that_attacks_and_scores_import_is_a_part_of_the_code() -> None:
     covered = (*RESULT_CODE, "bract.attacks", "bract.audit")
     files = [

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from bract.audit.audit import Audit
-from bract.audit.captures import Capture, Captures, read_missed
+from bract.audit.captures import Capture, Captures
 from bract.audit.choice import AuditChoice
 from bract.audit.scoring.scoring import load_truth
+from bract.audit.uncaptured import read_missed
 from bract.cli.audit import choose_audits
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore

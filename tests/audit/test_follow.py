@@ -84,6 +84,24 @@ def test_an_attack_that_raises_keeps_no_other_upload_from_its_turn(
     assert "own mistake" in (follower.state.error or "")
 
 
+def test_no_captured_round_is_removed_while_an_upload_is_attacked(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObservationStore(run.captures)
+    capture(run, 1)
+
+    def attack(self: Any, number: int, client: str) -> Any:
+        assert store.retire(keep=0, before=2) == []
+        return iter(())
+
+    monkeypatch.setattr(Follower, "_attack", attack)
+    follower = Follower(run, ["ig"], every=1)
+    follower.look()
+    assert follower.step()
+    assert (follower.state.done, follower.state.error) == (1, None)
+    assert len(store.retire(keep=0, before=2)) == 1
+
+
 def test_what_is_attacked_is_an_ordinary_result_of_the_run(run: RunDirectory) -> None:
     follower = Follower(run, ["ig"], every=1)
     capture(run, 1)
@@ -107,14 +125,19 @@ def test_the_process_ends_as_soon_as_whoever_started_it_has(run: RunDirectory) -
     command = [sys.executable, "-m", "bract.audit.follow", str(run.root), "--attack", "ig"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     try:
-        wait_for(lambda: (state := run.live()) is not None and state.done == 1)
+
+        def waits() -> bool:
+            state = run.live()
+            return state is not None and (state.done, state.status) == (1, "waiting")
+
+        wait_for(waits)
         state = run.live()
-        assert state is not None and state.pid == process.pid and state.status == "waiting"
+        assert state is not None and state.pid == process.pid
         second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert second.returncode == 1 and "live audit: " in second.stderr
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

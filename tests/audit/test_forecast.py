@@ -13,7 +13,8 @@ from bract.attacks import Attack
 from bract.audit.audit import Audit
 from bract.audit.captures import Capture
 from bract.audit.choice import AuditChoice
-from bract.audit.forecast import forecast, why_hopeless
+from bract.audit.forecast import forecast
+from bract.audit.hopeless import why_hopeless
 from bract.cli import approval as command
 from bract.config import build_config
 from bract.errors import RunFailedError
@@ -53,6 +54,14 @@ def test_hopeless_work_is_named_with_its_reason(run: RunDirectory) -> None:
     (group,) = found.hopeless
     assert group.uploads == ("round-0001/many",)
     assert "432 images went into one update, and 8 are looked for" in group.reason
+
+
+def test_what_may_bring_something_back_is_attacked_first(run: RunDirectory) -> None:
+    plan = Audit(run, replace(CHOICE, attacks=("ig", "grnn", "labels"))).plan()
+    order = [(batch.attack, [c.client for c in batch.captures]) for batch in plan]
+    assert order[:2] == [("ig", ["one"]), ("grnn", ["one"])]
+    assert {name for name, _ in order[2:4]} == {"labels"}, "a closed form may find something"
+    assert order[4:] == [("ig", ["many"]), ("grnn", ["many"])]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from bract.cli.audit import choose_audit, choose_audits, parse_budget
+from bract.cli.audit import auditing, choose_audit, choose_audits, parse_budget
 from bract.config import build_config
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
@@ -74,6 +74,14 @@ def test_the_command_line_s_budget_replaces_the_configuration_s(root: Any) -> No
     assert (choice.iterations, choice.seconds) == (7, 30.0)
     with pytest.raises(BractError, match="give one of them"):
         choose_audit(root, budget="5", iterations=5)
+
+
+def test_no_captured_round_is_removed_while_it_is_audited(root: Any) -> None:
+    store = ObservationStore(root / "captures")
+    capture(root, "a")
+    with auditing(root):
+        assert store.retire(keep=0, before=2) == []
+    assert len(store.retire(keep=0, before=2)) == 1
 
 
 def test_blanks_around_client_names_do_not_count(root: Any) -> None:

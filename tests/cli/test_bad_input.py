@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a process each
+
 
 def bract(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -95,6 +95,7 @@ def test_what_the_run_holds_is_left_as_it_is(run: RunDirectory, packed: Path) ->
     assert not (run.root / "report.json").exists()
 
 
+@pytest.mark.slow
 def test_a_pack_goes_through_a_pipe(run: RunDirectory, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "bract.cli.main"]
     with subprocess.Popen(

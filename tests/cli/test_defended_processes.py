@@ -1,5 +1,6 @@
 """Whoever knows the defense sees through real processes what it sees in memory, in every round."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,29 @@ defenses: [adadefense]
 """
 
 
+def check_profile(root: Path) -> None:
+    """Every party's part of a round is in the trace, and nothing else of it is left."""
+    events = json.loads((root / "profile.json").read_text())["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    did = {(named[event["pid"]], event["name"]) for event in events if event["ph"] == "X"}
+    for client in ("client-0", "client-1"):
+        for work in ("load data", "train", "defend", "hand answer to SuperNode"):
+            assert (f"{client} flwr-clientapp", work) in did
+        assert (f"{client} flower-supernode", "take message from SuperLink") in did
+        assert (f"{client} flower-superexec", "start flwr-clientapp") in did
+    for work in ("send messages", "wait for answers", "judge and keep the global model"):
+        assert ("superlink flwr-serverapp", work) in did
+    trains = [event for event in events if event["name"] == "train"]
+    assert len(trains) == 4
+    assert not (root / "profile").exists()
+
+
 def test_adaptive_figures_through_processes_are_those_in_memory(tmp_path: Path) -> None:
     (tmp_path / "guarded.yaml").write_text(GUARDED)
-    code, errors = Command(tmp_path, "run", "guarded.yaml").finish()
+    code, errors = Command(tmp_path, "run", "guarded.yaml", "--profile").finish()
     assert code == 0, errors
     run = RunDirectory.open(tmp_path / "runs" / "guarded")
+    check_profile(run.root)
     config = run.config()
     captured = [o for o in ObservationStore(run.captures) if o.client == "client-1"]
     assert [o.round for o in captured] == [1, 2]

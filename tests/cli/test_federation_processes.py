@@ -1,4 +1,5 @@
 import logging
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 
 from bract.cli.launch.processes import Processes
-from bract.errors import RunFailedError
+from bract.cli.launch.warming import warmed_up
+from bract.errors import BractError, RunFailedError
+from bract.rundir import RunDirectory
 
 
 @pytest.fixture
@@ -64,3 +67,97 @@ def test_every_process_ends_with_the_others(tmp_path: Path) -> None:
     processes.end()
     assert running.handle.poll() is not None
     assert not processes.folder.exists()
+
+
+def warm_up(processes: Processes) -> None:
+    """Stand for the fork server's seconds of imports."""
+    code = "print('early words', flush=True); import time; time.sleep(60)"
+    processes.start("fork-server", [sys.executable, "-c", code])
+
+
+def test_a_fork_server_that_starts_early_logs_where_the_run_does_and_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Processes, "warm_up", warm_up)
+    log = tmp_path / "logs" / "fork-server.log"
+    log.parent.mkdir()
+    with warmed_up(3) as processes:
+        (running,) = processes._running
+        while not (processes.folder / "fork-server.log").read_text():
+            time.sleep(0.05)
+        processes.attach(log.parent, tmp_path)
+        assert log.read_text() == "early words\n"
+        assert running.log == log
+        processes.end()
+    assert running.handle.poll() is not None
+    assert not processes.folder.exists()
+
+
+def test_a_fork_server_that_started_early_ends_where_the_command_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Processes, "warm_up", warm_up)
+    with pytest.raises(RunFailedError), warmed_up(3) as processes:
+        (running,) = processes._running
+        raise RunFailedError("the data are not there")
+    assert running.handle.poll() is not None
+    assert not processes.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "early"), [([], True), (["--cold"], False), (["--superlink", "a/1.sock"], False)]
+)
+def test_bract_run_starts_the_fork_server_before_it_imports(
+    options: list[str], early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bract.cli import main, run
+
+    launches = []
+
+    def launched(config: Any, runs: Path, launch: Any, **_: Any) -> RunDirectory:
+        launches.append((launch, [p.name for p in launch.processes._running] if early else []))
+        found = RunDirectory(tmp_path / "run")
+        found.create(config)
+        return found
+
+    monkeypatch.setattr(Processes, "warm_up", warm_up)
+    monkeypatch.setattr(run, "run_federation", launched)
+    (tmp_path / "f.yaml").write_text("name: early")
+    main.app(["run", str(tmp_path / "f.yaml"), *options], standalone_mode=False)
+    ((launch, names),) = launches
+    assert names == (["fork-server"] if early else [])
+    assert (launch.processes is not None) is early
+
+
+def test_a_profile_of_processes_that_are_started_elsewhere_is_refused(tmp_path: Path) -> None:
+    from bract.cli import main
+
+    (tmp_path / "f.yaml").write_text("name: elsewhere")
+    words = ["run", str(tmp_path / "f.yaml"), "--profile", "--superlink", "a/1.sock"]
+    with pytest.raises(BractError, match="--profile looks into processes"):
+        main.app(words, standalone_mode=False)
+
+
+IMPORTS = """
+import importlib, sys
+from bract.deploy.fork_server import _PRELOADED
+for name in _PRELOADED:
+    if name.startswith("torch"):
+        importlib.import_module(name)
+import torch
+before = set(sys.modules)
+layer = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+optimizer.zero_grad()
+layer(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+print(len(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.slow
+def test_a_step_of_training_imports_nothing_that_the_fork_server_has_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", IMPORTS], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 10

@@ -132,4 +132,4 @@ def test_a_running_superlink_serves_bract_run_and_flwr_run(superlink: Any, tmp_p
     finished = RunDirectory.open(folder)
     assert finished.state().status == "finished", finished.state()
     assert finished.config().training.lr == 0.05
-    assert len(list(finished.captures.glob("round-0001/*"))) == 2
+    assert len(list(finished.captures.glob("round-0001/*/observation.json"))) == 2

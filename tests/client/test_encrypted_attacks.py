@@ -161,6 +161,35 @@ def test_a_key_of_the_servers_own_is_refused_where_the_dealer_is_pinned(
     assert send(grid, "query.hello").content["hello"]["key"] == dump_public(whole_key.public)
 
 
+def test_a_dealer_takes_another_key_until_the_run_has_used_its_own_and_never_after(
+    tmp_path: Path, whole_key: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = make_identity()
+    for used in (False, True):
+        grid = grid_of(tmp_path / str(used), (), IN_BAND)
+        own = send(grid, "query.deal", recipients=strangers(SERVER)).content["dealt"]["key"]
+        assert send(grid, "query.hello").content["hello"]["unconfirmed"] is True
+        if used:
+            send(grid, "train")
+        caplog.clear()
+        send(grid, "train", **boxed_by(other, grid, whole_key, other.public))
+        hello = send(grid, "query.hello").content["hello"]
+        assert hello["unconfirmed"] is False
+        assert hello["key"] == (own if used else dump_public(whole_key.public))
+        assert ("took another" in caplog.text) is not used
+
+
+def test_a_dealer_with_peers_takes_no_key_of_a_strangers(tmp_path: Path, whole_key: Any) -> None:
+    (tmp_path / "peers").write_text(SERVER.public.hex())
+    grid = grid_of(tmp_path, (), IN_BAND, peers=str(tmp_path / "peers"))
+    own = send(grid, "query.deal", recipients=strangers(SERVER)).content["dealt"]["key"]
+    other = make_identity()
+    assert "not among the peers" in refused(
+        send(grid, "train", **boxed_by(other, grid, whole_key, other.public))
+    )
+    assert send(grid, "query.hello").content["hello"]["key"] == own
+
+
 def test_an_identity_key_is_the_same_in_every_run(tmp_path: Path, whole_key: Any) -> None:
     identity = make_identity()
     save_identity(identity, tmp_path / "identity.pem")

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import build_config
-from bract.protocol.observation import ObservationStore
+from bract.protocol.observation import Observation, ObservationStore
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes
@@ -103,16 +104,26 @@ def main(grid, context):
 """
 
 
+LOCKED = {
+    "client_app": CLIENT.replace('DefenseMod("adadefense", alpha=0.25)', 'DefenseMod("fedkl")'),
+    "task": TASK.replace("return nn.Sequential(", "return keylock(nn.Sequential(")
+    .replace("nn.Linear(144, 10)\n    )", "nn.Linear(144, 10)\n    ))")
+    .replace("import torch\n", "import torch\nfrom bract.defenses import keylock\n", 1),
+}
+"""The two lines of a stranger's app that lock its model."""
+
+
 class QuickstartFederation(LocalFederation):
     """Real SuperLink and SuperNodes, with the app above instead of bract's."""
+
+    files: Mapping[str, str]
 
     def _write_app(self) -> None:
         package = self.processes.folder / "app" / "quickstart"
         package.mkdir(parents=True)
         (self.processes.folder / "app" / "pyproject.toml").write_text(MANIFEST)
-        (package / "__init__.py").write_text("")
-        (package / "task.py").write_text(TASK)
-        (package / "client_app.py").write_text(CLIENT)
+        for name, text in self.files.items():
+            (package / f"{name}.py").write_text(text)
         store = str((self.run.root / "captures").absolute())
         (package / "server_app.py").write_text(SERVER.replace("{store!r}", repr(store)))
 
@@ -126,13 +137,15 @@ class QuickstartFederation(LocalFederation):
         return self._flower_status()
 
 
-def test_the_mod_defends_an_app_that_knows_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def federate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changed: str
+) -> tuple[RunDirectory, list[Observation]]:
+    """Run the app for two rounds; return what was left."""
+    files = {"__init__": "", "task": TASK, "client_app": CLIENT, **changed}
     # A site runs what its operator installed; what the bundle brings is for the server.
     installed = tmp_path / "installed" / "quickstart"
     installed.mkdir(parents=True)
-    for name, text in (("__init__", ""), ("task", TASK), ("client_app", CLIENT)):
+    for name, text in files.items():
         (installed / f"{name}.py").write_text(text)
     earlier = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv(
@@ -141,12 +154,20 @@ def test_the_mod_defends_an_app_that_knows_nothing_of_it(
     config = build_config({"clients": 2, "name": "quickstart"})
     run = RunDirectory(tmp_path / "run")
     run.create(config)
-    launch = Launch(client_app="quickstart.client_app:app")
-    with QuickstartFederation(config, run, launch) as federation:
+    federation = QuickstartFederation(config, run, Launch(client_app="quickstart.client_app:app"))
+    federation.files = files
+    with federation:
         status = federation.finish()
     assert status == "finished:completed", (run.logs / "superlink.log").read_text()[-3000:]
     observations = list(ObservationStore(run.captures))
     assert [o.round for o in observations] == [1, 1, 2, 2]
+    return run, observations
+
+
+def test_the_mod_defends_an_app_that_knows_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, observations = federate(tmp_path, monkeypatch)
     for observation in observations:
         (declared,) = observation.declaration.defenses
         assert declared["name"] == "adadefense"
@@ -161,3 +182,20 @@ def test_the_mod_defends_an_app_that_knows_nothing_of_it(
     assert len(files) == 2
     assert [int(load_file(f)["adadefense.round"]) for f in files] == [2, 2]
     assert all(f.stat().st_mode & 0o777 == 0o600 for f in files)
+
+
+def test_two_lines_lock_the_model_of_such_an_app_and_the_lock_stays_at_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, observations = federate(tmp_path, monkeypatch, **LOCKED)
+    for observation in observations:
+        (declared,) = observation.declaration.defenses
+        assert declared["name"] == "fedkl"
+        # Scale and shift of the locked layer are made from the key and never travel.
+        assert set(observation.update) == {"0.weight", "0.bias", "4.weight", "4.bias"}
+        assert set(observation.parameters) == set(observation.update)
+    files = sorted((run.root / "state").rglob("*.safetensors"))
+    assert len(files) == 2
+    assert all(f.stat().st_mode & 0o777 == 0o600 for f in files)
+    keys = [{n: v for n, v in load_file(f).items() if n.startswith("fedkl.")} for f in files]
+    assert keys[0] and all(not torch.equal(keys[0][n], keys[1][n]) for n in keys[0] if "key" in n)

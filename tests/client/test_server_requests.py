@@ -132,6 +132,7 @@ def cosine_after_averaging(server: Any, requests: Any) -> Any:
     return len(heard), float(torch.cosine_similarity(mean, true, dim=0))
 
 
+@pytest.mark.slow
 def test_asking_for_one_round_again_and_again_does_not_average_the_noise_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

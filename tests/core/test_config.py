@@ -31,6 +31,15 @@ from bract.errors import BractError
         ),
         ("data: {partition: {kind: sizes, sizes: [5]}}", "1 entries for 3 clients"),
         ("training: {algorithm: fedsgd, local_steps: 4}", "fedsgd uploads the gradient"),
+        ("capture: {quota: 2XB}", r"capture\.quota: found '2XB'.*a size such as 2GB"),
+        ("capture: {quota: -1}", r"capture\.quota: found -1"),
+        ("capture: {quota: 1e30}", r"capture\.quota: found"),
+        ("capture: {store: captures}", r"capture\.store: .*a URL such as s3://bucket"),
+        ("capture: {store: 's3://me:secret@host/x'}", "without password"),
+        ("capture: {store: 'az://x/y?sig=1'}", "without password"),
+        ("capture: {clients: [a/b]}", r"capture\.clients\.0: .*not allowed"),
+        ("capture: {keep_rounds: 0}", r"capture\.keep_rounds: found 0"),
+        ("{capture: {store: 's3://b'}, audit: {live_every: 2}}", "leave one of them out"),
         ("- a list", "expected keys and values"),
         ("a: [", "not valid YAML"),
     ],
@@ -38,6 +47,24 @@ from bract.errors import BractError
 def test_a_bad_key_or_value_is_named_with_what_was_expected(text: Any, message: Any) -> None:
     with pytest.raises(BractError, match=message):
         parse_config(text, source="f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2GB", 2 * 10**9),
+        ("500 MiB", 500 * 2**20),
+        ("1.5kB", 1500),
+        ("7", 7),
+        ("7B", 7),
+        (12, 12),
+        ("1tib", 2**40),
+    ],
+)
+def test_a_quota_is_bytes_or_a_size(text: Any, size: int) -> None:
+    config = build_config({"capture": {"quota": text}})
+    assert config.capture.quota == size
+    assert parse_config(dump_config(config)) == config
 
 
 def test_a_missing_file_is_named_with_the_mend(tmp_path: Path) -> None:

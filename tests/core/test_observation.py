@@ -79,7 +79,7 @@ def test_another_schema_is_refused_with_found_and_wanted(tmp_path: Path) -> None
     path = store.save(observation()) / "observation.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "schema": 0}))
-    with pytest.raises(SchemaError, match=r"schema 0, this version reads 3"):
+    with pytest.raises(SchemaError, match=r"schema 0, this version reads 3 and 4"):
         list(store)
 
 
@@ -184,7 +184,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("bract.protocol.observation.write_tensors", fail)
+    monkeypatch.setattr("bract.protocol.observation.write_bytes", fail)
     with pytest.raises(BractError, match=r"client-1: cannot be written: No space left .* free"):
         ObservationStore(tmp_path).save(observation())
     assert list(tmp_path.rglob("*.*")) == []

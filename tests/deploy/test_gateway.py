@@ -124,7 +124,7 @@ def test_a_round_runs_through_the_gateway_under_the_names_of_the_sites(
     lies = RunDirectory.open(json.loads(done.stdout)["run"])
     assert lies.root.parent == operator / "runs"
     assert set(lies.metrics()[-1].clients) == {"hospital-a", "hospital-b"}
-    assert len(list(lies.captures.glob("round-0001/*"))) == 2
+    assert len(list(lies.captures.glob("round-0001/*/observation.json"))) == 2
 
 
 HEAD = b"Host: localhost\r\nContent-Type: application/protobuf\r\n"

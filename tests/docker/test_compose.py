@@ -72,6 +72,8 @@ def test_a_site_runs_the_installed_app_and_the_control_api_is_on_the_operator_s_
         command = SERVICES[client]["command"]
         assert command[:2] == ["bract", "supernode"]
         assert command[command.index("--app") + 1] == "bract.client.app:app"
+    captures = SERVICES["superlink"]["environment"]["BRACT_CAPTURES"]
+    assert who_mounts("runs")["superlink"] == "rw" and captures == "/runs"
     server = SERVICES["superlink"]["command"]
     assert server[:2] == ["bract", "superlink"]
     folder = server[server.index("--sockets") + 1]

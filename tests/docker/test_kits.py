@@ -36,6 +36,12 @@ def images() -> None:
     build_images()
 
 
+ENCRYPTION: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "encrypted": {"encryption": {"scheme": "paillier", "threshold": 2, "clip": 0.5}},
+}
+
+
 class Hospitals:
     """A provisioned federation whose parties are Compose projects.
 
@@ -45,11 +51,14 @@ class Hospitals:
         Folder that holds ``kits``.
     name
         Prefix of projects and networks.
+    encryption
+        What its runs say of encryption, in the words of a federation's file.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, encryption: dict[str, Any]) -> None:
         self.kits = folder / "kits"
         self.name = name
+        self.encryption = encryption
         self.runs = self.kits / "operator" / "runs"
         for site in SITES:
             docker("network", "create", "--internal", self.network(site))
@@ -90,6 +99,7 @@ class Hospitals:
             "model": {"name": "lenet-strided", "activation": "relu"},
             "training": {"local_steps": 1},
             "strategy": {"timeout": 60},
+            **self.encryption,
         }
         path = self.runs / f"{name}.yaml"
         path.write_text(yaml.safe_dump(content | changes))
@@ -112,6 +122,11 @@ class Hospitals:
         if not root.is_dir():
             return -1
         return max((row.round for row in RunDirectory(root).metrics()), default=-1)
+
+    def state_of(self, name: str) -> str:
+        """Return what the run directory says of a run; empty where there is none yet."""
+        root = self.runs / name
+        return RunDirectory(root).state().status if (root / "run.json").is_file() else ""
 
     def logs(self) -> str:
         """Return the end of what each container said."""
@@ -147,21 +162,27 @@ def wait_for(done: Callable[[], bool], what: Callable[[], str], seconds: float =
 
 
 @pytest.fixture(scope="module")
-def hospitals(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
+def hospitals(
+    request: pytest.FixtureRequest, images: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Hospitals]:
     """Every party up, as the kits' compose files have it, under a user without rights."""
     folder = tmp_path_factory.mktemp("kits")
+    scheme = getattr(request, "param", "plain")
     config = build_config(
         {
             "name": "study",
             "clients": len(SITES),
             "model": {"name": "lenet-strided", "activation": "relu"},
             "deployment": {"server": SERVER, "port": PORT, "sites": list(SITES)},
+            **ENCRYPTION[scheme],
         }
     )
     provision(config, folder / "kits", source=folder / "federation.yaml")
     for path in (folder / "kits", *(folder / "kits").rglob("*")):
         os.chown(path, OWNER, OWNER)
-    made = Hospitals(folder, f"bract-kits-{os.getpid()}")
+    issued = yaml.safe_load((folder / "kits" / "operator" / "federation.yaml").read_text())
+    encryption = {name: issued[name] for name in ENCRYPTION[scheme]}
+    made = Hospitals(folder, f"bract-kits-{os.getpid()}", encryption)
     try:
         made.start()
         yield made
@@ -276,17 +297,29 @@ FAULTS: dict[str, Callable[[Hospitals], None]] = {
 }
 
 
+PHASES: dict[str, Callable[[Hospitals, str], bool]] = {
+    "the server app starts": lambda h, name: h.state_of(name) == "running",
+    "after round 1": lambda h, name: h.round_of(name) >= 1,
+    "before the last round": lambda h, name: h.round_of(name) >= 3,
+}
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("hospitals", ENCRYPTION, indirect=True)
+@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_goes_on_after(fault: Any, hospitals: Hospitals) -> None:
-    name = re.sub(r"\W", "-", fault)
+def test_a_run_goes_on_after(fault: str, phase: str, hospitals: Hospitals) -> None:
+    name = re.sub(r"\W", "-", f"{fault} {phase}")
     run = hospitals.submit(name, strategy={"timeout": 60, "tolerate_failures": True})
-    wait_for(lambda: hospitals.round_of(name) >= 1 or run.poll() is not None, hospitals.logs)
+    wait_for(lambda: PHASES[phase](hospitals, name) or run.poll() is not None, hospitals.logs)
     started = time.monotonic()
     FAULTS[fault](hospitals)
     rows = finished(hospitals, name, run)
     assert [row.round for row in rows] == [0, 1, 2, 3, 4]
-    assert set(rows[-1].clients) == set(SITES), "who was away is back"
-    print(f"{fault}: finished {time.monotonic() - started:.1f} s after")
+    if phase != "before the last round":
+        assert set(rows[-1].clients) == set(SITES), "who was away is back"
+    scheme = "encrypted" if hospitals.encryption else "plain"
+    print(f"{scheme}, {phase}, {fault}: finished {time.monotonic() - started:.1f} s after")
 
 
 def test_a_run_whose_server_app_is_killed_fails_at_once_and_resumes(hospitals: Hospitals) -> None:

@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 from environments import ROOT
 
 from bract.cli.launch.launcher import Launch, LocalFederation
+from bract.cli.launch.reaper import MARK, end_processes
 from bract.config import build_config
 from bract.rundir import RunDirectory
 
@@ -129,7 +131,7 @@ def test_from_real_processes_to_a_scored_page(folder: Path, tmp_path: Path) -> N
     with Quickstart(config, run, Launch(client_app="quickstart.client_app:app")) as federation:
         status = federation.finish()
     assert status == "finished:completed", (run.logs / "superlink.log").read_text()[-3000:]
-    assert len(list(folder.glob("captures/round-0001/*"))) == CLIENTS
+    assert len(list(folder.glob("captures/round-0001/*/observation.json"))) == CLIENTS
     assert len(list(folder.glob("truth/*/round-0001.safetensors"))) == CLIENTS
     check_page(folder)
 
@@ -147,12 +149,19 @@ def test_from_the_simulation_engine_to_captures(folder: Path, tmp_path: Path) ->
         absolute = repr(str(folder / relative.strip('"')))
         assert relative in text
         path.write_text(text.replace(relative, absolute))
-    environment = os.environ | {"FLWR_HOME": str(tmp_path / "flwr"), "OMP_NUM_THREADS": "1"}
+    mark = uuid.uuid4().hex
     flwr = Path(sys.executable).with_name("flwr")
-    done = subprocess.run(
-        [flwr, "run", ".", "--stream", "--run-config", "num-server-rounds=1"],
-        cwd=folder, capture_output=True, text=True, check=False, env=environment, timeout=280,
-    )  # fmt: skip
-    found = list(folder.glob("captures/round-0001/*"))
+    own = {"FLWR_HOME": str(tmp_path / "flwr"), "OMP_NUM_THREADS": "1", MARK: mark}
+    own["PATH"] = f"{flwr.parent}{os.pathsep}{os.environ['PATH']}"
+    try:
+        done = subprocess.run(
+            [flwr, "run", ".", "--stream", "--run-config", "num-server-rounds=1"],
+            cwd=folder, capture_output=True, text=True, check=False, env=os.environ | own,
+            timeout=280,
+        )  # fmt: skip
+    finally:
+        # Flower leaves its local SuperLink running.
+        end_processes(mark)
+    found = list(folder.glob("captures/round-0001/*/observation.json"))
     assert found, done.stdout[-3000:] + done.stderr[-3000:]
     assert len(list(folder.glob("truth/*/round-0001.safetensors"))) == len(found)

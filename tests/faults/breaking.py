@@ -65,7 +65,7 @@ class Broken:
                 found += [process] if any(word in part for part in process.cmdline()) else []
         return min(found, key=lambda process: process.create_time())
 
-    def end(self, within: float = 60) -> tuple[int, str, float]:
+    def end(self, within: float = 180) -> tuple[int, str, float]:
         """Exit code, the last line that was said, and the seconds that it took."""
         begun = time.monotonic()
         code, said = self.command.finish(within)

@@ -15,10 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bract.cli import signals
 from bract.cli.launch import processes as launching
+from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.launch.processes import Processes
 from bract.cli.launch.reaper import mend_state
 from bract.cli.signals import Stopped, explained, resumed
+from bract.config import build_config
 from bract.deploy import shim
 from bract.deploy.serving import start_superlink
 from bract.errors import BractError, RunFailedError
@@ -38,6 +41,48 @@ def app(**_):
 command.app = app
 command.main()
 """
+
+
+SWALLOWED = """
+import os, signal
+from bract.cli.signals import Stopped, check, listen
+
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGHUP)
+        for _ in range(1000):
+            pass
+
+listen()
+Dropped()
+print("goes on")
+try:
+    check()
+except Stopped as stopped:
+    print(stopped.code)
+check()
+"""
+
+
+def test_a_signal_that_came_while_an_object_was_finalised_is_not_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SWALLOWED], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "goes on\n129\n"
+
+
+def test_a_run_hears_a_signal_that_was_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    config = build_config({})
+    run.create(config)
+    federation = LocalFederation(config, run, Launch(superlink="superlink:8000"))
+    monkeypatch.setattr(federation, "_submit", lambda: "1")
+    monkeypatch.setattr(signals, "_asked", [signal.SIGHUP])
+    with pytest.raises(Stopped):
+        federation.train(lambda row: None)
+    federation.processes.end()
 
 
 def start(*ignored: signal.Signals) -> subprocess.Popen[str]:

@@ -140,7 +140,12 @@ def test_a_client_whose_memory_is_full_is_named_and_taken_back(
         assert training.whole_round_after(row.round).round == row.round + 1
 
 
+STOPPED = float(os.environ.get("BRACT_STOPPED_SECONDS", "0"))
+"""How long the SuperNode is stopped at least; 0 is until three rounds went without it."""
+
+
 @pytest.mark.deployment
+@pytest.mark.timeout(STOPPED + 900)
 def test_a_supernode_that_is_stopped_and_continued_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +157,11 @@ def test_a_supernode_that_is_stopped_and_continued_is_taken_back(
         measured("SIGSTOP to a SuperNode", 0, time.monotonic() - begun, lost.failures[0].reason)
         assert [failure.client for failure in lost.failures] == ["client-1"]
         # It is not waited for.
-        alone = training.wait(lambda row: row.round >= lost.round + 3, "three rounds more")
+        alone = training.wait(
+            lambda row: row.round >= lost.round + 3 and time.monotonic() - begun >= STOPPED,
+            "three rounds more",
+            within=300 + STOPPED,
+        )
         stopped = time.monotonic() - begun
         training.federation.signal(1, signal.SIGCONT)
         begun = time.monotonic()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import torch
 from flwr.app import RecordDict
 from fuzz.mutations import HOSTILE, YAML, Raw, damaged, documents, garbage, mangled, text_of
@@ -16,9 +18,10 @@ from fuzz.outcome import Parser
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from bract.audit.captures import Capture, Captures, read_missed
+from bract.audit.captures import Capture, Captures
 from bract.audit.results import Results
 from bract.audit.scoring.scoring import load_truth, score_images
+from bract.audit.uncaptured import read_missed, read_removed
 from bract.cli.comparison_plan import parse_defense
 from bract.cli.gate import Gate
 from bract.client.answered import Request
@@ -53,7 +56,7 @@ FEDERATION = [
         "strategy": {"name": "fedboosting", "p_hat": 0.9},
         "defenses": [{"name": "noise", "clip": 1.0, "std": 0.1}, "pruning"],
         "encryption": {"scheme": "paillier", "threshold": 2, "clip": 1.0, "identities": []},
-        "capture": {"rounds": [1, 2]},
+        "capture": {"rounds": [1, 2], "clients": ["a"], "quota": "2GB", "store": "s3://b/c"},
         "audit": {"attacks": ["ig"], "clients": ["client-0"], "leak": {"ssim": 0.4}},
     },
     {"data": {"partition": {"kind": "dirichlet", "alpha": 0.3}}, "encryption": "none"},
@@ -98,6 +101,7 @@ DECLARATION = {
     "defenses": [{"name": "noise", "std": 0.1, "clip": 1.0}],
 }
 TENSORS = {"fc.weight": torch.ones(2, 2), "fc.bias": torch.zeros(2)}
+SENT_DIGEST = hashlib.sha256(save(TENSORS)).hexdigest()
 
 
 def observation() -> Observation:
@@ -119,6 +123,15 @@ DESCRIPTION = [
         tensors={"parameters": tuple(TENSORS), "update": tuple(TENSORS)},
     ).model_dump(mode="json", by_alias=True)
 ]
+SHARED = [
+    DESCRIPTION[0]
+    | {
+        "sent": {"parameters": SENT_DIGEST},
+        "rounded": {"dtype": "float16", "error": 1e-4, "saved": 12, "kept": ["fc.bias"]},
+        "uploaded": 24,
+    }
+]
+BEFORE = [{k: v for k, v in DESCRIPTION[0].items() if k not in ("sent", "rounded")} | {"schema": 3}]
 AUDIT = [
     AuditResult(
         round=1,
@@ -167,6 +180,7 @@ STATE = [
     ).to_dict()
 ]
 MISSED = [{"schema": 1, "round": 1, "node_id": "7", "reason": "full disk"}]
+REMOVED = [{"schema": 1, "round": 1, "captures": 3, "size": 4096, "time": 1.5}]
 
 
 def _write(folder: Path, name: str, data: bytes) -> Path:
@@ -216,6 +230,50 @@ def _tensors(data: bytes, folder: Path) -> object:
     found = ObservationStore(folder / "captures").load(home)
     found.check()
     return found.gradient()
+
+
+def _shared(data: bytes, folder: Path) -> object:
+    """A description that says where what was sent lies, and how the update was rounded."""
+    home = folder / "captures/round-0001/client-0"
+    sent = home.with_name(".sent")
+    _write(home, "observation.json", data)
+    _write(home, "update.safetensors", save({n: v.half() for n, v in TENSORS.items()}))
+    _write(sent, f"{SENT_DIGEST}.safetensors", save(TENSORS))
+    found = ObservationStore(folder / "captures").load(home)
+    assert all(torch.equal(value, TENSORS[name]) for name, value in found.parameters.items())
+    return found
+
+
+def _sent(data: bytes, folder: Path) -> object:
+    """What was sent, under the digest of what it should be or is."""
+    home = folder / "captures/round-0001/client-0"
+    digest = hashlib.sha256(data).hexdigest() if len(data) % 2 else SENT_DIGEST
+    text = text_of(SHARED[0] | {"sent": {"parameters": digest}}).encode()
+    _write(home, "observation.json", text)
+    _write(home, "update.safetensors", save(TENSORS))
+    _write(home.with_name(".sent"), f"{digest}.safetensors", data)
+    return ObservationStore(folder / "captures").load(home).parameters
+
+
+@functools.cache
+def _packed() -> bytes:
+    found: bytes = pyarrow.compress(save(TENSORS), "zstd", asbytes=True)
+    return found
+
+
+def _unpacked(data: bytes, folder: Path) -> object:
+    """A compressed update, beside what was sent in plain."""
+    home = folder / "captures/round-0001/client-0"
+    said = {"packed": len(save(TENSORS)), "rounded": None}
+    _write(home, "observation.json", text_of(SHARED[0] | said).encode())
+    _write(home, "update.safetensors.zst", data)
+    _write(home.with_name(".sent"), f"{SENT_DIGEST}.safetensors", save(TENSORS))
+    return ObservationStore(folder / "captures").load(home).update
+
+
+def _removed(data: bytes, folder: Path) -> object:
+    _write(folder, "removed.jsonl", data)
+    return _whole(read_removed(folder), data)
 
 
 def _missed(data: bytes, folder: Path) -> object:
@@ -282,6 +340,7 @@ def _run(root: Path, changes: dict[str, bytes]) -> None:
         "metrics.jsonl": text_of(ROWS[0]).encode(),
         "captures/round-0001/client-0/observation.json": text_of(DESCRIPTION[0]).encode(),
         "captures/missed.jsonl": text_of(MISSED[0]).encode(),
+        "captures/removed.jsonl": text_of(REMOVED[0]).encode(),
         "audit/ig/round-0001--client-0.json": text_of(AUDIT[0]).encode(),
     }
     for name, content in (whole | changes).items():
@@ -303,6 +362,7 @@ def _pages() -> st.SearchStrategy[tuple[str, bytes, int]]:
         "metrics.jsonl": documents(ROWS),
         "captures/round-0001/client-0/observation.json": documents(DESCRIPTION),
         "captures/missed.jsonl": documents(MISSED),
+        "captures/removed.jsonl": documents(REMOVED),
         "audit/ig/round-0001--client-0.json": documents(AUDIT),
     }
     return st.one_of(
@@ -598,10 +658,22 @@ FILES = [
         "declaration", damaged([DECLARATION]).map(plain), _declaration, "bract/schema/capture.py"
     ),
     Parser(
-        "observation.json", documents(DESCRIPTION), _description, "bract/protocol/observation.py"
+        "observation.json",
+        documents([*DESCRIPTION, *SHARED, *BEFORE]),
+        _description,
+        "bract/protocol/observation.py",
     ),
+    Parser("shared capture", documents(SHARED), _shared, "bract/protocol/observation.py"),
+    Parser(
+        "packed update",
+        st.deferred(lambda: st.one_of(st.just(_packed()), mangled([_packed()]), garbage())),
+        _unpacked,
+        "bract/protocol/packing.py",
+    ),
+    Parser("shared tensors", _safetensors(TENSORS), _sent, "bract/protocol/storing.py"),
     Parser("capture tensors", _safetensors(TENSORS), _tensors, "bract/protocol/observation.py"),
-    Parser("missed.jsonl", documents(MISSED), _missed, "audit/captures.py"),
+    Parser("missed.jsonl", documents(MISSED), _missed, "audit/uncaptured.py"),
+    Parser("removed.jsonl", documents(REMOVED), _removed, "audit/uncaptured.py"),
     Parser("truth", _truths(), _truth, "audit/scoring/scoring.py"),
     Parser("run.json", documents(STATE), _state, "bract/schema/run.py"),
     Parser("metrics.jsonl", documents(ROWS), _metrics, "bract/schema/metrics.py"),

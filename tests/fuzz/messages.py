@@ -48,6 +48,7 @@ from bract.protocol.observation import ObservationStore
 from bract.protocol.partials import SealedPartials, open_bundle, seal_partials, write_bundle
 from bract.protocol.records import read_final
 from bract.schema.capture import MISSED, ClientDeclaration
+from bract.server.capturing import CapturePlan
 from bract.server.loopback import LoopbackGrid
 from bract.server.recorder import Recorder
 from bract.strategies import FedAvg
@@ -229,7 +230,7 @@ def _request() -> Message:
 
 def _captured(content: RecordDict, folder: Path) -> object:
     declaration = ClientDeclaration.from_dict(DECLARATION | {"num_examples": None})
-    recorder = Recorder(ObservationStore(folder), declaration, None, ClientNames())
+    recorder = Recorder(ObservationStore(folder), declaration, CapturePlan(), ClientNames())
     request = _request()
     recorder.sent([request])
     recorder.received([Message(content, reply_to=request)])

@@ -7,6 +7,7 @@ import json
 import re
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from reporting import gather_comparison
 from safetensors.torch import save_file
 
+from bract.protocol.observation import ObservationStore
+from bract.protocol.rounding import rounded
 from bract.report import write_report
 from bract.report.comparison import comparison
 from bract.report.comparison.comparison import write_comparison
@@ -154,8 +157,11 @@ def test_a_cut_upload_has_no_size(tmp_path: Path) -> None:
 def test_an_upload_twice_as_large_has_ratio_two(make: Make) -> None:
     make("undefended")
     root = make("guardian")
-    for folder in root.glob("guardian/captures/*/*"):
-        save_file({"w": torch.zeros(8)}, folder / "update.safetensors")
+    store = ObservationStore(root / "guardian" / "captures")
+    for observation in list(store):
+        # Half as much on disk, but that is not what came.
+        update, loss = rounded({"w": torch.ones(8)}, "float16")
+        store.save(replace(observation, update=update, rounded=loss))
     facts = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")
     assert row(facts, "undefended")["bytes_per_upload"] == 16
     assert row(facts, "guardian")["bytes_ratio"] == 2.0

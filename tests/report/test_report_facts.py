@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from reporting import gather
 
 from bract.errors import BractError, SchemaError
+from bract.protocol.observation import ObservationStore
 from bract.report import REPORT_SCHEMA
 from bract.schema import OBSERVATION_SCHEMA
-from bract.schema.capture import MISSED, MissedCapture
+from bract.schema.capture import MISSED, REMOVED, MissedCapture, RemovedRound
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -138,6 +141,59 @@ def test_replies_that_were_not_captured_are_listed(make_run: Any) -> None:
     assert why in note
 
 
+def test_what_the_operator_chose_not_to_capture_or_keep_is_said(make_run: Any) -> None:
+    root = make_run(rounds=4)
+    assert not any("capture" in note for note in gather(root)["notes"])
+    edited = yaml.safe_load((root / "config.yaml").read_text())
+    edited["capture"] |= {"every": 3, "fraction": 0.25, "clients": ["client-0"], "keep_rounds": 1}
+    (root / "config.yaml").write_text(yaml.safe_dump(edited))
+    lines = [RemovedRound(round=r, captures=3, size=9, time=1.0) for r in (1, 2, 3)]
+    (root / "captures" / REMOVED).write_text(
+        "".join(f"{line.model_dump_json(by_alias=True)}\n" for line in lines)
+    )
+    for number in (1, 2):  # the third was captured again by a resumed run
+        shutil.rmtree(root / "captures" / f"round-000{number}")
+    notes = " | ".join(gather(root)["notes"])
+    for words in ("one round in 3 from the first", "the clients client-0", "25 % of the replies"):
+        assert words in notes
+    assert "The captures of round 1, 2 were removed for later ones" in notes
+
+
+def test_a_report_says_where_captures_are_that_are_not_here(make_run: Any) -> None:
+    root = make_run(rounds=1)
+    edited = yaml.safe_load((root / "config.yaml").read_text())
+    edited["capture"]["store"] = "s3://bucket/x"
+    (root / "config.yaml").write_text(yaml.safe_dump(edited))
+    assert not any("bract fetch" in note for note in gather(root)["notes"])
+    shutil.rmtree(root / "captures")
+    (note,) = [n for n in gather(root)["notes"] if "bract fetch" in n]
+    assert "s3://bucket/x/digits-demo" in note
+
+
+def test_no_captured_round_is_removed_while_a_report_reads(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    describe = ObservationStore.describe
+
+    def meanwhile(self: ObservationStore, folder: Path) -> Any:
+        assert ObservationStore(root / "captures").retire(keep=0, before=9) == []
+        return describe(self, folder)
+
+    monkeypatch.setattr(ObservationStore, "describe", meanwhile)
+    assert gather(root)["captures"] == 3
+
+
+def test_many_missed_rounds_are_a_short_note(make_run: Any) -> None:
+    root = make_run()
+    lines = [MissedCapture(round=r, node_id="7", reason="full") for r in (2, *range(5, 90), 99)]
+    (root / "captures" / MISSED).write_text(
+        "".join(f"{line.model_dump_json(by_alias=True)}\n" for line in lines)
+    )
+    (note,) = [n for n in gather(root)["notes"] if "were not captured" in n]
+    assert note.startswith("87 replies of round 2, 5-89, 99 were not captured")
+
+
 def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> None:
     root = make_run()
     with (root / "metrics.jsonl").open("a") as stream:
@@ -153,11 +209,11 @@ def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> 
     [
         ("run.json", 2),
         ("audit/ig/round-0001--client-0.json", 3),
-        ("captures/round-0001/client-0/observation.json", OBSERVATION_SCHEMA),
+        ("captures/round-0001/client-0/observation.json", f"3 and {OBSERVATION_SCHEMA}"),
     ],
 )
 def test_another_schema_is_refused_with_the_version_found_and_wanted(
-    make_run: Any, name: str, wanted: int
+    make_run: Any, name: str, wanted: object
 ) -> None:
     root = make_run(rounds=1)
     edit(root / name, schema=0)

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping a
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
 from safetensors import SafetensorError
 
-from bract.audit.captures import read_missed
+from bract.audit.uncaptured import read_missed
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.records import to_arrays

@@ -25,7 +25,9 @@ def operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def root(store: ObservationStore | Path | str) -> Path:
-    return HonestButCurious(FedAvg(), store).recorder.store.root
+    placed = HonestButCurious(FedAvg(), store).recorder.store
+    assert isinstance(placed, ObservationStore)
+    return placed.root
 
 
 def test_captures_of_any_app_lie_below_the_operators_folder_each_run_apart(
@@ -35,6 +37,7 @@ def test_captures_of_any_app_lie_below_the_operators_folder_each_run_apart(
     assert root(Path("a/captures")) == operators / "run-17" / "a" / "captures"
     store = ObservationStore("captures", models=["m:M"])
     placed = HonestButCurious(FedAvg(), store).recorder.store
+    assert isinstance(placed, ObservationStore)
     assert placed.root == operators / "run-17" / "captures"
     assert placed.models == {"m:M"}
     monkeypatch.setattr(TaskIdentity, "_run_id", 18)

@@ -212,7 +212,19 @@ def test_a_bad_dealer_is_left_out_and_the_next_client_deals(
     assert failure.client == "client-0"
     assert reason in failure.reason
     assert admitted(run) == ["client-1", "client-2"]
-    assert sorted(run.boxes) == [3]
+    assert sorted(run.boxes) == [1, 3], "who failed may come back for its key"
+
+
+def test_a_provisioned_key_of_another_run_is_named_whatever_its_client_says(
+    whole_key: Any, another_key: Any
+) -> None:
+    right, wrong = dump_public(whole_key.public), dump_public(another_key.public)
+    liar = hello(3, key=wrong, unconfirmed=True)
+    clients = Clients(None, hello(1, key=right), hello(2, key=right), liar)
+    run = membership(clients)
+    (failure,) = run.admit()
+    assert "holds Paillier key" in failure.reason
+    assert admitted(run) == ["client-0", "client-1"]
 
 
 def test_a_member_that_hands_on_another_key_is_passed_over(

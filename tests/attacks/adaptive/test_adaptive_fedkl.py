@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,7 @@ def found_with(captured: Any, trials: Any, restarts: Any = 1) -> Any:
     return from_best_start(solve, problem, Run(iterations=trials)), calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", [ENTRY, RELU], ids=["paper", "relu"])
 def test_a_search_halves_its_starts_and_refines_their_locks_at_the_images_found(
     tiny: Any, entry: Any
@@ -448,7 +450,8 @@ def test_a_known_secret_is_in_nothing_that_is_handed_back(digits: Any) -> None:
     for what in SECRETS:
         using = known(IG(), {captured.seen.key: lock}, what)
         found = using(captured.seen, budget=Budget(iterations=2))
-        text = json.dumps(found.summary()) + repr(using)
+        # Seconds are digits that nobody chose, and may by chance be those of a secret.
+        text = re.sub(r'"seconds": [\d.e-]+', "", json.dumps(found.summary())) + repr(using)
         for value in secrets:
             for number in value.flatten()[:50].tolist():
                 assert f"{number:.6f}"[:-1] not in text

@@ -125,6 +125,7 @@ def true_gap(seen: Any, clean: Any) -> Any:
     return float(problem.distance(RelativeError(), truth)), case.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hyper", [{}, {"length": "bound"}])
 def test_the_true_gradient_is_among_the_readings(observe: Any, digits: Any, hyper: Any) -> None:
     clean = observe(digits[0][:1], digits[1][:1])
@@ -184,6 +185,7 @@ def share_off(evidence: Any, clean: Any) -> float:
     return float((flatten(evidence.target).double() - truth).norm() / truth.norm())
 
 
+@pytest.mark.slow
 def test_image_and_readings_settle_where_the_scalars_alone_do_not_agree(
     observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

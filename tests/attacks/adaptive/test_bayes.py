@@ -169,6 +169,7 @@ def test_a_chain_without_a_likelihood_is_refused_by_name(observe: Any, digits: A
     assert "no adaptive attacker knows guardian then noise" in found.reason
 
 
+@pytest.mark.slow
 def test_the_bayes_attacker_beats_one_who_ignores_or_discounts_the_noise(
     observe: Any, digits: Any
 ) -> None:

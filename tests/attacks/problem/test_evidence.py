@@ -95,6 +95,7 @@ def labels_found_by(attack: Any, case: Any, task: Any) -> set[str]:
     return {part for part in found.pick.components if part.startswith("labels")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "entry",
     [

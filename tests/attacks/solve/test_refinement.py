@@ -122,6 +122,7 @@ def test_an_interrupted_refinement_goes_on_where_it_stopped(refining: Any, tmp_p
     assert len(list(tmp_path.glob("*.evidence"))) == 2 and kept.exists()
 
 
+@pytest.mark.slow
 def test_guardian_is_undone_in_stages_of_the_engine(
     observe: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

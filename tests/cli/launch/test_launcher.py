@@ -72,3 +72,27 @@ def test_private_seeds_come_from_a_seed_of_their_own_and_stay_off_the_process_li
     assert first == again and len({*first, *other}) == 4
     assert all(int(seed) > 2**200 for seed in first)
     assert not [seed for seed in first for line in lines if seed in line]
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            '{"success": false, "error-message": "Connection is\\n\\nunavailable."}',
+            "Connection is unavailable.",
+        ),
+        ("Traceback\n  it broke", "Traceback it broke"),
+        ('["no", "object"]', '["no", "object"]'),
+    ],
+)
+def test_what_flowers_command_says_is_told_without_its_json(
+    output: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = LocalFederation(
+        build_config({}), RunDirectory(tmp_path), Launch(superlink="superlink:8000")
+    )
+    monkeypatch.setattr(federation, "_flwr", lambda *_: output)
+    with pytest.raises(RunFailedError) as failed:
+        federation._submit()
+    federation.processes.end()
+    assert str(failed.value) == f"the SuperLink did not take the run: {said}"

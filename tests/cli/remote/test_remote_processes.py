@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ssh_server
 
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.deploy import sockets
@@ -180,7 +182,7 @@ def test_a_run_comes_over_the_log_and_lies_at_the_server(machines: Machines) -> 
     run = RunDirectory.open(machines.captured / f"study-{found['run_id']}")
     assert found["run"] == str(run.root)
     assert [row.to_dict() for row in run.metrics()] == found["metrics"]
-    assert len(list(run.captures.glob("round-0002/*"))) == 2
+    assert len(list(run.captures.glob("round-0002/*/observation.json"))) == 2
     assert not (machines.server / "runs").exists()
     assert f"at the server, captures go to {run.captures}" in done.stderr.splitlines()
 
@@ -318,7 +320,7 @@ def train(message, context):
 
 
 def forward(source: Path, target: Path) -> None:
-    """Lead connections at one socket to another, as `ssh -L` does."""
+    """Lead connections at one socket to another, as `ssh -L` does, where there is no SSH."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(source))
     listener.listen()
@@ -342,11 +344,33 @@ def forward(source: Path, target: Path) -> None:
     threading.Thread(target=serve, daemon=True).start()
 
 
+def through_ssh(made: Machines, login: list[str], run: str) -> None:
+    """Audit and pack a run where it lies, and bring the pack here, as the documents have it."""
+    python = f"PYTHONPATH={os.environ.get('PYTHONPATH', '')} {sys.executable} -P -m bract.cli.main"
+    audit = f"{python} audit {run} --attack labels --yes"
+    audited = subprocess.run([*login, audit], capture_output=True, text=True, check=False)
+    assert audited.returncode == 0, audited.stderr
+    with subprocess.Popen([*login, f"{python} pack {run} --out -"], stdout=subprocess.PIPE) as pack:
+        pulled = subprocess.run(
+            [*BRACT, "pull", "-", "--out", "brought"],
+            stdin=pack.stdout,
+            cwd=made.operator,
+            env=made.environment("operator"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (pack.returncode, pulled.returncode) == (0, 0), pulled.stderr
+    brought = {path.name for path in (made.operator / "brought").rglob("*") if path.is_file()}
+    assert {"report.html", "report.json", "metrics.jsonl"} <= brought
+
+
 def test_a_strangers_captures_land_where_the_servers_operator_says() -> None:
     folder = Path(tempfile.mkdtemp(prefix="bract-remote-"))
     made = Machines(folder)
+    ssh = contextlib.ExitStack()
     try:
-        port, node_port = free_ports(2)
+        port, node_port, ssh_port = free_ports(3)
         made.start(
             "superlink",
             *(*BRACT, "superlink", "--insecure", "--address", f"127.0.0.1:{port}"),
@@ -364,7 +388,15 @@ def test_a_strangers_captures_land_where_the_servers_operator_says() -> None:
         # The socket on the operator's machine, in a folder of this user alone.
         tunnel = folder / "t"
         tunnel.mkdir(mode=0o700)
-        forward(tunnel / f"{port}.sock", folder / "s" / f"{port}.sock")
+        login = None
+        if ssh_server.available():
+            login = ssh.enter_context(ssh_server.ssh_server(folder / "ssh", ssh_port))
+            near, far = tunnel / f"{port}.sock", folder / "s" / f"{port}.sock"
+            forwarding = subprocess.Popen([*login[:-1], "-N", "-L", f"{near}:{far}", login[-1]])
+            ssh.callback(forwarding.terminate)
+            wait_for(near.exists, lambda: (folder / "ssh" / "log").read_text())
+        else:
+            forward(tunnel / f"{port}.sock", folder / "s" / f"{port}.sock")
         app = made.operator / "theirs"
         for name, text in STRANGERS.items():
             (app / name).parent.mkdir(parents=True, exist_ok=True)
@@ -396,7 +428,10 @@ def test_a_strangers_captures_land_where_the_servers_operator_says() -> None:
         # bract's own app takes the same way, where the socket is said to lead elsewhere.
         done = made.bract("run", made.config(1, 1), *there, "--remote", "--format", "json")
         assert done.returncode == 0, done.stderr
-        assert Path(json.loads(done.stdout)["run"]).parent == made.captured
+        lies = Path(json.loads(done.stdout)["run"])
+        assert lies.parent == made.captured
+        if login is not None:
+            through_ssh(made, login, str(lies))
         many = made.bract("run", made.config(3, 1), *there, "--remote")
         assert many.returncode == 2
         assert "clients is 3, and 1 SuperNodes are connected" in many.stderr
@@ -406,6 +441,7 @@ def test_a_strangers_captures_land_where_the_servers_operator_says() -> None:
         assert port_only.returncode == 2
         assert "this port does not take runs" in port_only.stderr
     finally:
+        ssh.close()
         end_processes(made.mark)
         shutil.rmtree(folder, ignore_errors=True)
 

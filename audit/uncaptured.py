@@ -1,0 +1,59 @@
+"""What is not among the captures: replies that were missed, rounds that were removed."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from bract.config import FederationConfig
+from bract.errors import BractError, one_line
+from bract.schema.capture import MISSED, REMOVED, MissedCapture, RemovedRound
+from bract.strict_json import parse_json
+
+_log = logging.getLogger(__name__)
+
+_Line = TypeVar("_Line", MissedCapture, RemovedRound)
+
+
+def read_missed(root: Path) -> list[MissedCapture]:
+    """Read what the hook did not write down; a line cut short by a full disk is left out."""
+    return _read_lines(root / MISSED, MissedCapture)
+
+
+def read_removed(root: Path) -> list[RemovedRound]:
+    """Read which captured rounds gave way to later ones, as `read_missed` reads."""
+    return _read_lines(root / REMOVED, RemovedRound)
+
+
+def check_at_hand(config: FederationConfig, root: Path) -> None:
+    """Say where the captures of a run are that has none in its folder.
+
+    Raises
+    ------
+    BractError
+        If the configuration sends them to a URL, with the command that copies them.
+    """
+    place = config.capture.place(config.name)
+    if place is not None:
+        raise BractError(
+            f"{root}: its captures are at {one_line(place, 300)}; copy them first: "
+            f"bract fetch {shlex.quote(one_line(place, 300))} {shlex.quote(str(root))}"
+        )
+
+
+def _read_lines(path: Path, record: type[_Line]) -> list[_Line]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(record.model_validate(parse_json(line)))
+        except (BractError, ValidationError) as error:
+            _log.warning("%s: a line is skipped: %s", path, one_line(error, 100))
+    return found

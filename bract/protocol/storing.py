@@ -1,0 +1,236 @@
+"""An observation as files, wherever they go: its own, and those that a round's captures share.
+
+What the server sent lies once a round in ``round-NNNN/.sent/<SHA-256>.safetensors``. The name is
+made from a checked digest alone, so no capture refers to anything outside of its round.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from bract.config.capture import Compression
+from bract.errors import BractError, one_line
+from bract.files import readable_size, tensors_as_bytes
+from bract.protocol.packing import SUFFIX, most_bytes, packed
+from bract.protocol.update import Tensors
+from bract.schema.capture import (
+    MOST_ROUNDS,
+    Group,
+    ObservationFile,
+    Provenance,
+    RemovedRound,
+    Rounding,
+    first_problem,
+)
+
+GROUPS: tuple[Group, ...] = ("parameters", "buffers", "update", "returned_buffers", "ciphertexts")
+SHARED: tuple[Group, ...] = ("parameters", "buffers")
+
+SENT = ".sent"
+"""Folder in a round's with what was sent; clients' names begin with a letter or digit."""
+
+DESCRIPTION = "observation.json"
+UPDATE = "update.safetensors"
+
+
+class RoundLostError(BractError):
+    """No further reply of this round can be stored either."""
+
+
+class CaptureStore(Protocol):
+    """Where captures are written.
+
+    Attributes
+    ----------
+    quota
+        Most bytes of captures that it may hold; None: no limit.
+    compression
+        Of updates, where it pays.
+    """
+
+    quota: int | None
+    compression: Compression
+
+    @property
+    def place(self) -> str:
+        """The folder or URL, for people."""
+
+    def save(self, observation: Any) -> object:
+        """Write one `Observation`, replacing an earlier one of the same round and client."""
+
+    def note(self, name: str, line: str) -> None:
+        """Append one line to a file beside the rounds."""
+
+    def retire(self, keep: int, before: int) -> list[RemovedRound]:
+        """Remove rounds before ``before`` but for the last ``keep``; return what went."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An observation as files.
+
+    Attributes
+    ----------
+    own
+        Content by the name of a file in the client's folder, ``observation.json`` last.
+    sent
+        Content by the name of a file in the round's `SENT`.
+    """
+
+    own: Mapping[str, bytes]
+    sent: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the client's own files."""
+        return sum(map(len, self.own.values()))
+
+
+def encode(observation: Any, compression: Compression = "none") -> Encoded:
+    """Return an `Observation` as files.
+
+    Raises
+    ------
+    BractError
+        If something in it is no capture's.
+    """
+    groups: dict[Group, Tensors] = {group: getattr(observation, group) for group in GROUPS}
+    shared = {g: tensors_as_bytes(groups[g]) for g in SHARED if groups[g]}
+    digests = {group: sha256(content).hexdigest() for group, content in shared.items()}
+    own = {
+        f"{group}.safetensors": tensors_as_bytes(held)
+        for group, held in groups.items()
+        if held and group not in shared
+    }
+    size = _pack(own, shared) if compression == "zstd" else None
+    try:
+        description = ObservationFile(
+            round=observation.round,
+            client=observation.client,
+            declaration=observation.declaration,
+            provenance=Provenance(**observation.provenance),
+            tensors={group: tuple(held) for group, held in groups.items()},
+            sent=digests,
+            rounded=observation.rounded,
+            packed=size,
+            uploaded=_uploaded(observation),
+        ).model_dump_json(by_alias=True, indent=1)
+    except ValidationError as error:
+        raise BractError(
+            f"{one_line(observation.key, 100)}: cannot be stored: {first_problem(error)}"
+        ) from None
+    own[DESCRIPTION] = description.encode("utf-8", errors="backslashreplace")
+    return Encoded(own, {sent_name(d): shared[group] for group, d in digests.items()})
+
+
+def _pack(own: dict[str, bytes], shared: Mapping[Group, bytes]) -> int | None:
+    """Compress the update among a capture's own files where a reader will unpack it."""
+    content = own.get(UPDATE)
+    if content is None or len(content) > most_bytes(len(shared.get("parameters", b""))):
+        return None
+    found = packed(content)
+    if found is None:
+        return None
+    del own[UPDATE]
+    own[UPDATE + SUFFIX] = found
+    return len(content)
+
+
+def _uploaded(observation: Any) -> int:
+    came: tuple[Tensors, ...] = (
+        observation.update,
+        observation.returned_buffers,
+        observation.ciphertexts,
+    )
+    stored = sum(v.numel() * v.element_size() for tensors in came for v in tensors.values())
+    loss: Rounding | None = observation.rounded
+    return stored + (0 if loss is None else loss.saved)
+
+
+def sent_name(digest: str) -> str:
+    """Return the name of a file in `SENT`."""
+    return f"{digest}.safetensors"
+
+
+def round_name(number: int) -> str:
+    """Return the name of a round's folder."""
+    return f"round-{number:04d}"
+
+
+def round_of(name: str) -> int | None:
+    """Return the round of a folder's name; None where it is no round's."""
+    digits = name.removeprefix("round-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > len(str(MOST_ROUNDS)):
+        return None
+    return int(digits) if name == round_name(int(digits)) else None
+
+
+def sent_file(round_folder: Path, digest: str) -> Path:
+    """Return a round's shared file after its content was held against its name.
+
+    Raises
+    ------
+    BractError
+        If it is missing, is a link or lies behind one, or holds something else.
+    """
+    path = round_folder / SENT / sent_name(digest)
+    try:
+        known = path.lstat()
+        if path.parent.is_symlink() or not stat.S_ISREG(known.st_mode):
+            raise BractError(f"{SENT}/{path.name} is no file of this round's own")
+        found = _digest((path, known.st_ino, known.st_size, known.st_mtime_ns))
+    except FileNotFoundError:
+        raise BractError(
+            f"{SENT}/{path.name}, what the server sent, is not beside it; copy whole rounds"
+        ) from None
+    except OSError as error:
+        raise BractError(f"{SENT}/{path.name}: {error.strerror or error}") from None
+    if found != digest:
+        raise BractError(
+            f"{SENT}/{path.name} is not what the capture refers to: its SHA-256 differs"
+        )
+    return path
+
+
+@lru_cache(maxsize=256)
+def _digest(at: tuple[Path, int, int, int]) -> str:
+    """Return the SHA-256 of a file of that inode, size and time; the same one is read once."""
+    with at[0].open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def used_within(
+    quota: int | None, used: int | None, new: int, count: Callable[[], int]
+) -> int | None:
+    """Return the bytes that captures take, where ``new`` ones more are within the quota.
+
+    Parameters
+    ----------
+    used
+        What was counted last; None before the first time, and where there is no quota.
+    count
+        Counts anew, for somebody may have made room meanwhile.
+
+    Raises
+    ------
+    RoundLostError
+        If they are not.
+    """
+    if quota is None:
+        return used
+    if used is None or used + new > quota:
+        used = count()
+    if used + new > quota:
+        raise RoundLostError(
+            f"capture.quota of {readable_size(quota)} is reached "
+            f"({readable_size(used)} used, {readable_size(new)} needed)"
+        )
+    return used

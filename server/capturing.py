@@ -1,0 +1,118 @@
+"""Which replies are captured, in what precision, and what gives way to them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from bract.config import CaptureConfig
+from bract.errors import BractError, shown
+from bract.files import readable_size
+from bract.protocol.observation import Observation
+from bract.protocol.rounding import rounded
+from bract.protocol.storing import CaptureStore
+from bract.schema.capture import first_problem
+from bract.seeds import derive_seed
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """What of a run is captured.
+
+    Attributes
+    ----------
+    config
+        The section ``capture`` of a configuration; its ``store`` is not looked at.
+    seed
+        Decides with round and client who is drawn where ``config.fraction`` is below 1.
+    """
+
+    config: CaptureConfig = field(default_factory=CaptureConfig)
+    seed: int = 0
+
+    def takes_round(self, number: int) -> bool:
+        """Tell whether anything of a round, counted from 1, is captured."""
+        config = self.config
+        listed = config.rounds is None or number in config.rounds
+        return config.enabled and listed and (number - 1) % config.every == 0
+
+    def takes(self, number: int, client: str) -> bool:
+        """Tell whether a client's reply is; the same for the same seed, round and name."""
+        if not self.takes_round(number):
+            return False
+        clients = self.config.clients
+        if clients is not None and client not in clients:
+            return False
+        draw = derive_seed(self.seed, "capture", number, client) / 2**31
+        return draw < self.config.fraction
+
+    def missing(self, seen: Iterable[str]) -> list[str]:
+        """Return the clients to capture that are none of those seen."""
+        return sorted(set(self.config.clients or ()) - set(seen))
+
+    def stored(self, observation: Observation) -> Observation:
+        """Return an observation with its update in the precision to store."""
+        update, loss = rounded(observation.update, self.config.dtype)
+        return replace(observation, update=update, rounded=loss)
+
+    def make_room(self, store: CaptureStore, number: int) -> None:
+        """Remove the rounds that give way to a captured round; what fails is logged alone."""
+        if self.config.keep_rounds is None:
+            return
+        try:
+            for gone in store.retire(self.config.keep_rounds - 1, number):
+                _log.warning(
+                    "round %d was removed (captures: %d, %s) for round %d, by "
+                    "capture.keep_rounds %d",
+                    gone.round,
+                    gone.captures,
+                    readable_size(gone.size),
+                    number,
+                    self.config.keep_rounds,
+                )
+        except BractError as error:
+            _log.warning("earlier rounds stay: %s", error)
+
+
+def checked_plan(
+    capture: CaptureConfig | Mapping[str, Any] | None,
+    rounds: Collection[int] | None,
+    seed: object,
+) -> CapturePlan:
+    """Return what `HonestButCurious` was told to capture.
+
+    Raises
+    ------
+    BractError
+        If it is no section ``capture``, a round or the seed is none, or rounds were named twice.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise BractError(f"HonestButCurious: seed is {shown(seed)}, expected a whole number")
+    if isinstance(capture, CaptureConfig):
+        config = capture
+    elif capture is None or isinstance(capture, Mapping):
+        try:
+            config = CaptureConfig.model_validate(dict(capture or {}))
+        except ValidationError as error:
+            raise BractError(f"HonestButCurious: capture: {first_problem(error)}") from None
+    else:
+        raise BractError(
+            f"HonestButCurious: capture is {shown(capture)}, expected a CaptureConfig or a dict of "
+            "its fields such as {'every': 5, 'dtype': 'float16'}"
+        )
+    if config.store is not None:
+        raise BractError("HonestButCurious: capture holds a store; give it as the argument store")
+    if rounds is None:
+        return CapturePlan(config, seed)
+    if config.rounds is not None:
+        raise BractError("HonestButCurious: rounds stand in capture too; give them once")
+    strange = [r for r in rounds if not isinstance(r, int) or isinstance(r, bool) or r < 1]
+    if strange:
+        raise BractError(f"HonestButCurious: rounds holds {strange[0]!r}, expected numbers from 1")
+    return CapturePlan(config.model_copy(update={"rounds": sorted(set(rounds))}), seed)
