@@ -86,6 +86,7 @@ COMMANDS = {
     "flower-superexec": "flwr.supercore.cli:flower_superexec",
     "flwr-clientapp": "flwr.supernode.cli:flwr_clientapp",
     "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
+    "flwr-simulation": "flwr.simulation.app:flwr_simulation",
 }
 """Entry points of Flower's commands."""
 
@@ -101,6 +102,9 @@ SUPERNODE = "flwr.supernode.start_client_internal"
 
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 """Where the process of a ClientApp installs and loads the app."""
+
+ENGINE = "flwr.server.superlink.fleet.vce.vce_api"
+"""Where the simulation engine makes its nodes and has them answer."""
 
 HEARTBEAT = "flwr.supercore.heartbeat"
 """Where an app tells that it lives."""
@@ -118,6 +122,7 @@ DATE = "flwr.supercore.date"
 """Where Flower asks for the time."""
 
 _REPLACED = {
+    ENGINE: ("DeprecatedRunInfoStore", "get_load_client_app_fn"),
     DATE: ("now",),
     OBJECTS: PULLS,
     HEARTBEAT: ("HEARTBEAT_DEFAULT_INTERVAL",),

@@ -14,6 +14,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract run federation.yaml",
         "bract run federation.yaml --resume",
         "bract run federation.yaml --device cuda:0 --device cuda:1 --device cpu",
+        "bract run federation.yaml --simulate --at-once 4",
         "bract run federation.yaml --superlink kits/operator/sockets/8000.sock",
         "bract run federation.yaml --superlink fl.example.org:8000 --root-certificates ca.crt",
     ),

@@ -21,7 +21,14 @@ import typer
 import bract
 from bract.cli.examples import epilog
 from bract.cli.fetching import fetch as fetch_command
-from bract.cli.options import ConfigArgument, Format, FormatOption, RunArgument, RunsOption
+from bract.cli.options import (
+    ConfigArgument,
+    Format,
+    FormatOption,
+    RunArgument,
+    RunsOption,
+    refuse,
+)
 from bract.cli.policy import policy
 from bract.cli.provision import provision as provision_command
 from bract.cli.provision import site as site_commands
@@ -166,6 +173,23 @@ def run(
             "experiment that must repeat. Never the configuration's seed: the server knows it.",
         ),
     ] = None,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate",
+            help="Run the clients in Flower's simulation engine (Ray, pip install "
+            "'bract[simulation]') instead of a process each: thousands of them on this machine.",
+        ),
+    ] = False,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            "--at-once",
+            min=1,
+            help="Clients that --simulate computes at a time, each in a process of a few hundred "
+            "MB; without it one a core.",
+        ),
+    ] = None,
     profile: Annotated[
         bool,
         typer.Option(
@@ -176,7 +200,7 @@ def run(
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Start the federation of CONFIG as real processes and train.
+    """Start the federation of CONFIG as real processes, or in a simulation, and train.
 
     At a SuperLink on another machine nothing is started or kept here: progress, metrics and errors
     come over its log, and Ctrl-C leaves the run going. See `bract follow`, `stop` and `pull`.
@@ -184,6 +208,20 @@ def run(
     from bract.cli.console import print_json
     from bract.config import load_config
 
+    if simulate:
+        refuse(
+            {
+                "--superlink": superlink,
+                "--root-certificates": root_certificates,
+                "--insecure": insecure,
+                "--remote": remote,
+                "--profile": profile,
+            },
+            "not with --simulate, which starts a SuperLink of its own on this machine and whose "
+            "clients are no processes of their own; leave one of them out",
+        )
+    elif at_once is not None:
+        raise BractError("--at-once goes with --simulate; add it, or leave --at-once out")
     if superlink is not None and (remote or not superlink.endswith(".sock")):
         from bract.cli.remote.running import refuse_local, run_remotely
         from bract.cli.remote.where import Where
@@ -219,7 +257,7 @@ def run(
         if superlink is None and not cold:
             from bract.cli.launch.warming import warmed_up
 
-            processes = stack.enter_context(warmed_up(loaded.clients))
+            processes = stack.enter_context(warmed_up(loaded.clients, simulate=simulate))
         from bract.cli.launch.launcher import Launch
         from bract.cli.run import run_federation
         from bract.client.site import read_private_seed
@@ -236,6 +274,8 @@ def run(
                 else read_private_seed(private_seed_file),
                 profile=profile,
                 processes=processes,
+                simulate=simulate,
+                at_once=at_once,
             ),
             resume=resume,
             overwrite=overwrite,

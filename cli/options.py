@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from bract.errors import BractError
 
 
 class Format(StrEnum):
@@ -30,3 +33,16 @@ ConfigArgument = Annotated[
     Path, typer.Argument(help="YAML configuration; `bract init` writes one.")
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
+
+
+def refuse(given: Mapping[str, object], why: str) -> None:
+    """Refuse options that do not go with another one.
+
+    Raises
+    ------
+    BractError
+        Naming those that were given, and why they are refused.
+    """
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise BractError(f"{', '.join(wrong)}: {why}")

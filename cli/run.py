@@ -13,6 +13,7 @@ import torch
 
 from bract.cli.console import RoundProgress, say
 from bract.cli.launch.launcher import Launch, LocalFederation
+from bract.cli.launch.simulated import SimulatedFederation, check_simulable
 from bract.cli.signals import Stopped, resumed
 from bract.client.defending import defenses_of
 from bract.client.training import smallest_batch
@@ -42,6 +43,8 @@ def run_federation(
     RunFailedError
         If the run fails; the message names the client.
     """
+    if launch.simulate:
+        check_simulable(config)
     check_feasible(config)
     run = RunDirectory(runs / config.name)
     with run.claim():
@@ -54,7 +57,8 @@ def run_federation(
 
 
 def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
-    say(f"federation {config.name}: {config.clients} clients, {config.rounds} rounds")
+    how = " in Flower's simulation engine" if launch.simulate else ""
+    say(f"federation {config.name}: {config.clients} clients{how}, {config.rounds} rounds")
     for caution in config.encryption.cautions(config.clients, config.strategy.name):
         say(f"warning: {caution}")
     run.update_state(
@@ -67,9 +71,10 @@ def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
         versions=package_versions(),
         device=config.device,
     )
+    kind = SimulatedFederation if launch.simulate else LocalFederation
     try:
         with (
-            LocalFederation(config, run, launch) as federation,
+            kind(config, run, launch) as federation,
             RoundProgress(config.rounds, _last_round(run)) as progress,
         ):
             federation.train(progress.update)

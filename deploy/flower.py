@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from bract.deploy import clock, heartbeats, pace, pinned, shim, sockets, timeline
+from bract.deploy import clock, heartbeats, pace, pinned, shim, simulation, sockets, timeline
 from bract.deploy.rules import check_version, replace
 from bract.errors import BractError
 from bract.flower import COMMANDS, STARTERS
@@ -77,6 +77,8 @@ def run(name: str) -> None:
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
         heartbeats.beat_faster()
+    elif name == "flwr-simulation":
+        simulation.simulate_sites()
     if name in STARTERS:
         _restrict_children(name)
     if name == "flower-supernode" and NODE_CONFIG in os.environ:
@@ -94,6 +96,9 @@ def _restrict_children(name: str) -> None:
         child, *arguments = command
         if child not in allowed:
             raise BractError(f"{name} asked to start {child}; it may start {', '.join(allowed)}")
+        if child == "flwr-simulation":
+            # Flower would drop what it prints, and with it what its clients say.
+            options = options | {"stdout": None, "stderr": None}
         line = command_line(child, forked=shim.SOCKET in os.environ)
         began = time.monotonic_ns()
         started = subprocess.Popen([*line, *arguments], **options)
@@ -106,6 +111,8 @@ def _restrict_children(name: str) -> None:
 def _children(name: str) -> tuple[str, ...]:
     if name != "flower-superexec":
         return ("flower-superexec",)
+    if simulation.SITES in os.environ:
+        return ("flwr-simulation",)
     return ("flwr-clientapp",) if pinned.APP in os.environ else ("flwr-serverapp",)
 
 

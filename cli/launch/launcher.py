@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +68,10 @@ class Launch:
         Note what each process does, and leave it as a trace in ``profile.json``.
     processes
         Where the fork server was started already (`bract.cli.launch.warming.warmed_up`).
+    simulate
+        Run the clients in Flower's simulation engine; see `bract.cli.launch.simulated`.
+    at_once
+        Clients that the simulation engine runs at a time; None decides by the cores.
     """
 
     superlink: str | None = None
@@ -77,6 +81,8 @@ class Launch:
     private_seed: int | None = None
     profile: bool = False
     processes: Processes | None = None
+    simulate: bool = False
+    at_once: int | None = None
 
 
 class LocalFederation:
@@ -99,7 +105,11 @@ class LocalFederation:
             fork_server = self.launch.fork_server and self.launch.superlink is None
             threads = threads_of(config.clients)
             self.processes = Processes(
-                run.logs, threads=threads, fork_server=fork_server, run=run.root
+                run.logs,
+                threads=threads,
+                fork_server=fork_server,
+                run=run.root,
+                simulate=self.launch.simulate,
             )
         else:
             self.processes = self.launch.processes
@@ -217,7 +227,7 @@ class LocalFederation:
         self._write_connection(address)
         self._write_app()
 
-    def _start_superlink(self) -> str:
+    def _start_superlink(self, *options: str, private: Mapping[str, str] | None = None) -> str:
         self.processes.start(
             "superlink",
             [
@@ -225,7 +235,9 @@ class LocalFederation:
                 "--insecure",
                 "--disable-runtime-dependency-installation",
                 *("--host", sockets.HOST, "--port", str(SUPERLINK_PORT)),
+                *options,
             ],
+            private=private,
         )
         self._wait_until_healthy("the SuperLink", SUPERLINK_PORT)
         return sockets.address(SUPERLINK_PORT)
@@ -254,6 +266,24 @@ class LocalFederation:
         self.processes.wait_for(lambda: self.processes.is_healthy(port), what)
 
     def _start_supernode(self, client: int, address: str, keys: list[Path]) -> None:
+        node = self._node_config(client, keys)
+        name = f"client-{client}"
+        self.processes.start(
+            name,
+            [
+                *self.processes.command("flower-supernode"),
+                "--insecure",
+                *("--superlink", address),
+                *("--host", sockets.HOST, "--port", str(SUPERNODE_PORT + client)),
+            ],
+            private={
+                APP: self.launch.client_app,
+                NODE_CONFIG: " ".join(f"{k}={json.dumps(v)}" for k, v in node.items()),
+            },
+        )
+
+    def _node_config(self, client: int, keys: Sequence[Path]) -> dict[str, str | int]:
+        """Return what a client is told of its place: who it is, its folders, keys and device."""
         name = f"client-{client}"
         node: dict[str, str | int] = {
             "partition-id": client,
@@ -271,19 +301,7 @@ class LocalFederation:
             node["device"] = self.launch.devices[client]
         if self.config.truth:
             node["truth-dir"] = utf8(self.run.truth / name)
-        self.processes.start(
-            name,
-            [
-                *self.processes.command("flower-supernode"),
-                "--insecure",
-                *("--superlink", address),
-                *("--host", sockets.HOST, "--port", str(SUPERNODE_PORT + client)),
-            ],
-            private={
-                APP: self.launch.client_app,
-                NODE_CONFIG: " ".join(f"{k}={json.dumps(v)}" for k, v in node.items()),
-            },
-        )
+        return node
 
     def _private_seed(self, client: int, seed: int) -> Path:
         """Write one client's private seed where other users cannot read it."""
@@ -305,13 +323,15 @@ class LocalFederation:
         return files
 
     def _submit(self) -> str:
-        output = self._flwr(
-            "run", str(self.processes.folder / "app"), CONNECTION, "--format", "json"
-        )
+        place = str(self.processes.folder / "app")
+        output = self._flwr("run", place, CONNECTION, "--format", "json", *self._run_options())
         found = re.search(r'"run-id":\s*"(\d+)"', output)
         if found is None:
             raise RunFailedError(f"the SuperLink did not take the run: {_said(output)}")
         return found[1]
+
+    def _run_options(self) -> Sequence[str]:
+        return ()
 
     def _flower_status(self) -> str:
         output = self._flwr("ls", "--run-id", self.run_id, CONNECTION, "--format", "json")

@@ -21,6 +21,7 @@ from bract import timeline
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.deploy import clock, shim, sockets
 from bract.deploy.flower import command_line
+from bract.deploy.simulation import SESSION_BYTES
 from bract.errors import BractError, RunFailedError, one_line
 
 READY_TIMEOUT = 90.0
@@ -56,6 +57,8 @@ class Processes:
         Start Flower's short-lived processes from a fork server.
     run
         Run directory whose state the reaper mends where this process is killed.
+    simulate
+        Whether the simulation engine's sockets lie in the folder too.
 
     Attributes
     ----------
@@ -67,9 +70,15 @@ class Processes:
     """
 
     def __init__(
-        self, logs: Path | None, *, threads: int, fork_server: bool, run: Path | None = None
+        self,
+        logs: Path | None,
+        *,
+        threads: int,
+        fork_server: bool,
+        run: Path | None = None,
+        simulate: bool = False,
     ) -> None:
-        self.folder = _temporary_folder()
+        self.folder = _temporary_folder(SESSION_BYTES) if simulate else _temporary_folder()
         self.sockets = self.folder
         self._logs = self.folder if logs is None else logs
         self._threads = threads
@@ -270,8 +279,8 @@ def _last_words(log: Path) -> str:
     return f": {lines[-1]}" if lines else ""
 
 
-def _temporary_folder() -> Path:
-    """Make a folder of this user alone whose path leaves room for the name of a Unix socket.
+def _temporary_folder(room: int = 19) -> Path:
+    """Make a folder of this user alone whose path leaves ``room`` for the rest of a Unix socket's.
 
     Raises
     ------
@@ -280,8 +289,9 @@ def _temporary_folder() -> Path:
     """
     places = (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp")
     for place in filter(None, places):
-        # mkdtemp adds a name of 14 characters, and a socket in it one of up to 19.
-        if len(os.fsencode(place)) + 34 <= sockets.LONGEST_PATH and os.access(place, os.W_OK):
+        # mkdtemp adds a slash and a name of 14 characters.
+        short = len(os.fsencode(place)) + 15 + room <= sockets.LONGEST_PATH
+        if short and os.access(place, os.W_OK):
             return Path(tempfile.mkdtemp(prefix="bract-", dir=place))
     raise BractError(
         f"TMPDIR={tempfile.gettempdir()}: a Unix socket has a path of at most "

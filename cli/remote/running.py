@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from bract.cli.console import say
 from bract.cli.launch.bundle import app_manifest
+from bract.cli.options import refuse
 from bract.cli.remote.connection import (
     Control,
     LostError,
@@ -106,12 +107,11 @@ def refuse_local(given: Mapping[str, object]) -> None:
     BractError
         Naming those that were given.
     """
-    wrong = [name for name, value in given.items() if value]
-    if wrong:
-        raise BractError(
-            f"{', '.join(wrong)}: only for clients and run directories of this machine; at a "
-            "remote SuperLink each site says this itself (site.yaml), and every run is a new one"
-        )
+    refuse(
+        given,
+        "only for clients and run directories of this machine; at a remote SuperLink each site "
+        "says this itself (site.yaml), and every run is a new one",
+    )
 
 
 def check_remote(config: FederationConfig) -> None:

@@ -1,0 +1,88 @@
+"""The clients of a federation in Flower's simulation engine, on this machine.
+
+Server app, client app, capture hook and run directory are those of a federation of processes; so
+are the clients' names, folders, keys and seeds. What differs is who runs the clients: a few
+processes of Ray's, each of which is one client after another, so that a thousand clients need no
+more memory than a few.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from bract.cli.launch.launcher import LocalFederation
+from bract.cli.launch.processes import threads_of
+from bract.config import FederationConfig
+from bract.deploy.simulation import engine_environment
+from bract.errors import BractError, one_line
+from bract.files import write_text
+
+EXTRA = "simulation"
+"""The extra of this package that brings Ray."""
+
+
+class SimulatedFederation(LocalFederation):
+    """One SuperLink with Flower's simulation engine, which nobody else on this machine reaches.
+
+    Used as `LocalFederation` is.
+    """
+
+    def _start_superlink(self, *options: str, private: object = None) -> str:
+        del private
+        sites = self._write_sites(self._keys())
+        environment = engine_environment(self.processes.folder, sites)
+        return super()._start_superlink("--simulation", *options, private=environment)
+
+    def _start_supernodes(self, address: str) -> None:
+        """Start none: the engine registers its own nodes when the run begins."""
+
+    def _write_sites(self, keys: Sequence[Path]) -> Path:
+        sites = [self._node_config(client, keys) for client in range(self.config.clients)]
+        file = self.processes.folder / "sites.json"
+        return write_text(file, json.dumps(sites), private=True)
+
+    def _run_options(self) -> Sequence[str]:
+        at_once = self.launch.at_once or clients_at_once(self.config)
+        engine = {
+            "num-supernodes": self.config.clients,
+            "client-resources-num-cpus": 1,
+            "client-resources-num-gpus": 0.0,
+            "init-args-num-cpus": at_once,
+            "init-args-num-gpus": 0,
+        }
+        return ("--federation-config", " ".join(f"{key}={value}" for key, value in engine.items()))
+
+
+def clients_at_once(config: FederationConfig) -> int:
+    """Return how many clients compute at a time: as many as have a core each, or as a round has.
+
+    A client's threads are those that it has as one process of a federation of processes, which its
+    numbers depend on.
+    """
+    round_size = max(1, int(config.clients * config.strategy.fraction))
+    return min(round_size, max(1, (os.cpu_count() or 1) // threads_of(config.clients)))
+
+
+def check_simulable(config: FederationConfig) -> None:
+    """Refuse a simulation that cannot be started.
+
+    Raises
+    ------
+    BractError
+        If Ray is not installed, or the configuration is one of sites on other machines.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise BractError(
+            "--simulate needs Ray, which Flower's simulation engine runs on and which is not "
+            f"installed; pip install 'bract[{EXTRA}]'"
+        )
+    if config.deployment is not None:
+        sites = one_line(", ".join(site.name for site in config.deployment.sites), 200)
+        raise BractError(
+            f"deployment names sites on other machines ({sites}), and --simulate runs every client "
+            "on this one; remove the section deployment, or run without --simulate"
+        )
