@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Test files run side by side, one worker a core; those that start federations run alone, after them.
 JOBS ?= auto
 COMPOSE ?= docker compose -f docker/compose.yaml
-ROOMS := strategies client attacks audit report server deploy cli
+ROOMS := strategies client attacks audit report server deploy papers cli
 
 .PHONY: demo docker-demo test check slow federations faults deployment containers docs release lint tree install clean
 

@@ -1,38 +1,27 @@
-"""Clients whose uploads are attacked: one setting, one network, the real training and defense.
+"""The clients of `bract.papers.clients`, their defenses by the name of a row."""
 
-Client ``i`` of a row trains network ``i mod 4`` on images of its own. Networks that are scored on
-are drawn from other seeds than those that settings were chosen on. What a client keeps secret is
-drawn from a number that is neither the network's seed nor the attacker's.
-"""
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from dataclasses import dataclass, replace
-from functools import cache
-from hashlib import sha256
-
-import torch
-from attack_images import SIZE, ImageSet, held_out_images, image_set, training_images
 from operating_points import POINTS
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
-from bract.client.training import planned_steps, train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
-from bract.models import create_model, initialise
-from bract.models.keylock import Lock
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import Tensors, buffers_of, parameters_of
+from bract.papers import clients
+from bract.papers.clients import NETWORKS, Upload
+from bract.papers.images import ImageSet
 
-NETWORKS = 4
-"""Networks of a row; clients take turns."""
+__all__ = [
+    "DEFENSES",
+    "LOCKS",
+    "NETWORKS",
+    "Situation",
+    "Upload",
+    "images_of",
+    "trained_accuracy",
+    "uploads",
+]
 
-LEARNING_RATE = 0.1
-
-_FIRST_SEED = {"score": 0, "choose": 1000}
-_TRAINED_LR, _TRAINED_BATCH, _TRAINED_STEPS = 2e-3, 64, 1500
-
-DEFENSES = POINTS | {"fedkl, ReLU": [{"name": "fedkl", "relu": True}]}
+DEFENSES: Mapping[str, list[dict[str, Any]]] = POINTS
 """Configurations by name; ``fedkl`` is the paper's formula, ``fedkl, ReLU`` the authors' code."""
 
 LOCKS = ("fedkl", "fedkl, ReLU")
@@ -40,25 +29,7 @@ LOCKS = ("fedkl", "fedkl, ReLU")
 
 @dataclass(frozen=True)
 class Situation:
-    """What clients do in one row.
-
-    Attributes
-    ----------
-    data, model, defense
-        An image set, a model of the registry, a name of `DEFENSES`.
-    round
-        The round that is attacked; the server steps by what it received in those before.
-    batch
-        Images of one upload.
-    steps
-        Local steps of FedSGD (0: the gradient) or FedAvg, over batches of ``step_images``.
-    step_images
-        Images of one local step; 0 takes all of the upload.
-    trained
-        Whether the network was trained on other images of the data set beforehand.
-    uploads
-        Number of clients.
-    """
+    """What clients do in one row: `bract.papers.clients.Situation` with a name of `DEFENSES`."""
 
     data: str
     model: str
@@ -71,185 +42,24 @@ class Situation:
     uploads: int = 16
 
     @property
-    def training(self) -> TrainingConfig:
-        """What a client runs in one round."""
-        if not self.steps:
-            return TrainingConfig(algorithm="fedsgd", batch_size=self.batch, lr=LEARNING_RATE)
-        return TrainingConfig(
-            algorithm="fedavg",
-            batch_size=self.step_images or self.batch,
-            local_steps=self.steps,
-            lr=LEARNING_RATE,
-        )
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What a server captured of one client, and what only the scorer knows.
-
-    Attributes
-    ----------
-    captured
-        As the defense let it out.
-    plain
-        As it would have been without one.
-    history
-        The same client's earlier captures.
-    truth, labels
-        float32 ``(B, C, 32, 32)`` in [0, 1] and int64 ``(B,)``.
-    lock
-        FedKL's key and lock layers as they were before this round's training; None without FedKL.
-    cosine
-        Between what was sent and what would have been sent.
-    network
-        Seed of the network.
-    """
-
-    captured: Observation
-    plain: Observation
-    history: tuple[Observation, ...]
-    truth: Tensor
-    labels: Tensor
-    lock: Lock | None
-    cosine: float
-    network: int
+    def clients(self) -> clients.Situation:
+        """What these clients do."""
+        given = asdict(self)
+        # Rows without a model are baselines; they name no defense.
+        chain = DEFENSES.get(given.pop("defense"), [])
+        return clients.Situation(**given, defenses=tuple(chain))
 
 
 def images_of(situation: Situation, split: str) -> ImageSet:
     """Return the images of a row: those of all uploads, one after the other."""
-    return image_set(situation.data, situation.uploads * situation.batch, split)
+    return clients.images_of(situation.clients, split)
 
 
 def uploads(situation: Situation, *, split: str, secret: int) -> list[Upload]:
-    """Run every client up to the round that is attacked.
-
-    Parameters
-    ----------
-    secret
-        What the clients' private numbers are drawn from; no attacker sees it.
-    """
-    images = images_of(situation, split)
-    return [_upload(situation, images, i, split, secret) for i in range(situation.uploads)]
-
-
-def _upload(situation: Situation, images: ImageSet, client: int, split: str, secret: int) -> Upload:
-    shape = tuple(images.images.shape[1:])
-    spec = DataSpec((shape[0], SIZE, SIZE), 10, (0.0,) * shape[0], (1.0,) * shape[0])
-    chain = build_defenses(DEFENSES[situation.defense])
-    seed = _FIRST_SEED[split] + client % NETWORKS
-    network = _network(situation, chain, seed, shape[0])
-    private = int.from_bytes(sha256(f"{secret} {client}".encode()).digest())
-    averaged = situation.defense.startswith("adadefense") or bool(situation.steps)
-    state: Tensors = {}
-    history: list[Observation] = []
-    for number in range(1, situation.round + 1):
-        start = (client * situation.batch + number - 1) % len(images.images)
-        chosen = [(start + k) % len(images.images) for k in range(situation.batch)]
-        truth, labels = images.images[chosen], images.labels[chosen]
-        context = ProtectContext(round=number, seed=private)
-        chain.attach(network, state, context)
-        lock = _lock_of(chain, state)
-        parameters, buffers = parameters_of(network), buffers_of(network)
-        found = train_locally(
-            network,
-            truth,
-            labels,
-            config=situation.training,
-            spec=spec,
-            seed=seed,
-            device=torch.device("cpu"),
-        )
-        context = replace(context, model=network, images=truth, labels=labels)
-        sent = chain.protect(found.update, state, context)
-        captured = Observation(
-            round=number,
-            client=f"client-{client}",
-            parameters=parameters,
-            buffers=buffers,
-            update=sent,
-            declaration=_declared(situation, spec, chain),
-        )
-        history.append(captured)
-        with torch.no_grad():
-            for name, parameter in network.named_parameters():
-                parameter.copy_(parameters[name])
-                parameter.sub_(sent[name], alpha=1.0 if averaged else LEARNING_RATE)
-            for name, buffer in network.named_buffers():
-                buffer.copy_(found.buffers[name])
-    declaration = replace(captured.declaration, defenses=())
-    return Upload(
-        captured=captured,
-        plain=replace(captured, update=found.update, declaration=declaration),
-        history=tuple(history[:-1]),
-        truth=truth,
-        labels=labels,
-        lock=lock,
-        cosine=_cosine(found.update, sent),
-        network=seed,
-    )
-
-
-def _declared(situation: Situation, spec: DataSpec, chain: DefenseChain) -> ClientDeclaration:
-    training = situation.training
-    return ClientDeclaration(
-        algorithm=training.algorithm,
-        model=situation.model,
-        image_shape=spec.image_shape,
-        classes=spec.classes,
-        mean=spec.mean,
-        std=spec.std,
-        lr=training.lr,
-        local_steps=planned_steps(training, situation.batch),
-        batch_size=training.batch_size,
-        num_examples=situation.batch,
-        defenses=tuple(chain.public()),
-    )
-
-
-def _network(situation: Situation, chain: DefenseChain, seed: int, channels: int) -> nn.Module:
-    model = create_model(situation.model, classes=10, channels=channels, image_size=SIZE)
-    if situation.trained:
-        # Trained before the defense changes the model: what it adds starts as it draws it.
-        model.load_state_dict(_trained(situation.data, situation.model, seed)[0])
-        return chain.prepare_model(model)
-    return initialise(chain.prepare_model(model), "default", seed)
-
-
-@cache
-def _trained(data: str, name: str, seed: int) -> tuple[Tensors, float]:
-    """Train a network on images that are not attacked; return its state and test accuracy."""
-    images, labels = training_images(data)
-    model = create_model(name, classes=10, channels=1, image_size=SIZE)
-    initialise(model, "default", seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=_TRAINED_LR)
-    order = torch.Generator().manual_seed(seed)
-    for _ in range(_TRAINED_STEPS):
-        batch = torch.randint(len(images), (_TRAINED_BATCH,), generator=order)
-        optimizer.zero_grad()
-        F.cross_entropy(model(images[batch]), labels[batch]).backward()
-        optimizer.step()
-    model.eval()
-    with torch.no_grad():
-        judged, wanted = held_out_images(data)
-        accuracy = float((model(judged).argmax(1) == wanted).float().mean())
-    return {n: v.detach().clone() for n, v in model.state_dict().items()}, accuracy
+    """Run every client up to the round that is attacked; see `bract.papers.clients.uploads`."""
+    return clients.uploads(situation.clients, split=split, secret=secret)
 
 
 def trained_accuracy(situation: Situation, split: str) -> float | None:
     """Return the mean test accuracy of a row's trained networks; None of fresh ones."""
-    if not situation.trained:
-        return None
-    seeds = range(_FIRST_SEED[split], _FIRST_SEED[split] + min(NETWORKS, situation.uploads))
-    return sum(_trained(situation.data, situation.model, seed)[1] for seed in seeds) / len(seeds)
-
-
-def _lock_of(chain: DefenseChain, state: Tensors) -> Lock | None:
-    own = {n.removeprefix("fedkl."): v.clone() for n, v in state.items() if n.startswith("fedkl.")}
-    declared = [d for d in chain.public() if d["name"] == "fedkl"]
-    return Lock.load(own, relu=declared[0]["relu"]) if declared else None
-
-
-def _cosine(update: Tensors, sent: Tensors) -> float:
-    before = torch.cat([update[name].flatten() for name in update])
-    after = torch.cat([sent[name].flatten() for name in update])
-    return float(F.cosine_similarity(before, after, dim=0))
+    return clients.trained_accuracy(situation.clients, split)

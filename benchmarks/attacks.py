@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attack_images import ImageSet, image_set
 from results_io import emit, note, parser
 from torch import Tensor, nn
 
@@ -35,6 +34,7 @@ from bract.attacks.methods.baselines import class_mean, prior_only, random_image
 from bract.audit.scoring.metrics import at_cap, mean_interval
 from bract.audit.scoring.scoring import ScoredImages, Truth, oracle, score_images
 from bract.models import create_model, initialise
+from bract.papers.images import ImageSet, image_set
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import parameters_of
 from bract.versions import RESULT_CODE, code_digest
@@ -376,7 +376,7 @@ def source_digest() -> str:
     """Return a digest of the code that a row follows from."""
     return code_digest(
         *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
-        "attack_images",
+        "bract.papers.images",
         "attacks",
     )
 

@@ -32,9 +32,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import mnist_package
 import torch
-from attack_images import IMAGE_SETS
 from attacked_clients import DEFENSES, Situation, Upload, images_of, trained_accuracy, uploads
 from audit_picture import draw
 from audit_plan import KNOWN, TIERS, Setting, standard_plan
@@ -54,6 +52,8 @@ from bract.attacks.adaptive import before_bayes, known
 from bract.attacks.methods.baselines import class_mean, random_image
 from bract.audit.scoring.metrics import mean_interval, share_interval
 from bract.audit.scoring.scoring import Truth, score_images
+from bract.papers import mnist_package
+from bract.papers.images import IMAGE_SETS
 from bract.protocol.observation import Observation
 from bract.schema import EXACT_DB
 from bract.versions import RESULT_CODE, code_digest, library_versions
@@ -398,7 +398,8 @@ def code() -> str:
     modules = (
         *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
         *("bract.client.defenses", "bract.client.training"),
-        *("attack_images", "attacked_clients", "mnist_package"),
+        *("attacked_clients", "bract.papers.clients", "bract.papers.images"),
+        *("bract.papers.mnist_package", "bract.papers.places"),
     )
     return sha256(f"{code_digest(*modules)} {library_versions()}".encode()).hexdigest()[:16]
 

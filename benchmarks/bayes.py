@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attack_images import ImageSet, image_set
 from results_io import emit, note, parser
 from torch import Tensor
 
@@ -41,6 +40,7 @@ from bract.client.training import train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.models import create_model, initialise
+from bract.papers.images import ImageSet, image_set
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 

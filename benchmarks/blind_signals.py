@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from attack_images import GREY_PICTURES, PHOTOGRAPHS, SIZE, _picture
 from results_io import emit, note, parser
 from torch import Tensor
 from torch.nn import functional as F
@@ -40,6 +39,7 @@ from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.models import create_model, initialise
 from bract.models.keylock import Lock
+from bract.papers.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, _picture
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, flatten, parameters_of
 

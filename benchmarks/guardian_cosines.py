@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from attack_images import image_set
-from defended_accuracy import Clients, Setting
+from defended_accuracy import Setting
 from operating_points import GUARDIAN
 from results_io import emit, note, parser
 from torch import Tensor
@@ -26,6 +25,8 @@ from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.defenses import Guardian, read_defense
 from bract.models import initialise
+from bract.papers.federation import Clients
+from bract.papers.images import image_set
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 

@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-import mnist_package
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from torch.nn import functional as F
 from bract.audit.scoring.chance import chance, dissimilarity, views
 from bract.config import DataConfig
 from bract.data import open_source
+from bract.papers import mnist_package
 
 LEVELS = (5e-2, 1e-2, 1e-3, 1e-4, 1e-5)
 PUBLIC = 20

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attack_images import image_set
 from results_io import emit, note, parser
 from torch import Tensor
 
@@ -37,6 +36,7 @@ from bract.attacks.solve.matching import hard_labels, noise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
+from bract.papers.images import image_set
 from bract.protocol.update import Tensors
 
 COLUMNS = (

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from digits import DigitsClient, Judge, start_of
 from results_io import emit, interval, note, parser
-from simulation import STRATEGIES, simulate
 
 from bract.config import build_config
+from bract.papers.digits import DigitsClient, Judge, start_of
+from bract.papers.simulation import STRATEGIES, simulate
 
 COMPARED = ("fedavg-uniform", "fedboosting", "fedboosting-proportional", "fedboosting-loss")
 CLIENTS = 5

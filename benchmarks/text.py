@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from results_io import emit, note, parser
-from simulation import STRATEGIES, simulate
 from torch import Tensor, nn
 from torch.nn import functional as F
 from words import CHARACTERS, STYLES, word_set
 
+from bract.papers.simulation import STRATEGIES, simulate
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 

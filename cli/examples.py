@@ -70,6 +70,17 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract policy check policy.yaml",
         "bract policy check policy.yaml --against federation.yaml",
     ),
+    "paper list": ("bract paper list", "bract paper list fedkl --format json"),
+    "paper run": (
+        "bract paper run adadefense/table-4 --scale laptop",
+        "bract paper run --scale smoke",
+        "bract paper run grnn --scale gpu --device cuda --data /srv/data --max-hours 100",
+        "bract paper run --scale laptop --dry-run --format json",
+    ),
+    "paper report": (
+        "bract paper report",
+        "bract paper report --results runs/papers --out papers.html",
+    ),
     "provision": ("bract provision federation.yaml --out kits",),
     "site add": ("bract site add hospital-d --kits kits --data /srv/images",),
     "site revoke": ("bract site revoke hospital-d --kits kits",),

@@ -29,6 +29,7 @@ from bract.cli.options import (
     RunsOption,
     refuse,
 )
+from bract.cli.paper import paper
 from bract.cli.policy import policy
 from bract.cli.provision import provision as provision_command
 from bract.cli.provision import site as site_commands
@@ -62,6 +63,7 @@ app.command("fetch", epilog=epilog("fetch"))(fetch_command)
 app.command("provision", epilog=epilog("provision"))(provision_command)
 app.add_typer(site_commands, name="site")
 app.add_typer(policy, name="policy")
+app.add_typer(paper, name="paper")
 
 
 def _show_version(wanted: bool) -> None:

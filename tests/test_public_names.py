@@ -202,6 +202,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "strip_messages",
         "weighted_sum",
     ),
+    "papers": (),
     "protocol": (),
     "report": (
         "REPORT_SCHEMA",

@@ -107,8 +107,10 @@ class Guardian(Defense):
             )
         return unflatten(delta, update)
 
-    def solve(self, g: Tensor, epsilon: float) -> Tensor:
+    def solve(self, g: Tensor, epsilon: float, *, start: Tensor | None = None) -> Tensor:
         """Return delta for one update vector ``(D,)``; g itself where g is zero.
+
+        It starts at ``start``, at g without one: section 4.3 compares random starts.
 
         The gradient of equation 5 is the combination ``a g + c delta`` of two vectors with scalars
         that follow from s = g.delta and n = \\|delta\\|, so a step costs a few passes over D values
@@ -117,8 +119,8 @@ class Guardian(Defense):
         G = float(g.norm())
         if G == 0.0:
             return g.clone()
-        delta = g.clone()
-        s, n = G * G, G
+        delta = g.clone() if start is None else start.clone()
+        s, n = (G * G, G) if start is None else (float(g.dot(delta)), float(delta.norm()))
         m, v = torch.zeros_like(g), torch.zeros_like(g)
         step, root = torch.empty_like(g), torch.empty_like(g)
         for k in range(1, self.iterations + 1):

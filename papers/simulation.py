@@ -1,5 +1,7 @@
 """Federations in one process: bract's own strategies over clients that are plain objects."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

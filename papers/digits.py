@@ -1,5 +1,7 @@
 """Clients that hold handwritten digits, for the experiments on skewed and on poisoned data."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor, nn
 

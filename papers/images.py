@@ -1,10 +1,15 @@
-"""Images that attacks are scored on, and others that settings were chosen on. All are offline."""
+"""Images that attacks are scored on, and others that settings were chosen on.
+
+`IMAGE_SETS` are offline; others lie in a folder (`bract.papers.places`).
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
-import mnist_package
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +17,9 @@ from torch.nn import functional as F
 
 from bract.config import DataConfig
 from bract.data import open_source
+from bract.errors import BractError
+from bract.papers import mnist_package
+from bract.papers.places import BY_PATH, FOLDER, open_by_path
 
 SIZE = 32
 IMAGE_SETS = ("digits", "mnist", "faces", "grey", "photos")
@@ -38,32 +46,75 @@ class ImageSet:
     Attributes
     ----------
     images, labels
-        float32 ``(N, C, 32, 32)`` in [0, 1] and int64 ``(N,)``.
+        float32 ``(N, C, size, size)`` in [0, 1] and int64 ``(N,)``.
     candidates, candidate_labels
         Images that are not attacked: the pool for identifiability and the no-gradient baselines.
+    classes
+        Number of classes.
     """
 
     images: Tensor
     labels: Tensor
     candidates: Tensor
     candidate_labels: Tensor
+    classes: int = 10
 
 
-def image_set(name: str, count: int, split: str) -> ImageSet:
+def image_set(
+    name: str, count: int, split: str, *, size: int = SIZE, folder: Path = FOLDER
+) -> ImageSet:
     """Return images of the split ``score`` or ``choose``, which share no original.
 
     ``digits`` and ``mnist`` (grey) are scored on the last images of the test split and chosen on
     the training split. ``faces`` are 25 pixels of LFW, enlarged. ``grey`` and ``photos`` (colour)
     are crops of 128 pixels, reduced to 32, from pictures that scikit-image ships. Faces and crops
-    have no class here: their labels are drawn at random.
+    have no class here: their labels are drawn at random. Every other data set is read from
+    ``folder``.
+
+    Raises
+    ------
+    BractError
+        If a data set is unknown, not there, or has fewer images.
     """
     if name == "digits":
-        return _digits(count, split)
-    if name == "mnist":
-        return _mnist(count, split)
-    if name == "faces":
-        return _faces(count, split)
-    return _crops((GREY_PICTURES if name == "grey" else PHOTOGRAPHS)[split], count)
+        found = _digits(count, split)
+    elif name == "mnist" and mnist_package.available():
+        found = _mnist(count, split)
+    elif name == "faces":
+        found = _faces(count, split)
+    elif name in ("grey", "photos"):
+        return _crops((GREY_PICTURES if name == "grey" else PHOTOGRAPHS)[split], count, size)
+    elif name in BY_PATH:
+        return _by_path(name, count, split, size, folder)
+    else:
+        raise BractError(
+            f"unknown images {name!r}; expected one of {', '.join((*IMAGE_SETS, *BY_PATH))}"
+        )
+    if len(found.images) < count:
+        raise BractError(f"{name} has {len(found.images)} images to attack, {count} are needed")
+    return (
+        found
+        if size == SIZE
+        else replace(
+            found,
+            images=_resized(found.images, size),
+            candidates=_resized(found.candidates, size),
+        )
+    )
+
+
+def _by_path(name: str, count: int, split: str, size: int, folder: Path) -> ImageSet:
+    source = open_by_path(name, folder, "test" if split == "score" else "train")
+    if len(source.labels) < count + _CANDIDATES:
+        raise BractError(
+            f"{name} in {folder} has {len(source.labels)} images, {count + _CANDIDATES} are needed"
+        )
+    found = _last(
+        count,
+        source.labels,
+        lambda kept: source.images(kept, channels=source.channels, size=size),
+    )
+    return replace(found, classes=source.classes)
 
 
 def training_images(name: str) -> tuple[Tensor, Tensor]:
@@ -80,7 +131,7 @@ def training_images(name: str) -> tuple[Tensor, Tensor]:
     if name == "mnist":
         images, labels = mnist_package.read("train")
         return _resized(images[:10_000]), labels[:10_000]
-    raise ValueError(f"{name} has no classes to train on; expected digits or mnist")
+    raise BractError(f"{name} has no classes to train on; expected digits or mnist")
 
 
 def held_out_images(name: str) -> tuple[Tensor, Tensor]:
@@ -121,10 +172,10 @@ def _faces(count: int, split: str) -> ImageSet:
     return ImageSet(kept[:count], labels[:count], kept[count:], labels[count:])
 
 
-def _resized(images: Tensor) -> Tensor:
-    """Return grey images ``(N, 1, H, W)`` at 32 pixels, as the data module resizes."""
+def _resized(images: Tensor, size: int = SIZE) -> Tensor:
+    """Return images ``(N, C, H, W)`` at ``size`` pixels, as the data module resizes."""
     return F.interpolate(
-        images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False
+        images, size=(size, size), mode="bilinear", antialias=True, align_corners=False
     ).clamp(0.0, 1.0)
 
 
@@ -136,7 +187,7 @@ def _picture(name: str) -> Tensor:
     return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
 
 
-def _crops(names: Sequence[str], count: int) -> ImageSet:
+def _crops(names: Sequence[str], count: int, size: int) -> ImageSet:
     pictures = [_picture(name) for name in names]
     generator = torch.Generator().manual_seed(7)
 
@@ -149,7 +200,7 @@ def _crops(names: Sequence[str], count: int) -> ImageSet:
                 for side in picture.shape[1:]
             )
             crop = picture[None, :, top : top + _CROP, left : left + _CROP]
-            crops.append(F.interpolate(crop, size=(SIZE, SIZE), mode="area")[0])
+            crops.append(F.interpolate(crop, size=(size, size), mode="area")[0])
         return torch.stack(crops)
 
     images, candidates = draw(count), draw(_CANDIDATES)

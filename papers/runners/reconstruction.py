@@ -1,0 +1,300 @@
+"""Reconstructions from captured updates: each client's own attack, scored image by image."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from bract.attacks import (
+    ATTACKS,
+    Attack,
+    Attacker,
+    Budget,
+    Cosine,
+    Engine,
+    Objective,
+    Reconstruction,
+    Refusal,
+    RelativeError,
+    SquaredError,
+    Tier,
+    reconstruct,
+)
+from bract.attacks.adaptive.fedkl.known import What, known
+from bract.attacks.methods.baselines import class_mean, random_image
+from bract.attacks.problem.objectives import SquaredPlusNorm
+from bract.audit.scoring.scoring import ScoredImages, Truth, score_images
+from bract.errors import BractError
+from bract.models import create_model
+from bract.papers.clients import Situation, Upload, images_of, trained_network, uploads
+from bract.papers.images import ImageSet
+from bract.papers.places import Need, missing
+from bract.papers.results import Sample
+from bract.papers.runners.base import Context, Measured, Runner, Settings
+from bract.papers.runners.objectives import CosineAndSquared, Norm
+from bract.papers.runners.pictures import picture
+from bract.protocol.observation import Observation
+
+READABLE = 0.5
+"""SSIM from which an image counts as recognisable."""
+
+PICTURES = 4
+
+OBJECTIVES: dict[str, Objective] = {
+    "mse": SquaredError(),
+    "wd": Norm(),
+    "cd": Cosine(),
+    "mse and wd": SquaredPlusNorm(),
+    "mse and cd": CosineAndSquared(),
+    "relative": RelativeError(),
+}
+BASELINES = ("class mean", "random image")
+_KNOWN: dict[str, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class ReconstructionSettings(Settings):
+    """What clients do in a row, and who attacks them.
+
+    Attributes
+    ----------
+    tier
+        ``plain`` attacks the update before the defense, ``oblivious`` takes it at face value,
+        ``adaptive`` knows the defense; the others hold what FedKL's client keeps secret.
+    attack, options
+        Name of an attack, or ``class mean`` and ``random image``, which see no gradient; fields of
+        the attack, ``objective`` by a name of `OBJECTIVES`.
+    uploads, together
+        Clients of the row, and how many of them are one unit.
+    recogniser
+        Model that is trained on other images of the data set and then names the reconstructions.
+    """
+
+    data: str = "digits"
+    model: str = "lenet-strided"
+    defenses: tuple[dict[str, Any], ...] = ()
+    tier: Literal["plain", "oblivious", "adaptive", "key known", "lock known", "both known"] = (
+        "oblivious"
+    )
+    attack: str = "grnn"
+    options: dict[str, Any] = {}
+    iterations: Positive = 1000
+    restarts: Positive = 1
+    batch: Positive = 1
+    steps: Annotated[int, Field(ge=0)] = 0
+    step_images: Annotated[int, Field(ge=0)] = 0
+    round: Positive = 1
+    trained: bool = False
+    init: Literal["default", "uniform"] = "default"
+    size: Positive = 32
+    uploads: Positive = 4
+    together: Positive = 16
+    recogniser: str | None = None
+    seed: int = 0
+
+    def situation(self, context: Context) -> Situation:
+        """Return what the clients do."""
+        return Situation(
+            data=self.data,
+            model=self.model,
+            defenses=self.defenses,
+            round=self.round,
+            batch=self.batch,
+            steps=self.steps,
+            step_images=self.step_images,
+            trained=self.trained,
+            uploads=self.uploads,
+            init=self.init,
+            size=self.size,
+            folder=context.folder,
+        )
+
+
+class ReconstructionRunner(Runner[ReconstructionSettings]):
+    """Attacks each client's upload; a unit is some clients, a sample one image."""
+
+    settings: ClassVar[type[Settings]] = ReconstructionSettings
+    code: ClassVar[tuple[str, ...]] = (
+        *("bract.attacks", "bract.client.defenses", "bract.client.training"),
+        *("bract.papers.clients", "bract.papers.images", "bract.papers.mnist_package"),
+        *("bract.papers.places", "bract.papers.runners.reconstruction"),
+        *("bract.papers.runners.objectives", "bract.papers.runners.pictures"),
+    )
+
+    def count(self, settings: ReconstructionSettings) -> int:
+        """Return the number of groups of clients."""
+        return -(-settings.uploads // settings.together)
+
+    def missing(self, settings: ReconstructionSettings, context: Context) -> Need | None:
+        """Say what images are not there."""
+        return missing(settings.data, context.folder)
+
+    def data(self, settings: ReconstructionSettings) -> str:
+        """Return the name of the image set."""
+        return settings.data
+
+    def run(self, settings: ReconstructionSettings, unit: int, context: Context) -> Measured:
+        """Attack the clients of one unit and score every image."""
+        situation = settings.situation(context)
+        first = unit * settings.together
+        clients = range(first, min(first + settings.together, settings.uploads))
+        secret = secrets.randbits(256)
+        images = images_of(situation, "score")
+        captured = uploads(situation, split="score", secret=secret, clients=clients)
+        if settings.attack in BASELINES:
+            outcomes = _without_gradient(settings, captured, images, clients)
+        else:
+            outcomes = attack_all(settings, captured, context)
+        samples, refused, shown = [], [], []
+        for client, outcome, upload in zip(clients, outcomes, captured, strict=True):
+            if isinstance(outcome, Refusal):
+                refused.append(outcome.reason)
+                continue
+            made, labels, values = outcome
+            scored = score_images(
+                made,
+                Truth(upload.truth, upload.labels),
+                recovered=labels,
+                candidates=images.candidates,
+                perceptual=settings.batch == 1,
+            )
+            named = _recognised(settings, made[scored.order])
+            for number, sample in enumerate(_samples(scored, values | {"cosine": upload.cosine})):
+                if named is not None:
+                    true = scored.labels[number]
+                    for k in (1, 3, 5):
+                        sample[f"reidentified{k}"] = float(true in named[number][:k])
+                samples.append(Sample(group=client, values=sample))
+            shown += list(zip(scored.originals, made[scored.order], strict=True))
+        return Measured(
+            samples,
+            refused=refused,
+            pictures=picture(shown[:PICTURES]) if shown and unit == 0 else None,
+            secret=f"{secret:x}",
+        )
+
+
+Made = tuple[Tensor, Tensor | None, dict[str, float | None]]
+
+
+def attacker(settings: ReconstructionSettings) -> Attacker:
+    """Return the attack of a row.
+
+    Raises
+    ------
+    BractError
+        If there is no such attack, or it has no such option.
+    """
+    kind = ATTACKS[settings.attack]
+    options = dict(settings.options)
+    names = {entry.name for entry in fields(kind)}
+    for name in options:
+        if name not in names:
+            raise BractError(
+                f"attack {settings.attack!r} has no option {name!r}; it has {sorted(names)}"
+            )
+    if isinstance(options.get("objective"), str):
+        given = options["objective"]
+        if given not in OBJECTIVES:
+            raise BractError(f"objective {given!r} is none of {', '.join(OBJECTIVES)}")
+        options["objective"] = OBJECTIVES[given]
+    return kind(**options)
+
+
+def attack_all(
+    settings: ReconstructionSettings, captured: Sequence[Upload], context: Context
+) -> list[Made | Refusal]:
+    """Run the attacker of a row on every upload.
+
+    Who cannot undo a defense takes the upload at face value.
+    """
+    using = attacker(settings)
+    observations = [u.plain if settings.tier == "plain" else u.captured for u in captured]
+    earlier = {u.captured.key: u.history for u in captured}
+    if settings.tier in _KNOWN:
+        if not isinstance(using, Attack):
+            raise BractError(f"tier {settings.tier!r} needs one attack, not {settings.attack!r}")
+        locks = {u.captured.key: u.lock for u in captured if u.lock is not None}
+        using = known(using, locks, _KNOWN[settings.tier])
+
+    def attempt(given: Sequence[Observation], tier: Tier) -> list[Reconstruction | Refusal]:
+        return reconstruct(
+            given,
+            using,
+            budget=Budget(
+                iterations=settings.iterations,
+                restarts=settings.restarts,
+                max_images=max(8, settings.batch),
+            ),
+            seed=settings.seed,
+            tier=tier,
+            engine=Engine(device=context.device),
+            history=lambda observation: earlier[observation.key],
+        )
+
+    plain = settings.tier in ("plain", "oblivious")
+    outcomes = attempt(observations, "oblivious" if plain else "adaptive")
+    again = [i for i, o in enumerate(outcomes) if isinstance(o, Refusal) and not plain]
+    if again:
+        for index, outcome in zip(
+            again, attempt([observations[i] for i in again], "oblivious"), strict=True
+        ):
+            outcomes[index] = outcome
+    return [o if isinstance(o, Refusal) else _made(o) for o in outcomes]
+
+
+def _made(outcome: Reconstruction) -> Made:
+    values = {"residual": outcome.gradient_residual, "attack_loss": outcome.final_loss}
+    return outcome.images, outcome.labels, values
+
+
+def _without_gradient(
+    settings: ReconstructionSettings, captured: Sequence[Upload], images: ImageSet, clients: range
+) -> list[Made | Refusal]:
+    made: list[Made | Refusal] = []
+    for client, upload in zip(clients, captured, strict=True):
+        if settings.attack == "class mean":
+            found = class_mean(images.candidates, images.candidate_labels, upload.labels)
+        else:
+            found = random_image(images.candidates, settings.batch, seed=settings.seed + client)
+        made.append((found, None, {}))
+    return made
+
+
+def _samples(scored: ScoredImages, values: dict[str, Any]) -> list[dict[str, float | None]]:
+    found = []
+    for row in scored.rows:
+        sample: dict[str, float | None] = {
+            "psnr": row.psnr,
+            "ssim": row.ssim,
+            "mse": row.mse,
+            "lpips_alex": row.lpips_alex,
+            "lpips_vgg": row.lpips_vgg,
+            "label_accuracy": scored.label_accuracy,
+            **values,
+        }
+        if row.ssim is not None:
+            sample["recognisable"] = float(row.ssim >= READABLE)
+        if row.rank is not None:
+            sample["top1"], sample["top5"] = float(row.rank <= 1), float(row.rank <= 5)
+        known_values = {name: value for name, value in sample.items() if value is not None}
+        found.append(dict[str, float | None](known_values))
+    return found
+
+
+def _recognised(settings: ReconstructionSettings, made: Tensor) -> list[list[int]] | None:
+    """Return the classes of each reconstruction, most likely first, by the row's recogniser."""
+    if settings.recogniser is None:
+        return None
+    model = create_model(settings.recogniser, classes=10, channels=made.shape[1], image_size=32)
+    model.load_state_dict(trained_network(settings.data, settings.recogniser, 5000)[0])
+    with torch.no_grad():
+        order = model.eval()(made).argsort(dim=1, descending=True)
+    return [[int(k) for k in row] for row in order]
