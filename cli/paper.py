@@ -11,6 +11,7 @@ import typer
 
 from bract.cli.examples import epilog
 from bract.cli.options import Format, FormatOption
+from bract.errors import BractError
 
 paper = typer.Typer(
     no_args_is_help=True,
@@ -33,6 +34,20 @@ ResultsOption = Annotated[
 ]
 
 
+def _folder(results: Path | None) -> Path:
+    """Return the folder of results that was named, which has to be there, or bract's own."""
+    from bract.papers.results import COMMITTED
+
+    if results is None:
+        return COMMITTED
+    if not results.is_dir():
+        raise BractError(
+            f"--results {results}: no such folder; name the --out of `bract paper run`, or leave "
+            "it out for the results that come with bract"
+        )
+    return results
+
+
 @paper.callback()
 def _group() -> None:
     """Run the papers' tables and figures, and hold them against what was published."""
@@ -53,11 +68,10 @@ def list_experiments(
 
     from bract.cli.console import print_json
     from bract.papers.catalog import experiments, find
-    from bract.papers.results import COMMITTED
     from bract.papers.summary import stand
 
     chosen = find(names) if names else list(experiments().values())
-    found = [stand(one, results or COMMITTED) for one in chosen]
+    found = [stand(one, _folder(results)) for one in chosen]
     if output.is_json:
         print_json([standing.to_dict() for standing in found])
         return
@@ -146,10 +160,9 @@ def report_experiments(
     """Write one page: the published figures beside ours, pictures included."""
     from bract.cli.console import print_json, say
     from bract.papers.page import write_page
-    from bract.papers.results import COMMITTED
     from bract.papers.summary import stand_all
 
-    found = stand_all(results or COMMITTED)
+    found = stand_all(_folder(results))
     page = write_page(found, out)
     if output.is_json:
         print_json([standing.to_dict() for standing in found])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bract.cli.console import WorkProgress, duration, print_json, say, working
-from bract.cli.signals import explained, resumed
+from bract.cli.signals import explained
 from bract.errors import BractError
 from bract.files import readable_size
 from bract.papers.catalog import experiments, find
@@ -120,7 +121,7 @@ def _planned(made: Plan) -> dict[str, object]:
 
 def _run(made: Plan, options: Options, context: Context) -> dict[str, object]:
     experiment, scale = made.experiment, made.scale
-    again = resumed("experiment", f"bract paper run {experiment.name} --scale {scale}")
+    again = shlex.join(["bract", *sys.argv[1:]])
     with (
         explained(f"{options.out}; what is done is kept", again),
         WorkProgress(made.left, experiment.name) as bar,

@@ -50,12 +50,15 @@ class Row(_Part):
     ----------
     settings
         Over those of the scale and the experiment.
+    at
+        Over its settings, at one scale: the paper's own data set at ``gpu``.
     beyond
         Whether the paper has no such row: an attacker that it did not try, for example.
     """
 
     name: str
     settings: dict[str, Any] = Field(default={}, alias="set")
+    at: dict[Scale, dict[str, Any]] = {}
     published: tuple[Published, ...] = ()
     beyond: bool = False
 
@@ -177,7 +180,8 @@ class Experiment(_Part):
     def settings_at(self, scale: Scale, row: Row) -> dict[str, Any]:
         """Return a row's settings: the experiment's, the scale's, its own, what the scale fixes."""
         size = self.scales[scale]
-        return {**self.settings, **size.settings, **row.settings, **size.over}
+        own = {**row.settings, **row.at.get(scale, {})}
+        return {**self.settings, **size.settings, **own, **size.over}
 
     @model_validator(mode="after")
     def _whole(self) -> Experiment:

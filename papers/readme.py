@@ -103,6 +103,7 @@ def _shown_row(one: Standing) -> tuple[str, str, str]:
 
 def _theirs(row: RowFigures, metric: str) -> str:
     found = [(p, v[metric]) for p, v in row.theirs if v.get(metric) is not None]
+    found.sort(key=lambda one: one[0].data is None)  # the paper's line on data that are run here
     printed, value = found[0]
     return f"{number(value)} ({printed.of})"
 

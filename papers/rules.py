@@ -20,7 +20,11 @@ Answer = Literal["holds", "contradicted", "open"]
 State = Literal["reproduced", "not reproduced", "undecided", "not run", "needs", "nothing to run"]
 
 _SHARE = re.compile(r"(?P<metric>[\w.@ -]+?)(?P<side>>=|<=)(?P<value>-?[\d.]+)")
-_SHARES = ("recognisable", "label_accuracy", "top1", "top5", "reidentified", "accuracy")
+_SHARES = ("recognisable", "label_accuracy", "top1", "top5", "reidentified")
+"""Metrics that are 0 or 1 for each image, or a share of few."""
+
+_BOUNDS = {"ssim": (-1.0, 1.0), "accuracy": (0.0, 1.0), "cosine": (-1.0, 1.0)}
+"""What means cannot leave."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ def figure(row: RowResult | None, metric: str) -> Figure | None:
     if _is_share(metric):
         interval = share_interval(values, groups=groups)
     else:
-        interval = mean_interval(values, groups=groups)
+        bounds = _BOUNDS.get(metric.partition("@")[0])
+        interval = mean_interval(values, groups=groups, bounds=bounds)
     low, high = interval or (None, None)
     return Figure(statistics.fmean(values), low, high, len(set(groups)), len(values))
 

@@ -143,6 +143,8 @@ def without_data(experiment: Experiment, scale: Scale, need: Need) -> str:
 def _by_path(size: Size, experiment: Experiment) -> bool:
     names = {experiment.settings.get("data"), size.settings.get("data")}
     names |= {row.settings.get("data") for row in experiment.rows}
+    if "data" in size.over:
+        names = {size.over["data"]}
     return bool(names & set(BY_PATH))
 
 
@@ -233,7 +235,6 @@ def run(
                     if tell is not None:
                         tell(name)
         write_result(folder, experiment, _result(made, rows, command))
-    held.unlink(missing_ok=True)
     return path
 
 

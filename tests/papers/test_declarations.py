@@ -107,5 +107,13 @@ def test_a_row_overrides_its_scale_and_the_scale_can_fix_a_setting(tmp_path: Pat
     assert found.settings_at("smoke", found.rows[0]) == {"iterations": 1, "batch": 3}
 
 
+def test_a_row_has_the_paper_s_own_data_at_full_size() -> None:
+    (table,) = find(["grnn/table-3-2"])
+    faces = table.rows[2]
+    assert table.settings_at("laptop", faces)["data"] == "faces"
+    assert table.settings_at("gpu", faces)["data"] == "lfw"
+    assert table.settings_at("smoke", faces)["data"] == "digits"
+
+
 def test_declarations_lie_beside_the_code() -> None:
     assert (HERE / "adadefense" / "table-4.yaml").is_file()

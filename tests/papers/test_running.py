@@ -175,6 +175,12 @@ def test_a_plan_without_running_costs_nothing(measured: list[Any], tmp_path: Pat
     assert not measured
 
 
+def test_results_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["paper", "list", "--results", str(tmp_path / "none")])
+    assert isinstance(done.exception, BractError)
+    assert "no such folder" in str(done.exception)
+
+
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["paper", "run", NAME, "--device", "nonsense"])
     assert isinstance(done.exception, BractError)
