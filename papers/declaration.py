@@ -144,7 +144,8 @@ class Experiment(_Part):
     metrics
         Shown in tables, the first one decides what the list shows.
     rows, scales, rules
-        What is run, at which sizes, and what decides; rules were written before any run.
+        What is run, at which sizes, and what decides. Rules are written before the first run; one
+        that comes later is named in ``notes``.
     needs
         What it would take to run what is not run here.
     """

@@ -15,9 +15,10 @@ README = HERE / "README.md"
 _HEAD = """# The papers, table by table
 
 Every table and figure of five works. What can be run here is declared in
-`papers/PAPER/EXPERIMENT.yaml`: rows, sizes, printed figures, and the rules that decide, which do
-not change for a result. A rule is held against the 95 % interval of its figure. All hold:
-reproduced. One is contradicted: not reproduced. Else undecided. No verdict is written by hand.
+`papers/PAPER/EXPERIMENT.yaml`: rows, sizes, printed figures, and the rules that decide, written
+before the first run unless the notes name one. A rule is held against the 95 % interval of its
+figure. All hold: reproduced. One is contradicted: not reproduced. Else undecided. No verdict is
+written by hand. A verdict at `laptop` is one on the reduced size that its declaration states.
 
 ```sh
 bract paper list
