@@ -95,6 +95,9 @@ class Trial:
         where the evidence has a likelihood (random defenses, to an attacker who knows them); the
         prior is `bract.attacks.solve.regularizers.NaturalImages` whatever the attack's own. None
         elsewhere.
+    statistics
+        Relative error of the batch statistics of ``images``, where the capture holds enough of
+        those of the client's own batch (`bract.attacks.solve.own_statistics`); None elsewhere.
     loss_curve
         ``(iteration, best loss so far)``, at most about 200 points.
     iterations
@@ -120,6 +123,7 @@ class Trial:
     cosine: float | None = None
     residual: float | None = None
     nats: float | None = None
+    statistics: float | None = None
     loss_curve: list[tuple[int, float]] = field(default_factory=list)
     iterations: int = 0
     seconds: float = 0.0
@@ -150,6 +154,7 @@ class Trial:
             "iterations": self.iterations,
             "distance": self.distance,
             "nats": self.nats,
+            "statistics": self.statistics,
             "loss": self.loss,
             "seconds": self.seconds,
         }

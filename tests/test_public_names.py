@@ -45,6 +45,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "RelativeError",
         "Run",
         "SquaredError",
+        "Statistics",
         "TargetModel",
         "Tier",
         "TotalVariation",
@@ -132,6 +133,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "deploy": (),
     "models": (
         "CifarResNet",
+        "ConvNet",
         "INITIALISERS",
         "LeNet",
         "LeNetBN",
@@ -140,6 +142,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "StridedLeNetBN",
         "activation_layer",
         "auxiliary_loss",
+        "convnet64",
         "create_model",
         "initialise",
         "key_locks",

@@ -17,6 +17,7 @@ from bract.attacks.task import AttackTask
 from bract.errors import BractError
 
 COSINE = "cosine between the tier's evidence and what the images would have caused"
+WITH_STATISTICS = f"{COSINE}; and the relative error of the batch statistics"
 POSTERIOR = "posterior: the evidence's likelihood and a prior of natural images, in nats"
 
 
@@ -57,14 +58,14 @@ class _Search:
 
     @property
     def by_posterior(self) -> bool:
-        """Whether every trial that did not fail has a posterior: its evidence has a likelihood."""
-        done = [trial.nats for trial in self.trials if not trial.failed]
-        return bool(done) and None not in done
+        """Whether trials are compared by their posterior: all have one, and nothing better."""
+        done = [trial for trial in self.trials if not trial.failed]
+        return bool(done) and all(t.nats is not None and t.statistics is None for t in done)
 
     def _value(self, trial: Trial) -> float:
         """What configurations are compared by; less is better."""
         if not self.by_posterior:
-            return trial.distance
+            return trial.distance + (trial.statistics or 0.0)
         if trial.failed or trial.nats is None or not math.isfinite(trial.nats):
             return math.inf
         return trial.nats
@@ -93,7 +94,8 @@ class Auto(Attacker):
     `Trial.nats`: an image that fits the noise has a better cosine than the likeliest one.
     Elsewhere it is the cosine of the match to the evidence, which all attacks share and which is
     free of each attack's own loss, prior and scale; readings that the evidence leaves open (pruned
-    coordinates, those that a defense made ambiguous) are taken in the candidate's favour. Every
+    coordinates, those that a defense made ambiguous) are taken in the candidate's favour. Where
+    the capture holds the statistics of the client's own batch, their relative error is added. Every
     trial stays in the result, so the *oracle* pick says what a better choice would have got.
 
     A budget in iterations is that of the last pass; one in seconds is shared by all passes.
@@ -151,7 +153,8 @@ class Auto(Attacker):
             return Refusal(attack=self.name, observation=key, reason="; ".join(reasons))
         chosen = search.best()
         read = labels.labels.tolist() if isinstance(labels, Reconstruction) else None
-        criterion = POSTERIOR if search.by_posterior else COSINE
+        known = search.trials[chosen].statistics is not None
+        criterion = POSTERIOR if search.by_posterior else WITH_STATISTICS if known else COSINE
         decided: dict[str, Any] = {"criterion": criterion, "labels_read": read}
         return Reconstruction(
             attack=self.name,

@@ -31,6 +31,7 @@ from bract.attacks.solve.checkpoints import (
     write_atomically,
 )
 from bract.attacks.solve.descent import Outcome, Plateau, Recipe, Run
+from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.refinement import refine
 from bract.attacks.solve.regularizers import NaturalImages
 from bract.errors import BractError, RunFailedError, out_of_memory
@@ -159,7 +160,7 @@ class Engine:
                 with exact_arithmetic():
                     problem = Problem.stack(chunk, seed=seed, device=device)
                     outcome = solve(problem, run)
-                    cosine, residual, nats = _match(problem, outcome)
+                    match = _match(problem, outcome)
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
@@ -173,7 +174,7 @@ class Engine:
                     torch.cuda.empty_cache()
                 continue
             share = (time.perf_counter() - begun) / len(chunk)
-            finished = _take_apart(problem, outcome, cosine, residual, nats, seconds=share)
+            finished = _take_apart(problem, outcome, match, seconds=share)
             if store is not None:
                 write_atomically(store.with_suffix(".done"), [vars(entry) for entry in finished])
             solved += finished
@@ -275,9 +276,7 @@ def _progress(fraction: float, seconds: float, loss: float) -> Progress:
 def _take_apart(
     problem: Problem,
     outcome: Outcome,
-    cosine: Tensor,
-    residual: Tensor,
-    nats: Tensor | None,
+    match: _Match,
     *,
     seconds: float,
 ) -> list[Trial]:
@@ -291,9 +290,10 @@ def _take_apart(
             method=recipes[i].method,
             components=tuple(dict.fromkeys((*recipes[i].components, *problem.cases[i].components))),
             unknowns={n: v[i].detach().float().cpu() for n, v in outcome.unknowns.items()},
-            cosine=float(cosine[i]),
-            residual=float(residual[i]),
-            nats=None if nats is None else float(nats[i]),
+            cosine=float(match.cosine[i]),
+            residual=float(match.residual[i]),
+            nats=None if match.nats is None else float(match.nats[i]),
+            statistics=None if match.statistics is None else float(match.statistics[i]),
             loss_curve=outcome.curves[i],
             iterations=outcome.iterations,
             seconds=seconds,
@@ -302,8 +302,17 @@ def _take_apart(
     ]
 
 
-def _match(problem: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return cosine and residual of the match, and the posterior's nats where there is one."""
+@dataclass(frozen=True)
+class _Match:
+    """How the images of each trial fit what was captured, each ``(L,)``; see `Trial`."""
+
+    cosine: Tensor
+    residual: Tensor
+    nats: Tensor | None
+    statistics: Tensor | None
+
+
+def _match(problem: Problem, outcome: Outcome) -> _Match:
     exact = problem.to(torch.float64)
     images = outcome.images.to(torch.float64).clamp(0.0, 1.0)
     simulated = exact.simulate(
@@ -313,7 +322,12 @@ def _match(problem: Problem, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor |
     )
     detached = {name: value.detach() for name, value in simulated.items()}
     cosine, residual = agreement(detached, exact.reading(detached), exact.weights)
-    if exact.likelihood is None:
-        return cosine, residual, None
-    nats = exact.distance(exact.likelihood, detached) + NaturalImages()(exact, images)
-    return cosine, residual, nats
+    own = OwnStatistics.of(exact)
+    statistics = None
+    if own is not None and own.decisive(pixels=images[0].numel()):
+        with torch.no_grad():
+            statistics = own.error(exact, images)
+    nats = None
+    if exact.likelihood is not None:
+        nats = exact.distance(exact.likelihood, detached) + NaturalImages()(exact, images)
+    return _Match(cosine, residual, nats, statistics)

@@ -1,5 +1,6 @@
 """Models under attack, by name."""
 
+from bract.models.convnet import ConvNet, convnet64
 from bract.models.initialise import INITIALISERS, initialise
 from bract.models.keylock import (
     key_locks,
@@ -18,12 +19,14 @@ __all__ = [
     "INITIALISERS",
     "MODELS",
     "CifarResNet",
+    "ConvNet",
     "LeNet",
     "LeNetBN",
     "StridedLeNet",
     "StridedLeNetBN",
     "activation_layer",
     "auxiliary_loss",
+    "convnet64",
     "create_model",
     "initialise",
     "key_locks",

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from bract.schema.record import Number, Record, VersionedRecord, names
 
-AUDIT_SCHEMA: Literal[3] = 3
+AUDIT_SCHEMA: Literal[4] = 4
 """Version of an audit result; 2 did not say what it depends on and what needs no gradient."""
 
 EXACT_DB = 100.0
@@ -199,7 +199,8 @@ class TrialSummary(Record):
     """One trial of an attack as the attacker saw it; see `bract.attacks.result.Trial`.
 
     ``distance`` is one minus the cosine of the match, ``nats`` the posterior where the evidence has
-    a likelihood. ``pass_number`` is called ``pass`` in the file.
+    a likelihood, ``statistics`` the relative error of the batch statistics where the capture holds
+    the client's own. ``pass_number`` is called ``pass`` in the file.
     """
 
     attack: str
@@ -210,6 +211,7 @@ class TrialSummary(Record):
     iterations: int | None = None
     distance: Number = None
     nats: Number = None
+    statistics: Number = None
     loss: Number = None
     seconds: Number = None
 
@@ -234,7 +236,7 @@ class AuditResult(VersionedRecord):
     kind: ClassVar[str] = "audit"
     mend: ClassVar[str] = "audit the run again or use the bract version that wrote it"
 
-    schema_version: Literal[3] = Field(default=AUDIT_SCHEMA, alias="schema")
+    schema_version: Literal[4] = Field(default=AUDIT_SCHEMA, alias="schema")
     round: int
     client: str
     attack: str

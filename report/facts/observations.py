@@ -25,6 +25,7 @@ ATTACK_NAMES = {
     "dlg": "DLG",
     "idlg": "iDLG",
     "ig": "IG",
+    "statistics": "Batch statistics",
     "grnn": "GRNN",
 }
 

@@ -6,7 +6,15 @@ import torch
 from bract.errors import BractError
 from bract.models import create_model
 
-SMALL = ["lenet-bn", "lenet-strided-bn", "resnet20", "resnet32", "resnet18", "resnet34"]
+SMALL = [
+    "lenet-bn",
+    "lenet-strided-bn",
+    "resnet20",
+    "resnet32",
+    "resnet18",
+    "resnet34",
+    "convnet64",
+]
 LARGE = ["vgg16", "vgg16-bn"]
 
 
@@ -33,6 +41,8 @@ def test_parameter_counts_are_the_published_ones() -> None:
         assert count(make("vgg16", classes=1000)) == 138_357_544
         # A normalisation layer has two parameters a channel; VGG-16 has 4,224 channels in all.
         assert count(make("vgg16-bn", classes=1000)) == 138_357_544 + 2 * 4224
+    # 2,878,720 in convolutions, 2 x 1,600 in normalisation, 23,050 in the classifier.
+    assert count(make("convnet64")) == 2_904_970
     assert count(make("lenet-bn", channels=1)) == 61_706 + 2 * (6 + 16)
 
 

@@ -67,7 +67,7 @@ FOUND: dict[str, tuple[str, Callable[[], object]]] = {
     "a kept reply that is a list": ("kept reply", lambda: kept('["label"]')),
     "metrics that are no UTF-8": ("metrics.jsonl", lambda: b"\xff\n"),
     "a deep run.json": ("run.json", lambda: DEEP.encode()),
-    "a deep audit result": ("audit result", lambda: b'{"schema": 3, "round": ' + DEEP.encode()),
+    "a deep audit result": ("audit result", lambda: b'{"schema": 4, "round": ' + DEEP.encode()),
     "a policy with an impossible date": ("site policy", lambda: b"require: 2020-13-45"),
     "a policy of a tag that does not fit": ("site policy", lambda: b"!!map 0"),
     "a defense that is no YAML": ("--defense", lambda: "noise:std={{{"),

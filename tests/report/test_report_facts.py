@@ -112,7 +112,7 @@ def test_half_written_files_are_named_and_left_out(make_run: Any) -> None:
     root = make_run()
     with (root / "metrics.jsonl").open("a") as stream:
         stream.write('{"round": 4, "seco')
-    (root / "audit" / "ig" / "round-0002--client-1.json").write_text('{"schema": 3, "round"')
+    (root / "audit" / "ig" / "round-0002--client-1.json").write_text('{"schema": 4, "round"')
     (root / "captures" / "round-0003" / "client-0" / "observation.json").unlink()
     edit(root / "audit" / "ig" / "round-0003--client-1.json", tier="omniscient")
     facts = gather(root)
@@ -208,7 +208,7 @@ def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> 
     ("name", "wanted"),
     [
         ("run.json", 2),
-        ("audit/ig/round-0001--client-0.json", 3),
+        ("audit/ig/round-0001--client-0.json", 4),
         ("captures/round-0001/client-0/observation.json", f"3 and {OBSERVATION_SCHEMA}"),
     ],
 )

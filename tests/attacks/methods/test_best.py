@@ -15,12 +15,19 @@ from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, difference, parameters_of
 
 
-def one_step(images: Any, labels: Any, *, steps: Any = 1, activation: Any = "sigmoid") -> Any:
+def one_step(
+    images: Any,
+    labels: Any,
+    *,
+    steps: Any = 1,
+    activation: Any = "sigmoid",
+    model: Any = "lenet-strided-bn",
+) -> Any:
     """What a client returns after one step of local training, its buffers among it."""
     size = images.shape[-1]
     torch.manual_seed(0)
     network = create_model(
-        "lenet-strided-bn", classes=10, channels=1, image_size=size, activation=activation
+        model, classes=10, channels=1, image_size=size, activation=activation
     ).train()
     sent, buffers = parameters_of(network), buffers_of(network)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
@@ -36,12 +43,12 @@ def one_step(images: Any, labels: Any, *, steps: Any = 1, activation: Any = "sig
         returned_buffers=buffers_of(network),
         update=difference(sent, parameters_of(network)),
         declaration=ClientDeclaration(
-            model="lenet-strided-bn",
+            model=model,
             activation=activation,
             image_shape=(1, size, size),
             classes=10,
-            batch_size=1,
-            num_examples=1,
+            batch_size=len(images),
+            num_examples=len(images),
             lr=0.1,
             local_steps=steps,
         ),
