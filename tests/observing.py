@@ -135,3 +135,43 @@ def scores(images: Tensor, originals: Tensor) -> list[Any]:
     """Score reconstructions against their originals: `bract.schema.Scores` that lack no value."""
     truth = Truth(originals, torch.zeros(len(originals), dtype=torch.int64))
     return score_images(images, truth, perceptual=False).rows
+
+
+def one_step(
+    images: Any,
+    labels: Any,
+    *,
+    steps: Any = 1,
+    activation: Any = "sigmoid",
+    model: Any = "lenet-strided-bn",
+) -> Any:
+    """What a client returns after one step of local training, its buffers among it."""
+    size = images.shape[-1]
+    torch.manual_seed(0)
+    network = create_model(
+        model, classes=10, channels=1, image_size=size, activation=activation
+    ).train()
+    sent, buffers = parameters_of(network), buffers_of(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(images), labels).backward()
+        optimizer.step()
+    return Observation(
+        round=1,
+        client="client-0",
+        parameters=sent,
+        buffers=buffers,
+        returned_buffers=buffers_of(network),
+        update=difference(sent, parameters_of(network)),
+        declaration=ClientDeclaration(
+            model=model,
+            activation=activation,
+            image_shape=(1, size, size),
+            classes=10,
+            batch_size=len(images),
+            num_examples=len(images),
+            lr=0.1,
+            local_steps=steps,
+        ),
+    )

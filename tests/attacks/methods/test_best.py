@@ -3,56 +3,13 @@ from typing import Any
 
 import pytest
 import torch
-from observing import scores
+from observing import one_step, scores
 from torch import nn
 
 from bract.attacks import Best, Budget
 from bract.attacks.methods.best import BN_WEIGHT, statistics_weight
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.models import create_model
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, difference, parameters_of
-
-
-def one_step(
-    images: Any,
-    labels: Any,
-    *,
-    steps: Any = 1,
-    activation: Any = "sigmoid",
-    model: Any = "lenet-strided-bn",
-) -> Any:
-    """What a client returns after one step of local training, its buffers among it."""
-    size = images.shape[-1]
-    torch.manual_seed(0)
-    network = create_model(
-        model, classes=10, channels=1, image_size=size, activation=activation
-    ).train()
-    sent, buffers = parameters_of(network), buffers_of(network)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(images), labels).backward()
-        optimizer.step()
-    return Observation(
-        round=1,
-        client="client-0",
-        parameters=sent,
-        buffers=buffers,
-        returned_buffers=buffers_of(network),
-        update=difference(sent, parameters_of(network)),
-        declaration=ClientDeclaration(
-            model=model,
-            activation=activation,
-            image_shape=(1, size, size),
-            classes=10,
-            batch_size=len(images),
-            num_examples=len(images),
-            lr=0.1,
-            local_steps=steps,
-        ),
-    )
 
 
 @pytest.fixture
