@@ -29,7 +29,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from attack_images import held_out_images, image_set, training_images
 from results_io import emit, note, parser
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,6 +37,7 @@ from bract.attacks import Budget, Engine, Reconstruction, reconstruct
 from bract.audit.scoring.metrics import mean_interval
 from bract.audit.scoring.scoring import ScoredImages, Truth, score_images
 from bract.models import create_model, initialise
+from bract.papers.images import held_out_images, image_set, training_images
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
 from bract.versions import RESULT_CODE, code_digest
