@@ -103,6 +103,9 @@ SUPERNODE = "flwr.supernode.start_client_internal"
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 """Where the process of a ClientApp installs and loads the app."""
 
+SIMULATION = "flwr.simulation.app"
+"""Where the process of a simulation reads how the engine is to run."""
+
 ENGINE = "flwr.server.superlink.fleet.vce.vce_api"
 """Where the simulation engine makes its nodes and has them answer."""
 
@@ -122,6 +125,7 @@ DATE = "flwr.supercore.date"
 """Where Flower asks for the time."""
 
 _REPLACED = {
+    SIMULATION: ("_run_simulation_settings",),
     ENGINE: ("DeprecatedRunInfoStore", "get_load_client_app_fn"),
     DATE: ("now",),
     OBJECTS: PULLS,

@@ -4,8 +4,8 @@ The engine tells a simulated node its number and how many there are, and nothing
 rules of this module
 
 - node i has the node configuration of client i: its folders, keys and device (`SITES`);
-- the process of a client imports the installed ClientApp, and answers with the error that a client
-  of the deployment would send where the app raises;
+- the process of a client imports the installed ClientApp, answers with the error that a client of
+  the deployment would send where the app raises, and is started again where it was killed;
 - the processes of Ray serve this machine alone, and who knows a secret (`engine_environment`).
 """
 
@@ -24,7 +24,7 @@ from flwr.app import Context, Error, Message
 from bract.deploy import clock
 from bract.deploy.pinned import load_app
 from bract.deploy.rules import replace
-from bract.flower import ENGINE, ErrorCode
+from bract.flower import ENGINE, SIMULATION, ErrorCode
 
 SITES = "BRACT_SIMULATED_SITES"
 """Environment variable with a JSON file: a list of node configurations, one a client."""
@@ -89,5 +89,12 @@ def simulate_sites() -> None:
         load_app(default_app_ref)
         return lambda *_: SimulatedApp(default_app_ref)
 
+    def settings(config: Any) -> tuple[Any, ...]:
+        clients, name, backend, *others = read(config)
+        # Options of Ray's for the processes; Flower would go on asking one that was killed.
+        backend["client_resources"]["max_restarts"] = -1
+        return (clients, name, backend, *others)
+
     known = replace(ENGINE, "DeprecatedRunInfoStore", node)
     replace(ENGINE, "get_load_client_app_fn", loader)
+    read = replace(SIMULATION, "_run_simulation_settings", settings)

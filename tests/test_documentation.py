@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -167,3 +168,39 @@ def test_what_the_page_about_ones_own_app_shows_is_read_as_it_stands(tmp_path: P
 def test_no_page_advises_a_weaker_attack_than_the_default() -> None:
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
         assert "--attack ig" not in page.read_text(), page.name
+
+
+def scale() -> dict[tuple[int, str], Any]:
+    """Rows of the simulations of many clients, by clients and model."""
+    return {(row["clients"], row["model"]): row for row in results("scale")}
+
+
+def test_a_thousand_clients_hold_no_more_memory_after_twenty_rounds() -> None:
+    row = scale()[1000, "resnet20"]
+    assert (row["rounds"], row["a round"]) == (20, 20)
+    sums = [held["rss"] for held in row["held"]]
+    assert len(sums) == 20
+    # From the second round on: in the first one the processes import.
+    assert max(sums[1:]) < 1.02 * min(sums[1:])
+    assert row["MB late"] < 1.01 * row["MB early"]
+    # Over a hundred rounds of the same growth it would still be less than a twentieth.
+    growth = np.polyfit(range(19), sums[1:], 1)[0]
+    assert 100 * growth < 0.05 * row["MB early"]
+
+
+def test_the_formula_of_the_page_on_scale_predicts_the_run_that_it_was_not_made_from() -> None:
+    rows = scale()
+    few, main, many = (rows[n, "resnet20"]["held"][-1]["server"] for n in (100, 1000, 8000))
+    a_client = (many - few) / 7900
+    assert main == pytest.approx(few + 900 * a_client, rel=0.03)
+    text = (DOCS / "scale.md").read_text()
+    assert f"clients x {1000 * a_client:.1f} kB" in text
+    rest, server, processes, total = re.findall(
+        r"^\| `resnet20` \| 20 \| ([\d,]+) \+ ([\d,]+) \+ 2 × ([\d,]+) = ([\d.]+) GB",
+        text,
+        re.MULTILINE,
+    )[0]
+    terms = [float(term.replace(",", "")) for term in (rest, server, processes)]
+    assert float(total) == pytest.approx((terms[0] + terms[1] + 2 * terms[2]) / 1000, abs=0.06)
+    # A hundred thousand clients are those of the thousand and the cost of each further one.
+    assert terms[1] == pytest.approx(main + 99_000 * a_client, rel=0.001)

@@ -161,11 +161,12 @@ class LocalFederation:
         asked = looked = time.monotonic()
         while True:
             signals.check()
+            # Before the rows: once it says that the run has ended, all of them are there.
+            state = self.run.state()
             rows = self.run.metrics()
             for row in rows[seen:]:
                 on_round(row)
             seen = max(seen, len(rows))
-            state = self.run.state()
             mine = state.flower_run_id == self.run_id
             if mine and state.status in ("finished", "failed"):
                 break

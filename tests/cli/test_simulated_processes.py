@@ -6,6 +6,7 @@ import importlib.util
 import ipaddress
 import secrets
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,31 @@ def test_a_client_that_fails_in_the_engine_is_named_and_nothing_is_left(tmp_path
     assert "Traceback" not in errors
     assert command.nothing_is_left()
     assert RunDirectory(tmp_path / "runs" / "noisy").state().status == "failed"
+
+
+def test_a_process_that_is_killed_is_started_again_and_its_clients_come_back(
+    tmp_path: Path,
+) -> None:
+    write_config(tmp_path, rounds=500)
+    with (tmp_path / "noisy.yaml").open("a") as file:
+        file.write("strategy: {name: fedavg, tolerate_failures: true}\n")
+    command = Command(tmp_path, "run", "noisy.yaml", "--simulate")
+    run = RunDirectory(tmp_path / "runs" / "noisy")
+    wait_for_round(run, 2, command)
+    found = [p for p in command.descendants() if "ray::ClientAppActor" in " ".join(p.cmdline())]
+    found[0].kill()
+    deadline = time.monotonic() + 120
+    while not all_came_back(run):
+        assert command.process.poll() is None, command.finish()
+        assert time.monotonic() < deadline, comparable(run)[-1]
+        time.sleep(0.2)
+    command.process.send_signal(signal.SIGINT)
+    assert command.finish(60)[0] == 130
+    assert command.nothing_is_left()
+
+
+def all_came_back(run: RunDirectory) -> bool:
+    """Tell whether every client answered in a round after one in which some failed."""
+    rows = run.metrics()
+    failed = [row.round for row in rows if row.failures]
+    return bool(failed) and any(len(row.clients) == 3 for row in rows if row.round > failed[-1])
