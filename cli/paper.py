@@ -20,6 +20,9 @@ paper = typer.Typer(
 )
 
 
+DATA = Path("data")
+
+
 class ScaleName(StrEnum):
     """How large an experiment is run."""
 
@@ -77,7 +80,8 @@ def list_experiments(
         return
     table = Table(box=None, pad_edge=False)
     for column in ("experiment", "printed as", "state", "scale", "what it shows"):
-        table.add_column(column, overflow="fold")
+        # A name is there to be copied.
+        table.add_column(column, overflow="fold", no_wrap=column == "experiment")
     for one in found:
         table.add_row(
             one.experiment.name,
@@ -113,7 +117,7 @@ def run_experiments(
     ] = Path("runs/papers"),
     data: Annotated[
         Path, typer.Option("--data", help="Folder of data sets that no package brings.")
-    ] = Path("data"),
+    ] = DATA,
     device: Annotated[str, typer.Option("--device", help="Of torch: cpu, cuda, cuda:1.")] = "cpu",
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of torch.")] = 1,
     max_hours: Annotated[
@@ -136,6 +140,10 @@ def run_experiments(
     """
     from bract.cli.paper_runs import Options, run_all
 
+    if data != DATA and not data.is_dir():
+        raise BractError(
+            f"--data: {data} is no folder; name one that holds the data sets, or leave it out"
+        )
     run_all(
         names or [],
         Options(

@@ -185,3 +185,16 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["paper", "run", NAME, "--device", "nonsense"])
     assert isinstance(done.exception, BractError)
     assert "--device 'nonsense'" in str(done.exception)
+
+
+def test_a_folder_of_data_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    done = CliRunner().invoke(app, ["paper", "run", NAME, "--dry-run", "--data", str(gone)])
+    assert isinstance(done.exception, BractError)
+    assert f"--data: {gone} is no folder" in str(done.exception)
+
+
+def test_names_are_listed_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = CliRunner().invoke(app, ["paper", "list"]).stdout
+    assert all(name in listed for name in experiments())
