@@ -16,6 +16,7 @@ from bract.attacks.methods.grnn import GRNN
 from bract.attacks.methods.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
+from bract.attacks.methods.spear import Spear
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Tier
@@ -68,6 +69,7 @@ __all__ = [
     "Refusal",
     "RelativeError",
     "Run",
+    "Spear",
     "SquaredError",
     "Statistics",
     "TargetModel",

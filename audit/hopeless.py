@@ -7,7 +7,7 @@ from bract.audit.captures import Capture
 from bract.audit.choice import AuditChoice
 from bract.errors import BractError
 
-_CLOSED_FORMS = ("analytic", "labels")
+_CLOSED_FORMS = ("analytic", "labels", "spear")
 
 
 def why_hopeless(capture: Capture, choice: AuditChoice, attack: str) -> str | None:

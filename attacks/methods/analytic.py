@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from bract.attacks.base import Attack
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.linear_layers import entering
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
@@ -92,25 +92,8 @@ def input_layer(target_model: TargetModel, observation: Observation) -> tuple[st
     if shape is None:
         raise AssertionError("open_case refuses protocols without an image shape")
     probe = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
-    found: list[str] = []
-    handles = []
-    for name, module in target_model.model.named_modules():
-        if isinstance(module, nn.Linear):
-
-            def remember(_: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
-                seen = arguments[0].detach().cpu().flatten()
-                if seen.shape == probe.flatten().shape and torch.equal(seen, probe.flatten()):
-                    found.append(name)
-
-            handles.append(module.register_forward_pre_hook(remember))
-    try:
-        with torch.no_grad():
-            state = {n: observation.parameters[n].cpu() for n in target_model.parameter_names}
-            state |= {n: observation.buffers[n].cpu() for n in target_model.buffer_names}
-            functional_call(target_model.model, state, (probe,))
-    finally:
-        for handle in handles:
-            handle.remove()
+    seen = entering(target_model, observation, probe)
+    found = [name for name, value in seen.items() if torch.equal(value.flatten(), probe.flatten())]
     for name in found:
         prefix = f"{name}." if name else ""
         if f"{prefix}bias" in target_model.parameter_names:

@@ -81,7 +81,8 @@ def _solved(trial: Trial) -> bool:
 class Auto(Attacker):
     """The strongest of several attacks, found for each observation without the truth.
 
-    Closed forms go first: the labels, and the exact input where a fully connected layer sees it.
+    Closed forms go first: the labels, the exact input where a fully connected layer sees it, and a
+    batch's where a ReLU follows that layer.
     Then every attack of the pool from every start is a configuration of successive halving
     (Jamieson and Talwalkar 2016, algorithm 1): with n configurations there are ``ceil(log2 n) +
     1`` passes, each of which keeps half of the configurations and gives them twice the iterations.
@@ -130,7 +131,8 @@ class Auto(Attacker):
         ]
         searches = [_Search(list(configurations)) for _ in cases]
         known = tournament.attempt("labels", range(len(cases)), Budget())
-        tournament.play(searches, {("analytic", (0,), 1): list(range(len(cases)))}, None, 0)
+        for closed_form in ("analytic", "spear"):
+            tournament.play(searches, {(closed_form, (0,), 1): _open(searches)}, None, 0)
         passes = math.ceil(math.log2(len(configurations))) + 1
         for number in range(1, passes + 1):
             keep = math.ceil(len(configurations) / 2 ** (number - 1))
@@ -171,6 +173,11 @@ class Auto(Attacker):
 
 _Group = tuple[str, tuple[int, ...], int]
 """An attack, its starts, and how many configurations share the pass."""
+
+
+def _open(searches: Sequence[_Search]) -> list[int]:
+    """Return the observations that no trial has solved."""
+    return [i for i, search in enumerate(searches) if not any(map(_solved, search.trials))]
 
 
 def _groups(searches: Sequence[_Search]) -> dict[_Group, list[int]]:

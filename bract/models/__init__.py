@@ -1,6 +1,7 @@
 """Models under attack, by name."""
 
 from bract.models.convnet import ConvNet, convnet64
+from bract.models.fully_connected import mlp, perceptron
 from bract.models.initialise import INITIALISERS, initialise
 from bract.models.keylock import (
     key_locks,
@@ -30,6 +31,8 @@ __all__ = [
     "create_model",
     "initialise",
     "key_locks",
+    "mlp",
+    "perceptron",
     "private_parameters",
     "resnet18",
     "resnet20",

@@ -27,6 +27,7 @@ ATTACK_NAMES = {
     "ig": "IG",
     "statistics": "Batch statistics",
     "grnn": "GRNN",
+    "spear": "SPEAR",
 }
 
 

@@ -14,7 +14,7 @@ from bract.schema import TIERS, ObservationFile
 Facts = dict[str, Any]
 
 FAMILIES = (
-    ("closed-form reconstruction from fully connected layers", {"closed form", "analytic"}),
+    ("closed-form reconstruction from linear layers", {"closed form", "analytic", "spear"}),
     ("gradient matching over pixels (DLG, iDLG, IG)", {"pixels"}),
     ("gradient matching through a generator (GRNN)", {"generator"}),
     ("matching with batch-normalisation statistics (GradInversion)", {"batch statistics"}),

@@ -7,6 +7,7 @@ from bract.errors import BractError
 from bract.models import create_model
 
 SMALL = [
+    "mlp",
     "lenet-bn",
     "lenet-strided-bn",
     "resnet20",
@@ -43,6 +44,7 @@ def test_parameter_counts_are_the_published_ones() -> None:
         assert count(make("vgg16-bn", classes=1000)) == 138_357_544 + 2 * 4224
     # 2,878,720 in convolutions, 2 x 1,600 in normalisation, 23,050 in the classifier.
     assert count(make("convnet64")) == 2_904_970
+    assert count(make("mlp", channels=1)) == 1025 * 256 + 257 * 256 + 257 * 10
     assert count(make("lenet-bn", channels=1)) == 61_706 + 2 * (6 + 16)
 
 

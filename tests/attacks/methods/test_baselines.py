@@ -10,7 +10,7 @@ from bract.errors import BractError
 from bract.models import create_model
 from bract.protocol.update import buffers_of
 
-WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels", "statistics"}
+WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels", "spear", "statistics"}
 
 
 def prior_image(name: Any, seen: Any, **settings: Any) -> Any:

@@ -1,0 +1,227 @@
+"""Exact inputs of a whole batch where a linear layer with a ReLU behind it sees the images."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.base import Attack
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import BatchGradient, images_in
+from bract.attacks.problem.linear_layers import FirstLayer, first_layer
+from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.descent import Outcome, Recipe, Run
+from bract.attacks.solve.low_rank import Subspace, factors
+from bract.attacks.solve.sparse_directions import SparseSearch
+from bract.errors import BractError
+
+_FULL_RANK = 1e-2
+_UNBOUNDED = 1 << 31
+
+
+@ATTACKS.register("spear")
+@dataclass(frozen=True, kw_only=True)
+class Spear(Attack):
+    """Factor the first layer's gradient into one sparse row and one image an example.
+
+    The gradient of the weight of a linear layer is ``L^T X``, of rank B for B examples; behind a
+    ReLU the rows of L are sparse, and only the true ones are (SPEAR, Dimitrov et al. 2024). They
+    are found by sparse descent with restarts instead of SPEAR's sampling of rows, whose cost
+    doubles with every example (`bract.attacks.solve.sparse_directions`); dictionary learning in
+    its place is the step of SPEAR++ (2025). The bias' gradient fixes the scales. Each image's
+    label is the class whose gradient at the layer has the direction of the image's row of L.
+
+    All images of the update are looked for, whatever ``Budget.max_images``: fewer do not factor.
+    Examples whose share of the gradient drowns in its rounding stay grey. An iteration is 64
+    starts. An attack that has not found every row when its budget ends refuses.
+    """
+
+    name: ClassVar[str] = "spear"
+    iterations: ClassVar[int] = 200
+
+    def prepare(self, case: Case) -> Case:
+        """Refuse what does not factor: other models, several steps, defended gradients."""
+        images = images_in(case.observation.declaration, _UNBOUNDED)
+        key, forward = case.observation.key, case.simulating(unroll=self.unroll).forward
+        if not isinstance(forward, BatchGradient) or _several_steps(case):
+            raise BractError(
+                f"{key}: the update is no gradient of one batch; spear needs one step of plain SGD"
+            )
+        layer = first_layer(case.target_model, case.observation)
+        _check_evidence(case, layer)
+        units, features = case.evidence.target[layer.weight].shape
+        if images >= min(units, features):
+            raise BractError(
+                f"{key}: {images} images through a layer of {units} units and {features} inputs; "
+                "spear needs fewer images than either"
+            )
+        _subspace(case, layer, images)
+        return case.simulating(unroll=self.unroll, max_images=images)
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Factor every trial's gradient."""
+        exact = problem.to(torch.float64)
+        images = torch.full(
+            (problem.trials, *problem.image_shape), 0.5, device=problem.device, dtype=exact.dtype
+        )
+        labels = torch.zeros(
+            (problem.trials, problem.image_shape[0], problem.classes),
+            device=problem.device,
+            dtype=exact.dtype,
+        )
+        recipes, rounds = [], []
+        for trial, generator in enumerate(problem.generators()):
+            case = problem.cases[trial]
+            layer = first_layer(case.target_model, case.observation)
+            search = _searched(case, layer, generator, run, trial, problem.trials)
+            inputs, rows = factors(search.space, search.found)
+            found = _images(problem, layer, inputs)
+            classes, shares = _labels(exact, trial, layer, found, rows, search.space.live)
+            order = _repeated(shares, problem.image_shape[0])
+            images[trial, : len(order)] = found[order].to(images)
+            labels[trial, : len(order)] = classes[order].to(labels)
+            labels[trial, len(order) :] = 1.0 / problem.classes
+            recipes.append(_recipe(layer, len(order), problem.image_shape[0]))
+            rounds.append(search.rounds_done)
+        problem.target_model.model.to(problem.device)
+        simulated = exact.simulate(images.clamp(0.0, 1.0), labels, exact.unknowns())
+        return Outcome(
+            images=images,
+            labels=labels,
+            losses=exact.distance(RelativeError(), simulated).detach(),
+            unknowns={},
+            curves=[[] for _ in range(problem.trials)],
+            iterations=max(rounds),
+            recipes=recipes,
+        )
+
+
+def _several_steps(case: Case) -> bool:
+    declared = case.observation.declaration
+    return declared.algorithm != "fedsgd" and (
+        declared.local_steps != 1 or declared.optimizer != "sgd"
+    )
+
+
+def _check_evidence(case: Case, layer: FirstLayer) -> None:
+    """Refuse evidence that leaves anything open about the layer's gradient but its length."""
+    evidence, names = case.evidence, (layer.weight, layer.bias)
+    if missing := [name for name in names if name not in evidence.target]:
+        raise BractError(f"{case.observation.key}: the evidence lacks {', '.join(missing)}")
+    doubtful = [evidence.alternatives, evidence.bounds, evidence.nuisance]
+    weights = [(evidence.weights or {}).get(name) for name in names]
+    uneven = any(w is not None and bool((w != w.flatten()[0]).any()) for w in weights)
+    if (
+        evidence.likelihood is not None
+        or uneven
+        or any(
+            group and any(name in group and bool(group[name].any()) for name in names)
+            for group in doubtful
+        )
+    ):
+        raise BractError(
+            f"{case.observation.key}: the defense leaves coordinates of {layer.weight} open; spear "
+            "needs all of them, to rounding"
+        )
+
+
+def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
+    """Decompose the gradient of weight and bias side by side.
+
+    Raises
+    ------
+    BractError
+        If more than rounding is left behind the rank that so many images can make.
+    """
+    target = case.evidence.target
+    joint = torch.cat([target[layer.weight], target[layer.bias][:, None]], dim=1).cpu().double()
+    space = Subspace.of(joint, images)
+    left = float(space.rest / joint.norm().clamp_min(1e-300))
+    if left > _FULL_RANK or not space.rank:
+        raise BractError(
+            f"{case.observation.key}: {left:.1%} of the gradient of {layer.weight} lie outside the "
+            f"rank that {images} images make (at most {_FULL_RANK:.0%} of rounding is expected): "
+            "noise, a defense, another optimizer, or more images than declared"
+        )
+    return space
+
+
+def _searched(
+    case: Case, layer: FirstLayer, generator: torch.Generator, run: Run, trial: int, trials: int
+) -> SparseSearch:
+    parameters = case.observation.parameters
+    forward = torch.cat([parameters[layer.weight], parameters[layer.bias][:, None]], dim=1)
+    space = _subspace(case, layer, case.images)
+    search = SparseSearch(space, forward.cpu().double(), generator)
+    begun, share = time.perf_counter(), 1.0 / trials
+    for found in search.rounds():
+        run.tell((trial + found / space.rank) * share, 1.0 - found / space.rank)
+        spent = time.perf_counter() - begun
+        if run.iterations is not None and search.rounds_done >= run.iterations:
+            break
+        if run.seconds is not None and spent >= run.seconds * share:
+            break
+    if not search.done:
+        raise BractError(
+            f"{case.observation.key}: {len(search.found)} of {space.rank} examples told apart in "
+            f"{search.rounds_done} iterations; raise the budget, or the batch is too large for a "
+            f"layer of {len(space.live)} units"
+        )
+    return search
+
+
+def _images(problem: Problem, layer: FirstLayer, inputs: Tensor) -> Tensor:
+    _, *shape = problem.image_shape
+    channels, height, width = shape
+    pixels = layer.images(inputs, (channels, height, width)).to(problem.device)
+    return problem.target_model.denormalise(pixels)
+
+
+def _labels(
+    problem: Problem, trial: int, layer: FirstLayer, images: Tensor, rows: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return one-hot labels ``(N, classes)`` and the length of each row as a multiple of its own.
+
+    The gradient of one example's loss with respect to the layer's bias is its row of L.
+    """
+    classes, model = problem.classes, problem.target_model
+    chosen, shares = [], []
+    for image, row in zip(images, rows, strict=True):
+        inputs = model.normalise(image).expand(classes, 1, *image.shape).to(problem.dtype)
+        state = {n: v[trial].expand(classes, *v.shape[1:]) for n, v in problem.parameters.items()}
+        buffers = {n: v[trial].expand(classes, *v.shape[1:]) for n, v in problem.buffers.items()}
+        bias = state[layer.bias].clone().requires_grad_()
+        logits = model(state | {layer.bias: bias}, buffers, inputs)[:, 0]
+        loss = torch.nn.functional.cross_entropy(
+            logits, torch.arange(classes, device=logits.device), reduction="sum"
+        )
+        (gradient,) = torch.autograd.grad(loss, bias)
+        alone = gradient.detach()[:, live.to(gradient.device)].cpu()
+        lengths = alone.norm(dim=1).clamp_min(1e-300)
+        best = int(((alone @ row) / lengths).argmax())
+        chosen.append(best)
+        shares.append(float(alone[best] @ row / lengths[best] ** 2))
+    labels = torch.nn.functional.one_hot(torch.tensor(chosen), classes)
+    return labels, torch.tensor(shares, dtype=torch.float64)
+
+
+def _repeated(shares: Tensor, images: int) -> list[int]:
+    """Indices of the images, each as often as its share says, where that accounts for all."""
+    times = (shares / shares.median().clamp_min(1e-300)).round().to(torch.int64).clamp_min(1)
+    order = torch.arange(len(shares)).repeat_interleave(times)
+    return order.tolist() if len(order) == images else list(range(len(shares)))
+
+
+def _recipe(layer: FirstLayer, found: int, images: int) -> Recipe:
+    parts = ["closed form", "sparse factors"]
+    if layer.mixes:
+        parts.append("least-norm image of a fixed map")
+    if found < images:
+        parts.append(f"{found} of {images} images above rounding")
+    return Recipe("", (*parts, "labels from the first layer"))

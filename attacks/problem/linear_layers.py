@@ -1,0 +1,180 @@
+"""Linear layers of a target model: what enters them, and what follows them, seen by probing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bract.attacks.problem.target_model import TargetModel
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+
+_PROBES = 16
+_AFFINE = 1e-4
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """The first linear layer, and the fixed affine map from the model's input to it.
+
+    Attributes
+    ----------
+    weight, bias
+        Names of its parameters.
+    matrix
+        float64 ``(features, pixels)``; None where the flattened input itself enters.
+    offset
+        float64 ``(features,)``: what enters for an input of zeros.
+    """
+
+    weight: str
+    bias: str
+    matrix: Tensor | None
+    offset: Tensor
+
+    @property
+    def mixes(self) -> bool:
+        """Whether several inputs enter the layer alike, so that the one of least norm is known."""
+        return self.matrix is not None and self.matrix.shape[0] < self.matrix.shape[1]
+
+    def images(self, features: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        """Return the inputs ``(B, C, H, W)`` of least norm that make features ``(B, features)``."""
+        if self.matrix is None:
+            return features.view(-1, *shape)
+        right = (features - self.offset).T
+        flat: Tensor = torch.linalg.lstsq(self.matrix, right, driver="gelsd").solution
+        return flat.T.reshape(-1, *shape)
+
+
+def first_layer(target_model: TargetModel, observation: Observation) -> FirstLayer:
+    """Find the first layer with parameters, and check that it is linear and has a ReLU behind it.
+
+    Both are seen on probes, not read off names: what enters is affine in the image, and the
+    loss' gradient is zero wherever what leaves is negative.
+
+    Raises
+    ------
+    BractError
+        Saying what the model has instead.
+    """
+    shape = _shape(observation)
+    where = f"{observation.key}: model {target_model.declaration.model!r}"
+    first = next(iter(target_model.parameter_names))
+    name = first.removesuffix(".weight") if first != "weight" else ""
+    module = target_model.model.get_submodule(name) if first.endswith("weight") else None
+    if not isinstance(module, nn.Linear):
+        kind = "no layer" if module is None else type(module).__name__
+        raise BractError(
+            f"{where} begins with {kind} at {first}, expected a linear layer; its gradient does "
+            "not factor into one row an example"
+        )
+    if module.bias is None:
+        raise BractError(
+            f"{where}: {name or 'its first layer'} has no bias, whose gradient fixes the scale of "
+            "each example"
+        )
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.randn(_PROBES, *shape, generator=generator)
+    seen, left, slopes = _probe(target_model, observation, name, probes)
+    off = left < 0
+    if bool((slopes[off] != 0).any()) or not bool((slopes[~off] != 0).any()):
+        raise BractError(
+            f"{where}: no ReLU follows {name or 'its first layer'}; without one the loss' gradient "
+            "has no zeros that tell examples apart"
+        )
+    prefix = f"{name}." if name else ""
+    matrix, offset = _map_to(target_model, observation, name, probes, seen)
+    return FirstLayer(f"{prefix}weight", f"{prefix}bias", matrix, offset)
+
+
+def entering(
+    target_model: TargetModel, observation: Observation, inputs: Tensor
+) -> dict[str, Tensor]:
+    """Return what enters each linear layer when it is first called, by the layer's name."""
+    seen: dict[str, Tensor] = {}
+    handles = []
+    for name, module in target_model.model.named_modules():
+        if isinstance(module, nn.Linear):
+
+            def remember(_: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
+                seen.setdefault(name, arguments[0].detach())
+
+            handles.append(module.register_forward_pre_hook(remember))
+    try:
+        with torch.no_grad():
+            functional_call(target_model.model, _state(target_model, observation), (inputs,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _map_to(
+    target_model: TargetModel, observation: Observation, name: str, probes: Tensor, seen: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    shape = tuple(probes.shape[1:])
+    pixels = math.prod(shape)
+    flat = probes.flatten(1)
+    if seen.shape == flat.shape and torch.equal(seen, flat):
+        return None, torch.zeros(pixels, dtype=torch.float64)
+
+    def at(inputs: Tensor) -> Tensor:
+        return entering(target_model, observation, inputs)[name].to(torch.float64)
+
+    offset = at(torch.zeros(1, *shape))[0]
+    units = torch.eye(pixels).view(-1, *shape)
+    columns = torch.cat([at(part) for part in torch.split(units, _CHUNK)]) - offset
+    expected = flat.to(torch.float64) @ columns + offset
+    apart = float((expected - seen).abs().max())
+    if not apart <= _AFFINE * float(seen.abs().max()):
+        raise BractError(
+            f"{observation.key}: model {target_model.declaration.model!r} changes the image by "
+            "more than an affine map before its first linear layer; its input cannot be traced "
+            "back to pixels"
+        )
+    return columns.T.contiguous(), offset
+
+
+def _probe(
+    target_model: TargetModel, observation: Observation, name: str, probes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what enters a layer, what leaves it, and a gradient of what leaves it."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def cut(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        left = output.detach().requires_grad_()
+        calls.append((arguments[0].detach(), left))
+        return left
+
+    handle = target_model.model.get_submodule(name).register_forward_hook(cut)
+    try:
+        logits = functional_call(target_model.model, _state(target_model, observation), (probes,))
+    finally:
+        handle.remove()
+    if len(calls) != 1 or calls[0][0].dim() != 2:
+        raise BractError(
+            f"{observation.key}: {name or 'the first layer'} sees an image in {len(calls)} calls "
+            "or in several rows, expected one row an image"
+        )
+    ((seen, left),) = calls
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    (slopes,) = torch.autograd.grad((logits * weights).sum(), left)
+    return seen.cpu(), left.detach().cpu(), slopes.cpu()
+
+
+def _shape(observation: Observation) -> tuple[int, int, int]:
+    shape = observation.declaration.image_shape
+    if shape is None:
+        raise AssertionError("open_case refuses protocols without an image shape")
+    return shape
+
+
+def _state(target_model: TargetModel, observation: Observation) -> dict[str, Tensor]:
+    target_model.model.cpu()
+    state = {n: observation.parameters[n].cpu() for n in target_model.parameter_names}
+    return state | {n: observation.buffers[n].cpu() for n in target_model.buffer_names}

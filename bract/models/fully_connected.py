@@ -1,0 +1,31 @@
+"""A multilayer perceptron on the flattened image."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import nn
+
+from bract.models.registry import MODELS, activation_layer
+
+HIDDEN = (256, 256)
+"""Units of the hidden layers of ``mlp``."""
+
+
+@MODELS.register("mlp")
+def mlp(*, classes: int, channels: int, image_size: int, activation: str = "sigmoid") -> nn.Module:
+    """Build two hidden layers of 256 units; 330,762 parameters for 32x32 grey and ten classes."""
+    return perceptron(
+        HIDDEN, classes=classes, channels=channels, image_size=image_size, activation=activation
+    )
+
+
+def perceptron(
+    hidden: tuple[int, ...], *, classes: int, channels: int, image_size: int, activation: str
+) -> nn.Module:
+    """Build a perceptron with hidden layers of these many units."""
+    sizes = (channels * image_size**2, *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for entering, leaving in pairwise(sizes):
+        layers += [nn.Linear(entering, leaving), activation_layer(activation)]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))

@@ -1,0 +1,288 @@
+"""SPEAR: exact batches behind a linear layer and a ReLU."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bract.attacks import Budget, Reconstruction, Refusal, Spear, reconstruct
+from bract.audit.audit import Audit
+from bract.audit.choice import AuditChoice
+from bract.audit.scoring.metrics import match, psnr
+from bract.client.truth import save_truth
+from bract.config import build_config
+from bract.data import client_data, data_spec
+from bract.errors import BractError
+from bract.models import MODELS, create_model, initialise, perceptron
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import parameters_of
+from bract.report import write_report
+from bract.rundir import RunDirectory
+
+
+def worst(found: Tensor, originals: Tensor) -> float:
+    return float(psnr(found[match(found, originals)], originals).min())
+
+
+@pytest.fixture
+def seen_by(observe: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make observations of a network that is registered as ``test-mlp``."""
+
+    def make(network: nn.Module, images: Tensor, labels: Tensor, **settings: Any) -> Any:
+        monkeypatch.setitem(MODELS._entries, "test-mlp", lambda **_: network)
+        seen = observe(images, labels, model=network, **settings)
+        declared = seen.declaration.updated({"model": "test-mlp", "activation": "relu"})
+        return replace(seen, declaration=declared)
+
+    return make
+
+
+def network(*hidden: int, activation: str = "relu", seed: int = 0, **sizes: int) -> nn.Module:
+    torch.manual_seed(seed)
+    sizes = {"classes": 10, "channels": 1, "image_size": 16} | sizes
+    return perceptron(hidden, activation=activation, **sizes)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 16])
+def test_a_batch_of_digits_is_exact_behind_two_hidden_layers(
+    seen_by: Any, digits: Any, batch: int
+) -> None:
+    images, labels = digits[0][:batch], digits[1][:batch]
+    found = Spear()(seen_by(network(200, 200), images, labels))
+    assert worst(found.images, images) > 60
+    assert found.labels[match(found.images, images)].tolist() == labels.tolist()
+    assert found.gradient_residual is not None and found.gradient_residual < 1e-3
+
+
+def test_a_batch_of_noise_is_exact(seen_by: Any) -> None:
+    images = torch.rand(16, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    found = Spear()(seen_by(network(200, 200), images, torch.arange(16) % 10))
+    assert worst(found.images, images) > 60
+
+
+def test_colour_and_a_third_hidden_layer_change_nothing(seen_by: Any) -> None:
+    images = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    model = network(200, 100, 50, channels=3, image_size=8)
+    found = Spear()(seen_by(model, images, torch.arange(8)))
+    assert worst(found.images, images) > 60
+
+
+def test_one_local_step_is_exact_though_weights_are_rounded(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][:16], digits[1][:16]
+    found = Spear()(seen_by(network(200, 200), images, labels, steps=1, lr=0.1))
+    assert worst(found.images, images) > 60
+
+
+def test_a_trained_network_gives_its_batch_away(seen_by: Any, digits: Any) -> None:
+    model = network(400, 400)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(60):
+        part = slice(100 + step % 8 * 32, 132 + step % 8 * 32)
+        optimizer.zero_grad()
+        logits = model((digits[0][part] - 0.3) / 0.4)
+        nn.functional.cross_entropy(logits, digits[1][part]).backward()
+        optimizer.step()
+    images, labels = digits[0][:8], digits[1][:8]
+    found = Spear()(seen_by(model, images, labels))
+    assert worst(found.images, images) > 60
+    assert found.labels[match(found.images, images)].tolist() == labels.tolist()
+
+
+def test_the_order_of_the_batch_changes_nothing(seen_by: Any, digits: Any) -> None:
+    order = torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])
+    images, labels = digits[0][:8], digits[1][:8]
+    one, other = (
+        Spear()(seen_by(network(200, 200), images[kept], labels[kept]))
+        for kept in (torch.arange(8), order)
+    )
+    paired = match(other.images, one.images)
+    assert torch.allclose(other.images[paired], one.images, atol=1e-4)
+    assert torch.equal(other.labels[paired], one.labels)
+
+
+def test_the_same_seed_gives_the_same_bits(seen_by: Any, digits: Any) -> None:
+    seen = seen_by(network(200, 200), digits[0][:8], digits[1][:8])
+    assert torch.equal(Spear()(seen, seed=3).images, Spear()(seen, seed=3).images)
+
+
+def test_results_do_not_depend_on_batch_companions(seen_by: Any, digits: Any) -> None:
+    model = network(200, 200)
+    one, other = (
+        replace(seen_by(model, digits[0][at : at + 4], digits[1][at : at + 4]), client=f"c{at}")
+        for at in (0, 4)
+    )
+    both = reconstruct([one, other], "spear", device="cpu")
+    assert not isinstance(both[1], Refusal)
+    assert torch.equal(both[1].images, Spear()(other).images)
+
+
+def test_an_image_that_stands_twice_in_a_batch_is_returned_twice(seen_by: Any, digits: Any) -> None:
+    kept = torch.tensor([0, 1, 2, 1])
+    images, labels = digits[0][kept], digits[1][kept]
+    found = Spear()(seen_by(network(200, 200), images, labels))
+    assert worst(found.images, images) > 60
+
+
+def test_all_images_are_looked_for_whatever_the_limit(seen_by: Any, digits: Any) -> None:
+    seen = seen_by(network(200, 200), digits[0][:10], digits[1][:10])
+    found = Spear()(seen, budget=Budget(max_images=4))
+    assert len(found.images) == 10
+
+
+def test_behind_average_pooling_the_pooled_image_is_exact(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][:4], digits[1][:4]
+    model = nn.Sequential(nn.AvgPool2d(2), network(200, 200, image_size=8))
+    found = Spear()(seen_by(model, images, labels))
+    pool = nn.AvgPool2d(2)
+    # Clipping to [0, 1] does not move an image of least norm here: it repeats each pooled pixel.
+    assert worst(pool(found.images), pool(images)) > 60
+    assert "least-norm image of a fixed map" in found.components
+
+
+def test_clipping_does_not_hide_the_batch(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][:8], digits[1][:8]
+    seen = seen_by(network(200, 200), images, labels)
+    norm = torch.cat([v.flatten() for v in seen.update.values()]).norm()
+    clipped = {name: value * (0.1 / norm) for name, value in seen.update.items()}
+    assert worst(Spear()(replace(seen, update=clipped)).images, images) > 60
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (network(200, 200, activation="sigmoid"), "no ReLU follows 1"),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(392, 10)),
+            "begins with Conv2d at 0.weight",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(256, 10)), "no ReLU follows 1"),
+        (
+            nn.Sequential(
+                nn.Flatten(), nn.Linear(256, 50, bias=False), nn.ReLU(), nn.Linear(50, 10)
+            ),
+            "1 has no bias",
+        ),
+        (
+            nn.Sequential(nn.MaxPool2d(2), network(50, image_size=8)),
+            "more than an affine map",
+        ),
+        (network(8), "spear needs fewer images than either"),
+    ],
+    ids=["sigmoid", "convolution", "no hidden layer", "no bias", "max pooling", "narrow"],
+)
+def test_what_does_not_factor_is_refused_with_the_reason(
+    seen_by: Any, digits: Any, model: nn.Module, reason: str
+) -> None:
+    (refused,) = reconstruct(seen_by(model, digits[0][:8], digits[1][:8]), "spear", device="cpu")
+    assert isinstance(refused, Refusal)
+    assert reason in refused.reason
+
+
+def test_several_local_steps_are_refused(seen_by: Any, digits: Any) -> None:
+    seen = seen_by(network(200, 200), digits[0][:8], digits[1][:8], steps=3)
+    with pytest.raises(BractError, match="one step of plain SGD"):
+        Spear()(seen)
+
+
+def test_a_gradient_with_noise_is_refused(seen_by: Any, digits: Any) -> None:
+    seen = seen_by(network(200, 200), digits[0][:8], digits[1][:8])
+    generator = torch.Generator().manual_seed(0)
+    noisy = {
+        n: v + 1e-3 * torch.randn(v.shape, generator=generator) for n, v in seen.update.items()
+    }
+    with pytest.raises(BractError, match=r"lie outside the rank that 8 images make"):
+        Spear()(replace(seen, update=noisy))
+
+
+def test_evidence_that_leaves_the_layer_open_is_refused(seen_by: Any, digits: Any) -> None:
+    seen = seen_by(network(200, 200), digits[0][:8], digits[1][:8])
+    declared = seen.declaration.updated(
+        {"defenses": [{"name": "pruning", "ratio": 0.5, "scope": "tensor"}]}
+    )
+    pruned = {n: v.clone() for n, v in seen.update.items()}
+    for value in pruned.values():
+        smallest = value.abs().flatten().argsort()[: round(0.5 * value.numel())]
+        value.view(-1)[smallest] = 0.0
+    (refused,) = reconstruct(
+        replace(seen, update=pruned, declaration=declared), "spear", tier="adaptive", device="cpu"
+    )
+    assert isinstance(refused, Refusal)
+    assert "leaves coordinates of 1.weight open" in refused.reason
+
+
+def test_a_budget_that_ends_too_soon_is_refused(seen_by: Any, digits: Any) -> None:
+    seen = seen_by(network(200, 200), digits[0][:16], digits[1][:16])
+    with pytest.raises(BractError, match="of 16 examples told apart in 1 iterations"):
+        Spear()(seen, budget=Budget(iterations=1))
+
+
+def test_auto_takes_it_and_stops_there(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][:4], digits[1][:4]
+    (found,) = reconstruct(
+        seen_by(network(200, 200), images, labels), budget=Budget(iterations=2), device="cpu"
+    )
+    assert isinstance(found, Reconstruction)
+    assert found.method == "spear"
+    assert worst(found.images, images) > 60
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """One client's gradient of sixteen digits through ``mlp``, and its truth."""
+    config = build_config(
+        {
+            "name": "dense",
+            "data": {"image_size": 16, "validation": 0.0},
+            "model": {"name": "mlp", "activation": "relu"},
+            "training": {"algorithm": "fedsgd", "batch_size": 16},
+        }
+    )
+    directory = RunDirectory(tmp_path / "dense")
+    directory.create(config)
+    directory.update_state(status="finished")
+    spec, data = data_spec(config.data), client_data(config, 0)
+    model = create_model("mlp", classes=10, channels=1, image_size=16, activation="relu")
+    initialise(model, "default", 0)
+    images, labels = data.images[:16], data.labels[:16]
+    loss = nn.functional.cross_entropy(model(spec.normalise(images)), labels)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    ObservationStore(directory.captures).save(
+        Observation(
+            round=1,
+            client="client-0",
+            parameters=parameters_of(model),
+            update=dict(zip(names, gradients, strict=True)),
+            declaration=ClientDeclaration(
+                algorithm="fedsgd",
+                model="mlp",
+                activation="relu",
+                image_shape=spec.image_shape,
+                classes=10,
+                mean=spec.mean,
+                std=spec.std,
+                local_steps=1,
+                batch_size=16,
+                num_examples=16,
+            ),
+        )
+    )
+    save_truth(directory.truth / "client-0", 1, images, labels)
+    return directory
+
+
+@pytest.mark.parametrize("attack", ["spear", "auto"])
+def test_an_audit_scores_all_images_and_the_page_names_them(run: RunDirectory, attack: str) -> None:
+    audit = Audit(run, AuditChoice(attacks=(attack,), iterations=2 if attack == "auto" else None))
+    (result,) = audit.execute(audit.plan())
+    assert result.method == "spear"
+    assert len(result.images) == 16
+    scores = [image.scores.psnr for image in result.images if image.scores]
+    assert len(scores) == 16
+    assert all(score is not None and score > 60 for score in scores)
+    assert result.label_accuracy == 1.0
+    write_report(run.root)
+    assert "SPEAR" in (run.root / "report.html").read_text()
