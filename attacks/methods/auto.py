@@ -16,6 +16,9 @@ from bract.attacks.solve.levenberg_marquardt import SOLVED
 from bract.attacks.task import AttackTask
 from bract.errors import BractError
 
+_CLOSED_FORMS = 0.2
+"""Most of a budget in seconds that each closed form may take; `spear` searches for its own."""
+
 COSINE = "cosine between the tier's evidence and what the images would have caused"
 WITH_STATISTICS = f"{COSINE}; and the relative error of the batch statistics"
 POSTERIOR = "posterior: the evidence's likelihood and a prior of natural images, in nats"
@@ -229,7 +232,10 @@ class _Tournament:
         for position, ((name, starts, configurations), members) in enumerate(groups.items()):
             step = (high - low) / len(groups)
             self.span = (low + position * step, low + (position + 1) * step)
-            budget = Budget(chosen_restarts=starts)
+            most = self.task.budget.seconds
+            budget = Budget(
+                chosen_restarts=starts, seconds=None if most is None else _CLOSED_FORMS * most
+            )
             if share is not None:
                 budget = self._part(name, starts, share, len(starts) / (parts * configurations))
             results = self.attempt(name, members, budget)

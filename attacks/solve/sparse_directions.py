@@ -22,7 +22,7 @@ _CLEAR, _SURE = 4.0, 0.3
 
 _MARGIN = 0.02
 _COARSE = 1e-3
-_LEAST_ZEROS = 0.15
+_LEAST_ZEROS = 0.02
 _DEPENDENT = 1e-6
 _SAME = 1.0 - 1e-6
 _WIDE, _NARROW = 2.0, 1e-4
@@ -32,6 +32,7 @@ _BETWEEN = 0.15
 _NEAR = (0.3, 0.1, 0.03)
 _DECAY = 0.88
 _PROPOSALS = 64
+_TURN = 4
 
 
 @dataclass
@@ -80,7 +81,7 @@ class SparseSearch:
         while not done:
             if len(self.found) == self.space.rank:
                 self._repair()
-            elif self.found and self.rounds_done % 2:
+            elif self.found and self.rounds_done % _TURN:
                 self._among_the_others()
             else:
                 self._anywhere()

@@ -121,7 +121,7 @@ def test_one_wrong_vector_is_put_right_by_all_others() -> None:
     right = search.found[0]
     mixed = right.coefficients - 0.5 * search.found[1].coefficients
     search.found[0] = replace(right, coefficients=mixed / mixed.norm())
-    assert not search.done
+    assert not search._consistent()
     next(search.rounds())
     assert search.done
     cosines = torch.stack([d.coefficients for d in search.found]) @ right.coefficients
