@@ -46,11 +46,11 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> Any:
     return names
 
 
-def test_the_lenets_are_shallow_and_the_other_models_of_the_zoo_deep() -> None:
+def test_lenets_and_perceptrons_are_shallow_and_the_other_models_of_the_zoo_deep() -> None:
     assert {"lenet", "resnet20"} < set(ZOO)
     for name in ZOO:
         traits = traits_of(zoo_model(name), SHAPE)
-        assert family_of(traits) == ("shallow" if name.startswith("lenet") else "deep"), name
+        assert family_of(traits) == ("shallow" if name.startswith(("lenet", "mlp")) else "deep"), name
 
 
 @pytest.mark.parametrize("defense", [{"name": "fedkl"}, {"name": "precode", "latent": 16}])
