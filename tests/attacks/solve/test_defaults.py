@@ -50,7 +50,8 @@ def test_lenets_and_perceptrons_are_shallow_and_the_other_models_of_the_zoo_deep
     assert {"lenet", "resnet20"} < set(ZOO)
     for name in ZOO:
         traits = traits_of(zoo_model(name), SHAPE)
-        assert family_of(traits) == ("shallow" if name.startswith(("lenet", "mlp")) else "deep"), name
+        wanted = "shallow" if name.startswith(("lenet", "mlp")) else "deep"
+        assert family_of(traits) == wanted, name
 
 
 @pytest.mark.parametrize("defense", [{"name": "fedkl"}, {"name": "precode", "latent": 16}])
