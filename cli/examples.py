@@ -81,6 +81,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract paper report",
         "bract paper report --results runs/papers --out papers.html",
     ),
+    "prior train": (
+        "bract prior train --data digits --out digits.safetensors",
+        "bract prior train --data /srv/pictures --size 32 --crops 20 --out pictures.safetensors",
+    ),
+    "prior show": ("bract prior show digits.safetensors --format json",),
     "provision": ("bract provision federation.yaml --out kits",),
     "site add": ("bract site add hospital-d --kits kits --data /srv/images",),
     "site revoke": ("bract site revoke hospital-d --kits kits",),

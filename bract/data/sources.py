@@ -54,7 +54,7 @@ class Source:
         """
         if not len(indices):
             return torch.empty(0, channels, size, size)
-        return torch.stack([_fit(self.read(int(i)), channels, size) for i in indices])
+        return torch.stack([fitted(self.read(int(i)), channels, size) for i in indices])
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def open_source(config: DataConfig, split: Split) -> Source:
     return DATASETS[config.name].open(config, split)
 
 
-def _fit(image: Tensor, channels: int, size: int) -> Tensor:
+def fitted(image: Tensor, channels: int, size: int) -> Tensor:
+    """Return an image ``(c, h, w)`` with these channels and this side, as `Source.images` does."""
     if image.shape[0] != channels:
         image = image.expand(channels, -1, -1) if channels == 3 else image.mean(0, keepdim=True)
     if image.shape[-2:] != (size, size):

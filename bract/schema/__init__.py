@@ -42,6 +42,7 @@ from bract.schema.metrics import (
     GlobalRow,
     MetricsRow,
 )
+from bract.schema.prior import PRIOR_SCHEMA, PriorFacts
 from bract.schema.record import Number, Record, RecordError, VersionedRecord
 from bract.schema.report import REPORT_SCHEMA, Report
 from bract.schema.run import RUN_SCHEMA, RunState, Status
@@ -52,6 +53,7 @@ __all__ = [
     "EXACT_DB",
     "LIVE_SCHEMA",
     "OBSERVATION_SCHEMA",
+    "PRIOR_SCHEMA",
     "REPORT_SCHEMA",
     "RUN_SCHEMA",
     "TIERS",
@@ -74,6 +76,7 @@ __all__ = [
     "MissedCapture",
     "Number",
     "ObservationFile",
+    "PriorFacts",
     "Provenance",
     "Record",
     "RecordError",

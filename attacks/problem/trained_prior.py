@@ -1,0 +1,248 @@
+"""A generator trained on public images: its network, its file, and what it was trained on.
+
+The file is untrusted: it is one safetensors file of bounded size, whose shapes follow from the
+record beside the tensors, and nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.errors import BractError, one_line
+from bract.files import tensors_as_bytes, write_tensors
+from bract.protocol.update import Tensors
+from bract.schema import PriorFacts
+from bract.strict_json import dump_json
+
+MOST_BYTES = 1 << 28
+"""Largest file that is read; the digits' takes a hundredth of it."""
+
+FINGERPRINT_SIDE = 8
+"""Side to which images are reduced before they are compared with the training images."""
+
+_NEAR = 2
+"""Most steps of 256 by which two fingerprints of one image differ: resizing and rounding."""
+
+_FACTS = "bract.prior"
+_FINGERPRINTS = "fingerprints"
+
+
+class Decoder(nn.Module):
+    """Images from latents: a linear layer, blocks that double the side, a convolution, a sigmoid.
+
+    The side doubles as often as it can be halved to whole numbers of at least 4, at most three
+    times: in blocks of nearest-neighbour upsampling, a 3x3 convolution and SiLU, and at last by a
+    convolution that makes four pixels of each place (Shi et al. 2016).
+
+    Parameters
+    ----------
+    image_shape
+        ``(C, H, W)`` with H = W.
+    classes
+        Classes whose one-hot rows are appended to the latent; 0 for none.
+    """
+
+    def __init__(
+        self, image_shape: tuple[int, int, int], *, latent: int, width: int, classes: int = 0
+    ) -> None:
+        super().__init__()
+        channels, side, _ = image_shape
+        doublings = 0
+        while doublings < 3 and side % 2 == 0 and side // 2 >= 4:
+            side, doublings = side // 2, doublings + 1
+        self.side = side
+        self.shuffle = 2 if doublings else 1
+        widths = [width * 2**i for i in reversed(range(max(1, doublings)))]
+        self.first = nn.Linear(latent + classes, widths[0] * side * side)
+        self.blocks = nn.ModuleList(nn.Conv2d(i, o, 3, padding=1) for i, o in pairwise(widths))
+        self.last = nn.Conv2d(width, channels * self.shuffle**2, 3, padding=1)
+
+    def forward(self, latent: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Map latents ``(N, latent)`` and label rows ``(N, classes)`` to images in (0, 1)."""
+        rows = latent if labels is None else torch.cat([latent, labels], dim=1)
+        features = F.silu(self.first(rows)).view(len(rows), -1, self.side, self.side)
+        for block in self.blocks:
+            features = F.silu(block(F.interpolate(features, scale_factor=2, mode="nearest")))
+        return torch.sigmoid(F.pixel_shuffle(self.last(features), self.shuffle))
+
+
+def fingerprints(images: Tensor) -> Tensor:
+    """Return what images are recognised by: reduced to 8 pixels a side, in 256 steps.
+
+    Parameters
+    ----------
+    images
+        float32 ``(N, C, H, W)`` in [0, 1].
+
+    Returns
+    -------
+    Tensor
+        uint8 ``(N, C * 64)``.
+    """
+    small = F.adaptive_avg_pool2d(images.detach().cpu().float(), FINGERPRINT_SIDE)
+    return (small * 255.0).round().clamp(0.0, 255.0).to(torch.uint8).flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedPrior:
+    """A generator trained on public images, as its file holds it.
+
+    Attributes
+    ----------
+    facts
+        What it makes and what it was trained on.
+    weights
+        Of its `Decoder`, by name.
+    known
+        Fingerprints of its training images, uint8 ``(N, C * 64)``.
+    """
+
+    facts: PriorFacts
+    weights: Tensors
+    known: Tensor
+
+    @property
+    def text(self) -> str:
+        """What the attacker held, in words."""
+        facts = self.facts
+        return f"a generator trained on {facts.images:,} public images ({facts.source})"
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of everything in the file."""
+        whole = self.weights | {_FINGERPRINTS: self.known}
+        told = self.facts.model_dump_json().encode()
+        return hashlib.sha256(told + tensors_as_bytes(whole)).hexdigest()[:16]
+
+    def decoder(self) -> Decoder:
+        """Return its network, on the CPU in float32, with weights that are not trained."""
+        facts = self.facts
+        made = Decoder(
+            facts.image_shape, latent=facts.latent, width=facts.width, classes=facts.classes
+        )
+        made.load_state_dict(self.weights)
+        return made.requires_grad_(False).eval()
+
+    def sample(self, labels: Sequence[int], *, seed: int) -> Tensor:
+        """Return one image a label ``(N, C, H, W)``, of latents drawn under a seed."""
+        latent = torch.randn(
+            len(labels), self.facts.latent, generator=torch.Generator().manual_seed(seed)
+        )
+        rows = None
+        if self.facts.classes:
+            rows = F.one_hot(torch.tensor(labels), self.facts.classes).float()
+        with torch.no_grad():
+            images: Tensor = self.decoder()(latent, rows)
+        return images
+
+    def trained_on(self, images: Tensor) -> Tensor:
+        """Say which images ``(N, C, H, W)`` are among the training images, bool ``(N,)``.
+
+        Images count as the same whose fingerprints differ by at most 2 of 256 steps anywhere.
+        """
+        asked = fingerprints(images).to(torch.int16)
+        if asked.shape[1] != self.known.shape[1]:
+            return torch.zeros(len(images), dtype=torch.bool)
+        found = [
+            bool(((self.known.to(torch.int16) - row).abs().amax(dim=1) <= _NEAR).any())
+            for row in asked
+        ]
+        return torch.tensor(found)
+
+    def check(self, image_shape: tuple[int, int, int] | None, classes: int | None) -> None:
+        """Refuse what it was not made for.
+
+        Raises
+        ------
+        BractError
+            If images are of another shape, or its labels are of another number of classes.
+        """
+        facts = self.facts
+        if image_shape != facts.image_shape:
+            raise BractError(
+                f"the prior makes images of {facts.image_shape}, the client's are {image_shape}; "
+                "train one with `bract prior train` and --size, --channels"
+            )
+        if facts.classes and classes != facts.classes:
+            raise BractError(
+                f"the prior knows {facts.classes} classes, the model has {classes}; train one of "
+                "the same classes, or one with --no-labels"
+            )
+
+    def save(self, path: Path) -> Path:
+        """Write the file whole."""
+        about = {_FACTS: dump_json(self.facts.to_dict())}
+        return write_tensors(path, self.weights | {_FINGERPRINTS: self.known}, about=about)
+
+
+def make_prior(facts: PriorFacts, decoder: Decoder, known: Tensor) -> TrainedPrior:
+    """Return what was trained; ``facts`` need no digest yet."""
+    digest = hashlib.sha256(known.contiguous().numpy().tobytes()).hexdigest()
+    weights = {n: v.detach().cpu().float().clone() for n, v in decoder.state_dict().items()}
+    return TrainedPrior(facts.model_copy(update={"digest": digest}), weights, known)
+
+
+def load_prior(path: Path) -> TrainedPrior:
+    """Read a file that `bract prior train` wrote, or that somebody else sent.
+
+    Raises
+    ------
+    BractError
+        If it is not there, too large, no such file, or holds tensors other than its record says.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise BractError(
+                f"{path}: {size:,} bytes, a prior has at most {MOST_BYTES:,}; train a smaller one"
+            )
+        with safe_open(str(path), framework="pt") as file:
+            told = (file.metadata() or {}).get(_FACTS)
+            if told is None:
+                raise BractError(f"{path}: no prior; make one with `bract prior train`")
+            facts = PriorFacts.parse_text(told, source=str(path))
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _check_shapes(path, facts, shapes)
+            tensors = {name: file.get_tensor(name) for name in shapes}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise BractError(f"{path}: the prior cannot be read ({one_line(error, 200)})") from error
+    known = tensors.pop(_FINGERPRINTS)
+    strange = [n for n, v in tensors.items() if v.dtype != torch.float32 or not v.isfinite().all()]
+    if strange or known.dtype != torch.uint8:
+        name = strange[0] if strange else _FINGERPRINTS
+        raise BractError(f"{path}: {name} does not hold finite numbers of its type; train it again")
+    if hashlib.sha256(known.numpy().tobytes()).hexdigest() != facts.digest:
+        raise BractError(f"{path}: the digest of the training images is not theirs; train it again")
+    return TrainedPrior(facts, tensors, known)
+
+
+def _check_shapes(path: Path, facts: PriorFacts, found: dict[str, tuple[int, ...]]) -> None:
+    """Refuse tensors other than the record's, before any is read."""
+    channels, height, width = facts.image_shape
+    if height != width or facts.pixel_range != (0.0, 1.0):
+        raise BractError(
+            f"{path}: images of {facts.image_shape} in {facts.pixel_range}, expected squares in "
+            "(0.0, 1.0)"
+        )
+    with torch.device("meta"):
+        decoder = Decoder(
+            facts.image_shape, latent=facts.latent, width=facts.width, classes=facts.classes
+        )
+    wanted = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
+    wanted[_FINGERPRINTS] = (facts.images, channels * FINGERPRINT_SIDE**2)
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise BractError(
+                f"{path}: {name} is {found.get(name)}, its record makes it {wanted.get(name)}; "
+                "train it again"
+            )

@@ -1,0 +1,41 @@
+"""What stands beside the tensors of a prior's file: what made it, from how many public images."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from bract.schema.record import Number, VersionedRecord
+
+PRIOR_SCHEMA: Literal[1] = 1
+
+Side = Annotated[int, Field(ge=8, le=256)]
+
+
+class PriorFacts(VersionedRecord):
+    """A generator that was trained on public images.
+
+    ``image_shape`` is channels, height and width of what it makes, in ``pixel_range``; ``latent``
+    the length of its standard normal latent, ``width`` the channels before its last layer and
+    ``classes`` the labels that it is conditioned on, 0 for none. ``source`` names what it was
+    trained on, ``images`` counts it, and ``digest`` is the SHA-256 of those images' fingerprints,
+    which the file holds. ``held_out_psnr`` says how well it reproduces public images of the same
+    source that it was not trained on, in dB: about the most that a search in its latent can give.
+    """
+
+    kind: ClassVar[str] = "prior"
+    mend: ClassVar[str] = "train it again with `bract prior train`"
+
+    schema_version: Literal[1] = Field(default=PRIOR_SCHEMA, alias="schema")
+    image_shape: tuple[Literal[1, 3], Side, Side]
+    pixel_range: tuple[float, float] = (0.0, 1.0)
+    latent: Annotated[int, Field(ge=1, le=1024)]
+    width: Annotated[int, Field(ge=1, le=256)]
+    classes: Annotated[int, Field(ge=0, le=10_000)] = 0
+    source: Annotated[str, Field(max_length=200)]
+    images: Annotated[int, Field(ge=1, le=2_000_000)]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    epochs: Annotated[int, Field(ge=0)] = 0
+    seed: int = 0
+    held_out_psnr: Number = None

@@ -1,0 +1,154 @@
+"""``bract prior``: what an attacker with public data makes of them, a generator as a file."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bract.cli.examples import epilog
+from bract.cli.options import Format, FormatOption
+from bract.errors import BractError
+
+prior = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Train a generator on public images, for the surrogate tier of an audit.",
+)
+
+
+class SplitName(StrEnum):
+    """Split of a data set."""
+
+    TRAIN = "train"
+    TEST = "test"
+
+
+@prior.callback()
+def _group() -> None:
+    """Train a generator on public images, for the surrogate tier of an audit."""
+
+
+@prior.command("train", epilog=epilog("prior train"))
+def train(
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            help="Data set such as digits or mnist, or a folder of pictures. None of the images "
+            "may be a client's.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("prior.safetensors"),
+    split: Annotated[
+        SplitName,
+        typer.Option("--split", help="Of a data set; bract's clients train on train."),
+    ] = SplitName.TEST,
+    path: Annotated[
+        Path | None, typer.Option("--path", help="Folder that holds the data set's files.")
+    ] = None,
+    size: Annotated[
+        int, typer.Option("--size", min=8, max=256, help="Pixels a side, as the client's model.")
+    ] = 32,
+    channels: Annotated[
+        int | None, typer.Option("--channels", min=1, max=3, help="1 for grey, 3 for colour.")
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option("--images", min=16, help="Most images to take.")
+    ] = None,
+    crops: Annotated[
+        int, typer.Option("--crops", min=1, help="Random squares of each picture of a folder.")
+    ] = 1,
+    no_labels: Annotated[
+        bool, typer.Option("--no-labels", help="Leave the data set's classes out.")
+    ] = False,
+    latent: Annotated[
+        int, typer.Option("--latent", min=1, max=1024, help="Length of the latent.")
+    ] = 32,
+    width: Annotated[
+        int, typer.Option("--width", min=1, max=256, help="Channels before the last layer.")
+    ] = 24,
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", min=1, help="Passes over the images; chosen by their number."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Everything random follows from it.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda:N.")] = "cpu",
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Train a generator on public images and write it to a file.
+
+    `bract audit RUN --tier surrogate --prior FILE` attacks with it, and refuses
+    an upload of which an image was among those it was trained on.
+    """
+    from bract.attacks import Engine
+    from bract.attacks.solve.prior_training import PriorSettings, train_prior
+    from bract.cli.audit import few_threads
+    from bract.cli.console import WorkProgress, print_json, say
+    from bract.data.public import public_images
+
+    if channels == 2:
+        raise BractError("--channels 2: expected 1 (grey) or 3 (colour)")
+    found = public_images(
+        data,
+        split=split.value,
+        path=path,
+        size=size,
+        channels=channels,
+        most=images,
+        crops=crops,
+        labels=not no_labels,
+        seed=seed,
+    )
+    few_threads()
+    with WorkProgress(1, "train a prior") as bar:
+
+        def show(share: float, loss: float) -> None:
+            bar.within(share, f"loss {loss:.1f} nats")
+
+        made = train_prior(
+            found.images,
+            found.labels,
+            PriorSettings(
+                latent=latent,
+                width=width,
+                epochs=epochs,
+                seed=seed,
+                device=str(Engine(device=device).torch_device()),
+            ),
+            source=found.source,
+            classes=found.classes,
+            progress=show,
+        )
+    made.save(out)
+    if output.is_json:
+        print_json(made.facts.to_dict())
+    say(
+        f"done: {out}, {made.text}; reproduces held-out images at "
+        f"{made.facts.held_out_psnr:.1f} dB; next: bract audit RUN --tier surrogate --prior {out}"
+    )
+
+
+@prior.command("show", epilog=epilog("prior show"))
+def show(
+    file: Annotated[Path, typer.Argument(help="What `bract prior train` wrote.")],
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Say what a generator makes, and what it was trained on."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bract.attacks.problem.trained_prior import load_prior
+    from bract.cli.console import print_json
+
+    facts = load_prior(file).facts.to_dict()
+    if output.is_json:
+        print_json(facts)
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), "-" if value is None else str(value))
+    Console(file=sys.stdout, highlight=False).print(table)

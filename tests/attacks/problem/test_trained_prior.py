@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from bract.attacks.problem.trained_prior import (
+    Decoder,
+    TrainedPrior,
+    fingerprints,
+    load_prior,
+    make_prior,
+)
+from bract.attacks.solve.prior_training import PriorSettings, train_prior
+from bract.errors import BractError
+from bract.schema import PriorFacts
+
+
+def blobs(count: int, size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bright squares on dark ground, at one of four places."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(count) % 4
+    images = 0.1 * torch.rand(count, 1, size, size, generator=generator)
+    half = size // 2
+    for image, label in zip(images, labels.tolist(), strict=True):
+        top, left = half * (label // 2), half * (label % 2)
+        image[:, top : top + half, left : left + half] += 0.8
+    return images, labels
+
+
+@pytest.fixture(scope="module")
+def trained() -> TrainedPrior:
+    images, labels = blobs(200)
+    settings = PriorSettings(latent=4, width=8, epochs=60, lr=5e-3)
+    return train_prior(images, labels, settings, source="blobs", classes=4)
+
+
+def test_a_trained_generator_makes_images_of_the_class_it_is_asked_for(
+    trained: TrainedPrior,
+) -> None:
+    images = trained.sample([0, 1, 2, 3], seed=5)
+    means = F.avg_pool2d(images, 8).flatten(1)
+    assert means.argmax(dim=1).tolist() == [0, 1, 2, 3]
+    assert trained.facts.held_out_psnr is not None and trained.facts.held_out_psnr > 20
+    assert torch.equal(images, trained.sample([0, 1, 2, 3], seed=5))
+    assert not torch.equal(images, trained.sample([0, 1, 2, 3], seed=6))
+
+
+def test_training_repeats_under_its_seed_and_leaves_the_global_generator_alone() -> None:
+    images, _ = blobs(32)
+    settings = PriorSettings(latent=2, width=2, epochs=1)
+    before = torch.get_rng_state()
+    one, two = (train_prior(images, None, settings, source="blobs") for _ in range(2))
+    assert one.digest == two.digest and one.facts.classes == 0
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_prior_knows_its_training_images_even_rounded_and_resized(trained: TrainedPrior) -> None:
+    images, _ = blobs(200)
+    rounded = (images[:3] * 255).round() / 255
+    larger = F.interpolate(images[3:6], size=(32, 32), mode="nearest")
+    others = blobs(8)[0].flip(0) * 0.9
+    assert trained.trained_on(rounded).all() and trained.trained_on(larger).all()
+    assert not trained.trained_on(others).any()
+    assert not trained.trained_on(images[:1].expand(-1, 3, -1, -1)).any()
+
+
+def test_a_file_brings_back_the_same_generator(trained: TrainedPrior, tmp_path: Path) -> None:
+    again = load_prior(trained.save(tmp_path / "prior.safetensors"))
+    assert again.facts == trained.facts and again.digest == trained.digest
+    assert torch.equal(again.sample([1], seed=1), trained.sample([1], seed=1))
+
+
+@pytest.mark.parametrize("size", [8, 9, 28, 32, 64])
+def test_a_decoder_makes_every_side(size: int) -> None:
+    decoder = Decoder((3, size, size), latent=2, width=2)
+    assert decoder(torch.zeros(2, 2)).shape == (2, 3, size, size)
+
+
+def test_few_images_and_what_does_not_fit_are_refused(trained: TrainedPrior) -> None:
+    with pytest.raises(BractError, match="15 images; a prior takes 16"):
+        train_prior(blobs(15)[0], None, PriorSettings(), source="few")
+    with pytest.raises(BractError, match=r"images of .1, 16, 16., the client's are .1, 32, 32."):
+        trained.check((1, 32, 32), 4)
+    with pytest.raises(BractError, match="knows 4 classes, the model has 10"):
+        trained.check((1, 16, 16), 10)
+    trained.check((1, 16, 16), 4)
+
+
+def damaged(path: Path, **changes: Any) -> Path:
+    """Write the file again with other tensors or another record."""
+    from safetensors import safe_open
+
+    with safe_open(str(path), framework="pt") as file:
+        told = json.loads((file.metadata() or {})["bract.prior"])
+    tensors = load_file(path)
+    told |= changes.pop("facts", {})
+    for name, value in changes.items():
+        tensors[name.replace("__", ".")] = value
+    save_file(tensors, path, {"bract.prior": json.dumps(told)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"facts": {"latent": 5}}, "first.weight is .* its record makes it"),
+        ({"facts": {"latent": 10**9}}, "half-written or corrupted"),
+        ({"facts": {"images": 7}}, "fingerprints is"),
+        ({"facts": {"digest": "0" * 64}}, "digest of the training images"),
+        ({"facts": {"schema": 9}}, "prior schema 9"),
+        ({"facts": {"strange": 1}}, "strange"),
+        ({"extra": torch.zeros(3)}, "extra is"),
+        ({"last__bias": torch.full((4,), float("nan"))}, "last.bias does not hold finite"),
+        ({"last__bias": torch.zeros(4, dtype=torch.float16)}, "last.bias does not hold"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_sentence(
+    trained: TrainedPrior, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    path = damaged(trained.save(tmp_path / "p.safetensors"), **dict(changes))
+    with pytest.raises(BractError, match=said) as raised:
+        load_prior(path)
+    assert "p.safetensors" in str(raised.value)
+
+
+def test_other_files_are_no_priors(tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    with pytest.raises(BractError, match="cannot be read"):
+        load_prior(path)
+    path.write_bytes(b"\x80\x04K\x01.")
+    with pytest.raises(BractError, match="cannot be read"):
+        load_prior(path)
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(BractError, match="no prior"):
+        load_prior(path)
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    trained: TrainedPrior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = trained.save(tmp_path / "p.safetensors")
+    monkeypatch.setattr("bract.attacks.problem.trained_prior.MOST_BYTES", 1000)
+    with pytest.raises(BractError, match="a prior has at most 1,000"):
+        load_prior(path)
+
+
+def test_fingerprints_are_the_reduced_image_in_256_steps() -> None:
+    image = torch.zeros(1, 1, 16, 16)
+    image[..., :2, :2] = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    found = fingerprints(image)
+    assert found.shape == (1, 64) and found.dtype == torch.uint8
+    assert found[0].tolist() == [64, *[0] * 63]
+
+
+def test_a_prior_is_made_with_the_digest_of_what_it_knows() -> None:
+    facts = PriorFacts(
+        image_shape=(1, 8, 8), latent=1, width=1, source="x", images=2, digest="0" * 64
+    )
+    known = torch.zeros(2, 64, dtype=torch.uint8)
+    made = make_prior(facts, Decoder((1, 8, 8), latent=1, width=1), known)
+    # sha256 of 128 zero bytes
+    assert made.facts.digest.startswith("38723a2e5e8a17aa7950dc008209944e")

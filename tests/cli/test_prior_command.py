@@ -1,0 +1,62 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from bract.attacks.problem.trained_prior import load_prior
+from bract.cli.main import app
+from bract.config import DataConfig
+from bract.data import open_source
+from bract.data.public import public_images
+from bract.errors import BractError
+
+
+def pictures(root: Path, count: int) -> Path:
+    for number in range(count):
+        pixels = torch.full((20 + number, 30, 3), 10 * number, dtype=torch.uint8)
+        (root / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.numpy()).save(root / str(number % 2) / f"{number}.png")
+    return root
+
+
+def test_the_command_writes_a_prior_of_the_split_that_no_client_trains_on(tmp_path: Path) -> None:
+    out = tmp_path / "prior.safetensors"
+    line = [*("prior", "train", "--data", "digits", "--size", "16", "--epochs", "1"), "--format"]
+    found = CliRunner().invoke(app, [*line, "json", "--width", "2", "--out", str(out)])
+    assert found.exit_code == 0, found.output
+    facts = json.loads(found.stdout)
+    assert facts["source"] == "digits, test split" and facts["classes"] == 10
+    prior = load_prior(out)
+    train, test = (open_source(DataConfig(name="digits"), split) for split in ("train", "test"))
+    assert prior.trained_on(test.images(range(20), channels=1, size=16)).all()
+    assert not prior.trained_on(train.images(range(20), channels=1, size=16)).any()
+    shown = CliRunner().invoke(app, ["prior", "show", str(out), "--format", "json"])
+    assert json.loads(shown.stdout) == facts
+    assert "digits, test split" in CliRunner().invoke(app, ["prior", "show", str(out)]).stdout
+
+
+def test_pictures_of_a_folder_are_taken_as_they_lie_and_cut_at_random(tmp_path: Path) -> None:
+    root = pictures(tmp_path / "holidays", 5)
+    whole = public_images(str(root), size=8)
+    assert whole.images.shape == (5, 3, 8, 8) and whole.labels is None
+    assert whole.source == "pictures below holidays"
+    # Sorted by path: 0/0, 0/2, 0/4, 1/1, 1/3.
+    assert (whole.images.mean(dim=(1, 2, 3)) * 255).round().tolist() == [0, 20, 40, 10, 30]
+    assert public_images(str(root), size=8, channels=1, crops=3, most=2).images.shape[0] == 6
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BractError, match=r"nowhere: no such folder.*digits"):
+        public_images("nowhere")
+    with pytest.raises(BractError, match="no pictures below it"):
+        public_images(str(tmp_path))
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(BractError, match=r"a\.png: no picture"):
+        public_images(str(tmp_path))
+    with pytest.raises(BractError, match="--crops"):
+        public_images("digits", crops=2)
+    found = CliRunner().invoke(app, ["prior", "train", "--data", "digits", "--channels", "2"])
+    assert isinstance(found.exception, BractError)
