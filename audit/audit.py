@@ -16,7 +16,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bract.attacks import (
@@ -40,6 +41,7 @@ from bract.audit.captures import Capture, Captures, Lazy, select
 from bract.audit.choice import AuditChoice
 from bract.audit.hopeless import why_hopeless
 from bract.audit.results import Results
+from bract.audit.returned import read_returned
 from bract.audit.scoring.judging import Attempt, Judge
 from bract.audit.scoring.reference import KeptImages
 from bract.audit.scoring.scoring import Truth, check_truth, load_truth
@@ -86,6 +88,8 @@ class Audit:
         versions and code, on the same capture and truth (`Basis`). Otherwise every
         chosen one is attacked, and its earlier results are removed when the first attack begins;
         those of other clients, rounds, attacks and tiers stay.
+    output
+        Folder of the results; None takes the run's ``audit/``.
 
     Raises
     ------
@@ -95,7 +99,14 @@ class Audit:
         removed then.
     """
 
-    def __init__(self, run: RunDirectory, choice: AuditChoice, *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        choice: AuditChoice,
+        *,
+        resume: bool = False,
+        output: Path | None = None,
+    ) -> None:
         self.run = run
         self.choice = choice
         self.resume = resume
@@ -118,7 +129,7 @@ class Audit:
         self._judge = Judge(
             self._data(), choice.seed, choice.device, choice.max_images, self._kept()
         )
-        self._files = Results(run.audit, choice.tier)
+        self._files = Results(output or run.audit, choice.tier)
         truth = choice.truth or run.truth
         self._basis = Basis(run, self.config, choice, self._captures, truth, self._judge.data)
         self._begun = False
@@ -149,18 +160,37 @@ class Audit:
         truths = (self._truth(capture) for capture in self._captures.index)
         return KeptImages(((t.images, t.labels) for t in truths if t is not None), self.choice.seed)
 
-    def plan(self) -> list[Batch]:
+    def plan(self, device: str | None = None) -> list[Batch]:
         """Return what is to be done, what may bring something back first.
 
-        With ``resume`` without what is done.
+        With ``resume`` without what is done. ``device`` is the kind, ``cpu`` or ``cuda``, that the
+        batches are for; None takes this audit's own.
         """
         batches: list[Batch] = []
         for name in self.attacks:
             for repeat in range(self.choice.repeats):
                 due = [c for c in self._chosen if self._due(name, c, repeat) is not None]
-                groups = together(due, device=self._device, max_images=self.choice.max_images)
+                groups = together(
+                    due,
+                    device=device or self._device,
+                    max_images=self.choice.max_images,
+                    most=self.choice.batch,
+                )
                 batches += [Batch(name, repeat, captures) for captures in groups]
         return sorted(batches, key=self._is_hopeless)
+
+    def batch(self, attack: str, repeat: int, keys: Collection[str]) -> Batch:
+        """Return the batch of the chosen observations with these keys, as another audit planned it.
+
+        Raises
+        ------
+        BractError
+            If one is not there.
+        """
+        found = {capture.key: capture for capture in self._chosen}
+        if missing := sorted(set(keys) - found.keys()):
+            raise BractError(f"{self.run.captures}: {missing[0]} is not among the captures here")
+        return Batch(attack, repeat, tuple(found[key] for key in keys))
 
     def _is_hopeless(self, batch: Batch) -> bool:
         return all(why_hopeless(c, self.choice, batch.attack) for c in batch.captures)
@@ -228,6 +258,37 @@ class Audit:
             self._files.forget(batch.attack)
             # Errors that were caught hold on to what a batch read, by their tracebacks.
             gc.collect()
+
+    def accept(self, batch: Batch, returned: Mapping[str, bytes]) -> list[AuditResult]:
+        """Check the files that a worker made of a batch, and keep them as `execute` does.
+
+        Parameters
+        ----------
+        returned
+            Contents by the file's name: one JSON file an observation, and the pictures it names.
+
+        Raises
+        ------
+        BractError
+            If any is not what this audit would have written itself, but for what was found.
+            Nothing of the batch is kept then.
+        """
+        found = []
+        for capture in batch.captures:
+            path = self._files.path(batch.attack, capture, batch.repeat)
+            record = read_returned(returned, path.stem, self._about(batch, capture))
+            method = record.chosen_attack or batch.attack
+            seed = self._seed(batch.attack, batch.repeat)
+            if record.refused is None and (
+                method not in ATTACKS
+                or (record.seed, record.budget) != (seed, self._budget(method))
+            ):
+                raise BractError(f"{path.stem}: attacked with other settings than were asked for")
+            found.append(record)
+        self._begin()
+        for capture, record in zip(batch.captures, found, strict=True):
+            self._files.keep(batch.attack, capture, batch.repeat, record, returned)
+        return found
 
     def probe(self, batch: Batch, seconds: float) -> float | None:
         """Attack some of a batch for a moment, and keep nothing.
@@ -365,22 +426,8 @@ class Audit:
         name = batch.attack
         path = self._files.path(name, capture, batch.repeat)
         tier = self._tier(batch)
-        record = AuditResult(
-            round=capture.round,
-            client=capture.client,
-            members=list(capture.members),
-            attack=name,
-            tier=self.choice.tier,
-            read_as=tier,
-            defenses=[str(d.get("name")) for d in capture.declaration.defenses],
-            encryption=capture.declaration.encryption,
-            num_examples=capture.declaration.num_examples,
-            local_steps=capture.declaration.local_steps,
-            seed=self.choice.seed,
-            repeat=batch.repeat,
-            basis=self._basis.of(capture),
-            device=str(engine.torch_device()),
-        )
+        record = self._about(batch, capture)
+        record = record.model_copy(update={"device": str(engine.torch_device())})
         if isinstance(result, Refusal) or case is None:
             reason = result.reason if isinstance(result, Refusal) else None
             more: dict[str, Any] = {"refused": reason, "budget": self._budget(name)}
@@ -412,6 +459,24 @@ class Audit:
         record = AuditResult.model_validate(dict(record) | more)
         self._files.write(name, capture, batch.repeat, record)
         return record
+
+    def _about(self, batch: Batch, capture: Capture) -> AuditResult:
+        """Return what a result says whatever is found."""
+        return AuditResult(
+            round=capture.round,
+            client=capture.client,
+            members=list(capture.members),
+            attack=batch.attack,
+            tier=self.choice.tier,
+            read_as=self._tier(batch),
+            defenses=[str(d.get("name")) for d in capture.declaration.defenses],
+            encryption=capture.declaration.encryption,
+            num_examples=capture.declaration.num_examples,
+            local_steps=capture.declaration.local_steps,
+            seed=self.choice.seed,
+            repeat=batch.repeat,
+            basis=self._basis.of(capture),
+        )
 
     def _budget(self, method: str) -> AuditBudget:
         """Return what one restart of the attack that made the images was allowed."""

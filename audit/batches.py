@@ -10,8 +10,8 @@ from bract.attacks.problem.client_model import images_in
 from bract.audit.captures import Capture
 from bract.errors import BractError
 
-MOST = {"cpu": 16, "cuda": 256}
-"""Most observations whose tensors are in memory at once, by kind of device."""
+MOST = {"cpu": 8, "cuda": 256}
+"""Most observations in one batch by kind of device: as many as an engine runs trials together."""
 
 MEMORY = 4 * 2**30
 """Most bytes of captures in one batch; one that is larger still runs, alone."""
@@ -27,7 +27,7 @@ class Batch:
 
 
 def together(
-    captures: Sequence[Capture], *, device: str, max_images: int
+    captures: Sequence[Capture], *, device: str, max_images: int, most: int | None = None
 ) -> Iterator[tuple[Capture, ...]]:
     """Yield captures that run as one batch, whatever their rounds; no aggregate among clients.
 
@@ -37,7 +37,10 @@ def together(
         ``cpu`` or ``cuda``.
     max_images
         As in the audit's choice: updates of more examples look alike to an attack.
+    most
+        Most captures in one batch; None chooses by device.
     """
+    limit = most or MOST.get(device, MOST["cpu"])
     shapes: dict[tuple[str, bool], list[Capture]] = {}
     for capture in captures:
         shapes.setdefault(_shape(capture, max_images), []).append(capture)
@@ -46,7 +49,7 @@ def together(
         held = 0
         for capture in group:
             size = _bytes(capture)
-            if batch and (len(batch) >= MOST.get(device, MOST["cpu"]) or held + size > MEMORY):
+            if batch and (len(batch) >= limit or held + size > MEMORY):
                 yield tuple(batch)
                 batch, held = [], 0
             batch.append(capture)

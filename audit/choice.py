@@ -32,6 +32,9 @@ class AuditChoice:
     weak_seeds
         Seeds of a torch generator that the adaptive attacker tries against one observation's noise
         (a 16th of that against a key).
+    batch
+        Most observations that are attacked together; None chooses by device. Where an attack
+        decomposes matrices, another one changes the last bits.
     models
         References ``package.module:callable`` that may be imported; see `Captures`.
     """
@@ -50,4 +53,5 @@ class AuditChoice:
     key: Path | None = None
     truth: Path | None = None
     weak_seeds: int = SeedBudget().candidates
+    batch: int | None = None
     models: frozenset[str] = frozenset()

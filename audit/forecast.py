@@ -53,10 +53,11 @@ class Forecast:
     hopeless: tuple[Hopeless, ...] = ()
 
 
-def forecast(audits: Iterable[Audit]) -> Forecast:
+def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
     """Estimate the work that is left of audits, one a tier; nothing is written.
 
-    An estimate costs `PROBE` seconds a kind of work, `KINDS` kinds at most.
+    An estimate costs `PROBE` seconds a kind of work, `KINDS` kinds at most; ``measure``
+    false leaves it out.
     """
     measured: list[tuple[int, float]] = []
     unmeasured = attacks = 0
@@ -75,7 +76,7 @@ def forecast(audits: Iterable[Audit]) -> Forecast:
                 if reason is not None:
                     hopeless.setdefault(reason, {})[capture.key] = None
             kind = (batch.attack, _kind(batch, audit.choice.max_images))
-            if kind not in probed and len(measured) < KINDS:
+            if measure and kind not in probed and len(measured) < KINDS:
                 probed[kind] = _seconds_each(audit, batch)
             each = probed.get(kind)
             if each is None:

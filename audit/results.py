@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bract.audit.captures import Capture
 from bract.errors import BractError
-from bract.files import write_text
+from bract.files import write_bytes, write_text
 from bract.schema import AuditResult
 from bract.strict_json import dump_json
 
@@ -53,6 +54,20 @@ class Results:
         """Write one result whole, mode 0600."""
         path = self.path(attack, capture, repeat)
         write_text(path, dump_json(result.to_dict()), private=True)
+
+    def keep(
+        self,
+        attack: str,
+        capture: Capture,
+        repeat: int,
+        result: AuditResult,
+        pictures: Mapping[str, bytes],
+    ) -> None:
+        """Write one result and, before it, the pictures that it names, all mode 0600."""
+        for image in result.images:
+            for name in filter(None, (image.reconstruction, image.original)):
+                write_bytes(self.folder(attack) / name, pictures[name], private=True)
+        self.write(attack, capture, repeat, result)
 
     def remove(self, attack: str, capture: Capture, repeat: int | None = None) -> None:
         """Remove one observation's results and their pictures; None takes every repeat."""

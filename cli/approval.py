@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import typer
 
 from bract.audit.audit import Audit
 from bract.audit.forecast import forecast
-from bract.cli.audit import few_threads
+from bract.audit.worker import few_threads
 from bract.cli.console import duration, say, stderr, working
 from bract.errors import RunFailedError
 
@@ -16,7 +17,7 @@ ASK_FROM = 60.0
 """Estimated seconds from which `bract audit` asks before it begins."""
 
 
-def approve(audits: list[Audit], *, ask: bool) -> None:
+def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
     """Say what the audits will take and what is hopeless; on a terminal ask where it is much.
 
     Off a terminal nothing is ever asked: the estimate is printed and the work begins.
@@ -25,6 +26,8 @@ def approve(audits: list[Audit], *, ask: bool) -> None:
     ----------
     ask
         False (``--yes``) does not ask either.
+    measure
+        Whether the time is estimated, by a moment of attacking in this process.
 
     Raises
     ------
@@ -32,13 +35,14 @@ def approve(audits: list[Audit], *, ask: bool) -> None:
         If the answer is no; nothing has been attacked or removed.
     """
     few_threads()
-    with working("estimating the work"):
-        found = forecast(audits)
+    with working("estimating the work") if measure else nullcontext():
+        found = forecast(audits, measure=measure)
     if not found.attacks:
         return
     took = "" if found.seconds is None else f", about {duration(found.seconds)}"
     attacks = counted(found.attacks, "attack")
-    say(f"{attacks} on {counted(found.uploads, 'upload')}{took} on {found.device}")
+    where = f" on {found.device}" if measure else ""
+    say(f"{attacks} on {counted(found.uploads, 'upload')}{took}{where}")
     for group in found.hopeless:
         named = ", ".join(group.uploads[:3]) + (", ..." if len(group.uploads) > 3 else "")
         say(f"hopeless: {counted(len(group.uploads), 'upload')} ({named}): {group.reason}")

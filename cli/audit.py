@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-
 from bract.attacks.problem.evidence import TIERS
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.audit.choice import AuditChoice
+from bract.audit.worker import few_threads
 from bract.cli import signals
+from bract.cli.audit_workers import Crew
 from bract.cli.console import WorkProgress, say
 from bract.cli.keygen import client_key
 from bract.errors import BractError
@@ -249,21 +248,23 @@ def open_audit(root: Path, choice: AuditChoice, *, resume: bool = False) -> Audi
     return Audit(RunDirectory.open(root), choice, resume=resume)
 
 
-def few_threads() -> None:
-    """Attacked models are small: threads that wait for each other cost more than they give."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+def execute(audit: Audit, crew: Crew | None = None) -> list[AuditResult]:
+    """Attack what is left, with progress; return what is on disk for each chosen observation.
 
-
-def execute(audit: Audit) -> list[AuditResult]:
-    """Attack what is left, with progress; return what is on disk for each chosen observation."""
+    ``crew`` are the workers that attack; None is this process.
+    """
     tier = audit.choice.tier
-    batches = audit.plan()
+    batches = audit.plan(None if crew is None else crew.cluster.device)
     total = sum(len(batch.captures) for batch in batches)
     if not total:
         say(f"{audit.run.root}: nothing left to attack in the {tier} tier")
     few_threads()
     with WorkProgress(total, f"attack, {tier}") as bar:
+        if crew is not None:
+            for result in crew.execute(audit, batches, bar.within):
+                bar.finish_item(describe(result))
+                signals.check()
+            return audit.results()
         for batch in batches:
             size = len(batch.captures)
 

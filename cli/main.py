@@ -350,6 +350,25 @@ def audit(
         list[str] | None,
         typer.Option("--fail-on", help="Exit with 3 on a leak, such as ssim>0.5@adaptive."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            help="Attack on many workers: a Ray cluster's HOST:PORT, or auto for this machine.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Most workers (--ray); all cores or GPUs without."),
+    ] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option("--gpus", min=0.01, help="GPUs of one worker (--ray), such as 0.5."),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="Most uploads attacked together: 8 on a CPU."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
@@ -367,6 +386,7 @@ def audit(
     """
     from bract.cli.approval import approve
     from bract.cli.audit import auditing, choose_audits, execute, open_audit
+    from bract.cli.audit_workers import asked_for, many_hands
     from bract.cli.console import print_json, say
     from bract.cli.gate import Gate, check_tiers, hold, rule_of
 
@@ -389,11 +409,18 @@ def audit(
     )
     if weak_seeds is not None:
         choices = [replace(choice, weak_seeds=weak_seeds) for choice in choices]
+    if batch is not None:
+        choices = [replace(choice, batch=batch) for choice in choices]
+    asked = asked_for(ray, workers, gpus, choices[0].device)
+    if asked is not None:
+        # This process only plans and checks; what the workers compute on is Ray's to say.
+        choices = [replace(choice, device="cpu") for choice in choices]
     check_tiers(gates, [choice.tier for choice in choices])
     with auditing(run):
         audits = [open_audit(run, choice, resume=resume) for choice in choices]
-        approve(audits, ask=not yes)
-        results = [result for audit in audits for result in execute(audit)]
+        approve(audits, ask=not yes, measure=asked is None)
+        with many_hands(asked, run) as crew:
+            results = [result for audit in audits for result in execute(audit, crew)]
     if as_json:
         print_json([result.to_dict() for result in results])
     say(f"done: {run}/audit; next: bract report {run}")

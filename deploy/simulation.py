@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,14 +22,12 @@ from flwr.app import Context, Error, Message
 
 from bract.deploy import clock
 from bract.deploy.pinned import load_app
+from bract.deploy.private_ray import private_ray
 from bract.deploy.rules import replace
 from bract.flower import ENGINE, SIMULATION, ErrorCode
 
 SITES = "BRACT_SIMULATED_SITES"
 """Environment variable with a JSON file: a list of node configurations, one a client."""
-
-SESSION_BYTES = 70
-"""Bytes that the longest path of Ray's sockets has beyond its folder."""
 
 
 class SimulatedApp:
@@ -66,15 +63,7 @@ def engine_environment(folder: Path, sites: Path) -> dict[str, str]:
     """
     return {
         SITES: str(sites),
-        "RAY_TMPDIR": str(folder),
-        # Ray listens on TCP, and whoever may submit a task to it runs code as this user: the first
-        # has it listen on the loopback interface alone, and the others ask for a secret there.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # A client has the device that its configuration names, GPUs too.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **private_ray(folder),
     }
 
 

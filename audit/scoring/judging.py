@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -261,8 +261,10 @@ class Judge:
         name = attempt.result.pick.attack
         if (name, count) not in self._priors:
             try:
+                # Starts go by round and client: not by those of whose update was scored first.
+                anybody = replace(attempt.observation, round=1, client="anybody")
                 result = prior_only(attack(name))(
-                    attempt.observation,
+                    anybody,
                     budget=Budget(iterations=PRIOR_ITERATIONS, max_images=self.max_images),
                     seed=derive_seed(self.seed, "prior", name),
                     device=self.device,

@@ -21,7 +21,7 @@ from bract import timeline
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.deploy import clock, shim, sockets
 from bract.deploy.flower import command_line
-from bract.deploy.simulation import SESSION_BYTES
+from bract.deploy.private_ray import SESSION_BYTES
 from bract.errors import BractError, RunFailedError, one_line
 
 READY_TIMEOUT = 90.0

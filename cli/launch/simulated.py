@@ -8,21 +8,18 @@ more memory than a few.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from bract.cli.launch.cluster import check_ray
 from bract.cli.launch.launcher import LocalFederation
 from bract.cli.launch.processes import threads_of
 from bract.config import FederationConfig
 from bract.deploy.simulation import engine_environment
 from bract.errors import BractError, one_line
 from bract.files import write_text
-
-EXTRA = "simulation"
-"""The extra of this package that brings Ray."""
 
 
 class SimulatedFederation(LocalFederation):
@@ -75,11 +72,7 @@ def check_simulable(config: FederationConfig) -> None:
     BractError
         If Ray is not installed, or the configuration is one of sites on other machines.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise BractError(
-            "--simulate needs Ray, which Flower's simulation engine runs on and which is not "
-            f"installed; pip install 'bract[{EXTRA}]'"
-        )
+    check_ray("--simulate")
     if config.deployment is not None:
         sites = one_line(", ".join(site.name for site in config.deployment.sites), 200)
         raise BractError(

@@ -509,6 +509,17 @@ def test_an_audit_that_is_killed_goes_on_in_the_middle_of_its_attack(run: Any) -
         assert one["final_loss"] == pytest.approx(other["final_loss"], rel=0.2)
 
 
+def test_baselines_do_not_go_by_which_upload_was_scored_first(run: Any) -> None:
+    choice = replace(CHOICE, iterations=2, batch=1)
+    found = []
+    for order in (1, -1):
+        audit = Audit(run, choice)
+        results = audit.execute(audit.plan()[::order])
+        found.append({r.client: r.to_dict()["baselines"] for r in results})
+    assert found[0]["client-0"].keys() >= {"prior_only", "random_image"}
+    assert found[0] == found[1]
+
+
 def test_a_budget_is_iterations_or_a_time(run: Any) -> None:
     assert parse_budget("2000") == (2000, None)
     assert parse_budget("90s") == (None, 90.0)

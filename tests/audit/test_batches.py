@@ -35,7 +35,7 @@ def test_captures_of_one_shape_run_together_across_rounds() -> None:
 
 
 def test_a_gpu_takes_more_than_a_cpu() -> None:
-    assert sizes(captures(150, PLAIN, PLAIN)) == [16] * 18 + [12]
+    assert sizes(captures(150, PLAIN, PLAIN)) == [8] * 37 + [4]
     assert sizes(captures(150, PLAIN, PLAIN), "cuda") == [256, 44]
 
 

@@ -20,7 +20,8 @@ from bract.cli.launch.processes import Processes
 from bract.cli.launch.simulated import SimulatedFederation, check_simulable, clients_at_once
 from bract.config import FederationConfig, build_config
 from bract.deploy import sockets
-from bract.deploy.simulation import SESSION_BYTES, SITES, SimulatedApp, engine_environment
+from bract.deploy.private_ray import SESSION_BYTES
+from bract.deploy.simulation import SITES, SimulatedApp, engine_environment
 from bract.errors import BractError
 from bract.rundir import RunDirectory
 from bract.server.loopback import LoopbackGrid

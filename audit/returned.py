@@ -1,0 +1,87 @@
+"""Check what a worker of another process or machine hands back, before any of it is kept."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+
+from bract.errors import BractError, shown
+from bract.schema import AuditResult, ImageResult
+
+MOST_BYTES = 64 * 2**20
+"""Most bytes of one file, and of one picture's pixels."""
+
+ALIKE = (
+    *("round", "client", "members", "attack", "tier", "read_as", "defenses", "encryption"),
+    *("num_examples", "local_steps", "repeat"),
+)
+"""Fields that do not depend on what is found."""
+
+
+def read_returned(files: Mapping[str, bytes], stem: str, expected: AuditResult) -> AuditResult:
+    """Read one result out of a worker's files, and check it and its pictures.
+
+    Parameters
+    ----------
+    files
+        Contents by name.
+    stem
+        Name of the result's file, without ``.json``; the names of its pictures begin with it.
+    expected
+        A result with what this audit knows of it beforehand.
+
+    Raises
+    ------
+    BractError
+        If a file is missing, too large, or not what it should be; the result is of another
+        observation or other settings; or it depends on other code, versions or data.
+    """
+    name = f"{stem}.json"
+    found = AuditResult.parse_text(_content(files, name), source=f"a worker's {name}")
+    for field in ALIKE:
+        theirs, ours = getattr(found, field), getattr(expected, field)
+        if theirs != ours:
+            raise BractError(
+                f"a worker's {name}: {field} is {shown(theirs)}, expected {shown(ours)}"
+            )
+    if found.basis != expected.basis:
+        parts = [k for k in expected.basis if found.basis.get(k) != expected.basis[k]]
+        raise BractError(
+            f"a worker's {name}: made with another {', '.join(parts) or 'basis'} than here; every "
+            "machine needs the same bract, libraries and plugins, and must see the run and its "
+            "data at the same paths"
+        )
+    for image in found.images:
+        _check_pictures(files, stem, image)
+    return found
+
+
+def _check_pictures(files: Mapping[str, bytes], stem: str, image: ImageResult) -> None:
+    for role in ("reconstruction", "original"):
+        name = getattr(image, role)
+        if name is None:
+            continue
+        if not re.fullmatch(re.escape(stem) + rf"--\d\d+-{role}\.png", name):
+            raise BractError(f"a worker's {stem}.json names {shown(name)} as its {role}")
+        _check_png(name, _content(files, name))
+
+
+def _check_png(name: str, content: bytes) -> None:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
+            if picture.width * picture.height * len(picture.getbands()) > MOST_BYTES:
+                raise BractError(f"a worker's {name} has {picture.width} x {picture.height} pixels")
+            picture.load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BractError(f"a worker's {name} is no PNG picture: {shown(str(error))}") from error
+
+
+def _content(files: Mapping[str, bytes], name: str) -> bytes:
+    content = files.get(name)
+    if not isinstance(content, bytes) or len(content) > MOST_BYTES:
+        size = f"{len(content)} bytes" if isinstance(content, bytes) else shown(content)
+        raise BractError(f"a worker's {name}: expected up to {MOST_BYTES} bytes, found {size}")
+    return content

@@ -1,0 +1,111 @@
+"""One of several processes, on one machine or many, that attack the batches of one audit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bract.attacks.solve.engine import Progress
+from bract.audit.audit import Audit
+from bract.audit.choice import AuditChoice
+from bract.errors import BractError
+from bract.rundir import RunDirectory
+
+
+def few_threads() -> None:
+    """Attacked models are small: threads that wait for each other cost more than they give."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+class Worker:
+    """Attacks batches and hands back the files that an audit would have written.
+
+    It reads the run where it lies and writes into a folder of its own there, which it empties after
+    each batch; keeping results is the business of the audit that asked.
+
+    Parameters
+    ----------
+    root
+        The run, at an absolute path that this machine sees too.
+    scratch
+        Folder below which half-made results are.
+    threads
+        Threads of PyTorch; as many as one machine's audit has, since the last bits go by them.
+    paths
+        Where the modules of models that the audit names are imported from.
+    """
+
+    def __init__(self, root: Path, scratch: Path, threads: int, paths: Sequence[str] = ()) -> None:
+        self._root, self._threads = root, threads
+        self._folder = scratch / uuid.uuid4().hex
+        self._audits: dict[AuditChoice, Audit] = {}
+        self._standing = (0.0, 0.0)
+        sys.path[:0] = [path for path in paths if path not in sys.path]
+
+    def host(self) -> str:
+        """Return this machine's name.
+
+        Raises
+        ------
+        BractError
+            If it does not see the run.
+        """
+        if not self._root.is_dir():
+            raise BractError(
+                f"{self._root}: not on {socket.gethostname()}; every machine of the cluster must "
+                "see the run at this path, as on a shared file system"
+            )
+        return socket.gethostname()
+
+    def standing(self) -> tuple[float, float]:
+        """Return how far the batch is, in [0, 1], and the lowest loss; read by another thread."""
+        return self._standing
+
+    def attack(
+        self, choice: AuditChoice, attack: str, repeat: int, keys: Sequence[str]
+    ) -> dict[str, bytes]:
+        """Attack the observations ``keys`` as one batch.
+
+        Returns
+        -------
+        dict
+            Contents of results and pictures, by the file's name.
+
+        Raises
+        ------
+        BractError
+            If the run or the device is not what the choice takes.
+        """
+        self._standing = (0.0, 0.0)
+        # Of the thread that calls, which need not be the one that imported torch.
+        torch.set_num_threads(self._threads)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True, mode=0o700)
+        try:
+            audit = self._audit(choice)
+            for _ in audit.execute([audit.batch(attack, repeat, keys)], self._note):
+                pass
+            return {
+                path.name: path.read_bytes()
+                for path in sorted(self._folder.rglob("*"))
+                if path.suffix in (".json", ".png")
+            }
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _audit(self, choice: AuditChoice) -> Audit:
+        if choice not in self._audits:
+            run = RunDirectory.open(self._root)
+            self._audits[choice] = Audit(run, choice, output=self._folder)
+        return self._audits[choice]
+
+    def _note(self, progress: Progress) -> None:
+        self._standing = (float(progress.fraction), float(progress.loss))

@@ -1,0 +1,244 @@
+"""Hand the batches of an audit to workers, and take back what they found."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bract.audit.audit import Audit
+from bract.audit.batches import Batch
+from bract.audit.worker import Worker, few_threads
+from bract.cli import signals
+from bract.cli.console import say
+from bract.cli.launch.cluster import Asked, Cluster, check_ray, connected
+from bract.errors import BractError, RunFailedError, one_line
+from bract.schema import AuditResult
+
+ATTEMPTS = 3
+"""How often a batch is begun, where the workers that had it were lost."""
+
+POLL = 0.5
+"""Seconds between two looks at how far the workers are."""
+
+Standing = tuple[float, float]
+"""How far a batch is, in [0, 1], and its lowest loss."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Place:
+    """One worker: its handle, the batch that it has, and how far it said it was."""
+
+    handle: Any
+    batch: Batch | None = None
+    asked: Any = None
+    standing: Standing = (0.0, math.inf)
+
+
+class Crew:
+    """Workers on a cluster that attack the batches of one run's audits.
+
+    A worker that is lost costs the batch that it had: another one begins it again, `ATTEMPTS` times
+    at most.
+
+    Parameters
+    ----------
+    root
+        The run; every machine of the cluster sees it at this path.
+    threads
+        Threads of one worker.
+    """
+
+    def __init__(self, cluster: Cluster, root: Path, threads: int) -> None:
+        self.cluster = cluster
+        self._ray = cluster.ray
+        self._root, self._threads = root.absolute(), threads
+        self._scratch = self._root / ".workers"
+        self._waiting: dict[Any, _Place] = {}
+        self._idle: list[_Place] = []
+        self._lost: Counter[Batch | None] = Counter()
+
+    @contextlib.contextmanager
+    def hired(self) -> Iterator[Crew]:
+        """Have workers while the block runs, as they are needed; none works on after it."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        try:
+            yield self
+        finally:
+            for place in [*self._waiting.values(), *self._idle]:
+                with contextlib.suppress(Exception):
+                    self._ray.kill(place.handle)
+            self._waiting, self._idle = {}, []
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def execute(
+        self, audit: Audit, batches: Sequence[Batch], show: Callable[[float, str], None]
+    ) -> Iterator[AuditResult]:
+        """Attack the batches on all workers; yield results as batches are finished and checked.
+
+        Parameters
+        ----------
+        show
+            Told how many observations' worth of the work under way is done, and the lowest loss.
+
+        Raises
+        ------
+        BractError
+            If a worker cannot work on the run, or what it hands back is not what was asked for.
+        RunFailedError
+            If a batch was lost `ATTEMPTS` times.
+        """
+        pending = deque(batches)
+        choice = replace(
+            audit.choice,
+            device=self.cluster.device,
+            key=audit.choice.key and audit.choice.key.absolute(),
+            truth=audit.choice.truth and audit.choice.truth.absolute(),
+        )
+        while pending or any(place.batch for place in self._waiting.values()):
+            self._hire(len(pending))
+            while pending and self._idle:
+                place = self._idle.pop()
+                place.batch, place.standing = pending.popleft(), (0.0, math.inf)
+                keys = [capture.key for capture in place.batch.captures]
+                work = place.handle.attack
+                found = work.remote(choice, place.batch.attack, place.batch.repeat, keys)
+                self._waiting[found] = place
+            ready, _ = self._ray.wait(list(self._waiting), num_returns=1, timeout=POLL)
+            for reference in ready:
+                place = self._waiting.pop(reference)
+                batch, place.batch = place.batch, None
+                returned = self._take(reference, batch)
+                if returned is _LOST:
+                    if batch is not None:
+                        pending.appendleft(batch)
+                    continue
+                self._idle.append(place)
+                if batch is not None:
+                    yield from audit.accept(batch, _files(returned))
+            self._look()
+            busy = [place for place in self._waiting.values() if place.batch is not None]
+            if busy:
+                within = sum(p.standing[0] * len(p.batch.captures) for p in busy if p.batch)
+                loss = min(place.standing[1] for place in busy)
+                show(within, f"{len(busy)} workers, loss {loss:.4f}")
+
+    def _hire(self, pending: int) -> None:
+        """Start workers until there is one for each batch, or no more room."""
+        while len(self._waiting) + len(self._idle) < self.cluster.workers:
+            if (
+                sum(1 for p in self._waiting.values() if p.batch is None) + len(self._idle)
+                >= pending
+            ):
+                return
+            kind = self._ray.remote(
+                num_cpus=self._threads,
+                num_gpus=self.cluster.gpus,
+                max_restarts=0,
+                max_concurrency=2,  # an attack, and who asks how far it is
+            )(Worker)
+            handle = kind.remote(self._root, self._scratch, self._threads, [str(Path.cwd())])
+            self._waiting[handle.host.remote()] = _Place(handle)
+
+    def _take(self, reference: Any, batch: Batch | None) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError as error:
+            cause = getattr(error, "cause", error)
+            if isinstance(cause, BractError):
+                raise type(cause)(f"a worker: {cause}") from None
+            _log.debug("%s", error)
+            raise RunFailedError(f"a worker failed: {one_line(repr(cause), 500)}") from error
+        except errors.RayError as error:
+            self._lost[batch] += 1
+            what = "before it had begun" if batch is None else f"with {_named(batch)}"
+            if self._lost[batch] >= ATTEMPTS:
+                raise RunFailedError(
+                    f"{ATTEMPTS} workers were lost {what}: {one_line(error, 300)}; is there enough "
+                    "memory for so many? --workers takes fewer, --resume goes on"
+                ) from error
+            _log.warning("a worker was lost %s; it is begun again", what)
+            return _LOST
+
+    def _look(self) -> None:
+        """Ask the workers how far they are, and hear what they answered; nobody is waited for."""
+        for place in self._waiting.values():
+            if place.asked is not None:
+                if not self._ray.wait([place.asked], timeout=0)[0]:
+                    continue
+                with contextlib.suppress(Exception):
+                    share, loss = self._ray.get(place.asked)
+                    if place.batch is not None and 0.0 <= share <= 1.0:
+                        place.standing = (float(share), float(loss))
+            place.asked = place.handle.standing.remote() if place.batch is not None else None
+
+
+_LOST = object()
+
+
+def _files(returned: object) -> dict[str, bytes]:
+    """Return what a worker handed back, which is names and bytes or nothing that can be used."""
+    if not isinstance(returned, dict):
+        raise BractError(f"a worker handed back {type(returned).__name__}, expected files")
+    return {k: v for k, v in returned.items() if type(k) is str and type(v) is bytes}
+
+
+def _named(batch: Batch) -> str:
+    keys = [capture.key for capture in batch.captures]
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return f"{batch.attack} on {keys[0]}{more}"
+
+
+def asked_for(
+    address: str | None, workers: int | None, gpus: float | None, device: str
+) -> Asked | None:
+    """Return which workers the command line asks for; None is this process alone.
+
+    Raises
+    ------
+    BractError
+        If Ray is not installed, or an option goes with ``--ray`` only.
+    """
+    if address is None:
+        for name, value in (("--workers", workers), ("--gpus", gpus)):
+            if value is not None:
+                raise BractError(f"{name} goes with --ray; add --ray auto, or leave {name} out")
+        return None
+    check_ray("--ray")
+    few_threads()
+    threads = torch.get_num_threads()
+    return Asked(address, workers, 1.0 if gpus is None else gpus, device, threads)
+
+
+@contextlib.contextmanager
+def many_hands(asked: Asked | None, root: Path) -> Iterator[Crew | None]:
+    """Have the workers that were asked for while the block runs.
+
+    Raises
+    ------
+    BractError
+        If they cannot be had.
+    """
+    if asked is None:
+        yield None
+        return
+    try:
+        with connected(asked) as cluster:
+            say(f"workers: {cluster.workers} on {cluster.device}, threads each: {asked.threads}")
+            with Crew(cluster, root, asked.threads).hired() as crew:
+                yield crew
+    except SystemError:
+        # What a signal raises inside Ray's compiled code comes out as this.
+        signals.check()
+        raise

@@ -1,0 +1,152 @@
+"""What a worker hands back is checked like any file of somebody else's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from audited import audited_run
+
+from bract.audit.audit import Audit
+from bract.audit.choice import AuditChoice
+from bract.audit.worker import Worker
+from bract.errors import BractError
+from bract.rundir import RunDirectory
+from bract.schema import AuditResult
+
+CHOICE = AuditChoice(("ig",), iterations=3, device="cpu")
+KEYS = ["round-0001/client-0", "round-0001/client-1"]
+STEM = "round-0001--client-0"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return audited_run(tmp_path_factory.mktemp("returned") / "run", clients=2)
+
+
+@pytest.fixture(scope="module")
+def returned(run: RunDirectory) -> dict[str, bytes]:
+    return worker(run).attack(CHOICE, "ig", 0, KEYS)
+
+
+def worker(run: RunDirectory) -> Worker:
+    return Worker(run.root, run.root / ".workers", torch.get_num_threads())
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k != "seconds" or isinstance(v, dict)}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+def accept(run: RunDirectory, files: Any, choice: AuditChoice = CHOICE) -> list[AuditResult]:
+    audit = Audit(run, choice)
+    return audit.accept(audit.batch("ig", 0, KEYS), files)
+
+
+def test_a_workers_files_are_those_that_the_audit_itself_writes(
+    run: RunDirectory, returned: dict[str, bytes]
+) -> None:
+    assert not any((run.root / ".workers").iterdir())
+    audit = Audit(run, CHOICE)
+    own = [timeless(found.to_dict()) for found in audit.execute(audit.plan())]
+    folder = run.audit / "ig"
+    written = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert [timeless(found.to_dict()) for found in accept(run, returned)] == own
+    assert written.keys() == returned.keys()
+    for name, content in written.items():
+        assert (folder / name).read_bytes() == returned[name]
+        assert (folder / name).stat().st_mode & 0o077 == 0
+        if name.endswith(".png"):
+            assert returned[name] == content
+    assert Audit(run, CHOICE, resume=True).plan() == []
+
+
+def changed(returned: dict[str, bytes], **fields: Any) -> dict[str, bytes]:
+    facts = json.loads(returned[f"{STEM}.json"]) | fields
+    return returned | {f"{STEM}.json": json.dumps(facts).encode()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"client": "client-1"}, "client is 'client-1', expected 'client-0'"),
+        ({"round": 2}, "round is 2"),
+        ({"tier": "adaptive"}, "tier is 'adaptive'"),
+        ({"num_examples": 9}, "num_examples is 9"),
+        ({"seed": 9}, "other settings"),
+        ({"chosen_attack": "none-such"}, "other settings"),
+        ({"budget": {"iterations": 9}}, "other settings"),
+        ({"schema": 99}, "schema"),
+        ({"basis": {}}, "needs the same bract, libraries"),
+        ({"nobody": "knows"}, "nobody"),
+    ],
+)
+def test_a_result_of_something_else_is_refused_and_nothing_is_kept(
+    run: RunDirectory, returned: dict[str, bytes], fields: Any, said: str
+) -> None:
+    accept(run, returned)
+    before = (run.audit / "ig" / f"{STEM}.json").read_bytes()
+    with pytest.raises(BractError, match=said):
+        accept(run, changed(returned, **fields))
+    assert (run.audit / "ig" / f"{STEM}.json").read_bytes() == before
+
+
+def test_a_basis_that_differs_is_named_by_its_part(
+    run: RunDirectory, returned: dict[str, bytes]
+) -> None:
+    basis = json.loads(returned[f"{STEM}.json"])["basis"]
+    with pytest.raises(BractError, match="made with another code than here"):
+        accept(run, changed(returned, basis=basis | {"code": "other"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("../../escaped.png", "names '../../escaped.png'"),
+        ("round-0001--client-1--00-reconstruction.png", "as its reconstruction"),
+        (f"{STEM}--07-reconstruction.png", "expected up to"),
+    ],
+)
+def test_a_picture_has_its_place_and_is_there(
+    run: RunDirectory, returned: dict[str, bytes], name: str, said: str
+) -> None:
+    images = json.loads(returned[f"{STEM}.json"])["images"]
+    images[0]["reconstruction"] = name
+    with pytest.raises(BractError, match=said):
+        accept(run, changed(returned, images=images))
+    assert not list(run.root.rglob("escaped.png"))
+
+
+def test_what_is_no_picture_or_no_result_is_refused(
+    run: RunDirectory, returned: dict[str, bytes]
+) -> None:
+    picture = f"{STEM}--00-reconstruction.png"
+    for content in (b"<script>", b"\x89PNG\r\n\x1a\n", returned[picture][:60]):
+        with pytest.raises(BractError, match="is no PNG picture"):
+            accept(run, returned | {picture: content})
+    for broken in (b"", b"{", b"[1]", b"\xff"):
+        with pytest.raises(BractError):
+            accept(run, returned | {f"{STEM}.json": broken})
+    with pytest.raises(BractError, match="expected up to"):
+        accept(run, {})
+
+
+def test_a_worker_that_does_not_see_the_run_says_where_it_should_be(tmp_path: Path) -> None:
+    gone = Worker(tmp_path / "elsewhere", tmp_path, 1)
+    with pytest.raises(BractError, match=r"elsewhere: not on .*shared file system"):
+        gone.host()
+
+
+def test_observations_that_are_not_there_are_named(run: RunDirectory) -> None:
+    with pytest.raises(BractError, match="round-0009/client-7 is not among the captures"):
+        Audit(run, CHOICE).batch("ig", 0, ["round-0009/client-7"])
+
+
+def test_batches_are_as_large_as_was_asked(run: RunDirectory) -> None:
+    sizes = [len(b.captures) for b in Audit(run, replace(CHOICE, batch=1)).plan()]
+    assert sizes == [1, 1]
