@@ -10,6 +10,7 @@ from bract.attacks.base import Attack, Attacker
 from bract.attacks.methods.analytic import Analytic
 from bract.attacks.methods.auto import Auto
 from bract.attacks.methods.best import Best
+from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.methods.dlg import DLG, IDLG
 from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.methods.grnn import GRNN
@@ -51,6 +52,7 @@ __all__ = [
     "Best",
     "Budget",
     "Case",
+    "CoarseToFine",
     "Cosine",
     "Engine",
     "Evidence",

@@ -22,6 +22,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Best",
         "Budget",
         "Case",
+        "CoarseToFine",
         "Cosine",
         "DLG",
         "Engine",

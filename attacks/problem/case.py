@@ -8,9 +8,15 @@ from typing import Any
 
 import torch
 
-from bract.attacks.problem.client_model import ForwardModel, forward_model, images_in
+from bract.attacks.problem.client_model import (
+    BatchGradient,
+    ForwardModel,
+    forward_model,
+    images_in,
+)
 from bract.attacks.problem.evidence import AdaptiveView, Evidence, Tier, read_evidence
 from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.problem.training_path import TrainingPath, knows_path
 from bract.attacks.problem.visibility import scaled_names, visible_share
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -172,7 +178,10 @@ def _forward(
     forward = evidence.forward or forward_model(
         observation.declaration, images=images, unroll=unroll
     )
-    return forward if evidence.adapt is None else evidence.adapt(forward, images)
+    if evidence.adapt is not None:
+        return evidence.adapt(forward, images)
+    plain = evidence.forward is None and isinstance(forward, BatchGradient)
+    return TrainingPath() if plain and knows_path(observation) else forward
 
 
 def _scaled(

@@ -12,6 +12,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import ORDERS, ForwardModel, local_training
 from bract.attacks.problem.objectives import Objective, weighted_sum
 from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.problem.training_path import TrainingPath, moved
 from bract.protocol.update import Tensors
 from bract.seeds import trial_seed
 
@@ -75,9 +76,14 @@ class Problem:
 
         target_model = first.target_model
         target_model.model.to(device)
+        along = isinstance(first.forward, TrainingPath)
+        paths = [moved(c.observation) if along else {} for c in cases]
         buffers = pile(
-            [c.observation.buffers | c.evidence.buffers for c in cases],
-            (*first.target_model.buffer_names, *first.evidence.buffers),
+            [
+                c.observation.buffers | c.evidence.buffers | path
+                for c, path in zip(cases, paths, strict=True)
+            ],
+            (*first.target_model.buffer_names, *first.evidence.buffers, *paths[0]),
         )
         return cls(
             cases=cases,

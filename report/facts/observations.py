@@ -27,6 +27,7 @@ ATTACK_NAMES = {
     "ig": "IG",
     "statistics": "Batch statistics",
     "grnn": "GRNN",
+    "coarse-to-fine": "Coarse to fine",
     "spear": "SPEAR",
 }
 

@@ -1,0 +1,119 @@
+"""Search many images at once, small ones first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bract.attacks.base import Attack
+from bract.attacks.problem.objectives import Objective, RelativeError
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.matching import hard_labels, minimise, noise
+from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.regularizers import TotalVariation
+from bract.protocol.update import Tensors
+
+_COARSEST = 8
+_START, _SPREAD = 0.3, 0.1
+
+
+@ATTACKS.register("coarse-to-fine")
+@dataclass(frozen=True, kw_only=True)
+class CoarseToFine(Attack):
+    """Gradient matching on images whose size grows, for batches too large to be told apart.
+
+    A model of fewer weights than the batch has pixels leaves most of them open. Pixels of images
+    that are enlarged fourfold, then twofold, are fewer than its weights, and a coarse image is a
+    start from which the next stage goes on. The last stage leaves total variation to decide what
+    the update does not. Adam with half a cosine in every stage, pixels boxed, labels inferred.
+
+    Attributes
+    ----------
+    lr, tv
+        Step in pixels of [0, 1] and weight of total variation, which `fine` multiplies in the
+        last stage.
+    shares
+        Share of the iterations that each size takes: a quarter, half and all of the side. Sizes
+        below 8 pixels are left out.
+    objective
+        The matching loss.
+    """
+
+    name: ClassVar[str] = "coarse-to-fine"
+    iterations: ClassVar[int] = 800
+
+    lr: float = 0.05
+    tv: float = 0.1
+    fine: float = 1.0
+    shares: tuple[float, float, float] = (0.2, 0.4, 0.4)
+    objective: Objective = field(default_factory=RelativeError)
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Descend size by size; each begins with what the last one found."""
+        images, channels, _, size = problem.image_shape
+        labels = hard_labels(problem)
+        unknowns = problem.unknowns()
+        stages = self._stages(size)
+        pixels = _START + _SPREAD * noise(problem, images, channels, stages[0][0], stages[0][0])
+        begun, found = 0.0, None
+        for number, (side, share) in enumerate(stages):
+            search = _Enlarged(resized(pixels, side), size, labels)
+            iterations = None if run.iterations is None else max(1, round(run.iterations * share))
+            last = number == len(stages) - 1
+            found = minimise(
+                problem,
+                search,
+                FirstOrder(
+                    search.variables | unknowns,
+                    FirstOrderSettings(kind="adam", lr=self.lr, schedule="cosine"),
+                    project=search.box,
+                ),
+                run.part(f"side-{side}", begun, min(1.0, begun + share), iterations),
+                objective=self.objective,
+                priors=[TotalVariation(weight=self.tv * (self.fine if last else 1.0))],
+                unknowns=unknowns,
+            )
+            pixels = search.variables["pixels"].detach()
+            begun += share
+        assert found is not None
+        return found
+
+    def _stages(self, size: int) -> list[tuple[int, float]]:
+        """Side in pixels and share of the run."""
+        pairs = zip((size // 4, size // 2, size), self.shares, strict=True)
+        kept = [(side, share) for side, share in pairs if side >= min(size, _COARSEST) and share]
+        whole = sum(share for _, share in kept)
+        return [(side, share / whole) for side, share in kept]
+
+
+class _Enlarged:
+    """Pixels of a smaller image, enlarged; labels are given."""
+
+    components = ("pixels", "coarse to fine", "labels analytic")
+
+    def __init__(self, pixels: Tensor, size: int, labels: Tensor) -> None:
+        self.variables: Tensors = {"pixels": pixels.clamp(0.0, 1.0).clone().requires_grad_()}
+        self._size, self._labels = size, labels
+
+    def decode(self) -> tuple[Tensor, Tensor]:
+        """Return images at their full size, and the labels."""
+        return resized(self.variables["pixels"], self._size), self._labels
+
+    @torch.no_grad()
+    def box(self) -> None:
+        """Clip to the pixels that exist."""
+        self.variables["pixels"].clamp_(0.0, 1.0)
+
+
+def resized(values: Tensor, side: int) -> Tensor:
+    """Return ``(L, B, C, s, s)`` at another side, bilinear."""
+    if values.shape[-1] == side:
+        return values
+    flat = F.interpolate(values.flatten(0, 1), (side, side), mode="bilinear", align_corners=False)
+    return flat.view(*values.shape[:3], side, side)
