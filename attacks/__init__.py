@@ -13,6 +13,8 @@ from bract.attacks.methods.best import Best
 from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.methods.dlg import DLG, IDLG
 from bract.attacks.methods.gauss_newton import GaussNewton
+from bract.attacks.methods.ggl import GGL
+from bract.attacks.methods.gias import GIAS
 from bract.attacks.methods.grnn import GRNN
 from bract.attacks.methods.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
@@ -24,6 +26,7 @@ from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Tier
 from bract.attacks.problem.objectives import Cosine, Objective, RelativeError, SquaredError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
 from bract.attacks.registry import ATTACKS, attack, reconstruct
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
 from bract.attacks.solve.descent import Outcome, Plateau, Run
@@ -40,6 +43,8 @@ __all__ = [
     "ADAPTIVE",
     "ATTACKS",
     "DLG",
+    "GGL",
+    "GIAS",
     "GRNN",
     "IDLG",
     "IG",
@@ -77,6 +82,7 @@ __all__ = [
     "TargetModel",
     "Tier",
     "TotalVariation",
+    "TrainedPrior",
     "Trial",
     "adaptive",
     "attack",
@@ -85,6 +91,7 @@ __all__ = [
     "evidence_for",
     "gradient_scale",
     "hard_labels",
+    "load_prior",
     "methods",
     "minimise",
     "noise",

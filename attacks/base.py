@@ -12,6 +12,7 @@ from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.evidence import Tier
 from bract.attacks.problem.objectives import NoObjective
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
 from bract.attacks.solve.defaults import for_model
 from bract.attacks.solve.descent import Outcome, Run
@@ -39,6 +40,7 @@ class Attacker(ABC):
         device: str = "cpu",
         progress: Callable[[Progress], None] | None = None,
         history: Sequence[Observation] = (),
+        public: TrainedPrior | None = None,
     ) -> Reconstruction:
         """Attack one observation.
 
@@ -53,6 +55,7 @@ class Attacker(ABC):
             tier=tier,
             engine=Engine(device=device, progress=progress),
             history=lambda _: history,
+            public=public,
         )
         (result,) = self.attack([observation], task)
         if isinstance(result, Refusal):
@@ -177,6 +180,8 @@ class Attack(Attacker):
             "forward": _plain(case.forward),
             "evidence": case.evidence.notes,
         }
+        if case.public is not None:
+            shared |= {"surrogate": case.public.text, "prior": case.public.facts.to_dict()}
         own = [
             replace(
                 trial,

@@ -8,6 +8,7 @@ from typing import Any
 
 from bract.attacks.base import Attacker
 from bract.attacks.problem.evidence import Tier
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.engine import Engine
 from bract.attacks.task import AttackTask, History
@@ -46,6 +47,7 @@ def reconstruct(
     device: str = "auto",
     engine: Engine | None = None,
     history: History | None = None,
+    public: TrainedPrior | None = None,
 ) -> list[Reconstruction | Refusal]:
     """Attack observations, for notebooks and scripts.
 
@@ -55,6 +57,8 @@ def reconstruct(
         An attack or its registered name.
     device
         Ignored where ``engine`` is given.
+    public
+        A generator trained on public images (`bract.attacks.problem.trained_prior.load_prior`).
 
     Returns
     -------
@@ -74,5 +78,6 @@ def reconstruct(
         tier=tier,
         engine=engine or Engine(device=device),
         history=history,
+        public=public,
     )
     return chosen.attack(given, task)

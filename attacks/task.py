@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import Evidence, Tier, read_evidence
 from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Refusal
 from bract.attacks.solve.engine import Engine
 from bract.errors import BractError
@@ -42,6 +43,8 @@ class AttackTask:
         Where and how the attack runs.
     history
         Returns the earlier observations of an observation's client; None where there are none.
+    public
+        A generator trained on public images, where the adversary has one.
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -49,6 +52,7 @@ class AttackTask:
     tier: Tier = "oblivious"
     engine: Engine = field(default_factory=Engine)
     history: History | None = None
+    public: TrainedPrior | None = None
 
 
 def open_cases(
@@ -78,6 +82,7 @@ def open_cases(
                 history=task.history(observation) if task.history else (),
                 max_images=task.budget.max_images,
                 refine=refine,
+                public=task.public,
             )
         except OF_ONE_CASE as error:
             opened.append(refusal(attack, observation, error))

@@ -29,7 +29,9 @@ from bract.attacks import (
     Engine,
     Reconstruction,
     Refusal,
+    TrainedPrior,
     attack,
+    load_prior,
     open_cases,
 )
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
@@ -121,6 +123,12 @@ class Audit:
             from bract.audit.collusion import Collusion
 
             self._collusion = Collusion(run, choice.key)
+        self._public = None if choice.prior is None else load_prior(choice.prior)
+        if (choice.tier == "surrogate") != (self._public is not None):
+            raise BractError(
+                "the surrogate tier and a prior go together: --tier surrogate --prior FILE; "
+                "`bract prior train` makes one"
+            )
         self._captures = Captures.of_run(run, choice.models)
         self._chosen = self._choose()
         self._captures.check_models(self._chosen)
@@ -344,6 +352,7 @@ class Audit:
         opened: list[tuple[Capture, Observation]] = []
         for capture in batch.captures:
             try:
+                self._check_disjoint(capture)
                 opened.append((capture, self._open(capture)))
             except BractError as error:
                 refusal = Refusal(attack=batch.attack, observation=capture.key, reason=str(error))
@@ -373,6 +382,7 @@ class Audit:
             tier=self._tier(batch),
             engine=engine,
             history=lambda observation: earlier[observation.key],
+            public=self._public,
         )
         observations = [observation for _, observation in opened]
         with seed_budget(SeedBudget(candidates=self.choice.weak_seeds)):
@@ -392,6 +402,22 @@ class Audit:
         if any(capture.members for capture in batch.captures):
             return "oblivious"
         return self.choice.tier
+
+    def _check_disjoint(self, capture: Capture) -> None:
+        """Refuse an upload of an image that the prior was trained on: it would come from memory.
+
+        The truth decides whether anything is attacked, and nothing else.
+        """
+        truth = None if self._public is None else self._truth(capture)
+        if self._public is None or truth is None:
+            return
+        known = int(self._public.trained_on(truth.images).sum())
+        if known:
+            raise BractError(
+                f"{capture.key}: {known} of {len(truth.images)} images are among those that the "
+                f"prior was trained on ({self._public.facts.source}), so it would return them from "
+                "memory; train it on other images"
+            )
 
     def _open(self, capture: Capture) -> Observation:
         """Return what the attacker of this tier sees of an observation."""
@@ -453,6 +479,8 @@ class Audit:
                 "failed": result.failed,
             }
             notes = [*judged.notes, *_rounding_notes(capture)]
+            if self._public is not None:
+                notes += _prior_notes(self._public, checked=judged.scored)
             if record.defenses and tier != self.choice.tier:
                 notes.append(MEAN_OF_DEFENDED)
             more["notes"] = notes
@@ -489,6 +517,17 @@ class Audit:
             restarts=self.choice.restarts,
             max_images=self.choice.max_images,
         )
+
+
+def _prior_notes(public: TrainedPrior, *, checked: bool) -> list[str]:
+    """Say what the attacker held besides the upload."""
+    said = f"The attacker held {public.text}"
+    if checked:
+        return [f"{said}; none of this upload's images is among those."]
+    return [
+        f"{said}; whether this upload's images are among those was not checked, for want of the "
+        "client's truth."
+    ]
 
 
 def _rounding_notes(capture: Capture) -> list[str]:

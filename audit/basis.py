@@ -11,7 +11,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from bract.attacks import ATTACKS
+from bract.attacks import ATTACKS, load_prior
 from bract.attacks.problem.evidence import ADAPTIVE
 from bract.audit.captures import Capture, Captures
 from bract.audit.choice import AuditChoice
@@ -36,6 +36,7 @@ _NAMES = {
     "images": "the data set's files",
     "aggregates": "the run's aggregates or the colluding client's key",
     "weak_seeds": "--weak-seeds",
+    "prior": "the prior's file",
 }
 
 
@@ -79,6 +80,8 @@ class Basis:
         }
         if choice.tier != "oblivious":
             self._common["weak_seeds"] = str(choice.weak_seeds)
+        if choice.prior is not None:
+            self._common["prior"] = load_prior(choice.prior).digest
         self._read: dict[tuple[Path, int, int, int], str] = {}
 
     def of(self, capture: Capture) -> dict[str, str]:

@@ -27,6 +27,9 @@ class AuditChoice:
         Whole attacks on each observation, each with a seed of its own and its own blind pick.
     key
         Key file of the client that takes part in the ``colluding`` tier.
+    prior
+        File of a generator trained on public images (`bract prior train`), for the ``surrogate``
+        tier.
     truth
         Folder that holds ``<client>/round-NNNN.safetensors`` to score with; None takes the run's.
     weak_seeds
@@ -51,6 +54,7 @@ class AuditChoice:
     seed: int = 0
     tier: Tier = "oblivious"
     key: Path | None = None
+    prior: Path | None = None
     truth: Path | None = None
     weak_seeds: int = SeedBudget().candidates
     batch: int | None = None

@@ -1,4 +1,7 @@
-"""``bract audit``: choose what to attack, attack it, say what came back."""
+"""``bract audit``: choose what to attack, attack it, say what came back.
+
+Longer than most modules: every option of the command passes through here.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,9 @@ from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.schema import EXACT_DB, AuditResult
 
+SURROGATE = ["gias", "ggl"]
+"""Attacks of the surrogate tier where none is asked for."""
+
 
 def choose_audits(
     root: Path,
@@ -38,6 +44,7 @@ def choose_audits(
     repeats: int | None = None,
     tier: str | None = None,
     key: Path | None = None,
+    prior: Path | None = None,
     truth: Path | None = None,
     models: Iterable[str] = (),
 ) -> list[AuditChoice]:
@@ -58,7 +65,7 @@ def choose_audits(
     """
     run = RunDirectory.open(root)
     wanted = tier or run.config().audit.tier
-    chosen = _tiers_that_apply(run, key) if wanted == "all" else [wanted]
+    chosen = _tiers_that_apply(run, key, prior) if wanted == "all" else [wanted]
     return [
         choose_audit(
             root,
@@ -72,6 +79,7 @@ def choose_audits(
             repeats=repeats,
             tier=one,
             key=key if wanted != "all" or one == "colluding" else None,
+            prior=prior if wanted != "all" or one == "surrogate" else None,
             truth=truth,
             models=models,
         )
@@ -79,11 +87,13 @@ def choose_audits(
     ]
 
 
-def _tiers_that_apply(run: RunDirectory, key: Path | None) -> list[str]:
+def _tiers_that_apply(run: RunDirectory, key: Path | None, prior: Path | None) -> list[str]:
     protocols = [capture.declaration for capture in Captures.of_run(run).index]
     tiers = ["oblivious"]
     if any(p.defenses for p in protocols):
         tiers.append("adaptive")
+    if prior is not None:
+        tiers.append("surrogate")
     threshold = run.config().encryption.threshold
     at_hand = key is not None or client_key(run.keys, 0, threshold).is_file()
     if at_hand and any(p.encryption != "none" for p in protocols):
@@ -106,6 +116,7 @@ def choose_audit(
     repeats: int | None = None,
     tier: str = "oblivious",
     key: Path | None = None,
+    prior: Path | None = None,
     truth: Path | None = None,
     models: Iterable[str] = (),
 ) -> AuditChoice:
@@ -132,6 +143,13 @@ def choose_audit(
             )
     if tier != "colluding" and key is not None:
         raise BractError(f"--key goes with --tier colluding, not with {tier}")
+    if tier == "surrogate" and prior is None:
+        raise BractError(
+            "--tier surrogate: the attacker holds public images; name the generator that `bract "
+            "prior train` made of them with --prior"
+        )
+    if tier != "surrogate" and prior is not None:
+        raise BractError(f"--prior goes with --tier surrogate, not with {tier}")
     steps, seconds = iterations or section.iterations, section.seconds
     if budget is not None:
         steps, seconds = parse_budget(budget)
@@ -141,7 +159,7 @@ def choose_audit(
     chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
     chosen_clients = parse_clients(clients) if clients else section.clients
     return AuditChoice(
-        attacks=tuple(attacks or section.attacks),
+        attacks=tuple(attacks or (SURROGATE if tier == "surrogate" else section.attacks)),
         rounds=None if chosen_rounds is None else frozenset(chosen_rounds),
         clients=None if chosen_clients is None else frozenset(chosen_clients),
         iterations=steps,
@@ -153,6 +171,7 @@ def choose_audit(
         seed=config.seed,
         tier=tier,
         key=key,
+        prior=prior,
         truth=truth,
         models=frozenset(models),
     )

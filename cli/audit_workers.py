@@ -103,6 +103,7 @@ class Crew:
             audit.choice,
             device=self.cluster.device,
             key=audit.choice.key and audit.choice.key.absolute(),
+            prior=audit.choice.prior and audit.choice.prior.absolute(),
             truth=audit.choice.truth and audit.choice.truth.absolute(),
         )
         while pending or any(place.batch for place in self._waiting.values()):

@@ -40,6 +40,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract audit runs/demo --clients client-2 --rounds 1-3 --restarts 4 --yes",
         "bract audit captures --truth truth --budget 5m --format json",
         "bract audit runs/demo --tier adaptive --fail-on 'ssim>0.5@adaptive'",
+        "bract audit runs/demo --tier surrogate --prior digits.safetensors",
     ),
     "describe": (
         "bract describe . --model my_app.task:Net",

@@ -322,12 +322,17 @@ def audit(
         str | None,
         typer.Option(
             "--tier",
-            help="What the attacker knows: oblivious, adaptive, colluding, or all that apply.",
+            help="What the attacker knows: oblivious, adaptive, surrogate, colluding, or all that "
+            "apply.",
         ),
     ] = None,
     key: Annotated[
         Path | None,
         typer.Option("--key", help="Key file of one client, for the colluding tier."),
+    ] = None,
+    prior_file: Annotated[
+        Path | None,
+        typer.Option("--prior", help="What `bract prior train` made, for the surrogate tier."),
     ] = None,
     truth: Annotated[
         Path | None,
@@ -404,6 +409,7 @@ def audit(
         repeats=repeats,
         tier=tier,
         key=key,
+        prior=prior_file,
         truth=truth,
         models=model or (),
     )

@@ -86,7 +86,7 @@ def train(
     """
     from bract.attacks import Engine
     from bract.attacks.solve.prior_training import PriorSettings, train_prior
-    from bract.cli.audit import few_threads
+    from bract.audit.worker import few_threads
     from bract.cli.console import WorkProgress, print_json, say
     from bract.data.public import public_images
 

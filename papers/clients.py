@@ -62,6 +62,8 @@ class Situation:
         Number of clients.
     init
         How fresh networks are drawn (`bract.models.initialise`).
+    activation
+        Of the models that take one.
     size
         Side of the images in pixels.
     folder
@@ -78,6 +80,7 @@ class Situation:
     trained: bool = False
     uploads: int = 16
     init: str = "default"
+    activation: str = "sigmoid"
     size: int = SIZE
     folder: Path = FOLDER
 
@@ -215,6 +218,7 @@ def _declared(situation: Situation, spec: DataSpec, chain: DefenseChain) -> Clie
     return ClientDeclaration(
         algorithm=training.algorithm,
         model=situation.model,
+        activation=situation.activation,
         image_shape=spec.image_shape,
         classes=spec.classes,
         mean=spec.mean,
@@ -233,19 +237,24 @@ def _network(situation: Situation, chain: DefenseChain, seed: int, spec: DataSpe
         classes=spec.classes,
         channels=spec.image_shape[0],
         image_size=situation.size,
+        activation=situation.activation,
     )
     if situation.trained:
         # Trained before the defense changes the model: what it adds starts as it draws it.
-        model.load_state_dict(trained_network(situation.data, situation.model, seed)[0])
+        model.load_state_dict(
+            trained_network(situation.data, situation.model, seed, situation.activation)[0]
+        )
         return chain.prepare_model(model)
     return initialise(chain.prepare_model(model), situation.init, seed)
 
 
 @cache
-def trained_network(data: str, name: str, seed: int) -> tuple[Tensors, float]:
+def trained_network(
+    data: str, name: str, seed: int, activation: str = "sigmoid"
+) -> tuple[Tensors, float]:
     """Train a network on images that are not attacked; return its state and test accuracy."""
     images, labels = training_images(data)
-    model = create_model(name, classes=10, channels=1, image_size=SIZE)
+    model = create_model(name, classes=10, channels=1, image_size=SIZE, activation=activation)
     initialise(model, "default", seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=_TRAINED_LR)
     order = torch.Generator().manual_seed(seed)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bract.attacks.adaptive.declared import declared
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.adaptive.simulated_defense import Prune, defended_by
+from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence
 from bract.defenses import Pruning
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -73,6 +74,29 @@ def bound_dropped(observation: Observation, history: Sequence[Observation]) -> E
             "method": "matched surviving coordinates, held the others below the smallest of them",
             "surviving": _surviving(observation),
             "threshold": None if hyper.scope == "tensor" else min(limits.values()),
+        },
+    )
+
+
+@FORWARD.register("pruning")
+def simulate_pruning(observation: Observation, history: Sequence[Observation]) -> Evidence:
+    """Prune the candidates' gradients by the declared ratio, and compare all coordinates.
+
+    Raises
+    ------
+    BractError
+        As `match_survivors`.
+    """
+    del history
+    hyper = _checked(observation)
+    wanted = observation.gradient()
+    return Evidence(
+        target={n: wanted[n] for n in observation.parameters},
+        adapt=defended_by(Prune(hyper.ratio, hyper.scope)),
+        notes={
+            "defense": "pruning",
+            "method": "pruned candidates alike",
+            "surviving": _surviving(observation),
         },
     )
 

@@ -16,6 +16,7 @@ from bract.attacks.problem.client_model import (
 )
 from bract.attacks.problem.evidence import AdaptiveView, Evidence, Tier, read_evidence
 from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.problem.training_path import TrainingPath, knows_path
 from bract.attacks.problem.visibility import scaled_names, visible_share
 from bract.errors import BractError
@@ -46,6 +47,8 @@ class Case:
         gradient.
     tier, history
         What the adversary knew, earlier observations of the same client included.
+    public
+        A generator trained on public images, where the adversary has one.
     read
         The evidence as it was read, before its weights were scaled; None takes ``evidence``.
     seconds
@@ -60,6 +63,7 @@ class Case:
     unroll: int = UNROLL
     tier: Tier = "oblivious"
     history: Sequence[Observation] = field(default=(), repr=False)
+    public: TrainedPrior | None = field(default=None, repr=False)
     read: Evidence | None = field(default=None, repr=False)
     seconds: float = 0.0
 
@@ -80,6 +84,7 @@ class Case:
             self.evidence.likelihood,
             self.evidence.labels is None,
             tuple(self.evidence.buffers),
+            self.public and self.public.digest,
             tuple(tuple(v.shape) for v in self.evidence.target.values()),
         )
 
@@ -121,6 +126,7 @@ def open_case(
     unroll: int = UNROLL,
     refine: Refine | None = None,
     view: AdaptiveView | None = None,
+    public: TrainedPrior | None = None,
 ) -> Case:
     """Check an observation and decide what to match and how many images to look for.
 
@@ -130,6 +136,8 @@ def open_case(
         What runs the stages of an evidence that has some; None matches it as it was read.
     view
         How to read the evidence, in the place of the tier's own way.
+    public
+        A generator trained on public images, where the adversary has one.
 
     Raises
     ------
@@ -168,6 +176,7 @@ def open_case(
         unroll=unroll,
         tier=tier,
         history=history,
+        public=public,
         read=evidence,
     )
 

@@ -22,8 +22,8 @@ from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.registry import Registry
 
-Tier = Literal["oblivious", "adaptive", "colluding"]
-TIERS: tuple[Tier, ...] = ("oblivious", "adaptive", "colluding")
+Tier = Literal["oblivious", "adaptive", "surrogate", "colluding"]
+TIERS: tuple[Tier, ...] = ("oblivious", "adaptive", "surrogate", "colluding")
 
 
 class Fitting(Protocol):
@@ -144,6 +144,10 @@ AdaptiveView = Callable[[Observation, Sequence[Observation]], Evidence]
 
 ADAPTIVE: Registry[AdaptiveView] = Registry("adaptive attacker for the defense", beside=DEFENSES)
 
+FORWARD: Registry[AdaptiveView] = Registry("simulation of the defense", beside=DEFENSES)
+"""How to compare uploads as they were sent with what a defense would make of a candidate, by its
+name; for attacks that need no gradient through the defense."""
+
 CHAINS: dict[tuple[str, ...], AdaptiveView] = {}
 """Adaptive attackers of several defenses, by their names in order."""
 
@@ -157,6 +161,9 @@ def read_evidence(
     ----------
     history
         Earlier observations of the same client, by round; adaptive attackers may need them.
+
+    The surrogate tier reads as the adaptive one does: what it knows besides is no part of an
+    observation.
 
     Raises
     ------

@@ -151,9 +151,11 @@ def descend(
     def evaluate() -> Tensor:
         for variable in variables:
             variable.grad = None
-        images, labels = search.decode()
-        losses = loss(images, labels, unknowns)
-        losses.sum().backward()
+        with torch.set_grad_enabled(not optimizer.derivative_free):
+            images, labels = search.decode()
+            losses = loss(images, labels, unknowns)
+        if not optimizer.derivative_free:
+            losses.sum().backward()
         tracker.see(images, labels, losses, unknowns)
         return losses.detach()
 

@@ -32,6 +32,7 @@ def minimise(
     priors: Sequence[Prior] = (),
     weighting: LayerWeighting = "equal",
     unknowns: Tensors | None = None,
+    kept: Tensors | None = None,
 ) -> Outcome:
     """Descend on ``objective`` plus ``priors``.
 
@@ -39,21 +40,29 @@ def minimise(
     instead (the adversary of Balunovic et al., ICLR 2022, approximated by the posterior's mode):
     `Evidence.likelihood` plus `NaturalImages` in the place of the attack's own priors, without
     weights of layers. Nothing but the prior is left where the objective matches nothing.
+
+    Parameters
+    ----------
+    kept
+        Variables of the search whose values at the best iterate come back among the outcome's
+        unknowns.
     """
+    held = kept or {}
     weighted = problem.weighted(layer_weights(problem.target, weighting))
     if problem.likelihood is not None and not isinstance(objective, NoObjective):
         weighted, objective = problem, problem.likelihood
         priors = [natural_images(priors)]
 
     def loss(images: Tensor, labels: Tensor, found: Tensors) -> Tensor:
-        value = weighted.distance(objective, weighted.simulate(images, labels, found))
+        own = {name: value for name, value in found.items() if name not in held}
+        value = weighted.distance(objective, weighted.simulate(images, labels, own))
         for prior in priors:
             value = value + prior(weighted, images)
         return value
 
     priors_at_work = [name for prior in priors if (name := prior.component(problem)) is not None]
     components = (objective.component, *search.components, *priors_at_work, *optimizer.components)
-    found = descend(problem, search, optimizer, loss, run, unknowns or {})
+    found = descend(problem, search, optimizer, loss, run, (unknowns or {}) | held)
     return found.made_by("", *components)
 
 

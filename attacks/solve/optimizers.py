@@ -35,9 +35,12 @@ class BatchedOptimizer(ABC):
     ----------
     components
         How a record of what ran names it.
+    derivative_free
+        Whether losses are all it asks for.
     """
 
     components: ClassVar[tuple[str, ...]] = ()
+    derivative_free: ClassVar[bool] = False
 
     @abstractmethod
     def step(self, evaluate: Evaluate, progress: float) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -117,10 +117,52 @@ class NaturalImages:
         return count / (2.0 * ROOT_MEAN_SQUARE_DIFFERENCE**2)
 
 
-def natural_images(priors: Sequence[Prior]) -> NaturalImages:
-    """Return the prior in nats that stands for an attack's own: its total variation's power."""
+def natural_images(priors: Sequence[Prior]) -> Prior:
+    """Return the prior in nats that stands for an attack's own.
+
+    That is its own where it has one in nats (`LatentPrior`), else `NaturalImages` of its total
+    variation's power.
+    """
+    latent = next((prior for prior in priors if isinstance(prior, LatentPrior)), None)
+    if latent is not None:
+        return replace(latent, kind="normal", weight=1.0)
     own = [prior.power for prior in priors if isinstance(prior, TotalVariation)]
     return NaturalImages(power=own[0] if own else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentPrior:
+    """How plausible the latents are from which a trained generator makes the images.
+
+    Attributes
+    ----------
+    latent
+        The latents ``(L, B, n)``, a leaf that a search moves.
+    weight
+        Factor before the penalty.
+    kind
+        ``normal``: ``|z|^2 / 2``, which is ``-log p(z)`` in nats up to a constant. ``divergence``:
+        of the normal with the mean m and variance v of the n values from N(0, 1),
+        ``(m^2 + v - log v - 1) / 2`` (Li et al. 2022, their code; it leaves single values free).
+    """
+
+    latent: Tensor
+    weight: float
+    kind: Literal["normal", "divergence"] = "divergence"
+
+    def component(self, problem: Problem) -> str | None:
+        """The prior applies to every problem."""
+        del problem
+        return "latent prior in nats" if self.kind == "normal" else "latent prior"
+
+    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
+        """Return the penalty, summed over the images of each trial."""
+        del problem, images
+        if self.kind == "normal":
+            return 0.5 * self.weight * self.latent.square().flatten(1).sum(dim=1)
+        mean, variance = self.latent.mean(dim=2), self.latent.var(dim=2, unbiased=False)
+        apart = mean.square() + variance - (variance + 1e-10).log() - 1.0
+        return 0.5 * self.weight * apart.sum(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)

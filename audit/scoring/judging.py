@@ -17,6 +17,7 @@ from bract.attacks.methods.baselines import prior_only
 from bract.audit.pictures import save_picture
 from bract.audit.scoring.chance import FEWEST, chance_of_any, dissimilarity, views
 from bract.audit.scoring.diagnosis import signals
+from bract.audit.scoring.prior_baselines import prior_baselines
 from bract.audit.scoring.reference import KeptImages, Reference
 from bract.audit.scoring.scoring import (
     ScoredImages,
@@ -194,6 +195,8 @@ class Judge:
         labels = torch.tensor(scored.labels)
         seed = derive_seed(self.seed, "baseline", attempt.observation.key)
         made: dict[str, Tensor | None] = {"prior_only": self._prior(attempt, count)}
+        if attempt.case.public is not None:
+            made |= prior_baselines(attempt.case.public, scored, count, seed)
         if reference is not None:
             wanted = labels[torch.arange(count) % len(labels)]
             made = {
@@ -268,6 +271,7 @@ class Judge:
                     budget=Budget(iterations=PRIOR_ITERATIONS, max_images=self.max_images),
                     seed=derive_seed(self.seed, "prior", name),
                     device=self.device,
+                    public=attempt.case.public,
                 )
                 self._priors[name, count] = result.images[:count]
             except BractError as error:

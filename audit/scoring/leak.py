@@ -10,6 +10,9 @@ from bract.audit.scoring.chance import named
 from bract.config import FederationConfig, LeakConfig
 from bract.schema import AuditResult, Baseline, ImageResult
 
+PRIOR_NEAREST = "prior_nearest"
+"""Baseline of a surrogate tier: the nearest to the original of many samples of its generator."""
+
 Reason = Literal["ssim", "identified"]
 Score = Literal["ssim", "psnr"]
 
@@ -66,7 +69,8 @@ class LeakRule:
             f"{1 - self.level:.0%} of runs, however many images and originals there were to choose "
             f"among; and when it can be seen: its SSIM is at least {self.ssim:g}, or its PSNR is "
             f"at least {self.psnr_margin:g} dB above the best baseline without the gradient, which "
-            "had the same choice of originals."
+            "had the same choice of originals. Where the attacker had a generator trained on "
+            "public images, it must besides be nearer than the nearest of its samples."
         )
 
     def decide(self, audits: Sequence[AuditResult]) -> list[list[Decision]]:
@@ -101,7 +105,7 @@ class LeakRule:
             return Decision(decided=False)
         if not told:
             return Decision(decided=found.least <= alone)
-        if not found.nearest:
+        if not found.nearest or _within_the_prior(image):
             return Decision()
         if scores.ssim is not None and scores.ssim >= self.ssim:
             return Decision("ssim")
@@ -109,6 +113,13 @@ class LeakRule:
         if baseline is None or scores.psnr is None:
             return Decision()
         return Decision("identified" if scores.psnr >= baseline + self.psnr_margin else None)
+
+
+def _within_the_prior(image: ImageResult) -> bool:
+    """Say whether a sample of the attacker's generator is as near to the original."""
+    sample = image.baselines.get(PRIOR_NEAREST)
+    own = None if image.scores is None else image.scores.psnr
+    return sample is not None and sample.psnr is not None and (own is None or own <= sample.psnr)
 
 
 def _scored(audit: AuditResult, image: ImageResult) -> bool:

@@ -15,8 +15,8 @@ AUDIT_SCHEMA: Literal[4] = 4
 EXACT_DB = 100.0
 """dB that a perfect copy scores: a mean squared error below 1e-10 is beyond float32 pixels."""
 
-Tier = Literal["oblivious", "adaptive", "colluding"]
-TIERS: tuple[Tier, ...] = ("oblivious", "adaptive", "colluding")
+Tier = Literal["oblivious", "adaptive", "surrogate", "colluding"]
+TIERS: tuple[Tier, ...] = ("oblivious", "adaptive", "surrogate", "colluding")
 
 
 def _decibels(value: object) -> object:

@@ -30,7 +30,7 @@ class Point:
     best
         SSIM of the single image that came back best.
     tier
-        ``oblivious``, ``adaptive`` or ``colluding``: the shape of the mark.
+        ``oblivious``, ``adaptive``, ``surrogate`` or ``colluding``: the shape of the mark.
     label
         Written at the right edge; None for a variant's further points.
     """
@@ -182,6 +182,7 @@ def _point(point: Point, at: str, x: Place) -> Markup:
 SHAPES = {
     "oblivious": "M-6 0a6 6 0 1 0 12 0a6 6 0 1 0 -12 0z",
     "adaptive": "M0 -7.5L7.5 0L0 7.5L-7.5 0z",
+    "surrogate": "M-5.5 -5.5L5.5 -5.5L5.5 5.5L-5.5 5.5z",
     "colluding": "M0 -7.5L7 5.5L-7 5.5z",
 }
-"""A disc, a diamond and a triangle around the origin."""
+"""A disc, a diamond, a square and a triangle around the origin."""

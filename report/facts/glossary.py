@@ -49,7 +49,9 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "baseline",
         "Baseline without the gradient",
         "What anybody scores who never saw the upload: the average image of the class, a random "
-        "image of the data set, or what the attack's assumptions about images give by themselves. "
+        "image of the data set, or what the attack's assumptions about images give by themselves; "
+        "where the attacker had a generator trained on public images, also one of its samples, and "
+        "of many samples the one nearest to the original. "
         "It had as many images as the attack and the same choice of originals. A reconstruction "
         "that is no better shows no leak.",
     ),
@@ -73,7 +75,8 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "tier",
         "Tier",
         "What the attacker knows. Oblivious: nothing about a defense. Adaptive: the defense and "
-        "its settings, not the client's secrets. Colluding: one client's keys as well.",
+        "its settings, not the client's secrets. Surrogate: public images like the client's as "
+        "well. Colluding: one client's keys as well.",
     ),
     (
         "cosine",

@@ -135,6 +135,11 @@ def _tier_step(tier: str) -> Facts:
             "Attack as somebody who knows the defense, who often gets more:",
             command="bract audit RUN --tier adaptive",
         )
+    if tier == "surrogate":
+        return _step(
+            "Attack as somebody who has public images like the clients':",
+            command="bract audit RUN --tier surrogate --prior FILE",
+        )
     return _step(
         "Attack as somebody who ignores the defense:", command="bract audit RUN --tier oblivious"
     )

@@ -25,6 +25,8 @@ ATTACK_NAMES = {
     "dlg": "DLG",
     "idlg": "iDLG",
     "ig": "IG",
+    "ggl": "GGL",
+    "gias": "GIAS",
     "statistics": "Batch statistics",
     "grnn": "GRNN",
     "coarse-to-fine": "Coarse to fine",

@@ -46,13 +46,14 @@ def threat_model(files: RunFiles, observations: Sequence[Facts]) -> Facts:
 def tiers_that_apply(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
     """Return the tiers that have something to know; all of them where nothing is known.
 
-    The adaptive tier needs a defense to know, the colluding one an encryption to open.
+    The adaptive tier needs a defense to know, the colluding one an encryption to open, and the
+    surrogate one public images, which nobody has to have.
     """
     protocols = [capture.declaration.to_dict() for capture in files.captures]
     seen = [*protocols, *observations]
     defended = not seen or any(p.get("defenses") for p in seen)
     encrypted = not seen or any(p.get("encryption", "none") != "none" for p in seen)
-    has = {"oblivious": True, "adaptive": defended, "colluding": encrypted}
+    has = {"oblivious": True, "adaptive": defended, "surrogate": not seen, "colluding": encrypted}
     return [tier for tier in TIERS if has[tier]]
 
 

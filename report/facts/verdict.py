@@ -20,6 +20,10 @@ TIER_MEANING = {
     "adaptive": (
         "An attacker who knows the defense and its settings, but none of the client's secrets."
     ),
+    "surrogate": (
+        "An attacker who knows the defense too, and holds public images like the clients', of "
+        "which a generator was made."
+    ),
     "colluding": "An attacker who also holds one client's keys.",
 }
 
@@ -124,6 +128,8 @@ def _tier(
         facts["sentence"] = "Not tried in this audit."
     elif tier == "adaptive":
         facts["sentence"] = "No defense was on, so there was none to know."
+    elif tier == "surrogate":
+        facts["sentence"] = "No public images were given to an attacker."
     else:
         facts["sentence"] = "No keys were in use."
     return facts

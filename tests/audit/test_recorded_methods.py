@@ -9,6 +9,7 @@ from observing import _observe as observe
 
 from bract.attacks import ATTACKS, IG, AttackTask, Budget, Reconstruction, reconstruct
 from bract.attacks.problem.case import open_case
+from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.audit.audit import Audit
 from bract.audit.choice import AuditChoice
 from bract.audit.scoring.judging import Attempt, Judge
@@ -107,7 +108,13 @@ def test_every_attack_names_its_components() -> None:
     for name in ATTACKS:
         if name in ("analytic", "spear", "statistics"):
             continue  # they refuse a model without a linear first layer or batch normalisation
-        (result,) = reconstruct(dense, name, budget=Budget(iterations=1), device="cpu")
+        public = None
+        if name in ("ggl", "gias"):
+            grey = torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, 8, 8)
+            settings = PriorSettings(width=2, epochs=1)
+            public = train_prior(grey, None, settings, source="grey")
+        budget = Budget(iterations=1)
+        (result,) = reconstruct(dense, name, budget=budget, device="cpu", public=public)
         assert isinstance(result, Reconstruction)
         for trial in result.trials:
             assert trial.components, name

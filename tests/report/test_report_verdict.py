@@ -97,16 +97,18 @@ def test_the_strongest_tier_makes_the_headline(make_run: Any, writers: Any) -> N
     )  # fmt: skip
     verdict = gather(root)["verdict"]
     assert verdict["statistics"].startswith("GRNN (adaptive, 2,000 iterations, 4 restarts); ")
-    oblivious, adaptive, colluding = verdict["tiers"]
+    oblivious, adaptive, surrogate, colluding = verdict["tiers"]
     assert oblivious["tried"] and oblivious["leaked"] == 0
     assert adaptive["tried"] and adaptive["leaked"] > 0
+    assert not surrogate["tried"] and not surrogate["needed"]
+    assert surrogate["sentence"] == "No public images were given to an attacker."
     assert not colluding["tried"] and not colluding["needed"]
     assert colluding["sentence"] == "No keys were in use."
 
 
 def test_without_a_defense_the_higher_tiers_do_not_apply(make_run: Any) -> None:
     tiers = gather(make_run(rounds=1))["verdict"]["tiers"]
-    assert [t["needed"] for t in tiers] == [True, False, False]
+    assert [t["needed"] for t in tiers] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("shape", ["leaked", "none", "unscored", "refused", "bare"])

@@ -60,12 +60,12 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
         does not determine the gradient.
     """
     hyper = declared(AdaDefense, observation)
-    rounds = _rounds_of(observation, history)
+    rounds = rounds_of(observation, history)
     notes: dict[str, Any] = {
         "method": "inverted the defended update per coordinate",
         "defense": "adadefense",
     }
-    missing, assumed = _missing_before(hyper, rounds[0])
+    missing, assumed = missing_before(hyper, rounds[0])
     notes["captured_rounds"] = [seen.round for seen in rounds]
     notes["state"] = assumed or "replayed from the client's first round"
     if hyper.variant == "yogi" and len(rounds) + missing > 1:
@@ -128,8 +128,8 @@ def _refuse_bare(observation: Observation, inverted: Inversion) -> None:
         )
 
 
-def _rounds_of(observation: Observation, history: Sequence[Observation]) -> list[Observation]:
-    """Earlier observations and this one, by round, checked to belong together."""
+def rounds_of(observation: Observation, history: Sequence[Observation]) -> list[Observation]:
+    """Return earlier observations and this one, by round, checked to belong together."""
     earlier = sorted(history, key=lambda seen: seen.round)
     for seen in earlier:
         if seen.client != observation.client or seen.round >= observation.round:
@@ -147,7 +147,7 @@ def _rounds_of(observation: Observation, history: Sequence[Observation]) -> list
     return [*earlier, observation]
 
 
-def _missing_before(hyper: AdaDefense, first: Observation) -> tuple[int, str]:
+def missing_before(hyper: AdaDefense, first: Observation) -> tuple[int, str]:
     """Count the rounds not captured before the client's first; say what was assumed of them."""
     if first.round == 1:
         return 0, ""

@@ -6,16 +6,27 @@ import torch
 
 from bract.attacks import ATTACKS, Auto, Budget, attack
 from bract.attacks.methods.baselines import class_mean, prior_only, random_image
+from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.errors import BractError
 from bract.models import create_model
 from bract.protocol.update import buffers_of
 
+WITH_PUBLIC = {"ggl", "gias"}
 WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels", "spear", "statistics"}
 
 
 def prior_image(name: Any, seen: Any, **settings: Any) -> Any:
     budget = Budget(iterations=4)
-    return prior_only(attack(name, **settings))(seen, budget=budget, seed=3)
+    public = None
+    if name in WITH_PUBLIC:
+        size = seen.declaration.image_shape[-1]
+        public = train_prior(
+            torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, size, size),
+            None,
+            PriorSettings(width=2, epochs=1),
+            source="noise",
+        )
+    return prior_only(attack(name, **settings))(seen, budget=budget, seed=3, public=public)
 
 
 WITH_PRIOR = [

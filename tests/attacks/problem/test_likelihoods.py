@@ -108,5 +108,5 @@ def test_the_weight_of_total_variation_follows_from_sigma() -> None:
 
 
 def test_the_prior_in_nats_has_the_power_of_the_attacks_own() -> None:
-    assert natural_images([]).power == 1
-    assert natural_images([TotalVariation(weight=3.0, power=2)]).power == 2
+    assert natural_images([]) == NaturalImages(power=1)
+    assert natural_images([TotalVariation(weight=3.0, power=2)]) == NaturalImages(power=2)

@@ -27,7 +27,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
 
 def attempt(images: Any) -> Any:
     return SimpleNamespace(
-        result=SimpleNamespace(images=images), observation=SimpleNamespace(key="round-0001/a")
+        result=SimpleNamespace(images=images),
+        observation=SimpleNamespace(key="round-0001/a"),
+        case=SimpleNamespace(public=None),
     )
 
 

@@ -1,0 +1,160 @@
+"""GGL: search the latent of a generator that was trained on public images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from bract.attacks.base import Attack
+from bract.attacks.problem.case import Case, open_case
+from bract.attacks.problem.evidence import FORWARD
+from bract.attacks.problem.objectives import Cosine, Objective
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.evolution import CMAES, narrowed, population_of, widened
+from bract.attacks.solve.latent import (
+    LATENT,
+    LatentSearch,
+    Relative,
+    Start,
+    likeliest_start,
+    usable_prior,
+)
+from bract.attacks.solve.matching import hard_labels, minimise
+from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.regularizers import LatentPrior
+from bract.errors import BractError
+
+
+@ATTACKS.register("ggl")
+@dataclass(frozen=True, kw_only=True)
+class GGL(Attack):
+    """Generative gradient leakage (Li et al., CVPR 2022): the likeliest image a generator makes.
+
+    Images are what a generator trained on public data makes of a latent z; labels are read from
+    the last layer, and a generator that knows classes is told them. The loss is a distance of
+    gradients plus a penalty that keeps z like a standard normal one. It is searched by CMA-ES,
+    without derivatives, so what a defense does to a candidate's gradient need not be
+    differentiable: it is applied to the candidate, and the result is compared with the upload.
+
+    Differences to the published attack: the distance is one minus the cosine, not the squared
+    error, whose scale changes from model to model and would need a weight each; the generator is
+    a small one of bract's own (`bract prior train`).
+
+    Attributes
+    ----------
+    search
+        ``cma``, or ``adam`` where the loss has a gradient all the way.
+    lr, schedule
+        Of Adam.
+    sigma
+        Deviation of CMA-ES's first generation.
+    starts
+        Random latents of which the search begins at the one that matches best.
+    regularisation
+        Weight of the penalty on the latent (`LatentPrior`) beside a distance that is 1 at a random
+        latent; beside a likelihood it is the latent's own prior in nats.
+    defense
+        ``simulate`` applies a defense that can be simulated to the candidate; ``undo`` matches
+        what the tier's reading makes of the upload, as other attacks do.
+    objective
+        The matching loss.
+    """
+
+    name: ClassVar[str] = "ggl"
+    iterations: ClassVar[int] = 500
+
+    search: Literal["cma", "adam"] = "cma"
+    lr: float = 0.2
+    schedule: str = "cosine"
+    sigma: float = 0.5
+    starts: int = 32
+    regularisation: float = 0.1
+    defense: Literal["simulate", "undo"] = "simulate"
+    objective: Objective = field(default_factory=Cosine)
+
+    def prepare(self, case: Case) -> Case:
+        """Read an upload as it was sent where its defense can be simulated."""
+        usable_prior(case)
+        view = None
+        defenses = [str(d.get("name")) for d in case.observation.declaration.defenses]
+        if self.defense == "simulate" and case.tier != "oblivious" and len(defenses) == 1:
+            view = FORWARD.get(defenses[0])
+        if view is not None:
+            case = open_case(
+                case.observation,
+                tier=case.tier,
+                history=case.history,
+                max_images=case.images,
+                unroll=self.unroll,
+                view=view,
+                public=case.public,
+            )
+        return super().prepare(case)
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Search the latent space."""
+        return without_latent(search_latent(self, problem, run))
+
+
+def search_latent(attack: GGL, problem: Problem, run: Run) -> Outcome:
+    """Search the latent as ``attack`` says; the outcome's unknowns hold it as `LATENT`."""
+    labels = hard_labels(problem)
+    start = likeliest_start(problem, labels, attack.starts, attack.objective)
+    return (_by_adam if attack.search == "adam" else _by_cma)(attack, problem, run, labels, start)
+
+
+def _by_cma(attack: GGL, problem: Problem, run: Run, labels: Tensor, start: Start) -> Outcome:
+    if problem.unknowns():
+        raise BractError(
+            f"{problem.cases[0].observation.key}: CMA-ES searches the latent alone, and the "
+            "client's unknowns need a gradient; use gias"
+        )
+    population = population_of(start.latent[0].numel())
+
+    def wide(value: Tensor) -> Tensor:
+        return value.repeat_interleave(population, dim=0)
+
+    several = widened(problem, population)
+    space = LatentSearch(several, wide(labels), wide(start.latent))
+    relative = Relative(attack.objective, wide(start.scale))
+    chosen: Objective = relative if attack.matches else attack.objective
+    found = minimise(
+        several,
+        space,
+        CMAES(space.latent, start.latent, sigma=attack.sigma, seeds=list(problem.seeds)),
+        run,
+        objective=chosen,
+        priors=[LatentPrior(latent=space.latent, weight=attack.regularisation)],
+        kept={LATENT: space.latent},
+    )
+    return narrowed(relative.undone(found), population)
+
+
+def _by_adam(attack: GGL, problem: Problem, run: Run, labels: Tensor, start: Start) -> Outcome:
+    space = LatentSearch(problem, labels, start.latent)
+    unknowns = problem.unknowns()
+    relative = Relative(attack.objective, start.scale)
+    chosen: Objective = relative if attack.matches else attack.objective
+    found = minimise(
+        problem,
+        space,
+        FirstOrder(
+            space.variables | unknowns,
+            FirstOrderSettings(kind="adam", lr=attack.lr, schedule=attack.schedule),
+        ),
+        run,
+        objective=chosen,
+        priors=[LatentPrior(latent=space.latent, weight=attack.regularisation)],
+        unknowns=unknowns,
+        kept={LATENT: space.latent},
+    )
+    return relative.undone(found)
+
+
+def without_latent(outcome: Outcome) -> Outcome:
+    """Return an outcome whose unknowns are the client's alone."""
+    return replace(outcome, unknowns={n: v for n, v in outcome.unknowns.items() if n != LATENT})

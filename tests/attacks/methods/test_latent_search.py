@@ -1,0 +1,224 @@
+"""GGL and GIAS: attackers who trained a generator on public images."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from defended_clients import capture
+from observing import _observe as observe
+from torch import Tensor
+
+from bract.attacks import GGL, GIAS, Budget, TrainedPrior, reconstruct
+from bract.attacks.problem.case import open_case
+from bract.attacks.problem.evidence import FORWARD
+from bract.attacks.problem.problem import Problem
+from bract.attacks.result import Reconstruction, Refusal
+from bract.attacks.solve.descent import Outcome
+from bract.attacks.solve.evolution import CMAES, narrowed, population_of
+from bract.attacks.solve.prior_training import PriorSettings, train_prior
+from bract.attacks.solve.regularizers import LatentPrior
+from bract.audit.scoring.metrics import psnr
+from bract.config import DataConfig
+from bract.data import open_source
+from bract.errors import BractError
+
+
+@pytest.fixture(scope="module")
+def prior() -> TrainedPrior:
+    """A generator of 8-pixel digits; the attacked ones are of the other split."""
+    source = open_source(DataConfig(name="digits"), "train")
+    images = source.images(range(600), channels=1, size=8)
+    settings = PriorSettings(latent=8, width=8, epochs=20, lr=5e-3)
+    return train_prior(images, source.labels[:600], settings, source="digits", classes=10)
+
+
+def test_an_attacker_with_public_images_gets_more_than_those_give(
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor]
+) -> None:
+    images, labels = tiny[0][:3], tiny[1][:3]
+    assert not prior.trained_on(images).any()
+    seen = [observe(images[i : i + 1], labels[i : i + 1], client=f"c{i}") for i in range(3)]
+    found: dict[str, list[Tensor]] = {}
+    for attack, steps in ((GGL(), 30), (GGL(search="adam"), 60), (GIAS(), 120)):
+        results = reconstruct(
+            seen, attack, budget=Budget(iterations=steps), tier="surrogate", public=prior
+        )
+        name = f"{attack.name} {attack.search}"
+        assert all(isinstance(r, Reconstruction) for r in results)
+        found[name] = [r.images for r in results if isinstance(r, Reconstruction)]
+        for result in results:
+            assert isinstance(result, Reconstruction)
+            assert "trained generator" in result.components
+            assert ("CMA-ES" in result.components) == (attack.search == "cma")
+            assert not result.unknowns
+            assert result.settings["surrogate"] == prior.text
+    scores = {name: float(psnr(torch.cat(made), images).mean()) for name, made in found.items()}
+    floor = float(psnr(prior.sample(labels.tolist(), seed=1), images).mean())
+    assert min(scores["ggl cma"], scores["ggl adam"]) > floor + 2, (scores, floor)
+    assert scores["gias adam"] > scores["ggl adam"] + 3, scores
+
+
+@pytest.mark.parametrize("attack", [GGL(), GIAS()])
+def test_a_result_does_not_depend_on_its_companions(
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor], attack: GGL
+) -> None:
+    seen = [observe(tiny[0][i : i + 1], tiny[1][i : i + 1], client=f"c{i}") for i in range(2)]
+    many = reconstruct(seen, attack, budget=Budget(iterations=4), public=prior)
+    (one,) = reconstruct(seen[1:], attack, budget=Budget(iterations=4), public=prior)
+    assert isinstance(one, Reconstruction) and isinstance(many[1], Reconstruction)
+    assert torch.allclose(one.images, many[1].images, atol=1e-3)
+
+
+def test_without_public_images_or_with_others_the_attack_is_refused(
+    prior: TrainedPrior, digits: tuple[Tensor, Tensor]
+) -> None:
+    seen = observe(digits[0][:1], digits[1][:1])
+    for name in ("ggl", "gias"):
+        (found,) = reconstruct(seen, name)
+        assert isinstance(found, Refusal) and "bract prior train" in found.reason
+        (found,) = reconstruct(seen, name, public=prior)
+        assert (
+            isinstance(found, Refusal) and "(1, 8, 8), the client's are (1, 16, 16)" in found.reason
+        )
+
+
+def test_a_generator_without_classes_is_not_told_labels(tiny: tuple[Tensor, Tensor]) -> None:
+    bare = train_prior(tiny[0], None, PriorSettings(latent=4, width=2, epochs=1), source="digits")
+    seen = observe(tiny[0][:1], tiny[1][:1])
+    (found,) = reconstruct(seen, "gias", budget=Budget(iterations=4), public=bare)
+    assert isinstance(found, Reconstruction) and found.labels.tolist() == tiny[1][:1].tolist()
+
+
+def defended(entry: dict[str, Any], tiny: tuple[Tensor, Tensor]) -> Any:
+    return capture(tiny[0][:1], tiny[1][:1], entry, model="lenet-strided")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "adadefense"},
+        {"name": "adadefense", "eps_placement": "outside", "alpha_at": "server"},
+        {"name": "pruning", "ratio": 0.9},
+    ],
+)
+def test_the_true_image_through_the_simulated_defense_is_the_upload(
+    entry: dict[str, Any], tiny: tuple[Tensor, Tensor]
+) -> None:
+    held = defended(entry, tiny)
+    case = open_case(held.seen, tier="surrogate", max_images=1, view=FORWARD[entry["name"]])
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"))
+    one_hot = torch.nn.functional.one_hot(held.labels, 10).float()[None]
+    made = problem.simulate(held.images[None], one_hot, {})
+    flat, wanted = (
+        torch.cat([t[n].flatten() for n in problem.target]) for t in (made, problem.target)
+    )
+    assert float(torch.nn.functional.cosine_similarity(flat, wanted, dim=0)) > 0.999
+    assert float((flat - wanted).abs().median()) < 1e-5 * float(wanted.abs().max())
+
+
+def test_moments_of_earlier_rounds_are_replayed(tiny: tuple[Tensor, Tensor]) -> None:
+    held = defended({"name": "adadefense"}, tiny)
+    later = replace(held.seen, round=2)
+    one = FORWARD["adadefense"](held.seen, ())
+    two = FORWARD["adadefense"](later, (held.seen,))
+    assert not any(v.any() for v in one.buffers.values() if v.numel() and v.abs().max() > 1e-7)
+    carried = [v for n, v in two.buffers.items() if n.startswith("adadefense.carried.")]
+    assert sum(float(v.abs().sum()) for v in carried) > 0
+    assert two.notes["captured_rounds"] == [1, 2]
+
+
+def test_the_defense_is_simulated_for_who_knows_it_only(
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor]
+) -> None:
+    seen = defended({"name": "adadefense"}, tiny).seen
+    budget = Budget(iterations=3)
+    for attack, tier, said in (
+        (GGL(), "surrogate", "applied the defense to candidates"),
+        (GGL(defense="undo"), "surrogate", "inverted the defended update"),
+        (GIAS(), "surrogate", "inverted the defended update"),
+    ):
+        (found,) = reconstruct(seen, attack, budget=budget, tier=tier, public=prior)  # type: ignore[arg-type]
+        assert isinstance(found, Reconstruction)
+        assert said in found.settings["evidence"]["method"]
+    (found,) = reconstruct(seen, GGL(), budget=budget, tier="oblivious", public=prior)
+    assert isinstance(found, Reconstruction) and not found.settings["evidence"]
+
+
+def quadratic(search: CMAES, variable: Tensor, steps: int) -> list[Tensor]:
+    told = []
+    for _ in range(steps):
+
+        def evaluate() -> Tensor:
+            told.append((variable - 1.0).square().sum(dim=1))
+            return told[-1]
+
+        search.step(evaluate, 0.0)
+    return told
+
+
+def test_cma_finds_the_bottom_without_derivatives_and_goes_on_where_it_stopped() -> None:
+    population = population_of(4)
+    assert population == 4 + 4  # 3 ln 4 = 4.16
+    before = str(np.random.get_state())
+    start = torch.zeros(2, 4)
+
+    def begun() -> tuple[CMAES, Tensor]:
+        variable = torch.zeros(2 * population, 4)
+        return CMAES(variable, start, sigma=0.5, seeds=[1, 2]), variable
+
+    search, variable = begun()
+    losses = quadratic(search, variable, 60)
+    assert float(losses[-1].max()) < 1e-4 < float(losses[0].min())
+    again, other = begun()
+    quadratic(again, other, 20)
+    resumed, third = begun()
+    resumed.restore(again.state())
+    rest = quadratic(resumed, third, 40)
+    assert torch.equal(rest[-1], losses[-1])
+    assert str(np.random.get_state()) == before
+    assert search.derivative_free
+
+
+def test_each_trials_best_candidate_comes_back() -> None:
+    losses = torch.tensor([3.0, 1.0, 2.0, 5.0, 6.0, 4.0])
+    values = torch.arange(6.0)[:, None]
+    wide = Outcome(values, values, losses, {"x": values}, [[(0, float(v))] for v in losses], 1)
+    found = narrowed(wide, 3)
+    assert found.losses.tolist() == [1.0, 4.0]
+    assert found.images[:, 0].tolist() == [1.0, 5.0] == found.unknowns["x"][:, 0].tolist()
+    assert found.curves == [[(0, 1.0)], [(0, 4.0)]]
+
+
+def test_the_latents_prior_is_zero_for_a_standard_normal_and_in_nats_beside_a_likelihood() -> None:
+    latent = torch.tensor([[[1.0, -1.0]], [[3.0, 1.0]]])
+    images = torch.zeros(2, 1, 1, 2, 2)
+    divergence = LatentPrior(latent=latent, weight=2.0)
+    # mean 0, variance 1; mean 2, variance 1: (4 + 1 - 0 - 1) / 2 = 2, twice.
+    assert divergence(None, images).tolist() == pytest.approx([0.0, 4.0])  # type: ignore[arg-type]
+    nats = LatentPrior(latent=latent, weight=1.0, kind="normal")
+    assert nats(None, images).tolist() == pytest.approx([1.0, 5.0])  # type: ignore[arg-type]
+
+
+def test_cma_refuses_unknowns_that_need_a_gradient(
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = observe(tiny[0][:1], tiny[1][:1])
+    with pytest.raises(BractError, match="generator trained on public images"):
+        GGL()(seen)
+    monkeypatch.setattr(Problem, "unknowns", lambda self: {"gamma": torch.ones(self.trials, 1)})
+    monkeypatch.setattr(Problem, "simulate", lambda self, *_: self.target)
+    (found,) = reconstruct(seen, GGL(), public=prior)
+    assert isinstance(found, Refusal) and "use gias" in found.reason
+
+
+def test_against_noise_gias_leaves_the_generator_as_it_is(
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor]
+) -> None:
+    seen = defended({"name": "noise", "std": 1e-2}, tiny).seen
+    budget = Budget(iterations=4)
+    (found,) = reconstruct(seen, GIAS(), budget=budget, tier="surrogate", public=prior)
+    assert isinstance(found, Reconstruction) and "latent prior in nats" in found.components
+    assert "generator weights" not in found.components
+    assert found.final_loss == pytest.approx(found.loss_curve[-1][1])

@@ -1,0 +1,118 @@
+"""The surrogate tier: an audit by an attacker who trained a generator on public images."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reporting import gather
+from test_audit import execute
+from test_audit import run as run  # a fixture
+
+from bract.attacks.problem.trained_prior import TrainedPrior
+from bract.attacks.solve.prior_training import PriorSettings, train_prior
+from bract.audit.audit import Audit
+from bract.audit.choice import AuditChoice
+from bract.audit.scoring.leak import PRIOR_NEAREST, LeakRule
+from bract.cli.audit import choose_audit, choose_audits
+from bract.config import DataConfig
+from bract.data import Source, open_source
+from bract.errors import BractError
+from bract.schema import AuditResult, Baseline
+
+
+def trained(source: Source, count: int) -> TrainedPrior:
+    images = source.images(range(count), channels=1, size=16)
+    settings = PriorSettings(latent=4, width=4, epochs=2)
+    return train_prior(images, source.labels[:count], settings, source="digits", classes=10)
+
+
+@pytest.fixture
+def prior(tmp_path: Path) -> Path:
+    """A generator of test images; clients hold training images."""
+    source = open_source(DataConfig(name="digits"), "test")
+    return trained(source, 100).save(tmp_path / "prior.safetensors")
+
+
+def choice(prior: Path | None, **changes: Any) -> AuditChoice:
+    made = AuditChoice(("gias",), iterations=10, device="cpu", tier="surrogate", prior=prior)
+    return replace(made, **changes)
+
+
+def test_an_audit_with_public_images_says_so_and_stands_beside_what_they_give(
+    run: Any, prior: Path
+) -> None:
+    results = execute(run, choice(prior))
+    assert [r["tier"] for r in results] == ["surrogate", "surrogate"]
+    for facts in results:
+        assert facts["refused"] is None and facts["chosen_attack"] == "gias"
+        assert {"prior_sample", PRIOR_NEAREST, "prior_only"} < set(facts["baselines"])
+        assert facts["settings"]["prior"]["images"] == 100
+        assert any("100 public images (digits); none of this" in note for note in facts["notes"])
+        for image in facts["images"]:
+            nearest, one = (image["baselines"][n]["psnr"] for n in (PRIOR_NEAREST, "prior_sample"))
+            assert nearest >= one
+    assert (run.audit / "gias-surrogate").is_dir()
+    facts = gather(run.root)
+    tier = next(t for t in facts["verdict"]["tiers"] if t["tier"] == "surrogate")
+    assert tier["tried"] and "public images" in tier["meaning"]
+    (row,) = [r for r in facts["threat_model"]["saw"] if r["question"].startswith("Similar")]
+    assert row["answer"] == "yes" and "100 public images" in row["detail"]
+    again = Audit(run, choice(prior), resume=True)
+    assert not again.plan()
+
+
+def test_another_prior_makes_results_again(run: Any, prior: Path, tmp_path: Path) -> None:
+    execute(run, choice(prior))
+    source = open_source(DataConfig(name="digits"), "test")
+    other = trained(source, 60).save(tmp_path / "other.safetensors")
+    assert Audit(run, choice(other), resume=True).plan()
+
+
+def test_an_upload_of_an_image_that_made_the_prior_is_refused(run: Any, tmp_path: Path) -> None:
+    source = open_source(DataConfig(name="digits"), "train")
+    whole = trained(source, len(source.labels)).save(tmp_path / "all.safetensors")
+    for facts in execute(run, choice(whole)):
+        assert "2 of 2 images are among those that the prior was trained on" in facts["refused"]
+
+
+def test_without_a_truth_the_page_says_that_nothing_was_compared(run: Any, prior: Path) -> None:
+    for path in run.truth.rglob("*.safetensors"):
+        path.unlink()
+    for facts in execute(run, choice(prior)):
+        assert any("was not checked" in note for note in facts["notes"])
+
+
+def test_tier_and_prior_go_together(run: Any, prior: Path) -> None:
+    with pytest.raises(BractError, match="--prior"):
+        choose_audit(run.root, tier="surrogate")
+    with pytest.raises(BractError, match="--prior goes with --tier surrogate, not with oblivious"):
+        choose_audit(run.root, prior=prior)
+    with pytest.raises(BractError, match="go together"):
+        Audit(run, choice(None))
+    assert choose_audit(run.root, tier="surrogate", prior=prior).attacks == ("gias", "ggl")
+    tiers = [c.tier for c in choose_audits(run.root, tier="all", prior=prior)]
+    assert tiers == ["oblivious", "surrogate"]
+    assert "surrogate" not in [c.tier for c in choose_audits(run.root, tier="all")]
+
+
+def test_a_picture_that_a_sample_of_the_prior_equals_is_no_leak(run: Any, prior: Path) -> None:
+    (facts, _) = execute(run, choice(prior, iterations=2))
+    record = AuditResult.parse(facts, source="test")
+    image = record.images[0]
+    assert image.scores is not None and image.retrieval is not None
+    told = image.model_copy(
+        update={
+            "scores": image.scores.model_copy(update={"psnr": 30.0, "ssim": 0.9}),
+            "retrieval": image.retrieval.model_copy(
+                update={"chance": 1e-9, "least": 1e-9, "nearest": True}
+            ),
+        }
+    )
+    for nearest, leaked in ((29.0, True), (31.0, False)):
+        baselines = told.baselines | {PRIOR_NEAREST: Baseline(psnr=nearest)}
+        one = record.model_copy(
+            update={"images": [told.model_copy(update={"baselines": baselines})]}
+        )
+        ((decision,),) = LeakRule().decide([one])
+        assert (decision.reason is not None) == leaked
