@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,16 @@ ROUNDING = 1e-6
 REPLAYED_STEPS = 64
 """Most local steps that are repeated."""
 
-FIRST_STEP = 0.1
-"""From the declared proximal mu to the second one that is tried."""
+Term = Literal["proximal_mu", "momentum"]
 
-SECANTS = 5
-"""Most values of mu that are tried where an update does not fit."""
+MOST: dict[Term, float] = {"proximal_mu": math.inf, "momentum": 0.999}
+"""Terms of a local step whose value is sought where an update does not fit, and their bounds."""
+
+FIRST_STEP = 0.1
+"""From the declared value of a term to the second one that is tried."""
+
+SECANTS = 8
+"""Most values of a term that are tried."""
 
 
 def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None:
@@ -86,8 +91,9 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
                 continue
             tried[name] = compare(again, target, case.evidence.weights)[0]
         if exact and steps > 1:
-            mu, again = _fitting_mu(case, repeated, target, images, labels, steps)
-            tried[f"proximal_mu: {mu:.3g}"] = compare(again, target, case.evidence.weights)[0]
+            for term in MOST:
+                value, again = _fitting(term, case, repeated, target, images, labels, steps)
+                tried[f"{term}: {value:.3g}"] = compare(again, target, case.evidence.weights)[0]
     return TruthCheck(cosine=cosine, scale=scale, exact=exact, tried=tried)
 
 
@@ -131,32 +137,42 @@ def _repeat(
     return {name: value[0] / steps for name, value in total.items()}
 
 
-def _fitting_mu(
-    case: Case, repeated: Tensors, target: Tensors, images: Tensor, labels: Tensor, steps: int
+def _fitting(
+    name: Term,
+    case: Case,
+    repeated: Tensors,
+    target: Tensors,
+    images: Tensor,
+    labels: Tensor,
+    steps: int,
 ) -> tuple[float, Tensors]:
-    """Return the proximal mu >= 0 that fits best, by the secant method, and the update it gives.
+    """Return the value of a term that fits best, by the secant method, and the update it gives.
 
     Parameters
     ----------
+    name
+        Field of the declaration.
     repeated
-        What the declared mu gives.
+        What the declared value gives.
     """
     p = case.observation.declaration
-    before, found = p.proximal_mu or 0.0, repeated
-    mu = before + FIRST_STEP
+    before, found = getattr(p, name) or 0.0, repeated
+    value = before + (FIRST_STEP if before + FIRST_STEP < MOST[name] else -FIRST_STEP)
     again = found
     for _ in range(SECANTS):
-        other = replace(case.observation, declaration=replace(p, proximal_mu=mu))
+        value = min(max(value, 0.0), MOST[name])
+        if value == before:
+            break
+        change: dict[str, Any] = {name: value}
+        other = replace(case.observation, declaration=replace(p, **change))
         again = _repeat(case.target_model, other, images, labels, steps)
-        slope = {name: (again[name] - found[name]) / (mu - before) for name in again}
-        square = sum(float(value.square().sum()) for value in slope.values())
+        slope = {n: (again[n] - found[n]) / (value - before) for n in again}
+        square = sum(float(v.square().sum()) for v in slope.values())
         missing = sum(float((slope[n] * (target[n] - again[n])).sum()) for n in slope)
+        before, found = value, again
         if not square > 0.0:
             break
-        before, found = mu, again
-        mu = max(mu + missing / square, 0.0)
-        if mu == before:
-            break
+        value += missing / square
     return before, again
 
 

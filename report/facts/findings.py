@@ -127,7 +127,8 @@ def _truth(audit: AuditResult, check: TruthCheck | None) -> list[_Finding]:
     return finding(
         "context-wrong",
         f"The true images do not give this update (cosine {cosine:.3f}): the model, loss, "
-        "normalisation, mode of batch normalisation or learning rate declared is not the client's.",
+        "normalisation, mode of batch normalisation or learning rate declared is not the client's, "
+        "or it trained with what no declaration holds (dropout, augmentation, weight decay).",
     )
 
 

@@ -121,6 +121,17 @@ def test_a_wrong_or_missing_proximal_term_is_found_out_with_its_value(real: Any,
     assert check.tried[f"proximal_mu: {real:.3g}"] > 1 - 1e-6
 
 
+@pytest.mark.parametrize(("real", "said"), [(0.9, 0.0), (0.5, 0.0), (0.0, 0.9)])
+def test_a_wrong_or_missing_momentum_is_found_out_with_its_value(real: Any, said: Any) -> None:
+    made = client(6, algorithm="fedavg", batch_size=1, momentum=real)
+    check = check_truth(*declared(made, momentum=said))
+    assert check.cosine < 1 - 1e-5
+    fitting = max(check.tried, key=lambda name: check.tried[name])
+    assert check.tried[fitting] > 1 - 1e-6
+    assert fitting.startswith("momentum: ")
+    assert float(fitting.split()[1]) == pytest.approx(real, abs=1e-3)
+
+
 def test_the_mode_of_batch_normalisation_that_fits_is_named() -> None:
     check = check_truth(*declared(client(4, model="lenet-strided-bn"), norm_mode="eval"))
     assert check.cosine < 0.99
