@@ -20,6 +20,7 @@ import gmpy2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bract.paillier.derived import Parts, check_parts, derived_exponents, fresh_part, joined_parts
 from bract.paillier.errors import CiphertextError, KeyMismatchError, PaillierError
 from bract.paillier.keys import PrivateKey, PublicKey, Randomness
 from bract.paillier.packing import Layout
@@ -38,6 +39,8 @@ class CipherVector:
         data: ``uint8``, shape ``(layout.rows, layout.cipher_bytes)``; big-endian numbers.
         weight: Sum of the integer weights inside; 1 for a fresh vector.
         randomness: ``djn`` only if every part was made with it.
+        parts: Public nonce and weight of each encryption inside, where all were made with the
+            private key (:mod:`bract.paillier.derived`).
     """
 
     key_id: str
@@ -45,6 +48,7 @@ class CipherVector:
     data: NDArray[np.uint8]
     weight: int = 1
     randomness: Randomness = "djn"
+    parts: Parts = ()
 
     def __post_init__(self) -> None:
         expected = (self.layout.rows, self.layout.cipher_bytes)
@@ -59,6 +63,7 @@ class CipherVector:
             )
         if self.randomness not in ("djn", "standard"):
             raise CiphertextError(f"unknown randomness {self.randomness!r}: djn or standard")
+        check_parts(self.parts, self.weight)
 
     def header(self) -> dict[str, Any]:
         """Return everything but ``data``, ready for JSON."""
@@ -67,6 +72,7 @@ class CipherVector:
             "layout": self.layout.to_fields(),
             "weight": self.weight,
             "randomness": self.randomness,
+            "parts": [list(part) for part in self.parts],
         }
 
     @classmethod
@@ -85,8 +91,9 @@ class CipherVector:
             texts = (fields["key_id"], fields["randomness"])
             if not all(isinstance(t, str) and len(t) <= 64 and t.isprintable() for t in texts):
                 raise TypeError("key_id or randomness is no short text")
+            parts = tuple((nonce, weight) for nonce, weight in fields.pop("parts", []))
             layout = Layout(**numbers)
-            return cls(layout=layout, data=data, **fields)
+            return cls(layout=layout, data=data, parts=parts, **fields)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, PaillierError):
                 raise
@@ -124,16 +131,21 @@ def encrypt(
     randomness = randomness or _public(key).randomness
     scheme = _scheme(key, layout)
     codes, clipped = layout.fixed_point.encode(values)
-    plaintexts = layout.pack(codes)
+    plaintexts: Sequence[Any] = layout.pack(codes)
     scheme.randomizer(randomness)  # builds the tables before threads share them
+    exponents: Sequence[int | None] = [None] * layout.rows
+    parts: Parts = ()
+    if isinstance(key, PrivateKey) and randomness == "djn":
+        parts = fresh_part()
+        exponents = derived_exponents(key, parts, layout.rows)
     ciphertexts = map_chunks(
-        lambda part: [scheme.encrypt(m, randomness) for m in part],
-        plaintexts,
+        lambda part: [scheme.encrypt(m, randomness, r) for m, r in part],
+        list(zip(plaintexts, exponents, strict=True)),
         threads=threads or min(available_cores(), 2 if isinstance(key, PrivateKey) else 4),
         progress=progress,
     )
     data = to_matrix(ciphertexts, scheme.cipher_bytes)
-    return CipherVector(_public(key).key_id, layout, data, 1, randomness), clipped
+    return CipherVector(_public(key).key_id, layout, data, 1, randomness, parts), clipped
 
 
 def add(key: PublicKey | PrivateKey, left: CipherVector, right: CipherVector) -> CipherVector:
@@ -185,7 +197,9 @@ def weighted_sum(
     products = map_chunks(combine, range(layout.rows), threads=threads, progress=progress)
     data = to_matrix(products, scheme.cipher_bytes)
     confined = all(vector.randomness == "djn" for vector, _ in used)
-    return CipherVector(_public(key).key_id, layout, data, total, "djn" if confined else "standard")
+    randomness: Randomness = "djn" if confined else "standard"
+    parts = joined_parts([(vector.parts, weight) for vector, weight in used])
+    return CipherVector(_public(key).key_id, layout, data, total, randomness, parts)
 
 
 def decrypt(
@@ -200,7 +214,7 @@ def decrypt(
     Args:
         key: The private key.
         vector: Fresh, or a weighted sum; the sum of its weights divides.
-        threads: None takes all cores.
+        threads: None takes two where the randomness is known, as :func:`encrypt`, else all cores.
         progress: Told (ciphertexts done, ciphertexts in total).
 
     Returns:
@@ -216,15 +230,20 @@ def decrypt(
     if not isinstance(scheme, PrivateScheme):
         raise PaillierError("decryption needs the private key")
 
+    exponents: Sequence[int] = []
+    if vector.parts and vector.randomness == "djn":
+        exponents = derived_exponents(key, vector.parts, vector.layout.rows)
+        scheme.short_power(0)  # builds the tables before threads share them
+        threads = threads or min(available_cores(), 2)
+
     def open_rows(rows: Sequence[int]) -> list[Any]:
         numbers = checked_rows(scheme, vector, rows)
-        plaintexts: list[Any] = scheme.decrypt(numbers, vector.randomness, rows[0])
-        return plaintexts
+        part = exponents[rows[0] : rows[-1] + 1]
+        known = scheme.decrypt_known(numbers, part) if part else None
+        return known or scheme.decrypt(numbers, vector.randomness, rows[0])
 
-    plaintexts = map_chunks(
-        open_rows, range(vector.layout.rows), threads=threads, progress=progress
-    )
-    return decode(vector, plaintexts)
+    opened = map_chunks(open_rows, range(vector.layout.rows), threads=threads, progress=progress)
+    return decode(vector, opened)
 
 
 def decode(vector: CipherVector, plaintexts: Sequence[Any]) -> NDArray[np.float64]:

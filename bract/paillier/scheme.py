@@ -58,14 +58,21 @@ class Scheme:
     def randomizer(self, randomness: Randomness) -> Any:
         """Return one fresh encryption of zero."""
         if randomness == "djn":
-            powers = self._short_powers
-            return powers.power(secrets.randbits(self.public.exponent_bits))
+            return self.short_power(secrets.randbits(self.public.exponent_bits))
         r = 1 + secrets.randbelow(self.public.n - 1)
         return powmod(r, self.plain_modulus, self.cipher_modulus)
 
-    def encrypt(self, plaintext: int, randomness: Randomness) -> Any:
-        """Encrypt one integer, ``0 <= plaintext < n^s``, with fresh randomness."""
-        return self.embed(plaintext) * self.randomizer(randomness) % self.cipher_modulus
+    def encrypt(self, plaintext: int, randomness: Randomness, exponent: int | None = None) -> Any:
+        """Encrypt one integer, ``0 <= plaintext < n^s``, with fresh randomness.
+
+        ``exponent`` is that of ``djn`` randomness; None draws one. Never take one twice.
+        """
+        factor = self.randomizer(randomness) if exponent is None else self.short_power(exponent)
+        return self.embed(plaintext) * factor % self.cipher_modulus
+
+    def short_power(self, exponent: int) -> Any:
+        """Return the encryption of zero that an exponent of ``djn`` randomness makes."""
+        return self._short_powers.power(exponent)
 
     def embed(self, plaintext: int) -> Any:
         """Return ``(1 + n)^plaintext mod n^(s+1)`` by its binomial series of ``s + 1`` terms."""
@@ -144,15 +151,43 @@ class PrivateScheme(Scheme):
 
     def randomizer(self, randomness: Randomness) -> Any:
         """Return one fresh encryption of zero, distributed as :meth:`Scheme.randomizer`'s."""
-        p, q = self.sides
         if randomness == "djn":
-            exponent = mpz(secrets.randbits(self.public.exponent_bits))
-            a, b = p.short_power(exponent), q.short_power(exponent)
-        else:
-            a, b = p.uniform_power(), q.uniform_power()
+            return self.short_power(secrets.randbits(self.public.exponent_bits))
+        p, q = self.sides
+        return self._join(p.uniform_power(), q.uniform_power())
+
+    def short_power(self, exponent: int) -> Any:
+        """Return what :meth:`Scheme.short_power` does."""
+        p, q = self.sides
+        return self._join(p.short_power(mpz(exponent)), q.short_power(mpz(exponent)))
+
+    def _join(self, a: Any, b: Any) -> Any:
         return (a + (b - a) * self._lift) % self.cipher_modulus
 
-    def decrypt(self, ciphertexts: Sequence[Any], randomness: Randomness, first: int = 0) -> Any:
+    def decrypt_known(
+        self, ciphertexts: Sequence[Any], exponents: Sequence[int]
+    ) -> list[Any] | None:
+        """Decrypt integers whose ``djn`` randomness is known, by taking it away.
+
+        Args:
+            ciphertexts: Numbers that passed :meth:`Scheme.check`.
+            exponents: Of the randomness of each, of any size.
+
+        Returns:
+            The plaintexts, None where one has other randomness.
+        """
+        p, q = self.sides
+        left, right = (s.known_logarithms(ciphertexts, exponents) for s in (p, q))
+        if None in left or None in right:
+            return None
+        return [
+            (a + (b - a) * self._plain_lift) % self.plain_modulus
+            for a, b in zip(left, right, strict=True)
+        ]
+
+    def decrypt(
+        self, ciphertexts: Sequence[Any], randomness: Randomness, first: int = 0
+    ) -> list[Any]:
         """Decrypt integers.
 
         Args:
@@ -238,6 +273,18 @@ class _Side:
         return [
             self._log(u) * scale % self.plain_modulus if u % self.prime == 1 else None
             for u in gmpy2.powmod_base_list(reduced, exponent, self.modulus)
+        ]
+
+    def known_logarithms(self, ciphertexts: Sequence[Any], exponents: Sequence[int]) -> list[Any]:
+        """Return the plaintexts modulo ``p^s``, None where the exponent is another one."""
+        scale = gmpy2.invert(self._log(1 + self.scheme.n), self.plain_modulus)
+        stripped = [
+            c % self.modulus * self.short_power(-mpz(exponent)) % self.modulus
+            for c, exponent in zip(ciphertexts, exponents, strict=True)
+        ]
+        return [
+            self._log(u) * scale % self.plain_modulus if u % self.prime == 1 else None
+            for u in stripped
         ]
 
     def _log(self, u: Any) -> Any:

@@ -184,7 +184,7 @@ def test_a_wrong_weight_is_refused(djn_key: PrivateKey) -> None:
     vector, _ = encrypt(djn_key, np.ones(10), plan(10))
     total = weighted_sum(djn_key.public, [vector, vector], [3, 4])
     with pytest.raises(CiphertextError, match="total weight 2 cannot give"):
-        decrypt(djn_key, dataclasses.replace(total, weight=2))
+        decrypt(djn_key, dataclasses.replace(total, weight=2, parts=()))
     with pytest.raises(CiphertextError, match="outside 1 to 31"):
         dataclasses.replace(total, weight=32)
 
