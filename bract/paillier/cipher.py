@@ -234,7 +234,7 @@ def decrypt(
     if vector.parts and vector.randomness == "djn":
         exponents = derived_exponents(key, vector.parts, vector.layout.rows)
         scheme.short_power(0)  # builds the tables before threads share them
-        threads = threads or min(available_cores(), 2)
+        threads = min(available_cores(), 2) if threads is None else threads
 
     def open_rows(rows: Sequence[int]) -> list[Any]:
         numbers = checked_rows(scheme, vector, rows)
