@@ -42,6 +42,7 @@ from bract.audit.batches import Batch, together
 from bract.audit.captures import Capture, Captures, Lazy, select
 from bract.audit.choice import AuditChoice
 from bract.audit.hopeless import why_hopeless
+from bract.audit.prospects import Prospects, of_cases
 from bract.audit.results import Results
 from bract.audit.returned import read_returned
 from bract.audit.scoring.judging import Attempt, Judge
@@ -67,6 +68,9 @@ MEAN_OF_DEFENDED = (
     "defense works on one client's update."
 )
 
+
+NOT_TRIED = "not worth trying: "
+"""How the reason of an upload begins that `AuditChoice.skip_hopeless` left out."""
 
 PROBED = 8
 """Most restarts, over all uploads, that a probe attacks at once."""
@@ -140,6 +144,7 @@ class Audit:
         self._files = Results(output or run.audit, choice.tier)
         truth = choice.truth or run.truth
         self._basis = Basis(run, self.config, choice, self._captures, truth, self._judge.data)
+        self._prospects = Prospects()
         self._begun = False
 
     def _data(self) -> DataConfig | None:
@@ -353,6 +358,9 @@ class Audit:
         for capture in batch.captures:
             try:
                 self._check_disjoint(capture)
+                reason = why_hopeless(capture, self.choice, batch.attack)
+                if reason is not None and self.choice.skip_hopeless:
+                    raise BractError(NOT_TRIED + reason)
                 opened.append((capture, self._open(capture)))
             except BractError as error:
                 refusal = Refusal(attack=batch.attack, observation=capture.key, reason=str(error))
@@ -387,8 +395,27 @@ class Audit:
         observations = [observation for _, observation in opened]
         with seed_budget(SeedBudget(candidates=self.choice.weak_seeds)):
             cases, left = open_cases(observations, task, attack=batch.attack)
+            if self.choice.skip_hopeless:
+                cases = [self._worth_trying(batch.attack, case) for case in cases]
             usable = [case for case in cases if isinstance(case, Case)]
             return cases, self.attacks[batch.attack].run(usable, left)
+
+    def _worth_trying(self, name: str, case: Case | Refusal) -> Case | Refusal:
+        if isinstance(case, Refusal) or (why := self._prospects.why_hopeless(case)) is None:
+            return case
+        return Refusal(attack=name, observation=case.observation.key, reason=NOT_TRIED + why)
+
+    def hopeless(self, batch: Batch) -> str | None:
+        """Return why a batch's uploads of noise hide their images from every attack, or None."""
+        first = batch.captures[0]
+        if not any(entry.get("name") == "noise" for entry in first.declaration.defenses):
+            return None
+        try:
+            observation = self._open(first)
+        except BractError:
+            return None
+        task = AttackTask(budget=self._whole_budget(), tier=self._tier(batch))
+        return of_cases(self._prospects, open_cases([observation], task, attack=batch.attack)[0])
 
     def _seed(self, name: str, repeat: int) -> int:
         return derive_seed(self.choice.seed, "audit", name, *((repeat,) if repeat else ()))
@@ -458,7 +485,8 @@ class Audit:
             reason = result.reason if isinstance(result, Refusal) else None
             more: dict[str, Any] = {"refused": reason, "budget": self._budget(name)}
         else:
-            judged = self._judge.judge(Attempt(case, result), self._truth(capture), path)
+            attempt = Attempt(case, result, self._prospects.of(case))
+            judged = self._judge.judge(attempt, self._truth(capture), path)
             more = vars(judged) | {
                 "chosen_attack": result.pick.attack or name,
                 "method": result.method,

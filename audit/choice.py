@@ -38,6 +38,8 @@ class AuditChoice:
     batch
         Most observations that are attacked together; None chooses by device. Where an attack
         decomposes matrices, another one changes the last bits.
+    skip_hopeless
+        Refuse what there is no hope for instead of attacking it.
     models
         References ``package.module:callable`` that may be imported; see `Captures`.
     """
@@ -58,4 +60,5 @@ class AuditChoice:
     truth: Path | None = None
     weak_seeds: int = SeedBudget().candidates
     batch: int | None = None
+    skip_hopeless: bool = False
     models: frozenset[str] = frozenset()

@@ -79,6 +79,7 @@ class Follower:
             max_images=section.max_images,
             device="cpu",
             seed=run.config().seed,
+            skip_hopeless=section.skip_hopeless,
             models=frozenset(models),
         )
         self.queue: deque[Upload] = deque()

@@ -70,9 +70,10 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
         for batch in audit.plan():
             count = len(batch.captures)
             attacks += count
+            hidden = audit.hopeless(batch)
             keys.update(capture.key for capture in batch.captures)
             for capture in batch.captures:
-                reason = why_hopeless(capture, audit.choice, batch.attack)
+                reason = why_hopeless(capture, audit.choice, batch.attack) or hidden
                 if reason is not None:
                     hopeless.setdefault(reason, {})[capture.key] = None
             kind = (batch.attack, _kind(batch, audit.choice.max_images))

@@ -173,6 +173,7 @@ def choose_audit(
         key=key,
         prior=prior,
         truth=truth,
+        skip_hopeless=section.skip_hopeless,
         models=frozenset(models),
     )
 

@@ -377,6 +377,12 @@ def audit(
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
+    skip_hopeless: Annotated[
+        bool,
+        typer.Option(
+            "--skip-hopeless", help="Leave out uploads from which nothing can come back."
+        ),
+    ] = False,
     yes: Annotated[
         bool,
         typer.Option("--yes", "-y", help="Do not ask before long or hopeless work."),
@@ -421,6 +427,8 @@ def audit(
     if asked is not None:
         # This process only plans and checks; what the workers compute on is Ray's to say.
         choices = [replace(choice, device="cpu") for choice in choices]
+    if skip_hopeless:
+        choices = [replace(choice, skip_hopeless=True) for choice in choices]
     check_tiers(gates, [choice.tier for choice in choices])
     with auditing(run):
         audits = [open_audit(run, choice, resume=resume) for choice in choices]

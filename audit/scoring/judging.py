@@ -30,7 +30,7 @@ from bract.audit.scoring.truth_check import truth_check
 from bract.config import DataConfig
 from bract.errors import BractError
 from bract.protocol.observation import Observation
-from bract.schema import Baseline, ImageResult, Retrieval, Signals
+from bract.schema import Baseline, ImageResult, Retrieval, Signals, Told
 from bract.seeds import derive_seed
 
 _log = logging.getLogger(__name__)
@@ -56,10 +56,17 @@ NO_REFERENCE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attack on one observation, as it ran: the case that it was given, and its result."""
+    """One attack on one observation, as it ran: the case that it was given, and its result.
+
+    Attributes
+    ----------
+    told
+        What the upload can tell at most, where that is known.
+    """
 
     case: Case
     result: Reconstruction
+    told: Told | None = None
 
     @property
     def observation(self) -> Observation:
@@ -176,7 +183,7 @@ class Judge:
                 check = truth_check(attempt.case, truth.images, truth.labels)
             except BractError as error:
                 _log.info("%s: no truth check: %s", attempt.observation.key, error)
-        return found.model_copy(update={"truth_check": check})
+        return found.model_copy(update={"truth_check": check, "told": attempt.told})
 
     def _baselines(
         self,

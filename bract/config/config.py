@@ -83,7 +83,8 @@ class AuditConfig(Section):
     """Which attacks run on the captures, with what budget.
 
     ``tier: all`` is also adaptive with a declared defense, colluding with encryption and a key at
-    hand. ``seconds`` limit one upload, ``live_every`` counts rounds attacked while it trains.
+    hand. ``seconds`` limit one upload, ``live_every`` counts rounds attacked while it trains,
+    ``skip_hopeless`` leaves out uploads from which nothing can come back.
     """
 
     attacks: list[str] = ["auto"]
@@ -97,6 +98,7 @@ class AuditConfig(Section):
     max_images: Positive = 8
     device: str = "auto"
     live_every: Positive | None = None
+    skip_hopeless: bool = False
     leak: LeakConfig = LeakConfig()
 
 

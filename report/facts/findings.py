@@ -60,6 +60,7 @@ def findings(audit: AuditResult, *, leaked: int, scored: int) -> list[Facts]:
         *_defense(audit),
         *_context(audit, signals),
         *_too_much(signals),
+        *_hidden(signals),
         *_quiet(signals),
         *_match(audit, signals=signals, leaked=leaked, scored=scored),
     ]
@@ -204,6 +205,20 @@ def _too_much(signals: Signals) -> list[_Finding]:
             )
         )
     return found
+
+
+def _hidden(signals: Signals) -> list[_Finding]:
+    told = signals.told
+    if told is None or not told.hidden:
+        return []
+    return [
+        _attacker(
+            "hidden",
+            f"The update hides its images from every attack: the best estimator can expect "
+            f"{told.psnr:.1f} dB at most near such images, a guess that sees no update "
+            f"{told.prior_psnr:.1f} dB.",
+        )
+    ]
 
 
 def _quiet(signals: Signals) -> list[_Finding]:

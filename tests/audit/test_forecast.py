@@ -56,6 +56,46 @@ def test_hopeless_work_is_named_with_its_reason(run: RunDirectory) -> None:
     assert "432 images went into one update, and 8 are looked for" in group.reason
 
 
+LOUD = {"name": "noise", "std": 100.0, "clip": None}
+
+
+@pytest.fixture
+def noisy(run: RunDirectory) -> RunDirectory:
+    """The same run with a client whose noise drowns its update."""
+    store = ObservationStore(run.captures)
+    (folder,) = run.captures.rglob("*one*")
+    clean = store.load(folder)
+    drowned = {n: v + 100.0 * torch.randn_like(v) for n, v in clean.update.items()}
+    declared = replace(DECLARED, defenses=(LOUD,))
+    store.save(Observation(1, "loud", clean.parameters, drowned, declared))
+    return run
+
+
+def test_noise_that_hides_the_images_is_named(noisy: RunDirectory) -> None:
+    found = {group.uploads: group.reason for group in forecast([Audit(noisy, CHOICE)]).hopeless}
+    assert set(found) == {("round-0001/many",), ("round-0001/loud",)}
+    assert "a guess that sees no update 10.8 dB" in found[("round-0001/loud",)]
+
+
+@pytest.mark.parametrize("tier", ["oblivious", "adaptive"])
+def test_what_is_hopeless_is_left_out_on_request_with_its_reason(
+    noisy: RunDirectory, tier: Any
+) -> None:
+    choice = replace(CHOICE, iterations=2, tier=tier, weak_seeds=0, skip_hopeless=True)
+    audit = Audit(noisy, choice)
+    results = {result.client: result for result in audit.execute(audit.plan())}
+    assert results["one"].refused is None
+    assert (results["many"].refused or "").startswith("not worth trying: 432 images")
+    assert "tell 64 pixels too little" in (results["loud"].refused or "")
+
+
+def test_what_an_upload_tells_is_written_beside_what_came_back(noisy: RunDirectory) -> None:
+    audit = Audit(noisy, replace(CHOICE, iterations=2, clients=frozenset({"one", "loud"})))
+    told = {r.client: r.diagnosis and r.diagnosis.told for r in audit.execute(audit.plan())}
+    assert told["one"] is not None and not told["one"].hidden
+    assert told["loud"] is not None and told["loud"].hidden
+
+
 def test_what_may_bring_something_back_is_attacked_first(run: RunDirectory) -> None:
     plan = Audit(run, replace(CHOICE, attacks=("ig", "grnn", "labels"))).plan()
     order = [(batch.attack, [c.client for c in batch.captures]) for batch in plan]

@@ -106,6 +106,13 @@ def test_another_context_is_named_where_it_fits_ten_times_better() -> None:
     assert set(found(truth_check=check)) == {"context-right", "ambiguous"}
 
 
+def test_an_upload_that_tells_too_little_hides_its_images() -> None:
+    told = {"psnr": 12.0, "prior_psnr": 10.8, "numbers": 1500, "pixels": 784}
+    text = found(told=told)["hidden"]
+    assert "12.0 dB at most" in text and "10.8 dB" in text
+    assert "hidden" not in found(told={**told, "psnr": 14.0})
+
+
 def test_later_epochs_of_unknown_order_convict_no_context() -> None:
     check = {**PERFECT, "cosine": 0.7, "exact": False}
     assert not [code for code in found(truth_check=check) if code.startswith("context")]

@@ -1,0 +1,228 @@
+"""What an upload can tell at most, before anything is spent on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.likelihoods import LaplaceLikelihood
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.visibility import smooth_images
+from bract.defenses import Noise, read_settings
+from bract.errors import BractError
+from bract.protocol.observation import ClientDeclaration
+from bract.protocol.update import Tensors
+
+PIXEL_VARIANCE = 1.0 / 12.0
+"""Of a pixel of which only [0, 1] is known."""
+
+NEIGHBOURS = 0.07
+"""Root mean squared difference of neighbouring pixels; see `bract.attacks.solve.regularizers`."""
+
+_DIRECTIONS = 96
+_FEWEST = 2
+_WORK = 96 * 300_000
+"""Most axes times images times coordinates that are looked at, but for `_FEWEST` a plane."""
+
+_TOGETHER = 16
+_STEP = 1e-5
+_ROUNDING = 2.0**-24
+
+_HELD = 1 << 27
+"""Most numbers of a Jacobian that are held; of larger models a random share of coordinates."""
+
+
+@dataclass(frozen=True)
+class Identifiability:
+    """How far an upload settles images, near images that were made up for the purpose.
+
+    Attributes
+    ----------
+    psnr
+        dB that the best estimator can expect at most; what is left out makes it larger.
+    prior_psnr
+        dB of the prior's mean, which takes no upload.
+    numbers
+        Coordinates of the upload that say anything.
+    pixels
+        Numbers of the images.
+    """
+
+    psnr: float
+    prior_psnr: float
+    numbers: int
+    pixels: int
+
+
+def identifiability(case: Case, *, seed: int = 0) -> Identifiability:
+    """Bound what any attack can expect from an upload, by its local information.
+
+    Two limits are taken, and the lower one returned. That of counting: N numbers settle no more
+    than N axes of the prior, at best those of largest variance. And where noise of known deviation
+    was added (`Evidence.likelihood`, or declared, whoever ignores it) or coordinates are known
+    within bounds only, the Bayesian Cramer-Rao bound (Van Trees 1968, section 2.4.3): with J the
+    Jacobian of what the client would have sent by the pixels, sigma the deviation of a coordinate's
+    noise and K the prior covariance, no estimator's mean squared error is below ``tr (J^T J /
+    sigma^2 + K^-1)^-1`` over the number of pixels. J is taken at one set of smooth images in place
+    of its mean over the prior, so the figure is an estimate.
+
+    K is that of a stationary field: variance `PIXEL_VARIANCE`, falling exponentially over rows and
+    columns so that neighbours differ by `NEIGHBOURS`; channels and images are independent. J is
+    taken by central differences in float64 along the principal axes of K of largest variance,
+    `_DIRECTIONS` over all images and channels, fewer of large models; pixels along the others count
+    as known, as do unknowns of the client's defense. A bound stands for a uniform error. This errs
+    towards the attacker: a low figure says that nothing can come back, a high one does not say that
+    an attack finds it.
+
+    Parameters
+    ----------
+    case
+        As an attack gets it.
+    seed
+        Of the images that are made up.
+    """
+    problem = Problem.stack(
+        [(case, 0)], seed=seed, device=torch.device("cpu"), dtype=torch.float64
+    )
+    count, channels, height, width = problem.image_shape
+    planes = count * channels
+    pixels = planes * height * width
+    axes, variances = _principal_axes(height, width)
+    seen = _seen(problem)
+    numbers = int(seen.sum())
+    # Of every plane as many axes as of the others, the largest first.
+    error = float(variances.repeat_interleave(planes)[min(numbers, pixels) :].sum()) / pixels
+    noise = _noise(case)
+    if noise is not None and numbers:
+        affordable = min(_DIRECTIONS, _WORK // (count * numbers)) // planes
+        kept = min(len(variances), max(_FEWEST, affordable))
+        heard = _heard(problem, axes[:kept], noise, seen, seed)
+        precision = heard + torch.diag(1.0 / variances[:kept].repeat(planes))
+        error = max(error, float(torch.linalg.inv(precision).trace()) / pixels)
+    return Identifiability(
+        psnr=_decibels(error), prior_psnr=_decibels(PIXEL_VARIANCE), numbers=numbers, pixels=pixels
+    )
+
+
+def _seen(problem: Problem) -> Tensor:
+    """Return which coordinates of the target say anything, flat over all names."""
+    weights = problem.weights or {}
+    parts = []
+    for name, value in problem.target.items():
+        trusted = weights[name][0] > 0.0 if name in weights else torch.ones_like(value[0])
+        told = value[0] != 0.0
+        if problem.bounds is not None and name in problem.bounds:
+            told |= problem.bounds[name][0] > 0.0
+        parts.append((trusted.bool() & told).flatten())
+    return torch.cat(parts)
+
+
+def _principal_axes(height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the prior's axes ``(H W, H, W)`` and variances ``(H W,)``, largest first."""
+    correlation = 1.0 - NEIGHBOURS**2 / (2.0 * PIXEL_VARIANCE)
+
+    def along(side: int) -> tuple[Tensor, Tensor]:
+        at = torch.arange(side, dtype=torch.float64)
+        values, vectors = torch.linalg.eigh(correlation ** (at[:, None] - at[None]).abs())
+        return values, vectors
+
+    (rows, row_axes), (columns, column_axes) = along(height), along(width)
+    variances = (PIXEL_VARIANCE * rows[:, None] * columns[None]).flatten()
+    order = variances.argsort(descending=True)
+    axes = torch.einsum("ia,jb->abij", row_axes, column_axes).flatten(0, 1)
+    return axes[order], variances[order]
+
+
+def _heard(problem: Problem, axes: Tensor, noise: Tensors, seen: Tensor, seed: int) -> Tensor:
+    """Return ``J^T J / sigma^2`` over the axes of each plane, an axis faster than a plane."""
+    count, channels, height, width = problem.image_shape
+    planes = count * channels
+    generator = torch.Generator().manual_seed(seed)
+    centre = smooth_images(count, (channels, height, width), generator).double()
+    known = problem.cases[0].evidence.labels
+    if known is None:
+        known = torch.randint(problem.classes, (count,), generator=generator)
+    labels = torch.nn.functional.one_hot(known.cpu(), problem.classes).double()
+    directions = torch.einsum("pq,aij->paqij", torch.eye(planes, dtype=torch.float64), axes)
+    moved = directions.reshape(-1, count, channels, height, width)
+    share = min(1.0, _HELD / (len(moved) * len(seen)))
+    picked = seen & (torch.rand(len(seen), generator=generator) < share)
+    deviations = torch.cat([noise[name].flatten() for name in problem.target])[picked]
+    begun = problem.unknowns()
+
+    def sent(images: Tensor) -> Tensor:
+        trials = len(images)
+        unknowns = {n: v.detach().expand(trials, *v.shape[1:]) for n, v in begun.items()}
+        at = problem.select([0] * trials)
+        found = at.simulate(images, labels.expand(trials, *labels.shape), unknowns)
+        flat = torch.cat([found[name].detach().flatten(1) for name in problem.target], dim=1)
+        return flat[:, picked]
+
+    together = max(1, min(_TOGETHER, _HELD // (4 * len(seen))))
+    jacobian = torch.cat(
+        [
+            (sent(centre + _STEP * part) - sent(centre - _STEP * part)) / (2.0 * _STEP)
+            for part in moved.split(together)
+        ]
+    )
+    jacobian /= deviations
+    return jacobian @ jacobian.T / share
+
+
+def _noise(case: Case) -> Tensors | None:
+    """Return the deviation of each coordinate's error, never 0; None where nothing tells it."""
+    likelihood, bounds = case.evidence.likelihood, case.evidence.bounds
+    known = getattr(likelihood, "deviation", None)
+    if known is None:
+        known, laplace = _declared(case)
+    else:
+        laplace = isinstance(likelihood, LaplaceLikelihood)
+    if not known and bounds is None:
+        return None
+    if laplace:
+        # Laplace noise of deviation s informs as Gaussian noise of s / sqrt(2) does.
+        known /= math.sqrt(2.0)
+    found = {}
+    for name, value in case.evidence.target.items():
+        rounding = _ROUNDING * max(_root_mean_square(value), 1e-30)
+        square = torch.full(value.shape, known**2 + rounding**2, dtype=torch.float64)
+        if bounds is not None and name in bounds:
+            # Anywhere within the bound: the variance of a uniform number.
+            square += bounds[name].double().cpu().square() / 3.0
+        found[name] = square.sqrt()
+    return found
+
+
+def _declared(case: Case) -> tuple[float, bool]:
+    """Return the deviation of noise that this attacker ignores, and whether it is Laplace's."""
+    declaration = case.observation.declaration
+    if case.tier != "oblivious":
+        return 0.0, False
+    for entry in declaration.defenses:
+        if entry.get("name") == Noise.name:
+            try:
+                noise = read_settings(Noise, entry)
+                return noise.deviation * _to_gradient(declaration), noise.kind == "laplace"
+            except BractError:
+                break
+    return 0.0, False
+
+
+def _to_gradient(declaration: ClientDeclaration) -> float:
+    if declaration.algorithm == "fedsgd" or not declaration.lr or not declaration.local_steps:
+        return 1.0
+    return 1.0 / (declaration.lr * declaration.local_steps)
+
+
+def _root_mean_square(value: Tensor) -> float:
+    return math.sqrt(float(value.double().square().mean()))
+
+
+def _decibels(error: float) -> float:
+    return min(100.0, -10.0 * math.log10(max(error, 1e-10)))
+
+

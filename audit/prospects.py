@@ -1,0 +1,60 @@
+"""What uploads of each kind can tell at most, found once a kind, before anything is spent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from bract.attacks import Case
+from bract.attacks.problem.identifiability import Identifiability, identifiability
+from bract.errors import out_of_memory
+from bract.schema import Told
+
+_log = logging.getLogger(__name__)
+
+
+class Prospects:
+    """Identifiability of cases; cases of one round and shape share it."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, Told | None]] = []
+
+    def of(self, case: Case) -> Told | None:
+        """Return what a case's upload can tell at most; None where that cannot be computed."""
+        key = (case.observation.round, case.tier, case.shape, case.observation.declaration.defenses)
+        for known, found in self._known:
+            if known == key:
+                return found
+        told = _told(case)
+        self._known.append((key, told))
+        return told
+
+    def why_hopeless(self, case: Case) -> str | None:
+        """Say why nothing can be expected of any attack on a case; None where something may be."""
+        told = self.of(case)
+        if told is None or not told.hidden:
+            return None
+        return (
+            f"the {told.numbers} numbers of the update tell {told.pixels} pixels too little: the "
+            f"best estimator can expect {told.psnr:.1f} dB at most, and a guess that sees no update "
+            f"{told.prior_psnr:.1f} dB"
+        )
+
+
+def of_cases(prospects: Prospects, cases: Sequence[object]) -> str | None:
+    """Return why the first case that could be opened is hopeless, for all of its batch."""
+    opened = next((case for case in cases if isinstance(case, Case)), None)
+    return None if opened is None else prospects.why_hopeless(opened)
+
+
+def _told(case: Case) -> Told | None:
+    try:
+        found: Identifiability = identifiability(case)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            _log.info("%s: no bound: %s", case.observation.key, error)
+        return None
+    return Told(
+        psnr=found.psnr, prior_psnr=found.prior_psnr, numbers=found.numbers, pixels=found.pixels
+    )
