@@ -37,8 +37,8 @@ class Prospects:
             return None
         return (
             f"the {told.numbers} numbers of the update tell {told.pixels} pixels too little: the "
-            f"best estimator can expect {told.psnr:.1f} dB at most, and a guess that sees no update "
-            f"{told.prior_psnr:.1f} dB"
+            f"best estimator can expect {told.psnr:.1f} dB at most, and a guess that sees no "
+            f"update {told.prior_psnr:.1f} dB"
         )
 
 

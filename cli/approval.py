@@ -49,7 +49,7 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
     much = found.hopeless or (found.seconds or 0.0) > ASK_FROM
     if not (ask and much and at_a_terminal()):
         return
-    say("--clients, --rounds, --attack, --budget and --skip-hopeless narrow it down; --yes does not ask")
+    say("--clients, --rounds, --attack, --budget, --skip-hopeless: less work; --yes: no question")
     if not typer.confirm("Go on?", default=True, err=True):
         raise RunFailedError("nothing was attacked")
 

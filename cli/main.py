@@ -379,9 +379,7 @@ def audit(
     ] = False,
     skip_hopeless: Annotated[
         bool,
-        typer.Option(
-            "--skip-hopeless", help="Leave out uploads from which nothing can come back."
-        ),
+        typer.Option("--skip-hopeless", help="Leave out uploads from which nothing can come back."),
     ] = False,
     yes: Annotated[
         bool,

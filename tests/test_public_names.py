@@ -263,6 +263,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "StepCounts",
         "TIERS",
         "Tier",
+        "Told",
         "TrialSummary",
         "TruthCheck",
         "VersionedRecord",

@@ -43,7 +43,8 @@ class Identifiability:
     Attributes
     ----------
     psnr
-        dB that the best estimator can expect at most; what is left out makes it larger.
+        dB that the best estimator with this prior can expect at most; what is left out makes it
+        larger.
     prior_psnr
         dB of the prior's mean, which takes no upload.
     numbers
@@ -85,9 +86,7 @@ def identifiability(case: Case, *, seed: int = 0) -> Identifiability:
     seed
         Of the images that are made up.
     """
-    problem = Problem.stack(
-        [(case, 0)], seed=seed, device=torch.device("cpu"), dtype=torch.float64
-    )
+    problem = Problem.stack([(case, 0)], seed=seed, device=torch.device("cpu"), dtype=torch.float64)
     count, channels, height, width = problem.image_shape
     planes = count * channels
     pixels = planes * height * width
@@ -224,5 +223,3 @@ def _root_mean_square(value: Tensor) -> float:
 
 def _decibels(error: float) -> float:
     return min(100.0, -10.0 * math.log10(max(error, 1e-10)))
-
-

@@ -56,13 +56,7 @@ NO_REFERENCE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attack on one observation, as it ran: the case that it was given, and its result.
-
-    Attributes
-    ----------
-    told
-        What the upload can tell at most, where that is known.
-    """
+    """One attack on one observation, as it ran: its case, result, and what the upload can tell."""
 
     case: Case
     result: Reconstruction

@@ -17,7 +17,6 @@ from bract.schema.audit import (
     Retrieval,
     Scores,
     Signals,
-    Told,
     StepCounts,
     Tier,
     TrialSummary,
@@ -47,6 +46,7 @@ from bract.schema.prior import PRIOR_SCHEMA, PriorFacts
 from bract.schema.record import Number, Record, RecordError, VersionedRecord
 from bract.schema.report import REPORT_SCHEMA, Report
 from bract.schema.run import RUN_SCHEMA, RunState, Status
+from bract.schema.told import Told
 
 __all__ = [
     "AUDIT_SCHEMA",
@@ -88,10 +88,10 @@ __all__ = [
     "RunState",
     "Scores",
     "Signals",
-    "Told",
     "Status",
     "StepCounts",
     "Tier",
+    "Told",
     "TrialSummary",
     "TruthCheck",
     "VersionedRecord",

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, JsonValue
 
 from bract.schema.record import Number, Record, VersionedRecord, names
+from bract.schema.told import Told
 
 AUDIT_SCHEMA: Literal[4] = 4
 """Version of an audit result; 2 did not say what it depends on and what needs no gradient."""
@@ -158,33 +159,6 @@ class TruthCheck(Record):
     tried: dict[str, Number] = {}
 
 
-HIDDEN = 3.0
-"""Decibels above a guess without the upload below which no attack is worth trying. Chosen on noise
-against strided LeNets of two initialisations: where the bound was nearer on average, the attacker
-who knows the noise reached a mean SSIM of 0.03."""
-
-
-class Told(Record):
-    """What an upload can tell at most; see `bract.attacks.problem.identifiability`.
-
-    ``psnr``: dB that the best estimator can expect at most, near images that were made up;
-    ``prior_psnr``: dB of a guess that sees no upload; ``numbers``: coordinates that say anything;
-    ``pixels``: numbers of the images.
-    """
-
-    public: ClassVar[frozenset[str]] = names("psnr prior_psnr numbers pixels")
-
-    psnr: float
-    prior_psnr: float
-    numbers: int
-    pixels: int
-
-    @property
-    def hidden(self) -> bool:
-        """Whether the best estimator can expect little more than a guess without the upload."""
-        return self.psnr < self.prior_psnr + HIDDEN
-
-
 class Signals(Record):
     """What was measured about one attack on one observation; what does not apply is None.
 
@@ -196,7 +170,8 @@ class Signals(Record):
     that the model gives to wrong classes, in the mean over examples. ``optimizer``: the declared
     one, where the attack simulates plain SGD in its place. ``norm`` of the evidence, and
     ``norm_ratio`` to the client's first captured one. ``falling``: share by which the loss fell in
-    the last tenth of the search. ``told``: what the upload tells at most. All but ``truth_check`` an attacker can measure.
+    the last tenth of the search. ``told``: what the upload tells at most. All but ``truth_check``
+    an attacker can measure.
     """
 
     public: ClassVar[frozenset[str]] = names(

@@ -214,8 +214,8 @@ def _hidden(signals: Signals) -> list[_Finding]:
     return [
         _attacker(
             "hidden",
-            f"The update hides its images from every attack: the best estimator can expect "
-            f"{told.psnr:.1f} dB at most near such images, a guess that sees no update "
+            "The update hides its images: knowing only that neighbouring pixels are alike, the "
+            f"best estimator can expect {told.psnr:.1f} dB at most, a guess that sees no update "
             f"{told.prior_psnr:.1f} dB.",
         )
     ]

@@ -91,7 +91,9 @@ def test_what_is_hopeless_is_left_out_on_request_with_its_reason(
 
 def test_what_an_upload_tells_is_written_beside_what_came_back(noisy: RunDirectory) -> None:
     audit = Audit(noisy, replace(CHOICE, iterations=2, clients=frozenset({"one", "loud"})))
-    told = {r.client: r.diagnosis and r.diagnosis.told for r in audit.execute(audit.plan())}
+    told = {
+        r.client: r.diagnosis.told if r.diagnosis else None for r in audit.execute(audit.plan())
+    }
     assert told["one"] is not None and not told["one"].hidden
     assert told["loud"] is not None and told["loud"].hidden
 
