@@ -160,9 +160,7 @@ class Judge:
     def _reference_note(self, reference: Reference | None) -> list[str]:
         if self.reference is not None:
             return []
-        if reference is None:
-            return [NO_REFERENCE]
-        return [KEPT_REFERENCE]
+        return [NO_REFERENCE if reference is None else KEPT_REFERENCE]
 
     def _diagnose(self, attempt: Attempt, truth: Truth | None) -> Signals | None:
         """Measure why it got this far; None where no gradient was matched."""
