@@ -1,4 +1,4 @@
-"""What uploads of each kind can tell at most, found once a kind, before anything is spent."""
+"""What uploads can tell at most, before anything is spent on them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,23 @@ _log = logging.getLogger(__name__)
 
 
 class Prospects:
-    """Identifiability of cases; cases of one round and shape share it."""
+    """Identifiability of cases, each as if it were the only one: cases that cannot differ share it.
+
+    Results must not depend on which uploads an audit, or a worker of one, has seen before.
+    """
 
     def __init__(self) -> None:
         self._known: list[tuple[Any, Told | None]] = []
 
     def of(self, case: Case) -> Told | None:
         """Return what a case's upload can tell at most; None where that cannot be computed."""
-        key = (case.observation.round, case.tier, case.shape, case.observation.declaration.defenses)
+        evidence, observation = case.evidence, case.observation
+        if evidence.bounds is not None or evidence.weights is not None:
+            return _told(case)
+        labels = None if evidence.labels is None else evidence.labels.tolist()
+        zeros = [int((value == 0.0).sum()) for value in evidence.target.values()]
+        defenses = observation.declaration.defenses
+        key = (observation.round, case.tier, case.shape, defenses, labels, zeros)
         for known, found in self._known:
             if known == key:
                 return found

@@ -90,17 +90,17 @@ def identifiability(case: Case, *, seed: int = 0) -> Identifiability:
     count, channels, height, width = problem.image_shape
     planes = count * channels
     pixels = planes * height * width
-    axes, variances = _principal_axes(height, width)
+    axes = _PrincipalAxes.of(height, width)
     seen = _seen(problem)
     numbers = int(seen.sum())
     # Of every plane as many axes as of the others, the largest first.
-    error = float(variances.repeat_interleave(planes)[min(numbers, pixels) :].sum()) / pixels
+    error = float(axes.variances.repeat_interleave(planes)[numbers:].sum()) / pixels
     noise = _noise(case)
     if noise is not None and numbers:
         affordable = min(_DIRECTIONS, _WORK // (count * numbers)) // planes
-        kept = min(len(variances), max(_FEWEST, affordable))
-        heard = _heard(problem, axes[:kept], noise, seen, seed)
-        precision = heard + torch.diag(1.0 / variances[:kept].repeat(planes))
+        kept = min(height * width, max(_FEWEST, affordable))
+        heard = _heard(problem, axes.first(kept), noise, seen, seed)
+        precision = heard + torch.diag(1.0 / axes.variances[:kept].repeat(planes))
         error = max(error, float(torch.linalg.inv(precision).trace()) / pixels)
     return Identifiability(
         psnr=_decibels(error), prior_psnr=_decibels(PIXEL_VARIANCE), numbers=numbers, pixels=pixels
@@ -120,20 +120,34 @@ def _seen(problem: Problem) -> Tensor:
     return torch.cat(parts)
 
 
-def _principal_axes(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return the prior's axes ``(H W, H, W)`` and variances ``(H W,)``, largest first."""
-    correlation = 1.0 - NEIGHBOURS**2 / (2.0 * PIXEL_VARIANCE)
+@dataclass(frozen=True)
+class _PrincipalAxes:
+    """The prior's axes, those of a row times those of a column, and variances, largest first."""
 
-    def along(side: int) -> tuple[Tensor, Tensor]:
-        at = torch.arange(side, dtype=torch.float64)
-        values, vectors = torch.linalg.eigh(correlation ** (at[:, None] - at[None]).abs())
-        return values, vectors
+    variances: Tensor
+    order: Tensor
+    rows: Tensor
+    columns: Tensor
 
-    (rows, row_axes), (columns, column_axes) = along(height), along(width)
-    variances = (PIXEL_VARIANCE * rows[:, None] * columns[None]).flatten()
-    order = variances.argsort(descending=True)
-    axes = torch.einsum("ia,jb->abij", row_axes, column_axes).flatten(0, 1)
-    return axes[order], variances[order]
+    @classmethod
+    def of(cls, height: int, width: int) -> _PrincipalAxes:
+        correlation = 1.0 - NEIGHBOURS**2 / (2.0 * PIXEL_VARIANCE)
+
+        def along(side: int) -> tuple[Tensor, Tensor]:
+            at = torch.arange(side, dtype=torch.float64)
+            values, vectors = torch.linalg.eigh(correlation ** (at[:, None] - at[None]).abs())
+            return values, vectors
+
+        (rows, row_axes), (columns, column_axes) = along(height), along(width)
+        variances = (PIXEL_VARIANCE * rows[:, None] * columns[None]).flatten()
+        order = variances.argsort(descending=True)
+        return cls(variances[order], order, row_axes, column_axes)
+
+    def first(self, count: int) -> Tensor:
+        """Return the axes of largest variance, ``(count, H, W)``, of length 1."""
+        width = len(self.columns)
+        row, column = self.order[:count] // width, self.order[:count] % width
+        return torch.einsum("ia,ja->aij", self.rows[:, row], self.columns[:, column])
 
 
 def _heard(problem: Problem, axes: Tensor, noise: Tensors, seen: Tensor, seed: int) -> Tensor:
@@ -187,8 +201,9 @@ def _noise(case: Case) -> Tensors | None:
         known /= math.sqrt(2.0)
     found = {}
     for name, value in case.evidence.target.items():
-        rounding = _ROUNDING * max(_root_mean_square(value), 1e-30)
-        square = torch.full(value.shape, known**2 + rounding**2, dtype=torch.float64)
+        square = torch.full(value.shape, known**2, dtype=torch.float64)
+        if bounds is not None:
+            square += (_ROUNDING * max(_root_mean_square(value), 1e-30)) ** 2
         if bounds is not None and name in bounds:
             # Anywhere within the bound: the variance of a uniform number.
             square += bounds[name].double().cpu().square() / 3.0

@@ -98,6 +98,22 @@ def test_what_an_upload_tells_is_written_beside_what_came_back(noisy: RunDirecto
     assert told["loud"] is not None and told["loud"].hidden
 
 
+def test_what_an_upload_tells_does_not_depend_on_the_one_before(noisy: RunDirectory) -> None:
+    def told(*clients: str) -> Any:
+        audit = Audit(noisy, replace(CHOICE, iterations=1, clients=frozenset(clients)))
+        results = {r.client: r.diagnosis for r in audit.execute(audit.plan())}
+        found = results[clients[-1]]
+        return found and found.told
+
+    store = ObservationStore(noisy.captures)
+    (folder,) = noisy.captures.rglob("*one*")
+    clean = store.load(folder)
+    halved = {n: v * (torch.arange(v.numel()).view(v.shape) % 2) for n, v in clean.update.items()}
+    store.save(Observation(1, "half", clean.parameters, halved, DECLARED))
+    assert told("half").numbers < told("one").numbers
+    assert told("one", "half") == told("half")
+
+
 def test_what_may_bring_something_back_is_attacked_first(run: RunDirectory) -> None:
     plan = Audit(run, replace(CHOICE, attacks=("ig", "grnn", "labels"))).plan()
     order = [(batch.attack, [c.client for c in batch.captures]) for batch in plan]
