@@ -421,7 +421,7 @@ def test_clipped_values_are_counted_and_said(
         (lambda v: v.data.__setitem__((0, slice(None)), 255), "out of range"),
         (lambda v: v.data.__setitem__((0, slice(None)), 0), "out of range"),
         (lambda v: object.__setattr__(v, "key_id", "0" * 32), "under key 0000"),
-        (lambda v: object.__setattr__(v, "weight", 5), "weight 5"),
+        (lambda v: object.__setattr__(v, "weight", 5), "weights that sum to 5"),
     ],
 )
 def test_an_altered_ciphertext_is_refused_and_its_client_named(

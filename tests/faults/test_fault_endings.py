@@ -44,13 +44,15 @@ command.main()
 
 
 SWALLOWED = """
-import os, signal
+import os, signal, time
 from bract.cli.signals import Stopped, check, listen
 
 class Dropped:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGHUP)
-        for _ in range(1000):
+        # Another thread may be the one that the signal comes to.
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
             pass
 
 listen()
