@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import time
@@ -72,13 +73,22 @@ def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
         device=config.device,
     )
     kind = SimulatedFederation if launch.simulate else LocalFederation
+    failed = False
     try:
         with (
             kind(config, run, launch) as federation,
             RoundProgress(config.rounds, _last_round(run)) as progress,
         ):
-            federation.train(progress.update)
+            try:
+                federation.train(progress.update)
+            except Stopped:
+                failed = _status(run) == "failed"
+                raise
     except Stopped as stopped:
+        if not failed and _status(run) == "failed":
+            # What its server app runs on ended before it did, with this command.
+            with contextlib.suppress(BractError):
+                run.update_state(status="interrupted", error=None)
         _note(run, status="interrupted")
         otherwise = f"bract run {run.config_path} --runs {run.root.parent} --resume"
         stopped.add_note(
@@ -97,6 +107,14 @@ def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
     if place is not None:
         following = f"bract fetch {shlex.quote(place)} {run.root}, then {following}"
     say(f"done: {run.root}; next: {following}")
+
+
+def _status(run: RunDirectory) -> str | None:
+    """Return what ``run.json`` says; None where it cannot be read."""
+    try:
+        return run.state().status
+    except BractError:
+        return None
 
 
 def _last_round(run: RunDirectory) -> int:
