@@ -121,9 +121,11 @@ def _leaked(
         found = (
             f"{_part(matched, worst, whose)} came back near enough to be matched to {_own(matched)}"
         )
+    public = worst["tier"] == "surrogate"
     explained = [
         f"{row['attack_name']} rebuilt {'it' if worst['leaked'] == 1 else 'them'} from what "
-        f"{_sender(worst)} during training, and from nothing else."
+        f"{_sender(worst)} during training, "
+        f"{'with a generator of public images' if public else 'and from nothing else'}."
     ]
     if clients > 1:
         explained.append(

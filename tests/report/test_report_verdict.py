@@ -87,6 +87,18 @@ def test_all_refused_is_not_told_as_a_success(make_run: Any, writers: Any) -> No
     assert verdict["sentence"] == "No upload could be attacked: the one examined was set aside."
 
 
+@pytest.mark.parametrize(
+    ("tier", "words"),
+    [("oblivious", "and from nothing else."), ("surrogate", "with a generator of public images.")],
+)
+def test_what_a_leak_took_beside_the_upload_is_told(
+    make_run: Any, writers: Any, tier: str, words: str
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    writers.audit(root, 1, "client-0", noise=0.05, tier=tier)
+    assert f"during training, {words}" in gather(root)["verdict"]["explanation"]
+
+
 def test_the_strongest_tier_makes_the_headline(make_run: Any, writers: Any) -> None:
     root = make_run(rounds=1, audit=False)
     defenses = ["adadefense"]
