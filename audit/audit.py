@@ -42,7 +42,7 @@ from bract.audit.batches import Batch, together
 from bract.audit.captures import Capture, Captures, Lazy, select
 from bract.audit.choice import AuditChoice
 from bract.audit.hopeless import why_hopeless
-from bract.audit.prospects import Prospects, of_cases
+from bract.audit.prospects import Prospects
 from bract.audit.results import Results
 from bract.audit.returned import read_returned
 from bract.audit.scoring.judging import Attempt, Judge
@@ -405,17 +405,20 @@ class Audit:
             return case
         return Refusal(attack=name, observation=case.observation.key, reason=NOT_TRIED + why)
 
-    def hopeless(self, batch: Batch) -> str | None:
-        """Return why a batch's uploads of noise hide their images from every attack, or None."""
-        first = batch.captures[0]
-        if not any(entry.get("name") == "noise" for entry in first.declaration.defenses):
-            return None
+    def hidden(self, batch: Batch, capture: Capture) -> str | None:
+        """Return why an upload of a batch hides its images, or None; costs as much as opening it.
+
+        Not more seeds of its noise are tried than without a choice.
+        """
         try:
-            observation = self._open(first)
+            observation = self._open(capture)
         except BractError:
             return None
         task = AttackTask(budget=self._whole_budget(), tier=self._tier(batch))
-        return of_cases(self._prospects, open_cases([observation], task, attack=batch.attack)[0])
+        seeds = min(self.choice.weak_seeds, SeedBudget().candidates)
+        with seed_budget(SeedBudget(candidates=seeds)):
+            (case,), _ = open_cases([observation], task, attack=batch.attack)
+        return None if isinstance(case, Refusal) else self._prospects.why_hopeless(case)
 
     def _seed(self, name: str, repeat: int) -> int:
         return derive_seed(self.choice.seed, "audit", name, *((repeat,) if repeat else ()))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bract.attacks.problem.client_model import images_in
 from bract.audit.batches import Batch
+from bract.audit.captures import Capture
 from bract.audit.hopeless import why_hopeless
 from bract.errors import BractError
 
@@ -66,14 +67,14 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
     device = "cpu"
     for audit in audits:
         device = audit.device
+        hidden = _Hidden(audit)
         probed: dict[tuple[str, str], float | None] = {}
         for batch in audit.plan():
             count = len(batch.captures)
             attacks += count
-            hidden = audit.hopeless(batch)
             keys.update(capture.key for capture in batch.captures)
             for capture in batch.captures:
-                reason = why_hopeless(capture, audit.choice, batch.attack) or hidden
+                reason = why_hopeless(capture, audit.choice, batch.attack) or hidden(batch, capture)
                 if reason is not None:
                     hopeless.setdefault(reason, {})[capture.key] = None
             kind = (batch.attack, _kind(batch, audit.choice.max_images))
@@ -94,6 +95,22 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
         device=device,
         hopeless=tuple(Hopeless(tuple(found), reason) for reason, found in hopeless.items()),
     )
+
+
+class _Hidden:
+    """Which uploads their noise hides: one of each kind and round is opened, `KINDS` at most."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+        self._found: dict[tuple[int, str], str | None] = {}
+
+    def __call__(self, batch: Batch, capture: Capture) -> str | None:
+        if not any(entry.get("name") == "noise" for entry in capture.declaration.defenses):
+            return None
+        kind = (capture.round, _kind(batch, self._audit.choice.max_images))
+        if kind not in self._found and len(self._found) < KINDS:
+            self._found[kind] = self._audit.hidden(batch, capture)
+        return self._found.get(kind)
 
 
 def _kind(batch: Batch, max_images: int) -> str:

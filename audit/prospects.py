@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from bract.attacks import Case
@@ -40,21 +39,15 @@ class Prospects:
         return told
 
     def why_hopeless(self, case: Case) -> str | None:
-        """Say why nothing can be expected of any attack on a case; None where something may be."""
+        """Say why little can be expected of an attack on a case; None where more may be."""
         told = self.of(case)
         if told is None or not told.hidden:
             return None
         return (
-            f"the {told.numbers} numbers of the update tell {told.pixels} pixels too little: the "
-            f"best estimator can expect {told.psnr:.1f} dB at most, and a guess that sees no "
-            f"update {told.prior_psnr:.1f} dB"
+            f"the {told.numbers} numbers of the update tell {told.pixels} pixels too little: "
+            f"knowing only that neighbouring pixels are alike, one can expect {told.psnr:.1f} dB "
+            f"at most, and from a guess that sees no update {told.prior_psnr:.1f} dB"
         )
-
-
-def of_cases(prospects: Prospects, cases: Sequence[object]) -> str | None:
-    """Return why the first case that could be opened is hopeless, for all of its batch."""
-    opened = next((case for case in cases if isinstance(case, Case)), None)
-    return None if opened is None else prospects.why_hopeless(opened)
 
 
 def _told(case: Case) -> Told | None:

@@ -74,7 +74,39 @@ def noisy(run: RunDirectory) -> RunDirectory:
 def test_noise_that_hides_the_images_is_named(noisy: RunDirectory) -> None:
     found = {group.uploads: group.reason for group in forecast([Audit(noisy, CHOICE)]).hopeless}
     assert set(found) == {("round-0001/many",), ("round-0001/loud",)}
-    assert "a guess that sees no update 10.8 dB" in found[("round-0001/loud",)]
+    assert "from a guess that sees no update 10.8 dB" in found[("round-0001/loud",)]
+
+
+def test_uploads_of_one_kind_and_round_are_opened_once_within_the_seeds_of_the_choice(
+    noisy: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObservationStore(noisy.captures)
+    (folder,) = noisy.captures.rglob("*loud*")
+    loud = store.load(folder)
+    for number, client in ((1, "again"), (2, "loud")):
+        store.save(replace(loud, round=number, client=client))
+    opened: list[tuple[int, int]] = []
+    hidden = Audit.hidden
+
+    def looked(self: Audit, batch: Any, capture: Any) -> str | None:
+        found = hidden(self, batch, capture)
+        opened.append((capture.round, self.choice.weak_seeds))
+        return found
+
+    monkeypatch.setattr(Audit, "hidden", looked)
+    searched: list[int] = []
+
+    def candidates(_observation: Any, budget: Any, _purpose: str) -> list[range]:
+        searched.append(budget.candidates)
+        return []
+
+    monkeypatch.setattr("bract.attacks.adaptive.weak_seeds._candidates", candidates)
+    choice = replace(CHOICE, attacks=("ig", "grnn"), tier="adaptive", weak_seeds=0)
+    found = forecast([Audit(noisy, choice)])
+    (uploads,) = [g.uploads for g in found.hopeless if "round-0001/loud" in g.uploads]
+    assert set(uploads) == {"round-0001/loud", "round-0001/again", "round-0002/loud"}
+    assert sorted(opened) == [(1, 0), (2, 0)]
+    assert not any(searched)
 
 
 @pytest.mark.parametrize("tier", ["oblivious", "adaptive"])
