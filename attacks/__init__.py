@@ -23,11 +23,12 @@ from bract.attacks.methods.spear import Spear
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Tier
+from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.objectives import Cosine, Objective, RelativeError, SquaredError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
-from bract.attacks.registry import ATTACKS, attack, reconstruct
+from bract.attacks.registry import ATTACKS, attack, reconstruct, reconstruct_over_rounds
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
 from bract.attacks.solve.descent import Outcome, Plateau, Run
 from bract.attacks.solve.engine import Engine, Progress
@@ -36,7 +37,7 @@ from bract.attacks.solve.matching import certain_labels, hard_labels, minimise, 
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import TotalVariation
-from bract.attacks.task import AttackTask, evidence_for, open_cases
+from bract.attacks.task import AttackTask, evidence_for, open_cases, open_over_rounds
 from bract.registry import import_modules
 
 __all__ = [
@@ -91,12 +92,15 @@ __all__ = [
     "evidence_for",
     "gradient_scale",
     "hard_labels",
+    "join_rounds",
     "load_prior",
     "methods",
     "minimise",
     "noise",
     "open_cases",
+    "open_over_rounds",
     "reconstruct",
+    "reconstruct_over_rounds",
     "target_model_of",
 ]
 

@@ -11,7 +11,7 @@ from bract.attacks.problem.evidence import Tier
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.engine import Engine
-from bract.attacks.task import AttackTask, History
+from bract.attacks.task import AttackTask, History, open_over_rounds
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.registry import Registry, named, unknown
@@ -81,3 +81,49 @@ def reconstruct(
         public=public,
     )
     return chosen.attack(given, task)
+
+
+def reconstruct_over_rounds(
+    rounds: Sequence[Observation],
+    using: str | Attacker = "auto",
+    *,
+    budget: Budget | None = None,
+    seed: int = 0,
+    tier: Tier = "oblivious",
+    device: str = "auto",
+    engine: Engine | None = None,
+    public: TrainedPrior | None = None,
+) -> Reconstruction:
+    """Attack one client's uploads of several rounds together, as uploads of the same images.
+
+    Each round is read by what the tier knows, with the earlier ones as its history, and matched at
+    its own parameters; one set of images must explain all of them
+    (`bract.attacks.problem.joint_case.join_rounds`). One round alone is attacked as `reconstruct`
+    does.
+
+    Parameters
+    ----------
+    rounds
+        In the order of rounds; the result is named after the last one, with all of them in
+        ``settings["evidence"]["rounds"]``.
+    using, device, public
+        As in `reconstruct`.
+
+    Raises
+    ------
+    BractError
+        If the uploads are not several rounds of one client on one model, or cannot be attacked.
+    """
+    chosen = attack(using) if isinstance(using, str) else using
+    task = AttackTask(
+        budget=budget or Budget(),
+        seed=seed,
+        tier=tier,
+        engine=engine or Engine(device=device),
+        public=public,
+    )
+    (case,), left = open_over_rounds([rounds], task, attack=chosen.name)
+    result = case if isinstance(case, Refusal) else chosen.run([case], left)[0]
+    if isinstance(result, Refusal):
+        raise BractError(result.reason)
+    return result

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import Evidence, Tier, read_evidence
+from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Refusal
@@ -96,6 +97,52 @@ def open_cases(
         left = budget.seconds - spent / len(observations)
         budget = replace(budget, seconds=max(left, _LEAST_LEFT * budget.seconds))
     return opened, replace(task, budget=budget, engine=task.engine.within(_BAR_SHARE, 1.0, begun))
+
+
+def open_over_rounds(
+    clients: Sequence[Sequence[Observation]], task: AttackTask, *, attack: str
+) -> tuple[list[Case | Refusal], AttackTask]:
+    """Open several rounds' uploads of each client as one case; see `join_rounds`.
+
+    A round that cannot be opened is left out, and named in the evidence's notes as ``left_out``;
+    where the last one cannot be opened, nothing is attacked. Without a task's history, a round's
+    history is what stands before it.
+
+    Parameters
+    ----------
+    clients
+        Uploads by client, each in the order of rounds.
+
+    Returns
+    -------
+    tuple
+        As `open_cases`: one case a client, or a `Refusal`.
+    """
+    flat = [seen for rounds in clients for seen in rounds]
+    if task.history is None:
+        before = {id(seen): rounds[:i] for rounds in clients for i, seen in enumerate(rounds)}
+        task = replace(task, history=lambda seen: before[id(seen)])
+    opened, left = open_cases(flat, task, attack=attack)
+    found: list[Case | Refusal] = []
+    for rounds in clients:
+        own, opened = opened[: len(rounds)], opened[len(rounds) :]
+        if own and isinstance(own[-1], Refusal):
+            found.append(own[-1])
+            continue
+        try:
+            joint = join_rounds([case for case in own if isinstance(case, Case)])
+        except OF_ONE_CASE as error:
+            last = rounds[-1] if rounds else None
+            if last is None:
+                raise
+            found.append(refusal(attack, last, error))
+            continue
+        reasons = [case.reason for case in own if isinstance(case, Refusal)]
+        if reasons:
+            notes = joint.evidence.notes | {"left_out": reasons}
+            joint = replace(joint, evidence=replace(joint.evidence, notes=notes))
+        found.append(joint)
+    return found, left
 
 
 @dataclass

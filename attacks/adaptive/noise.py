@@ -39,7 +39,7 @@ def discount_noise(observation: Observation, history: Sequence[Observation]) -> 
 
     Rounds are not averaged: the parameters move from one round to the next and so does the
     gradient, even of the same image; and clients draw other images. An attack on several rounds
-    would have to match each at its own parameters.
+    matches each at its own parameters (`bract.attacks.problem.joint_case`).
 
     Raises
     ------

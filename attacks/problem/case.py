@@ -53,6 +53,9 @@ class Case:
         The evidence as it was read, before its weights were scaled; None takes ``evidence``.
     seconds
         Wall time that opening took, mostly to read the evidence.
+    rounds
+        Cases of several rounds that this one joins (`bract.attacks.problem.joint_case`); empty
+        where it is one upload's.
     """
 
     observation: Observation
@@ -66,6 +69,7 @@ class Case:
     public: TrainedPrior | None = field(default=None, repr=False)
     read: Evidence | None = field(default=None, repr=False)
     seconds: float = 0.0
+    rounds: tuple[Case, ...] = ()
 
     @property
     def shape(self) -> tuple[Any, ...]:

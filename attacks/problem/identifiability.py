@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.likelihoods import LaplaceLikelihood
+from bract.attacks.problem.over_rounds import round_names
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.visibility import smooth_images
 from bract.defenses import Noise, read_settings
@@ -188,6 +189,15 @@ def _heard(problem: Problem, axes: Tensor, noise: Tensors, seen: Tensor, seed: i
 
 def _noise(case: Case) -> Tensors | None:
     """Return the deviation of each coordinate's error, never 0; None where nothing tells it."""
+    if case.rounds:
+        by_round = [_noise(one) for one in case.rounds]
+        if any(noise is None for noise in by_round):
+            return None
+        return {
+            joint: value
+            for names, noise in zip(round_names(case), by_round, strict=True)
+            for joint, value in zip(names, (noise or {}).values(), strict=True)
+        }
     likelihood, bounds = case.evidence.likelihood, case.evidence.bounds
     known = getattr(likelihood, "deviation", None)
     if known is None:

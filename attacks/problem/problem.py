@@ -11,6 +11,7 @@ from torch import Tensor
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import ORDERS, ForwardModel, local_training
 from bract.attacks.problem.objectives import Objective, weighted_sum
+from bract.attacks.problem.over_rounds import of_model, round_names
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import TrainingPath, moved
 from bract.protocol.update import Tensors
@@ -121,6 +122,11 @@ class Problem:
         return self.cases[0].evidence.likelihood
 
     @property
+    def state(self) -> Tensors:
+        """Buffers that the model itself reads, ``(L, ...)`` by name."""
+        return of_model({name: v for name, v in self.buffers.items() if name != ORDERS})
+
+    @property
     def image_shape(self) -> tuple[int, int, int, int]:
         """``(B, C, H, W)`` of one trial."""
         shape = self.cases[0].observation.declaration.image_shape
@@ -206,13 +212,18 @@ class Problem:
                 for name, along in self.nuisance.items()
             }
         if self.cases[0].evidence.unknown_factor:
-            cross, square = (
-                weighted_sum(term, simulated, target, self.weights)
-                for term in (lambda s, t: s * t, lambda _, t: t * t)
-            )
-            factor = (cross / square.clamp_min(1e-30)).clamp_min(1.0)
-            target = {n: v * factor.view(-1, *[1] * (v.dim() - 1)) for n, v in target.items()}
+            for names in round_names(self.cases[0]):
+                target = target | self._scaled(simulated, {n: target[n] for n in names})
         return target
+
+    def _scaled(self, simulated: Tensors, target: Tensors) -> Tensors:
+        """Multiply tensors by the factor of at least 1 that brings them nearest."""
+        cross, square = (
+            weighted_sum(term, simulated, target, self.weights)
+            for term in (lambda s, t: s * t, lambda _, t: t * t)
+        )
+        factor = (cross / square.clamp_min(1e-30)).clamp_min(1.0)
+        return {n: v * factor.view(-1, *[1] * (v.dim() - 1)) for n, v in target.items()}
 
     def to(self, dtype: torch.dtype) -> Problem:
         """Return a copy in another floating-point type."""

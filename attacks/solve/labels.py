@@ -55,7 +55,8 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
     counts n; the predictions are estimated from probe inputs and, for classes that are present,
     from the features ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). Steps that are unrolled one by one
     are searched for the sequence of labels (`bract.attacks.solve.label_sequences`); after longer
-    training the midpoint of the trajectory stands in for the parameters.
+    training the midpoint of the trajectory stands in for the parameters. Several rounds of the same
+    images are read one by one, and their counts averaged.
 
     Parameters
     ----------
@@ -70,6 +71,8 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         If the model does not end in a linear layer of the declared classes, or the evidence
         lacks its gradient.
     """
+    if case.rounds and case.evidence.labels is None:
+        return _over_rounds(case)
     if case.evidence.labels is not None:
         known = case.evidence.labels.to(torch.int64).sort().values
         counts = torch.bincount(known, minlength=_classes(case)).to(torch.float64)
@@ -147,6 +150,18 @@ def _nearest_class(case: Case) -> Tensor:
     rows = torch.stack([torch.cat([g[name].flatten() for name in names]) for g in expected])
     cosines: Tensor = rows @ seen / rows.norm(dim=1).clamp_min(1e-300)
     return cosines.argmax()
+
+
+def _over_rounds(case: Case) -> InferredLabels:
+    """Average the counts that every round shows."""
+    found = [infer_labels(c) for c in case.rounds]
+    counts = torch.stack([f.counts for f in found]).mean(dim=0)
+    return InferredLabels(
+        labels=_round_counts(counts, case.images),
+        counts=counts,
+        exact=all(f.exact for f in found),
+        source=found[-1].source,
+    )
 
 
 def _classes(case: Case) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.problem.client_model import ORDERS
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.regularizers import known_statistics
 
@@ -82,9 +81,8 @@ class OwnStatistics:
         images
             ``(L, B, C, H, W)`` in [0, 1].
         """
-        held = {name: value for name, value in problem.buffers.items() if name != ORDERS}
         seen = problem.target_model.batch_statistics(
-            problem.parameters, held, problem.target_model.normalise(images)
+            problem.parameters, problem.state, problem.target_model.normalise(images)
         )
         total = images.new_zeros(len(images))
         for name, (mean, variance, scale) in self.layers.items():

@@ -9,7 +9,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.problem.client_model import ORDERS
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.protocol.observation import Observation
@@ -195,9 +194,8 @@ class BatchNormStatistics:
         ]
         if not wanted[0]:
             return images.new_zeros(len(images))
-        held = {n: v for n, v in problem.buffers.items() if n != ORDERS}
         seen = problem.target_model.batch_statistics(
-            problem.parameters, held, problem.target_model.normalise(images)
+            problem.parameters, problem.state, problem.target_model.normalise(images)
         )
         total = images.new_zeros(len(images))
         for name in wanted[0]:

@@ -1,0 +1,219 @@
+"""Several uploads of one client as one case: the same images, each round at its own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import local_training
+from bract.attacks.problem.evidence import Evidence
+from bract.attacks.problem.over_rounds import (
+    BUFFERS,
+    PARAMETERS,
+    Assigned,
+    OverRounds,
+    SumOverRounds,
+    name_in,
+)
+from bract.attacks.problem.training_path import TrainingPath, moved
+from bract.errors import BractError
+from bract.protocol.update import Tensors
+
+ALIKE = ("model", "activation", "image_shape", "classes", "mean", "std", "norm_mode", "loss")
+"""Fields of a declaration that all rounds of one case must share."""
+
+
+@dataclass(frozen=True)
+class JointCase(Case):
+    """Uploads of one client from several rounds, opened; observation and key are the last one's.
+
+    Attributes
+    ----------
+    assigned
+        As `OverRounds.assigned`; None where every round took the same images.
+    """
+
+    assigned: Assigned | None = None
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """As `Case.components`, and the number of rounds."""
+        own = dict.fromkeys(name for case in self.rounds for name in case.components)
+        return (f"{len(self.rounds)} rounds", *own)
+
+    def simulating(self, *, unroll: int, max_images: int | None = None) -> Case:
+        """Return the same rounds for another simulation of the client."""
+        if self.assigned is not None:
+            max_images = None
+        cases = [c.simulating(unroll=unroll, max_images=max_images) for c in self.rounds]
+        if all(new is old for new, old in zip(cases, self.rounds, strict=True)):
+            return self
+        return join_rounds(cases, assigned=self.assigned)
+
+
+def join_rounds(cases: Sequence[Case], *, assigned: Assigned | None = None) -> Case:
+    """Make one case of a client's opened uploads: one set of images must explain all of them.
+
+    The rounds' tensors stand side by side, so that whatever attacks one upload attacks them
+    together: a matching loss runs over all rounds' coordinates (Li et al. 2023, *Temporal Gradient
+    Inversion Attacks with Robust Optimization*, eq. 3, without its robust mean). Every round counts
+    alike: its coordinates are weighed by the inverse of their squared norm, so that a relative
+    error is the mean of the rounds'. Where defenses add noise the likelihoods multiply, without
+    weights; rounds whose noise was taken away exactly, by its seed, then stand alone. Every round
+    keeps the reading that its defense leaves open.
+
+    Where a round took its images in several steps, in an order that nobody declares, it is matched
+    by its mean gradient.
+
+    Parameters
+    ----------
+    cases
+        One a round, in the order of rounds; one alone is returned as it is.
+    assigned
+        Images that each round took, where the rounds took parts of the client's images.
+
+    Raises
+    ------
+    BractError
+        If the uploads are not several rounds of one client on one model, or count other images.
+    """
+    check_rounds(cases)
+    last = cases[-1]
+    if len(cases) == 1 and assigned is None:
+        return last
+    count = last.images if assigned is None else 1 + max(max(row) for row in assigned)
+    if assigned is None:
+        exact = [c for c in cases if c.evidence.likelihood is None]
+        cases = [_without_order(case) for case in exact or cases]
+    return JointCase(
+        observation=last.observation,
+        target_model=last.target_model,
+        evidence=_joint_evidence(cases),
+        forward=OverRounds(tuple(c.forward for c in cases), assigned),
+        images=count,
+        unroll=last.unroll,
+        tier=last.tier,
+        history=last.history,
+        public=last.public,
+        seconds=sum(c.seconds for c in cases),
+        rounds=tuple(cases),
+        assigned=assigned,
+    )
+
+
+def check_rounds(cases: Sequence[Case]) -> None:
+    """Refuse uploads that are not several rounds of one client on one model.
+
+    Raises
+    ------
+    BractError
+        Naming the upload, what differs, and what was expected.
+    """
+    if not cases:
+        raise BractError("no upload to attack over rounds: give one client's uploads, by round")
+    first = cases[0].observation
+    earlier = 0
+    for case in cases:
+        seen = case.observation
+        wanted: dict[str, tuple[Any, Any]] = {"client": (seen.client, first.client)}
+        for name in ALIKE:
+            wanted[name] = (getattr(seen.declaration, name), getattr(first.declaration, name))
+        for name, (found, expected) in wanted.items():
+            if found != expected:
+                raise BractError(
+                    f"{seen.key}: its {name} is {found!r}, that of {first.key} is {expected!r}; "
+                    "an attack over rounds takes the uploads of one client on one model"
+                )
+        if seen.round <= earlier:
+            raise BractError(
+                f"{seen.key}: stands after round {earlier}; an attack over rounds takes one upload "
+                "of each round, in the order of rounds"
+            )
+        earlier = seen.round
+        if case.images != cases[0].images:
+            raise BractError(
+                f"{seen.key}: holds {case.images} images, {first.key} holds {cases[0].images}; an "
+                "attack over rounds takes uploads of equally many images"
+            )
+
+
+def _joint_evidence(cases: Sequence[Case]) -> Evidence:
+    evidences = [c.evidence for c in cases]
+    state: Tensors = {}
+    for number, case in enumerate(cases):
+        seen = case.observation
+        inside = seen.buffers | case.evidence.buffers
+        if isinstance(case.forward, TrainingPath):
+            inside = inside | moved(seen)
+        state |= {name_in(number, n, PARAMETERS): v for n, v in seen.parameters.items()}
+        state |= {name_in(number, n, BUFFERS): v for n, v in inside.items()}
+    likelihoods = [e.likelihood for e in evidences if e.likelihood is not None]
+    noisy = len(likelihoods) == len(cases)
+    labels = next((e.labels for e in evidences if e.labels is not None), None)
+    return Evidence(
+        target=_joined([e.target for e in evidences]) or {},
+        weights=_joined([e.weights for e in evidences]) if noisy else _balanced(evidences),
+        alternatives=_joined([e.alternatives for e in evidences]),
+        nuisance=_joint_directions(evidences),
+        bounds=_joined([e.bounds for e in evidences]),
+        unknown_factor=any(e.unknown_factor for e in evidences),
+        likelihood=SumOverRounds(tuple(likelihoods)) if noisy else None,
+        buffers=state,
+        labels=labels,
+        notes={
+            "rounds": [c.observation.round for c in cases],
+            "by_round": [e.notes for e in evidences],
+        },
+    )
+
+
+def _joined(groups: Sequence[Tensors | None]) -> Tensors | None:
+    found = {name_in(i, n): v for i, group in enumerate(groups) for n, v in (group or {}).items()}
+    return found or None
+
+
+def _balanced(evidences: Sequence[Evidence]) -> Tensors:
+    """Weigh every round by the inverse of its squared norm, that of the last one 1."""
+    squares = []
+    for e in evidences:
+        own = e.weights or {}
+        parts = [
+            (v.double().square() * own[n].double() if n in own else v.double().square()).sum()
+            for n, v in e.target.items()
+        ]
+        squares.append(float(torch.stack(parts).sum()))
+    found: Tensors = {}
+    for number, (e, square) in enumerate(zip(evidences, squares, strict=True)):
+        factor = squares[-1] / square if square and squares[-1] else 1.0
+        own = e.weights or {}
+        for name, value in e.target.items():
+            trust = own[name] if name in own else torch.ones_like(value)
+            found[name_in(number, name)] = trust * factor
+    return found
+
+
+def _joint_directions(evidences: Sequence[Evidence]) -> Tensors | None:
+    """Return every round's unknown directions, zero in the coordinates of the other rounds."""
+    counts = [len(next(iter(e.nuisance.values()))) if e.nuisance else 0 for e in evidences]
+    if not sum(counts):
+        return None
+    found: Tensors = {}
+    for number, e in enumerate(evidences):
+        for name, value in e.target.items():
+            along = value.new_zeros(sum(counts), *value.shape)
+            if e.nuisance is not None and name in e.nuisance:
+                begun = sum(counts[:number])
+                along[begun : begun + counts[number]] = e.nuisance[name].to(along)
+            found[name_in(number, name)] = along
+    return found
+
+
+def _without_order(case: Case) -> Case:
+    training = local_training(case.forward)
+    if training is None or training.batch_size >= case.images:
+        return case
+    return case.simulating(unroll=1)

@@ -1,0 +1,125 @@
+"""A client over several rounds: every round's names, forward model and likelihood side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import ForwardModel
+from bract.attacks.problem.objectives import Objective
+from bract.attacks.problem.target_model import TargetModel
+from bract.protocol.update import Tensors
+
+PARAMETERS, BUFFERS, _UNKNOWNS = "parameters", "buffers", "unknowns"
+_SEPARATOR = ":"
+"""No name of a PyTorch parameter or buffer holds it by convention; see `of_model`."""
+
+Assigned = tuple[tuple[int, ...], ...]
+"""By round, the positions of its images among those of the case."""
+
+
+@dataclass(frozen=True)
+class OverRounds:
+    """Simulate a client round by round, every round with its own parameters and forward model.
+
+    What was sent in each round is looked up among the buffers (`join_rounds`); the parameters that
+    the problem hands over are those of the last round, and are not used twice.
+
+    Attributes
+    ----------
+    forwards
+        One a round.
+    assigned
+        Images that each round took; None gives every round all of them.
+    """
+
+    forwards: tuple[ForwardModel, ...]
+    assigned: Assigned | None = None
+
+    def unknowns(
+        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
+    ) -> Tensors:
+        """Those of every round, each by the round's own name."""
+        found: Tensors = {}
+        for number, forward in enumerate(self.forwards):
+            own = forward.unknowns(target_model, trials, generators)
+            found |= {name_in(number, n, _UNKNOWNS): value for n, value in own.items()}
+        return found
+
+    def __call__(
+        self,
+        target_model: TargetModel,
+        parameters: Tensors,
+        buffers: Tensors,
+        inputs: Tensor,
+        labels: Tensor,
+        unknowns: Tensors,
+    ) -> Tensors:
+        """Return every round's tensors, ``(L, ...)`` by the round's number and name."""
+        del parameters
+        found: Tensors = {}
+        for number, forward in enumerate(self.forwards):
+            taken = slice(None) if self.assigned is None else list(self.assigned[number])
+            own = forward(
+                target_model,
+                _group(buffers, number, PARAMETERS),
+                _group(buffers, number, BUFFERS),
+                inputs[:, taken],
+                labels[:, taken],
+                _group(unknowns, number, _UNKNOWNS),
+            )
+            found |= {name_in(number, n): value for n, value in own.items()}
+        return found
+
+
+@dataclass(frozen=True)
+class SumOverRounds:
+    """Negative log-likelihood of several independent uploads: the sum of theirs, in nats.
+
+    Attributes
+    ----------
+    parts
+        One a round.
+    """
+
+    parts: tuple[Objective, ...]
+    component: ClassVar[str] = "likelihood over rounds"
+
+    def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
+        """Return nats ``(L,)``."""
+        own = [
+            part(
+                _group(simulated, number),
+                _group(captured, number),
+                None if weights is None else _group(weights, number),
+            )
+            for number, part in enumerate(self.parts)
+        ]
+        return torch.stack(own).sum(dim=0)
+
+
+def round_names(case: Case) -> list[list[str]]:
+    """Return the names of the case's target, one list a round; one list of a single upload."""
+    target = case.evidence.target
+    if not case.rounds:
+        return [list(target)]
+    return [[name_in(i, n) for n in c.evidence.target] for i, c in enumerate(case.rounds)]
+
+
+def of_model(buffers: Tensors) -> Tensors:
+    """Leave out what `join_rounds` keeps of several rounds among the buffers."""
+    return {name: value for name, value in buffers.items() if _SEPARATOR not in name}
+
+
+def name_in(number: int, name: str, group: str = "") -> str:
+    """Return how a tensor of one round, from 0, is called among those of all."""
+    return f"{number}{_SEPARATOR}{group}{_SEPARATOR}{name}"
+
+
+def _group(tensors: Tensors, number: int, group: str = "") -> Tensors:
+    prefix = name_in(number, "", group)
+    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
