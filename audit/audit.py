@@ -33,6 +33,7 @@ from bract.attacks import (
     attack,
     load_prior,
     open_cases,
+    open_over_rounds,
 )
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
 from bract.attacks.problem.evidence import Tier
@@ -41,6 +42,7 @@ from bract.audit.basis import Basis, changes
 from bract.audit.batches import Batch, together
 from bract.audit.captures import Capture, Captures, Lazy, select
 from bract.audit.choice import AuditChoice
+from bract.audit.groups import distinct, over_rounds
 from bract.audit.hopeless import why_hopeless
 from bract.audit.prospects import Prospects
 from bract.audit.results import Results
@@ -141,7 +143,7 @@ class Audit:
         self._judge = Judge(
             self._data(), choice.seed, choice.device, choice.max_images, self._kept()
         )
-        self._files = Results(output or run.audit, choice.tier)
+        self._files = Results(output or run.audit, choice.tier, choice.over_rounds)
         truth = choice.truth or run.truth
         self._basis = Basis(run, self.config, choice, self._captures, truth, self._judge.data)
         self._prospects = Prospects()
@@ -383,7 +385,7 @@ class Audit:
         engine: Engine,
     ) -> tuple[list[Case | Refusal], list[Reconstruction | Refusal]]:
         """Attack observations; return their cases, and one result for each that is no refusal."""
-        earlier = {observation.key: self._history(capture) for capture, observation in opened}
+        earlier = {one.key: self._history(one) for capture, _ in opened for one in capture.rounds}
         task = AttackTask(
             budget=budget,
             seed=self._seed(batch.attack, batch.repeat),
@@ -392,13 +394,21 @@ class Audit:
             history=lambda observation: earlier[observation.key],
             public=self._public,
         )
-        observations = [observation for _, observation in opened]
         with seed_budget(SeedBudget(candidates=self.choice.weak_seeds)):
-            cases, left = open_cases(observations, task, attack=batch.attack)
+            cases, left = self._cases(batch, opened, task)
             if self.choice.skip_hopeless:
                 cases = [self._worth_trying(batch.attack, case) for case in cases]
             usable = [case for case in cases if isinstance(case, Case)]
             return cases, self.attacks[batch.attack].run(usable, left)
+
+    def _cases(
+        self, batch: Batch, opened: list[tuple[Capture, Observation]], task: AttackTask
+    ) -> tuple[list[Case | Refusal], AttackTask]:
+        """Open observations, each with the earlier ones that it is attacked with."""
+        if self.choice.over_rounds == 1:
+            return open_cases([seen for _, seen in opened], task, attack=batch.attack)
+        groups = [[*map(self._open, capture.earlier), seen] for capture, seen in opened]
+        return open_over_rounds(groups, task, attack=batch.attack)
 
     def _worth_trying(self, name: str, case: Case | Refusal) -> Case | Refusal:
         if isinstance(case, Refusal) or (why := self._prospects.why_hopeless(case)) is None:
@@ -417,15 +427,20 @@ class Audit:
         task = AttackTask(budget=self._whole_budget(), tier=self._tier(batch))
         seeds = min(self.choice.weak_seeds, SeedBudget().candidates)
         with seed_budget(SeedBudget(candidates=seeds)):
-            (case,), _ = open_cases([observation], task, attack=batch.attack)
+            (case,), _ = self._cases(batch, [(capture, observation)], task)
         return None if isinstance(case, Refusal) else self._prospects.why_hopeless(case)
 
     def _seed(self, name: str, repeat: int) -> int:
         return derive_seed(self.choice.seed, "audit", name, *((repeat,) if repeat else ()))
 
     def _truth(self, capture: Capture) -> Truth | None:
+        """Return what was kept of every round of a capture; None where one of them lacks it."""
         folder = self.choice.truth or self.run.truth
-        return load_truth(folder, capture)
+        if not capture.earlier:
+            return load_truth(folder, capture)
+        kept = [load_truth(folder, one) for one in reversed(capture.rounds)]
+        known = [truth for truth in kept if truth is not None]
+        return distinct(known) if len(known) == len(kept) else None
 
     def _tier(self, batch: Batch) -> Tier:
         """Return what the attacker knows; what undoes a defense knows one client's update only."""
@@ -469,6 +484,7 @@ class Audit:
             numbers = dict.fromkeys(capture.round for capture in found)
             found += self._collusion.aggregates(self._captures.of_round(r) for r in numbers)
         chosen = select(found, rounds=self.choice.rounds, clients=self.choice.clients)
+        chosen = over_rounds(chosen, self.choice.over_rounds)
         return sorted(chosen, key=lambda c: (c.round, bool(c.members)))
 
     def _record(
@@ -488,7 +504,8 @@ class Audit:
             reason = result.reason if isinstance(result, Refusal) else None
             more: dict[str, Any] = {"refused": reason, "budget": self._budget(name)}
         else:
-            attempt = Attempt(case, result, self._prospects.of(case))
+            told = self._prospects.of(case)
+            attempt = Attempt(_last_round(case, capture), result, told, self._own_truth(capture))
             judged = self._judge.judge(attempt, self._truth(capture), path)
             more = vars(judged) | {
                 "chosen_attack": result.pick.attack or name,
@@ -519,12 +536,16 @@ class Audit:
         self._files.write(name, capture, batch.repeat, record)
         return record
 
+    def _own_truth(self, capture: Capture) -> Truth | None:
+        return load_truth(self.choice.truth or self.run.truth, capture) if capture.earlier else None
+
     def _about(self, batch: Batch, capture: Capture) -> AuditResult:
         """Return what a result says whatever is found."""
         return AuditResult(
             round=capture.round,
             client=capture.client,
             members=list(capture.members),
+            rounds=[c.round for c in capture.rounds] if self.choice.over_rounds > 1 else [],
             attack=batch.attack,
             tier=self.choice.tier,
             read_as=self._tier(batch),
@@ -548,6 +569,12 @@ class Audit:
             restarts=self.choice.restarts,
             max_images=self.choice.max_images,
         )
+
+
+def _last_round(case: Case, capture: Capture) -> Case:
+    """Return a case of the last round alone, of which the diagnosis speaks."""
+    own = [c for c in case.rounds if c.observation.key == capture.key]
+    return own[0] if own else case
 
 
 def _prior_notes(public: TrainedPrior, *, checked: bool) -> list[str]:

@@ -92,7 +92,8 @@ class Basis:
             "capture": self._files(self._captured(members)),
         }
         if self._choice.tier != "oblivious":
-            earlier = [one for c in members for one in self._captures.before(c)]
+            first = {c.client: c for c in reversed(members)}.values()
+            earlier = [one for c in first for one in self._captures.before(c)]
             found["history"] = self._files(self._captured(earlier))
         if self._choice.tier == "colluding" and self._choice.key is not None:
             lr = self._config.strategy.server_lr
@@ -118,7 +119,7 @@ class Basis:
 
     def _members(self, capture: Capture) -> list[Capture]:
         if not capture.members:
-            return [capture]
+            return capture.rounds
         of_round = {c.client: c for c in self._captures.of_round(capture.round)}
         return [of_round[client] for client in capture.members if client in of_round]
 

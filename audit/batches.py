@@ -68,6 +68,9 @@ def _shape(capture: Capture, max_images: int) -> tuple[str, bool]:
 
 
 def _bytes(capture: Capture) -> int:
-    if capture.folder is None:
-        return 0
-    return sum(path.stat().st_size for path in capture.folder.glob("*.safetensors"))
+    return sum(
+        path.stat().st_size
+        for one in capture.rounds
+        if one.folder is not None
+        for path in one.folder.glob("*.safetensors")
+    )

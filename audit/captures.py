@@ -37,6 +37,8 @@ class Capture:
         Files with what was sent, where the round's captures share them.
     uploaded
         Bytes of the tensors that came; None where the capture does not say.
+    earlier
+        Captures of the same client in earlier rounds that are attacked together with this one.
     """
 
     round: int
@@ -47,6 +49,12 @@ class Capture:
     rounded: Rounding | None = None
     shared: tuple[Path, ...] = ()
     uploaded: int | None = None
+    earlier: tuple[Capture, ...] = ()
+
+    @property
+    def rounds(self) -> list[Capture]:
+        """The captures that are attacked together, by round; itself is the last."""
+        return [*self.earlier, self]
 
     @property
     def files(self) -> list[Path]:

@@ -38,6 +38,10 @@ class AuditChoice:
     batch
         Most observations that are attacked together; None chooses by device. Where an attack
         decomposes matrices, another one changes the last bits.
+    over_rounds
+        Rounds of one client whose uploads are attacked together, as uploads of the same images
+        (`bract.attacks.problem.joint_case.join_rounds`); its chosen rounds are taken so many at a
+        time, from the last one backwards.
     skip_hopeless
         Refuse what there is no hope for instead of attacking it.
     models
@@ -60,5 +64,6 @@ class AuditChoice:
     truth: Path | None = None
     weak_seeds: int = SeedBudget().candidates
     batch: int | None = None
+    over_rounds: int = 1
     skip_hopeless: bool = False
     models: frozenset[str] = frozenset()

@@ -374,6 +374,14 @@ def audit(
         int | None,
         typer.Option("--batch", min=1, help="Most uploads attacked together: 8 on a CPU."),
     ] = None,
+    over_rounds: Annotated[
+        int,
+        typer.Option(
+            "--over-rounds",
+            min=1,
+            help="Rounds of one client attacked together, as uploads of the same images.",
+        ),
+    ] = 1,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
@@ -421,6 +429,7 @@ def audit(
         choices = [replace(choice, weak_seeds=weak_seeds) for choice in choices]
     if batch is not None:
         choices = [replace(choice, batch=batch) for choice in choices]
+    choices = [replace(choice, over_rounds=over_rounds) for choice in choices]
     asked = asked_for(ray, workers, gpus, choices[0].device)
     if asked is not None:
         # This process only plans and checks; what the workers compute on is Ray's to say.

@@ -56,11 +56,12 @@ NO_REFERENCE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attack on one observation, as it ran: its case, result, and what the upload can tell."""
+    """One attack as it ran; ``own`` is the truth of the case's round, of several scored together."""
 
     case: Case
     result: Reconstruction
     told: Told | None = None
+    own: Truth | None = None
 
     @property
     def observation(self) -> Observation:
@@ -114,7 +115,7 @@ class Judge:
     def judge(self, attempt: Attempt, truth: Truth | None, path: Path) -> Judged:
         """Save the pictures beside ``path``; return what there is to say, scored with a truth."""
         result = attempt.result
-        diagnosis = self._diagnose(attempt, truth)
+        diagnosis = self._diagnose(attempt, attempt.own or truth)
         if truth is None:
             images = [_image(result, i, i, path) for i in range(len(result.images))]
             return Judged(images, diagnosis, lpips_notes())

@@ -222,7 +222,9 @@ class TrialSummary(Record):
 class AuditResult(VersionedRecord):
     """One attack on one observation.
 
-    ``members`` are the clients whose mean update it is, empty for a single client's.
+    ``members`` are the clients whose mean update it is, empty for a single client's; ``rounds``
+    those whose uploads were attacked together, ``round`` the last of them, empty where uploads
+    were attacked one by one.
     ``chosen_attack`` is the attack that made the images: another one than ``attack`` where that
     chose among several. ``method`` is the recipe that it ran, ``components`` are its parts and
     ``unknowns`` the shapes of what it found beside the images, by name. ``trials`` are all of them
@@ -244,6 +246,7 @@ class AuditResult(VersionedRecord):
     client: str
     attack: str
     members: list[str] = []
+    rounds: list[int] = []
     chosen_attack: str | None = None
     method: str | None = None
     components: list[str] = []

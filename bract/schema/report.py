@@ -148,8 +148,8 @@ class Finding(Record):
 class ObservationFacts(Record):
     """One attack on one observation; ``scored``, ``leaked`` and ``undecided`` count its images.
 
-    ``attack`` tells attacks on a round's aggregate from those on single uploads; ``budget``,
-    ``read_as`` and the rest are as in the audit's result.
+    ``attack`` tells attacks on a round's aggregate, or on several ``rounds`` together, from those
+    on single uploads; ``budget``, ``read_as`` and the rest are as in the audit's result.
     """
 
     attack: str
@@ -163,6 +163,7 @@ class ObservationFacts(Record):
     tier: Tier
     read_as: Tier
     round: int
+    rounds: list[int] = []
     client: str
     defenses: list[str] = []
     encryption: str = "none"
@@ -191,7 +192,7 @@ class ObservationFacts(Record):
     public: ClassVar[frozenset[str]] = names(
         """
         attack attack_name chosen_attack method method_name components tried repeat tier read_as
-        round client defenses encryption budget seed device seconds selection gradient_cosine
+        round rounds client defenses encryption budget seed device seconds selection gradient_cosine
         gradient_residual loss_curve refused failed notes images scored leaked undecided diagnosis
         signals
         label_accuracy baselines best_baseline

@@ -40,7 +40,8 @@ def observation_facts(
     """Return the facts of one audit file; picture paths become relative to ``root``.
 
     A picture outside the attack's own folder, or one that is not there, becomes None. Attacks on
-    a round's aggregate are told apart from those on single uploads by ``attack``.
+    a round's aggregate, or on several rounds, are told apart from those on single uploads by
+    ``attack``.
 
     Parameters
     ----------
@@ -52,12 +53,12 @@ def observation_facts(
         for image, decision in zip(audit.images, decisions, strict=True)
     ]
     leaked = sum(bool(image["leaked"]) for image in images)
-    joint = bool(audit.members)
+    named, words = _together(audit)
     method = audit.method or audit.attack
     scored = [image for image in images if image["scores"]]
     return {
-        "attack": f"{audit.attack}@{AGGREGATE}" if joint else audit.attack,
-        "attack_name": _name(audit.attack) + (" on the aggregate" if joint else ""),
+        "attack": audit.attack + named,
+        "attack_name": _name(audit.attack) + words,
         "chosen_attack": audit.chosen_attack or audit.attack,
         "method": method,
         "method_name": _name(method),
@@ -67,6 +68,7 @@ def observation_facts(
         "tier": audit.tier,
         "read_as": audit.read_as or audit.tier,
         "round": audit.round,
+        "rounds": audit.rounds,
         "client": audit.client,
         "defenses": audit.defenses,
         "encryption": audit.encryption,
@@ -95,6 +97,17 @@ def observation_facts(
             "psnr": best(audit.baselines, "psnr"),
         },
     }
+
+
+def _together(audit: AuditResult) -> tuple[str, str]:
+    """Return what tells an attack on several uploads from one on a single one, and its words."""
+    if audit.members:
+        return f"@{AGGREGATE}", " on the aggregate"
+    if audit.rounds:
+        count = len(audit.rounds)
+        words = f"{count} round{'' if count == 1 else 's'}"
+        return f"@{words}", f" over {words}"
+    return "", ""
 
 
 def _tried(audit: AuditResult) -> list[str]:

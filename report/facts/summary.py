@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bract.audit.captures import AGGREGATE
 from bract.audit.scoring.metrics import at_cap, mean_interval, share_interval
 from bract.report.facts.reading import RunFiles
 from bract.schema import EXACT_DB, MetricsRow
@@ -98,8 +97,8 @@ _MEANS = ("mse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1", "ident
 
 
 def _asked(observation: Facts) -> str:
-    """Return the attack by its own name, also where it ran on an aggregate."""
-    return str(observation["attack"]).removesuffix(f"@{AGGREGATE}")
+    """Return the attack by its own name, also where it ran on several uploads together."""
+    return str(observation["attack"]).partition("@")[0]
 
 
 def _score(known: Sequence[tuple[str, Facts]], name: str) -> Facts:

@@ -1,0 +1,145 @@
+"""Audits that attack several rounds of a client together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bract.audit.audit import Audit
+from bract.audit.captures import Capture
+from bract.audit.choice import AuditChoice
+from bract.audit.groups import distinct, over_rounds
+from bract.audit.scoring.scoring import Truth
+from bract.client.truth import save_truth
+from bract.config import build_config
+from bract.data import client_data, data_spec
+from bract.models import create_model, initialise
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import parameters_of
+from bract.report import write_report
+from bract.rundir import RunDirectory
+
+CHOICE = AuditChoice(attacks=("ig",), iterations=20, device="cpu", over_rounds=2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run of two clients that each uploaded one digit's gradient in three rounds."""
+    config = build_config(
+        {
+            "name": "audited",
+            "data": {"image_size": 8, "validation": 0.0},
+            "model": {"name": "lenet-strided"},
+            "training": {"algorithm": "fedsgd", "batch_size": 1},
+        }
+    )
+    directory = RunDirectory(tmp_path / "audited")
+    directory.create(config)
+    directory.update_state(status="finished")
+    spec = data_spec(config.data)
+    model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
+    initialise(model, "default", 0)
+    store = ObservationStore(directory.captures)
+    for number in (1, 2, 3):
+        for client in (0, 1):
+            data = client_data(config, client)
+            # The second client's image of the last round is another one.
+            at = slice(1, 2) if (number, client) == (3, 1) else slice(0, 1)
+            images, labels = data.images[at], data.labels[at]
+            loss = F.cross_entropy(model(spec.normalise(images)), labels)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            names = [name for name, _ in model.named_parameters()]
+            update = dict(zip(names, gradients, strict=True))
+            store.save(
+                Observation(
+                    round=number,
+                    client=f"client-{client}",
+                    parameters=parameters_of(model),
+                    update=update,
+                    declaration=ClientDeclaration(
+                        algorithm="fedsgd",
+                        model="lenet-strided",
+                        image_shape=spec.image_shape,
+                        classes=10,
+                        mean=spec.mean,
+                        std=spec.std,
+                        local_steps=1,
+                        batch_size=1,
+                        num_examples=1,
+                    ),
+                )
+            )
+            save_truth(directory.truth / f"client-{client}", number, images, labels)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.sub_(update[name], alpha=0.5)
+    return directory
+
+
+def execute(run: RunDirectory, choice: AuditChoice = CHOICE, *, resume: bool = False) -> list[Any]:
+    audit = Audit(run, choice, resume=resume)
+    return [result.to_dict() for result in audit.execute(audit.plan())]
+
+
+def test_a_clients_rounds_are_attacked_so_many_at_a_time(run: RunDirectory) -> None:
+    results = execute(run)
+    assert [(r["round"], r["client"], r["rounds"]) for r in results] == [
+        (1, "client-0", [1]),
+        (1, "client-1", [1]),
+        (3, "client-0", [2, 3]),
+        (3, "client-1", [2, 3]),
+    ]
+    folder = run.audit / "ig-over-2-rounds"
+    assert (folder / "round-0003--client-0.json").is_file()
+    assert not (run.audit / "ig").exists()
+    joint = results[2]
+    assert joint["settings"]["evidence"]["rounds"] == [2, 3]
+    assert "2 rounds" in joint["components"]
+    assert joint["diagnosis"]["truth_check"]["cosine"] > 1 - 1e-6
+    assert joint["scored"] and len(joint["images"]) == 1
+    # Other images in its rounds: every one of them is an original.
+    assert results[3]["images"][0]["retrieval"]["choices"] == 2
+    assert joint["images"][0]["retrieval"]["choices"] == 1
+    assert Audit(run, CHOICE, resume=True).plan() == []
+    save_truth(run.truth / "client-0", 2, torch.zeros(1, 1, 8, 8), torch.tensor([1]))
+    (again,) = Audit(run, CHOICE, resume=True).plan()
+    assert [c.key for c in again.captures] == ["round-0003/client-0"]
+
+
+def test_the_report_tells_them_from_attacks_on_single_uploads(run: RunDirectory) -> None:
+    execute(run, replace(CHOICE, clients=frozenset({"client-0"})))
+    execute(run, replace(CHOICE, clients=frozenset({"client-0"}), over_rounds=1))
+    write_report(run.root)
+    facts = json.loads((run.root / "report.json").read_text())
+    names = {row["attack_name"] for row in facts["attacks"]}
+    assert names == {"IG", "IG over 1 round", "IG over 2 rounds"}
+    page = (run.root / "report.html").read_text()
+    assert "IG over 2 rounds" in page
+
+
+def test_groups_count_from_the_last_round() -> None:
+    declared = ClientDeclaration()
+    captures = [Capture(r, c, declared) for r in (1, 2, 3, 5) for c in ("a", "b")]
+    captures.append(Capture(5, "aggregate", declared, members=("a", "b")))
+    found = over_rounds(captures, 3)
+    assert [(c.client, [one.round for one in c.rounds]) for c in found] == [
+        ("aggregate", [5]),
+        ("a", [2, 3, 5]),
+        ("a", [1]),
+        ("b", [2, 3, 5]),
+        ("b", [1]),
+    ]
+
+
+def test_truths_of_rounds_hold_every_image_once() -> None:
+    images = torch.rand(3, 1, 8, 8)
+    labels = torch.tensor([3, 1, 2])
+    found = distinct([Truth(images[1:], labels[1:]), Truth(images[:2], labels[:2])])
+    assert torch.equal(found.images, images[[1, 2, 0]])
+    assert found.labels.tolist() == [1, 2, 3]
