@@ -56,7 +56,7 @@ NO_REFERENCE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attack as it ran; ``own`` is the truth of the case's round, of several scored together."""
+    """One attack as it ran; ``own`` is the truth of its last round, of several scored together."""
 
     case: Case
     result: Reconstruction
