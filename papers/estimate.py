@@ -114,8 +114,10 @@ def _reconstruction(settings: ReconstructionSettings, context: Context) -> Cost:
         # Who knows a defense works on the evidence first, once an upload.
         knowing, _ = _attacked(given.model_dump_json(), context, iterations=False)
         seconds += max(0.0, knowing - first)
-    if settings.trained or settings.recogniser:
+    if settings.trained:
         seconds += _TRAINING
+    if settings.recogniser is not None:
+        seconds += _TRAINING * settings.recogniser.steps / 1500
     return Cost(seconds * settings.uploads + 2.0, memory)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import struct
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -96,8 +96,8 @@ def missing(name: str, folder: Path) -> Need | None:
             return None
         some = ", ".join(file for split in batches.values() for file in split)
         return Need(name, folder, f"{folder / raw}/ with {some}, or {folder / packed} as it is")
-    if name in _FOLDERS and not (folder / name / "test").is_dir():
-        where = folder / name
+    where = folder / name
+    if name in _FOLDERS and not all((where / split).is_dir() for split in ("train", "test")):
         return Need(name, folder, f"{where}/train/CLASS/IMAGE and {where}/test/CLASS/IMAGE")
     return None
 
@@ -122,7 +122,13 @@ def open_by_path(name: str, folder: Path, split: Split) -> Source:
         return _pixels(shown, torch.from_numpy(marks.astype(np.int64)), 10)
     if name in _CIFAR:
         return _cifar(name, folder, split)
-    return open_source(DataConfig(name="folder", path=folder / name), split)
+    return _shuffled(open_source(DataConfig(name="folder", path=folder / name), split))
+
+
+def _shuffled(source: Source) -> Source:
+    """Mix the classes of a folder, where images lie class by class: a row takes the last ones."""
+    order = torch.randperm(len(source.labels), generator=torch.Generator().manual_seed(7))
+    return replace(source, labels=source.labels[order], read=lambda i: source.read(int(order[i])))
 
 
 def _pixels(images: Tensor, labels: Tensor, classes: int) -> Source:

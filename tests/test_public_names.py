@@ -149,6 +149,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "MODELS",
         "StridedLeNet",
         "StridedLeNetBN",
+        "VGGFace",
         "activation_layer",
         "auxiliary_loss",
         "convnet64",

@@ -24,6 +24,7 @@ from bract.models.resnet import (
     resnet101,
 )
 from bract.models.vgg import vgg16, vgg16_bn
+from bract.models.vggface import VGGFace
 
 __all__ = [
     "INITIALISERS",
@@ -34,6 +35,7 @@ __all__ = [
     "LeNetBN",
     "StridedLeNet",
     "StridedLeNetBN",
+    "VGGFace",
     "activation_layer",
     "auxiliary_loss",
     "convnet64",

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from bract.attacks import (
@@ -32,10 +31,10 @@ from bract.attacks.problem.objectives import SquaredPlusNorm
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.errors import BractError
-from bract.models import create_model
-from bract.papers.clients import Situation, Upload, images_of, trained_network, uploads
+from bract.papers.clients import Situation, Upload, images_of, uploads
 from bract.papers.images import ImageSet
 from bract.papers.places import Need, missing
+from bract.papers.recogniser import Recogniser, named
 from bract.papers.results import Sample
 from bract.papers.runners.base import Context, Measured, Runner, Settings
 from bract.papers.runners.objectives import CosineAndSquared, Norm
@@ -73,7 +72,8 @@ class ReconstructionSettings(Settings):
     uploads, together
         Clients of the row, and how many of them are one unit.
     recogniser
-        Model that is trained on other images of the data set and then names the reconstructions.
+        Network that is trained on other images of the data set and then names the
+        reconstructions; a model's name stands for one with the defaults.
     """
 
     data: str = "digits"
@@ -95,8 +95,13 @@ class ReconstructionSettings(Settings):
     size: Positive = 32
     uploads: Positive = 4
     together: Positive = 16
-    recogniser: str | None = None
+    recogniser: Recogniser | None = None
     seed: int = 0
+
+    @field_validator("recogniser", mode="before")
+    @classmethod
+    def _model(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str) else value
 
     def situation(self, context: Context) -> Situation:
         """Return what the clients do."""
@@ -123,7 +128,8 @@ class ReconstructionRunner(Runner[ReconstructionSettings]):
     code: ClassVar[tuple[str, ...]] = (
         *("bract.attacks", "bract.client.defenses", "bract.client.training"),
         *("bract.papers.clients", "bract.papers.images", "bract.papers.mnist_package"),
-        *("bract.papers.places", "bract.papers.runners.reconstruction"),
+        *("bract.papers.places", "bract.papers.recogniser"),
+        *("bract.papers.runners.reconstruction",),
         *("bract.papers.runners.objectives", "bract.papers.runners.pictures"),
         "bract.papers.runners.samples",
     )
@@ -162,13 +168,22 @@ class ReconstructionRunner(Runner[ReconstructionSettings]):
                 candidates=images.candidates,
                 perceptual=settings.batch == 1,
             )
-            named = _recognised(settings, made[scored.order])
+            names = None
+            if settings.recogniser is not None:
+                names = named(
+                    settings.recogniser,
+                    made[scored.order],
+                    data=settings.data,
+                    classes=images.classes,
+                    folder=context.folder,
+                    device=context.device,
+                )
             found = sample_values(scored, values | {"cosine": upload.cosine})
             for number, sample in enumerate(found):
-                if named is not None:
+                if names is not None:
                     true = scored.labels[number]
                     for k in (1, 3, 5):
-                        sample[f"reidentified{k}"] = float(true in named[number][:k])
+                        sample[f"reidentified{k}"] = float(true in names[number][:k])
                 samples.append(Sample(group=client, values=sample))
             shown += list(zip(scored.originals, made[scored.order], strict=True))
         return Measured(
@@ -279,14 +294,3 @@ def _without_gradient(
             found = random_image(images.candidates, settings.batch, seed=settings.seed + client)
         made.append((found, None, {}))
     return made
-
-
-def _recognised(settings: ReconstructionSettings, made: Tensor) -> list[list[int]] | None:
-    """Return the classes of each reconstruction, most likely first, by the row's recogniser."""
-    if settings.recogniser is None:
-        return None
-    model = create_model(settings.recogniser, classes=10, channels=made.shape[1], image_size=32)
-    model.load_state_dict(trained_network(settings.data, settings.recogniser, 5000)[0])
-    with torch.no_grad():
-        order = model.eval()(made).argsort(dim=1, descending=True)
-    return [[int(k) for k in row] for row in order]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bract.errors import BractError
-from bract.models import create_model
+from bract.models import VGGFace, create_model
 
 SMALL = [
     "mlp",
@@ -16,7 +16,7 @@ SMALL = [
     "resnet34",
     "convnet64",
 ]
-LARGE = ["vgg16", "vgg16-bn", "resnet50", "resnet101", "densenet121"]
+LARGE = ["vgg16", "vgg16-bn", "resnet50", "resnet101", "densenet121", "vggface"]
 
 
 def make(
@@ -46,6 +46,9 @@ def test_parameter_counts_are_the_published_ones() -> None:
         assert count(make("vgg16", classes=1000)) == 138_357_544
         # A normalisation layer has two parameters a channel; VGG-16 has 4,224 channels in all.
         assert count(make("vgg16-bn", classes=1000)) == 138_357_544 + 2 * 4224
+        # Parkhi et al.: 14,714,688 in VGG-16's convolutions, 25,089 x 4,096 in fc6, 4,097 x 4,096
+        # in fc7, 4,097 x 2,622 in fc8.
+        assert count(make("vggface", 224, classes=2622)) == 145_002_878
     # 2,878,720 in convolutions, 2 x 1,600 in normalisation, 23,050 in the classifier.
     assert count(make("convnet64")) == 2_904_970
     assert count(make("mlp", channels=1)) == 1025 * 256 + 257 * 256 + 257 * 10
@@ -98,8 +101,41 @@ def test_the_activation_is_the_one_asked_for_and_never_in_place(name: Any, activ
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("resnet20", 7), ("resnet50", 15), ("densenet121", 31), ("vgg16", 31), ("lenet-bn", 12)],
+    [
+        ("resnet20", 7),
+        ("resnet50", 15),
+        ("densenet121", 31),
+        ("vgg16", 31),
+        ("vggface", 31),
+        ("lenet-bn", 12),
+    ],
 )
 def test_images_that_are_too_small_are_refused(name: Any, size: Any) -> None:
     with pytest.raises(BractError, match="at least"):
         make(name, size)
+
+
+def test_the_face_network_takes_other_widths() -> None:
+    # 14,713,536 in convolutions of grey images; fc6 513 x 64, fc7 65 x 64, fc8 65 x 100.
+    model = VGGFace(classes=100, channels=1, image_size=32, width=64)
+    assert count(model) == 14_713_536 + 32_832 + 4_160 + 6_500
+    assert model(torch.rand(2, 1, 32, 32)).shape == (2, 100)
+    with pytest.raises(BractError, match="width of at least 1, found 0"):
+        VGGFace(classes=100, channels=1, image_size=32, width=0)
+
+
+def test_fc6_spans_what_the_convolutions_leave() -> None:
+    with torch.device("meta"):
+        for size, features in ((32, 512), (63, 512), (64, 2048), (224, 25_088)):
+            assert make("vggface", size).fc6.in_features == features
+            assert make("vggface", size)(torch.rand(1, 3, size, size)).shape == (1, 10)
+
+
+def test_the_face_network_drops_half_of_fc6_and_fc7_in_training_alone() -> None:
+    torch.manual_seed(0)
+    model = VGGFace(classes=4, channels=1, image_size=32, width=64).train()
+    image = torch.rand(1, 1, 32, 32)
+    assert not torch.equal(model(image), model(image))
+    model.eval()
+    assert torch.equal(model(image), model(image))
+    assert [m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)] == [0.5, 0.5]

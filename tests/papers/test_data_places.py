@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from bract.errors import BractError
 from bract.papers import mnist_package
@@ -114,3 +115,28 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(BractError, match="t10k-images-idx3-ubyte: no IDX file"):
         open_by_path("mnist", tmp_path, "test")
+
+
+def faces(folder: Path, people: int = 3, images: int = 40) -> None:
+    for split in ("train", "test"):
+        for person in range(people):
+            place = folder / "vggface" / split / f"person{person}"
+            place.mkdir(parents=True)
+            for number in range(images):
+                shade = (60 * person + 40, number, 0)
+                Image.new("RGB", (8, 8), shade).save(place / f"{number:03}.png")
+
+
+def test_images_of_folders_are_of_mixed_classes(tmp_path: Path) -> None:
+    # A row attacks the last images; unmixed they would all be of one person.
+    faces(tmp_path)
+    found = image_set("vggface", 12, "score", folder=tmp_path)
+    assert set(found.labels.tolist()) == {0, 1, 2}
+    assert found.classes == 3
+    for image, label in zip(found.images, found.labels.tolist(), strict=True):
+        assert float(image[0].mean()) == pytest.approx((60 * label + 40) / 255, abs=1e-3)
+
+
+def test_a_folder_without_a_training_split_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "vggface" / "test").mkdir(parents=True)
+    assert missing("vggface", tmp_path) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,13 @@ def test_a_row_has_the_paper_s_own_data_at_full_size() -> None:
 
 def test_declarations_lie_beside_the_code() -> None:
     assert (HERE / "adadefense" / "table-4.yaml").is_file()
+
+
+def test_what_is_not_run_here_names_the_command_that_would() -> None:
+    for experiment in experiments().values():
+        if experiment.needs is not None:
+            assert "`bract paper run " in experiment.needs, experiment.name
+        named = re.findall(r"bract paper run (\S+) --scale gpu", experiment.needs or "")
+        for name in named:
+            assert name in experiments(), experiment.name
+            assert "gpu" in find([name])[0].scales or "until then" in (experiment.needs or "")
