@@ -23,6 +23,7 @@ from bract.attacks.methods.spear import Spear
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Tier
+from bract.attacks.problem.global_models import observe_global_models
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.objectives import Cosine, Objective, RelativeError, SquaredError
 from bract.attacks.problem.problem import Problem
@@ -97,6 +98,7 @@ __all__ = [
     "methods",
     "minimise",
     "noise",
+    "observe_global_models",
     "open_cases",
     "open_over_rounds",
     "reconstruct",

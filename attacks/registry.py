@@ -92,6 +92,7 @@ def reconstruct_over_rounds(
     tier: Tier = "oblivious",
     device: str = "auto",
     engine: Engine | None = None,
+    history: Sequence[Observation] = (),
     public: TrainedPrior | None = None,
 ) -> Reconstruction:
     """Attack one client's uploads of several rounds together, as uploads of the same images.
@@ -108,6 +109,8 @@ def reconstruct_over_rounds(
         ``settings["evidence"]["rounds"]``.
     using, device, public
         As in `reconstruct`.
+    history
+        Uploads of the client before those, which are read and not matched.
 
     Raises
     ------
@@ -120,6 +123,7 @@ def reconstruct_over_rounds(
         seed=seed,
         tier=tier,
         engine=engine or Engine(device=device),
+        history=lambda seen: [one for one in (*history, *rounds) if one.round < seen.round],
         public=public,
     )
     (case,), left = open_over_rounds([rounds], task, attack=chosen.name)

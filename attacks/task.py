@@ -104,9 +104,8 @@ def open_over_rounds(
 ) -> tuple[list[Case | Refusal], AttackTask]:
     """Open several rounds' uploads of each client as one case; see `join_rounds`.
 
-    A round that cannot be opened is left out, and named in the evidence's notes as ``left_out``;
-    where the last one cannot be opened, nothing is attacked. Without a task's history, a round's
-    history is what stands before it.
+    A round that cannot be opened is left out, and the reason stands in the evidence's notes as
+    ``left_out``. The task's history tells what was seen before each round.
 
     Parameters
     ----------
@@ -119,18 +118,16 @@ def open_over_rounds(
         As `open_cases`: one case a client, or a `Refusal`.
     """
     flat = [seen for rounds in clients for seen in rounds]
-    if task.history is None:
-        before = {id(seen): rounds[:i] for rounds in clients for i, seen in enumerate(rounds)}
-        task = replace(task, history=lambda seen: before[id(seen)])
     opened, left = open_cases(flat, task, attack=attack)
     found: list[Case | Refusal] = []
     for rounds in clients:
         own, opened = opened[: len(rounds)], opened[len(rounds) :]
-        if own and isinstance(own[-1], Refusal):
+        usable = [case for case in own if isinstance(case, Case)]
+        if own and not usable:
             found.append(own[-1])
             continue
         try:
-            joint = join_rounds([case for case in own if isinstance(case, Case)])
+            joint = join_rounds(usable)
         except OF_ONE_CASE as error:
             last = rounds[-1] if rounds else None
             if last is None:

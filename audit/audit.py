@@ -44,6 +44,7 @@ from bract.audit.captures import Capture, Captures, Lazy, select
 from bract.audit.choice import AuditChoice
 from bract.audit.groups import distinct, over_rounds
 from bract.audit.hopeless import why_hopeless
+from bract.audit.observer import CuriousClient
 from bract.audit.prospects import Prospects
 from bract.audit.results import Results
 from bract.audit.returned import read_returned
@@ -136,6 +137,14 @@ class Audit:
                 "`bract prior train` makes one"
             )
         self._captures = Captures.of_run(run, choice.models)
+        self._observer = None
+        if choice.observer is not None:
+            if choice.tier != "oblivious":
+                raise BractError(
+                    f"--observer goes with --tier oblivious, not with {choice.tier}: what undoes a "
+                    "defense or opens a ciphertext works on one client's update"
+                )
+            self._observer = CuriousClient(run, self._captures, choice.observer)
         self._chosen = self._choose()
         self._captures.check_models(self._chosen)
         if choice.truth is not None:
@@ -143,9 +152,11 @@ class Audit:
         self._judge = Judge(
             self._data(), choice.seed, choice.device, choice.max_images, self._kept()
         )
-        self._files = Results(output or run.audit, choice.tier, choice.over_rounds)
+        self._files = Results(output or run.audit, choice.tier, choice.over_rounds, choice.observer)
         truth = choice.truth or run.truth
-        self._basis = Basis(run, self.config, choice, self._captures, truth, self._judge.data)
+        self._basis = Basis(
+            run, self.config, choice, self._captures, truth, self._judge.data, self._observer
+        )
         self._prospects = Prospects()
         self._begun = False
 
@@ -467,6 +478,8 @@ class Audit:
     def _open(self, capture: Capture) -> Observation:
         """Return what the attacker of this tier sees of an observation."""
         self._captures.check_model(capture)
+        if self._observer is not None:
+            return self._observer.open(capture)
         if capture.members and self._collusion is not None:
             return self._collusion.aggregate(capture)
         observation = self._captures.load(capture)
@@ -480,6 +493,8 @@ class Audit:
         found = list(self._captures.index)
         if not found:
             check_at_hand(self.config, self.run.root)
+        if self._observer is not None:
+            found = self._observer.captures()
         if self._collusion is not None:
             numbers = dict.fromkeys(capture.round for capture in found)
             found += self._collusion.aggregates(self._captures.of_round(r) for r in numbers)
@@ -545,6 +560,7 @@ class Audit:
             round=capture.round,
             client=capture.client,
             members=list(capture.members),
+            observer=self.choice.observer,
             rounds=[c.round for c in capture.rounds] if self.choice.over_rounds > 1 else [],
             attack=batch.attack,
             tier=self.choice.tier,
@@ -572,9 +588,9 @@ class Audit:
 
 
 def _last_round(case: Case, capture: Capture) -> Case:
-    """Return a case of the last round alone, of which the diagnosis speaks."""
+    """Return a case of one round, the last if it was opened, of which the diagnosis speaks."""
     own = [c for c in case.rounds if c.observation.key == capture.key]
-    return own[0] if own else case
+    return next(iter(own or case.rounds[-1:]), case)
 
 
 def _prior_notes(public: TrainedPrior, *, checked: bool) -> list[str]:

@@ -15,6 +15,7 @@ from bract.attacks import ATTACKS, load_prior
 from bract.attacks.problem.evidence import ADAPTIVE
 from bract.audit.captures import Capture, Captures
 from bract.audit.choice import AuditChoice
+from bract.audit.observer import CuriousClient
 from bract.config import DataConfig, FederationConfig
 from bract.data import DATASETS
 from bract.defenses import DEFENSES
@@ -35,6 +36,7 @@ _NAMES = {
     "data": "the configuration's data section",
     "images": "the data set's files",
     "aggregates": "the run's aggregates or the colluding client's key",
+    "observer": "the global models or the observer's own updates",
     "weak_seeds": "--weak-seeds",
     "prior": "the prior's file",
 }
@@ -53,6 +55,8 @@ class Basis:
         Folder with ``<client>/round-NNNN.safetensors``.
     data
         Where reference images come from; None where nobody named any.
+    observer
+        The client that attacks in the place of the server.
     """
 
     def __init__(
@@ -63,7 +67,9 @@ class Basis:
         captures: Captures,
         truth: Path,
         data: DataConfig | None,
+        observer: CuriousClient | None = None,
     ) -> None:
+        self._observer = observer
         self._run, self._config = run, config
         self._choice, self._captures, self._truth = choice, captures, truth
         self._tests = data is not None
@@ -104,6 +110,16 @@ class Basis:
                 if not path.name.startswith("round-") or path.name <= last
             ]
             found["aggregates"] = _digest(f"{lr} {self._files([self._choice.key, *kept])}")
+        if self._observer is not None:
+            seen = [path for one in capture.rounds for path in self._observer.files(one.round)]
+            own = [
+                path
+                for one in capture.rounds
+                for c in self._captures.of_round(one.round)
+                if c.client == self._observer.name
+                for path in c.files
+            ]
+            found["observer"] = self._files([*seen, *own])
         told = [self._truth / c.client / f"round-{c.round:04d}.safetensors" for c in members]
         if all(path.is_file() for path in told):
             found["truth"] = self._files(told)
@@ -118,10 +134,12 @@ class Basis:
         return _digest(json.dumps(self._common, sort_keys=True))
 
     def _members(self, capture: Capture) -> list[Capture]:
-        if not capture.members:
-            return capture.rounds
-        of_round = {c.client: c for c in self._captures.of_round(capture.round)}
-        return [of_round[client] for client in capture.members if client in of_round]
+        found = []
+        for one in capture.rounds:
+            of_round = {c.client: c for c in self._captures.of_round(one.round)}
+            names = one.members or (one.client,)
+            found += [of_round[client] for client in names if client in of_round]
+        return found
 
     def _captured(self, captures: Iterable[Capture]) -> list[Path]:
         """Return every file of captures: what they declare stands in one beside the tensors."""

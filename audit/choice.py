@@ -42,6 +42,9 @@ class AuditChoice:
         Rounds of one client whose uploads are attacked together, as uploads of the same images
         (`bract.attacks.problem.joint_case.join_rounds`); its chosen rounds are taken so many at a
         time, from the last one backwards.
+    observer
+        Name of a client that attacks in the place of the server: it sees the global models alone
+        (`bract.audit.observer`). None is the server.
     skip_hopeless
         Refuse what there is no hope for instead of attacking it.
     models
@@ -65,5 +68,6 @@ class AuditChoice:
     weak_seeds: int = SeedBudget().candidates
     batch: int | None = None
     over_rounds: int = 1
+    observer: str | None = None
     skip_hopeless: bool = False
     models: frozenset[str] = frozenset()

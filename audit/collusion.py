@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bract.attacks.problem.global_models import joint_declaration
 from bract.audit.captures import AGGREGATE, Capture
 from bract.config import FederationConfig
 from bract.errors import BractError
@@ -20,7 +21,7 @@ from bract.protocol.ciphertexts import (
     shaped,
 )
 from bract.protocol.keyfiles import read_key_file
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 
@@ -97,7 +98,7 @@ class Collusion:
             hidden = [c for c in captures if c.declaration.encryption != "none"]
             if hidden and hidden[0].round <= self._aggregates.last:
                 members = tuple(c.client for c in hidden)
-                declaration = _joint([c.declaration for c in hidden])
+                declaration = joint_declaration([c.declaration for c in hidden])
                 found.append(Capture(hidden[0].round, AGGREGATE, declaration, members=members))
         return found
 
@@ -183,19 +184,3 @@ def _shares_beside(path: Path, own: KeyShare) -> list[KeyShare]:
         if isinstance(found, KeyShare) and found.public == own.public and found.index not in known:
             shares.append(found)
     return shares
-
-
-def _joint(protocols: Sequence[ClientDeclaration]) -> ClientDeclaration:
-    """Declare one client that holds everybody's examples."""
-
-    def total(values: Sequence[int | None]) -> int | None:
-        known = [value for value in values if value is not None]
-        return sum(known) if len(known) == len(values) else None
-
-    steps = [p.local_steps for p in protocols if p.local_steps is not None]
-    return replace(
-        protocols[0],
-        batch_size=total([p.batch_size for p in protocols]),
-        num_examples=total([p.num_examples for p in protocols]),
-        local_steps=max(steps, default=None),
-    )

@@ -12,16 +12,16 @@ from bract.audit.scoring.scoring import Truth
 
 
 def over_rounds(captures: Sequence[Capture], count: int) -> list[Capture]:
-    """Gather each client's captures by ``count`` rounds; aggregates stay as they are.
+    """Gather each client's captures by ``count`` rounds; aggregates, by who is in them.
 
     Counted from a client's last round, so that its first group may be smaller. A group goes by the
     name of its last capture, which holds the others as `Capture.earlier`.
     """
     if count == 1:
         return list(captures)
-    found: list[Capture] = [c for c in captures if c.members]
-    for client in dict.fromkeys(c.client for c in captures if not c.members):
-        mine = [c for c in captures if c.client == client and not c.members]
+    found: list[Capture] = []
+    for whose in dict.fromkeys((c.client, c.members) for c in captures):
+        mine = [c for c in captures if (c.client, c.members) == whose]
         mine.sort(key=lambda c: c.round)
         for end in range(len(mine), 0, -count):
             group = mine[max(0, end - count) : end]

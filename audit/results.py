@@ -23,19 +23,21 @@ class Results:
     ----------
     root
         The run's ``audit/``. Results of the tier ``oblivious`` lie in ``<attack>/``, those of
-        others in ``<attack>-<tier>/``; of attacks on ``over_rounds`` rounds together in folders
-        that say so.
+        others in ``<attack>-<tier>/``; of attacks on ``over_rounds`` rounds together, or by a
+        client as the ``observer``, in folders that say so.
     """
 
     root: Path
     tier: str
     over_rounds: int = 1
+    observer: str | None = None
 
     def folder(self, attack: str) -> Path:
         """Return where an attack's results of this tier lie; those of the others stay."""
+        seen = "" if self.observer is None else f"-seen-by-{self.observer}"
         together = f"-over-{self.over_rounds}-rounds" if self.over_rounds > 1 else ""
         tier = "" if self.tier == "oblivious" else f"-{self.tier}"
-        return self.root / f"{attack}{tier}{together}"
+        return self.root / f"{attack}{tier}{seen}{together}"
 
     def unfinished(self, attack: str) -> Path:
         """Return where an attack that runs keeps its state."""

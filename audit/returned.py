@@ -14,7 +14,7 @@ MOST_BYTES = 64 * 2**20
 
 ALIKE = (
     *("round", "client", "members", "attack", "tier", "read_as", "defenses", "encryption"),
-    *("num_examples", "local_steps", "repeat", "rounds"),
+    *("num_examples", "local_steps", "repeat", "rounds", "observer"),
 )
 """Fields that do not depend on what is found."""
 

@@ -382,6 +382,13 @@ def audit(
             help="Rounds of one client attacked together, as uploads of the same images.",
         ),
     ] = 1,
+    observer: Annotated[
+        str | None,
+        typer.Option(
+            "--observer",
+            help="Client that attacks in the server's place: it sees the global models alone.",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
@@ -429,7 +436,7 @@ def audit(
         choices = [replace(choice, weak_seeds=weak_seeds) for choice in choices]
     if batch is not None:
         choices = [replace(choice, batch=batch) for choice in choices]
-    choices = [replace(choice, over_rounds=over_rounds) for choice in choices]
+    choices = [replace(choice, over_rounds=over_rounds, observer=observer) for choice in choices]
     asked = asked_for(ray, workers, gpus, choices[0].device)
     if asked is not None:
         # This process only plans and checks; what the workers compute on is Ray's to say.

@@ -67,6 +67,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "methods",
         "minimise",
         "noise",
+        "observe_global_models",
         "open_cases",
         "open_over_rounds",
         "reconstruct",

@@ -224,7 +224,8 @@ class AuditResult(VersionedRecord):
 
     ``members`` are the clients whose mean update it is, empty for a single client's; ``rounds``
     those whose uploads were attacked together, ``round`` the last of them, empty where uploads
-    were attacked one by one.
+    were attacked one by one. ``observer`` is the client that attacked in the place of the server,
+    with the global models alone.
     ``chosen_attack`` is the attack that made the images: another one than ``attack`` where that
     chose among several. ``method`` is the recipe that it ran, ``components`` are its parts and
     ``unknowns`` the shapes of what it found beside the images, by name. ``trials`` are all of them
@@ -247,6 +248,7 @@ class AuditResult(VersionedRecord):
     attack: str
     members: list[str] = []
     rounds: list[int] = []
+    observer: str | None = None
     chosen_attack: str | None = None
     method: str | None = None
     components: list[str] = []

@@ -101,13 +101,15 @@ def observation_facts(
 
 def _together(audit: AuditResult) -> tuple[str, str]:
     """Return what tells an attack on several uploads from one on a single one, and its words."""
-    if audit.members:
-        return f"@{AGGREGATE}", " on the aggregate"
+    named = [AGGREGATE] if audit.members else []
+    words = " on the aggregate" if audit.members else ""
+    if audit.observer is not None:
+        named, words = [audit.observer], f" by {audit.observer}, on the others' aggregate"
     if audit.rounds:
         count = len(audit.rounds)
-        words = f"{count} round{'' if count == 1 else 's'}"
-        return f"@{words}", f" over {words}"
-    return "", ""
+        named.append(f"{count} round{'' if count == 1 else 's'}")
+        words += f" over {named[-1]}"
+    return "".join(f"@{name}" for name in named), words
 
 
 def _tried(audit: AuditResult) -> list[str]:

@@ -275,11 +275,10 @@ def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
     left = [c for c in files.captures if (c.round, c.client) not in attacked]
     if left:
         missing.append(f"{len(left)} of the {len(files.captures)} captured uploads")
-    joint = any(o["attack"].endswith(f"@{AGGREGATE}") for o in done)
-    missing.append(
-        "combining several rounds or clients in one attack"
-        + ("" if joint else ", and the aggregate itself")
-    )
+    if not any(len(o["rounds"]) > 1 for o in done):
+        missing.append("combining several rounds in one attack")
+    if not any(o["client"] == AGGREGATE for o in done):
+        missing.append("the aggregate of several clients")
     return missing
 
 

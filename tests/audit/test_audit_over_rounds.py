@@ -19,6 +19,7 @@ from bract.audit.scoring.scoring import Truth
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.data import client_data, data_spec
+from bract.errors import BractError
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
@@ -37,6 +38,7 @@ def run(tmp_path: Path) -> RunDirectory:
             "data": {"image_size": 8, "validation": 0.0},
             "model": {"name": "lenet-strided"},
             "training": {"algorithm": "fedsgd", "batch_size": 1},
+            "strategy": {"server_lr": 0.5},
         }
     )
     directory = RunDirectory(tmp_path / "audited")
@@ -47,6 +49,7 @@ def run(tmp_path: Path) -> RunDirectory:
     initialise(model, "default", 0)
     store = ObservationStore(directory.captures)
     for number in (1, 2, 3):
+        updates = []
         for client in (0, 1):
             data = client_data(config, client)
             # The second client's image of the last round is another one.
@@ -56,6 +59,7 @@ def run(tmp_path: Path) -> RunDirectory:
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             names = [name for name, _ in model.named_parameters()]
             update = dict(zip(names, gradients, strict=True))
+            updates.append(update)
             store.save(
                 Observation(
                     round=number,
@@ -78,7 +82,7 @@ def run(tmp_path: Path) -> RunDirectory:
             save_truth(directory.truth / f"client-{client}", number, images, labels)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.sub_(update[name], alpha=0.5)
+                parameter.sub_(updates[0][name] + updates[1][name], alpha=0.25)
     return directory
 
 
@@ -123,17 +127,44 @@ def test_the_report_tells_them_from_attacks_on_single_uploads(run: RunDirectory)
     assert "IG over 2 rounds" in page
 
 
+def test_a_curious_client_attacks_the_others_by_the_global_models(run: RunDirectory) -> None:
+    choice = replace(CHOICE, attacks=("gauss-newton",), observer="client-1", over_rounds=1)
+    results = execute(run, choice)
+    # After round 3 no model was kept.
+    assert [(r["round"], r["members"]) for r in results] == [(1, ["client-0"]), (2, ["client-0"])]
+    assert all(r["observer"] == "client-1" and r["scored"] for r in results)
+    # What is left of client-0's update is rounded, so the image comes back to that.
+    assert min(r["images"][0]["scores"]["psnr"] for r in results) > 30.0
+    assert (run.audit / "gauss-newton-seen-by-client-1" / "round-0001--aggregate.json").is_file()
+    assert Audit(run, choice, resume=True).plan() == []
+    together = execute(run, replace(choice, over_rounds=2))
+    assert [r["rounds"] for r in together] == [[1, 2]]
+    write_report(run.root)
+    names = {
+        row["attack_name"] for row in json.loads((run.root / "report.json").read_text())["attacks"]
+    }
+    assert "Gauss-Newton by client-1, on the others' aggregate" in names
+    assert "Gauss-Newton by client-1, on the others' aggregate over 2 rounds" in names
+
+
+def test_an_observer_that_cannot_look_is_refused(run: RunDirectory) -> None:
+    with pytest.raises(BractError, match="no capture is of this client; there are client-0"):
+        execute(run, replace(CHOICE, observer="client-7"))
+    with pytest.raises(BractError, match="--observer goes with --tier oblivious"):
+        execute(run, replace(CHOICE, observer="client-1", tier="adaptive"))
+
+
 def test_groups_count_from_the_last_round() -> None:
     declared = ClientDeclaration()
     captures = [Capture(r, c, declared) for r in (1, 2, 3, 5) for c in ("a", "b")]
     captures.append(Capture(5, "aggregate", declared, members=("a", "b")))
     found = over_rounds(captures, 3)
     assert [(c.client, [one.round for one in c.rounds]) for c in found] == [
-        ("aggregate", [5]),
         ("a", [2, 3, 5]),
         ("a", [1]),
         ("b", [2, 3, 5]),
         ("b", [1]),
+        ("aggregate", [5]),
     ]
 
 

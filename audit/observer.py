@@ -1,0 +1,149 @@
+"""A curious client in the place of the server: it sees the global models, and its own update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from bract.attacks.problem.global_models import joint_declaration, observe_global_models
+from bract.audit.captures import AGGREGATE, Capture, Captures
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors
+from bract.rundir import RunDirectory
+
+KNOWN_STRATEGIES = ("fedavg", "fedprox")
+"""Strategies of which a client knows how the global model follows from the updates."""
+
+
+class CuriousClient:
+    """One client of a run, which learns every round's global model and knows what it sent itself.
+
+    The run's captures tell what was sent in a round; the model after the last captured round is
+    that of ``models/``. Who took part with which weight is taken for known: it is what
+    ``metrics.jsonl`` holds, or the number of examples.
+
+    Parameters
+    ----------
+    name
+        The client.
+
+    Raises
+    ------
+    BractError
+        If no capture is of this client, the run is encrypted, or its strategy is none of
+        `KNOWN_STRATEGIES`.
+    """
+
+    def __init__(self, run: RunDirectory, captures: Captures, name: str) -> None:
+        self._run, self._captures, self.name = run, captures, name
+        strategy = run.config().strategy
+        clients = sorted({c.client for c in captures.index})
+        if name not in clients:
+            raise BractError(
+                f"--observer {name}: no capture is of this client; there are {', '.join(clients)}"
+            )
+        if any(c.declaration.encryption != "none" for c in captures.index):
+            raise BractError(
+                f"--observer {name}: the run is encrypted; what one client reads of the aggregate "
+                "is the colluding tier: bract audit RUN --tier colluding --clients aggregate"
+            )
+        if strategy.name not in KNOWN_STRATEGIES:
+            raise BractError(
+                f"--observer {name}: strategy {strategy.name} makes the global model otherwise "
+                f"than by a mean with known weights; expected {' or '.join(KNOWN_STRATEGIES)}"
+            )
+        self._lr = strategy.server_lr
+        self._weights = {
+            row.round: {client: told.weight for client, told in row.clients.items()}
+            for row in run.metrics()
+        }
+
+    def captures(self) -> list[Capture]:
+        """Return one capture a round in which others took part and whose next model is known."""
+        found = []
+        for number in sorted({c.round for c in self._captures.index}):
+            of_round = self._captures.of_round(number)
+            others = [c for c in of_round if c.client != self.name]
+            if others and self.files(number):
+                found.append(
+                    Capture(
+                        number,
+                        AGGREGATE,
+                        joint_declaration([c.declaration for c in others]),
+                        members=tuple(c.client for c in others),
+                    )
+                )
+        return found
+
+    def files(self, number: int) -> list[Path]:
+        """Return the files that hold the global model after a round; none where it was not kept."""
+        later = self._captures.of_round(number + 1)
+        if later:
+            return later[0].files
+        return [
+            path
+            for path in sorted(self._run.models.glob("*.safetensors"))
+            if _round_of(path) == number
+        ][:1]
+
+    def open(self, capture: Capture) -> Observation:
+        """Return the mean of the other clients' updates, as this client computes it.
+
+        Raises
+        ------
+        BractError
+            If a model or the client's own update cannot be read.
+        """
+        of_round = self._captures.of_round(capture.round)
+        sent = self._captures.load(of_round[0])
+        weights = self._weights_of(of_round, capture.round)
+        own = [self._captures.load(c) for c in of_round if c.client == self.name]
+        return observe_global_models(
+            sent.parameters,
+            self._after(capture.round),
+            [c.declaration for c in of_round if c.client != self.name],
+            number=capture.round,
+            client=capture.client,
+            server_lr=self._lr,
+            buffers=sent.buffers,
+            known=[(weights[seen.client], seen.update) for seen in own],
+        )
+
+    def _after(self, number: int) -> Tensors:
+        later = self._captures.of_round(number + 1)
+        if later:
+            return self._captures.load(later[0]).parameters
+        (path,) = self.files(number)
+        return load_file(path)
+
+    def _weights_of(self, captures: Sequence[Capture], number: int) -> dict[str, float]:
+        told = self._weights.get(number, {})
+        if told and set(told) != {c.client for c in captures}:
+            raise BractError(
+                f"round-{number:04d}: {', '.join(sorted(told))} took part, captured were "
+                f"{', '.join(c.client for c in captures)}; the mean of a round is attacked where "
+                "every upload of it was captured, since the scores need every client's images"
+            )
+        if told and all(weight is not None for weight in told.values()):
+            return {client: float(weight or 0.0) for client, weight in told.items()}
+        examples = {c.client: c.declaration.num_examples for c in captures}
+        if missing := sorted(client for client, count in examples.items() if not count):
+            raise BractError(
+                f"round-{number:04d}/{missing[0]}: its weight in the mean is not known: neither "
+                "metrics.jsonl nor its declaration (num_examples) tells it"
+            )
+        total = sum(count or 0 for count in examples.values())
+        return {client: (count or 0) / total for client, count in examples.items()}
+
+
+def _round_of(path: Path) -> int | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int((file.metadata() or {}).get("round", ""))
+    except (OSError, ValueError, SafetensorError) as error:
+        del error
+        return None
