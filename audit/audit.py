@@ -512,7 +512,6 @@ class Audit:
     ) -> AuditResult:
         name = batch.attack
         path = self._files.path(name, capture, batch.repeat)
-        tier = self._tier(batch)
         record = self._about(batch, capture)
         record = record.model_copy(update={"device": str(engine.torch_device())})
         if isinstance(result, Refusal) or case is None:
@@ -544,7 +543,7 @@ class Audit:
             notes = [*judged.notes, *_rounding_notes(capture)]
             if self._public is not None:
                 notes += _prior_notes(self._public, checked=judged.scored)
-            if record.defenses and tier != self.choice.tier:
+            if record.defenses and capture.members:
                 notes.append(MEAN_OF_DEFENDED)
             more["notes"] = notes
         record = AuditResult.model_validate(dict(record) | more)

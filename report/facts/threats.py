@@ -278,7 +278,7 @@ def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
     if not any(len(o["rounds"]) > 1 for o in done):
         missing.append("combining several rounds in one attack")
     if not any(o["client"] == AGGREGATE for o in done):
-        missing.append("the aggregate of several clients")
+        missing.append("the aggregate itself")
     return missing
 
 
