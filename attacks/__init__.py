@@ -15,6 +15,7 @@ from bract.attacks.methods.dlg import DLG, IDLG
 from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.methods.ggl import GGL
 from bract.attacks.methods.gias import GIAS
+from bract.attacks.methods.gradinversion import GradInversion
 from bract.attacks.methods.grnn import GRNN
 from bract.attacks.methods.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
@@ -67,6 +68,7 @@ __all__ = [
     "FirstOrderSettings",
     "GRNNPolish",
     "GaussNewton",
+    "GradInversion",
     "LabelInference",
     "Objective",
     "Outcome",

@@ -102,9 +102,12 @@ class Attack(Attacker):
     unroll
         Most local steps that are simulated one by one; longer training is matched by its mean
         gradient.
+    coupled
+        Whether the restarts of one observation see each other, and so run in one batch.
     """
 
     name: ClassVar[str] = "attack"
+    coupled: ClassVar[bool] = False
 
     unroll: int = UNROLL
 
@@ -164,6 +167,7 @@ class Attack(Attacker):
                 default_iterations=self.iterations,
                 seed=task.seed,
                 identity=f"{self.name} {task.tier} {self!r}",
+                together=self.coupled,
             )
         except OF_ONE_CASE as error:
             if len(cases) == 1:

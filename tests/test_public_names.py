@@ -34,6 +34,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "GRNN",
         "GRNNPolish",
         "GaussNewton",
+        "GradInversion",
         "IDLG",
         "IG",
         "LabelInference",

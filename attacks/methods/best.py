@@ -18,8 +18,8 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.own_statistics import OwnStatistics
-from bract.attacks.solve.regularizers import known_statistics
 
 BN_WEIGHT = 0.1
 """Chosen on training images after one step of local training with returned buffers: two digits
@@ -139,9 +139,9 @@ class _BestPrior(Attack):
 
 
 def statistics_weight(problem: Problem) -> float:
-    """Weight of the batch's own statistics in IG, 0 where a capture does not hold them all."""
-    own = (known_statistics(case.observation, case.target_model)[1] for case in problem.cases)
-    return BN_WEIGHT if all(own) else 0.0
+    """Weight of the client's own statistics in IG, 0 where a capture does not tell them."""
+    own = (local_statistics(case.observation, case.target_model) for case in problem.cases)
+    return BN_WEIGHT if all(one is not None for one in own) else 0.0
 
 
 def _can_generate(problem: Problem) -> bool:

@@ -14,9 +14,10 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run, descend
 from bract.attacks.solve.lbfgs import BatchedLBFGS
+from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.matching import hard_labels, noise
 from bract.attacks.solve.own_statistics import OwnStatistics
-from bract.attacks.solve.regularizers import TotalVariation, known_statistics
+from bract.attacks.solve.regularizers import TotalVariation
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -35,9 +36,10 @@ class Statistics(Attack):
     ResNet-20. They are continuous in the pixels where a gradient jumps (ReLU, max pooling), and no
     defense of the update touches them. GradInversion (Yin et al. 2021, eq. 8) and DeepInversion
     hold running statistics against candidates as a prior beside the gradient; here the batch's own
-    are the target. Quasi-Newton descent on `OwnStatistics.error` plus total variation, from an
-    eighth of the size or more to the whole, finished with less of the prior. The update enters
-    nothing but the labels.
+    are the target, and after several steps their weighted mean
+    (`bract.attacks.solve.local_statistics`). Quasi-Newton descent on `OwnStatistics.error` plus
+    total variation, from an eighth of the size or more to the whole, finished with less of the
+    prior. The update enters nothing but the labels, and of longer training the way of the model.
 
     Attributes
     ----------
@@ -59,11 +61,11 @@ class Statistics(Attack):
     def prepare(self, case: Case) -> Case:
         """Refuse captures that do not hold the statistics of one batch."""
         case = super().prepare(case)
-        if not known_statistics(case.observation, case.target_model)[1]:
+        if local_statistics(case.observation, case.target_model) is None:
             raise BractError(
-                f"{case.observation.key}: the buffers do not tell the statistics of one batch; "
-                "that takes batch normalisation in norm_mode 'train', one local step, and buffers "
-                "that come back with their counts; use another attack"
+                f"{case.observation.key}: the buffers do not tell the statistics of the client's "
+                "batches; that takes batch normalisation in norm_mode 'train', and buffers that "
+                "come back with their counts; use another attack"
             )
         return case
 
@@ -89,8 +91,8 @@ class Statistics(Attack):
             def loss(
                 images: Tensor, labels: Tensor, unknowns: Tensors, prior: TotalVariation = prior
             ) -> Tensor:
-                del labels, unknowns
-                return wanted.error(problem, images) + prior(problem, images)
+                del unknowns
+                return wanted.error(problem, images, labels) + prior(problem, images)
 
             iterations = None if run.iterations is None else max(1, round(run.iterations * share))
             part = run.part(f"stage-{number}", begun, min(1.0, begun + share), iterations)

@@ -122,6 +122,7 @@ class Engine:
         default_iterations: int,
         seed: int,
         identity: str,
+        together: bool = False,
     ) -> list[list[Trial]]:
         """Attack cases of one shape, once for each of the budget's restarts; one list a case.
 
@@ -130,11 +131,16 @@ class Engine:
         identity
             Names attack, hyper-parameters and tier; a checkpoint is used for the same identity
             and the same evidence only.
+        together
+            Whether all restarts of a case run in one batch, whatever the batch's size: the attack
+            lets them see each other, and what they find must not depend on what fits.
         """
         device = self.torch_device()
         starts = budget.restart_numbers
         pending = [(case, r) for case in cases for r in starts]
+        unit = len(starts) if together else 1
         size = self.trials or (CPU_TRIALS if device.type == "cpu" else CUDA_TRIALS)
+        size = max(1, size // unit) * unit
         iterations = budget.iterations
         if iterations is None and budget.seconds is None:
             iterations = default_iterations
@@ -164,12 +170,9 @@ class Engine:
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                if len(chunk) == 1:
-                    raise RunFailedError(
-                        f"{chunk[0][0].observation.key}: one restart does not fit into the memory "
-                        f"of {device}; lower budget.max_images or use another device"
-                    ) from error
-                size = (len(chunk) + 1) // 2
+                if len(chunk) == unit:
+                    raise RunFailedError(_too_large(chunk[0][0], unit, device)) from error
+                size = (len(chunk) // unit + 1) // 2 * unit
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
                 continue
@@ -268,6 +271,19 @@ class Engine:
         return report
 
 
+def _too_large(case: Case, restarts: int, device: torch.device) -> str:
+    key = case.observation.key
+    if restarts == 1:
+        return (
+            f"{key}: one restart does not fit into the memory of {device}; lower "
+            "budget.max_images or use another device"
+        )
+    return (
+        f"{key}: the {restarts} restarts, which this attack runs together, do not fit into the "
+        f"memory of {device}; lower budget.restarts or budget.max_images, or use another device"
+    )
+
+
 def _progress(fraction: float, seconds: float, loss: float) -> Progress:
     left = seconds * (1 - fraction) / fraction if fraction > 0 else math.inf
     return Progress(fraction, seconds, left, loss)
@@ -326,7 +342,7 @@ def _match(problem: Problem, outcome: Outcome) -> _Match:
     statistics = None
     if own is not None and own.decisive(pixels=images[0].numel()):
         with torch.no_grad():
-            statistics = own.error(exact, images)
+            statistics = own.error(exact, images, outcome.labels.to(torch.float64))
     nats = None
     if exact.likelihood is not None:
         nats = exact.distance(exact.likelihood, detached) + NaturalImages()(exact, images)

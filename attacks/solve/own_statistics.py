@@ -1,14 +1,19 @@
-"""Statistics of a client's own batch, as a loss of candidate images."""
+"""Statistics of a client's own batches, as a loss of candidate images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.regularizers import known_statistics
+from bract.attacks.solve.local_statistics import (
+    LocalStatistics,
+    local_statistics,
+    simulated_statistics,
+    told_share,
+)
 
 _ROUNDING = 2.0**-23
 """Relative spacing of float32, in which buffers travel."""
@@ -24,40 +29,48 @@ pixels through three layers of 12 channels (3.6)."""
 class OwnStatistics:
     """Mean and variance of every channel that enters a normalisation layer, as clients had them.
 
+    Of one local step those of the client's batch; of several the mean over steps that
+    `LocalStatistics` has.
+
     Attributes
     ----------
     layers
         By name of the layer, means, variances and the variance that errors are measured by, each
         ``(L, channels)``.
+    known
+        What each trial's buffers tell.
     """
 
     layers: dict[str, tuple[Tensor, Tensor, Tensor]]
+    known: tuple[LocalStatistics, ...]
 
     @classmethod
     def of(cls, problem: Problem) -> OwnStatistics | None:
-        """Return what the captures tell; None where one does not tell all of one batch."""
-        known = [known_statistics(c.observation, c.target_model) for c in problem.cases]
-        if not all(own for _, own in known):
+        """Return what the captures tell; None where one does not tell of its own steps."""
+        found = [local_statistics(c.observation, c.target_model) for c in problem.cases]
+        known = tuple(own for own in found if own is not None)
+        if len(known) < len(found):
             return None
-        modules = dict(problem.target_model.model.named_modules())
         layers = {}
-        for name in known[0][0]:
+        for name in known[0].layers:
             mean, variance = (
-                torch.stack([found[name][i] for found, _ in known]).to(
+                torch.stack([own.layers[name][i] for own in known]).to(
                     problem.device, problem.dtype
                 )
                 for i in range(2)
             )
-            returned = torch.stack(
-                [c.observation.returned_buffers[f"{name}.running_var"] for c in problem.cases]
+            # The steps' share of a running statistic is less than one: rounding grows by that.
+            rounding = torch.stack(
+                [
+                    c.observation.returned_buffers[f"{name}.running_var"].abs()
+                    / told_share(own.momenta[name], own.steps)
+                    for c, own in zip(problem.cases, known, strict=True)
+                ]
             ).to(variance)
-            norm = modules[name]
-            assert isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.momentum
-            # The batch's share of a running statistic is its momentum: rounding grows by that.
-            scale = variance.clamp_min(0.0) + _ROUNDING * returned.abs() / norm.momentum
+            scale = variance.clamp_min(0.0) + _ROUNDING * rounding
             tiny = torch.finfo(variance.dtype).tiny
             layers[name] = (mean, variance, scale.clamp_min(tiny**0.25))
-        return cls(layers)
+        return cls(layers, known)
 
     def decisive(self, *, pixels: int) -> bool:
         """Return whether there are enough statistics to say which image is nearer.
@@ -70,7 +83,7 @@ class OwnStatistics:
         known = sum(mean.shape[1] + scale.shape[1] for mean, _, scale in self.layers.values())
         return known * DECISIVE >= pixels
 
-    def error(self, problem: Problem, images: Tensor) -> Tensor:
+    def error(self, problem: Problem, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return how far candidates' statistics are from the clients', relatively, ``(L,)``.
 
         The mean over layers of ``mean_c((mu - mu_c)^2 / var_c + (var - var_c)^2 / var_c^2)``; 0 is
@@ -80,13 +93,42 @@ class OwnStatistics:
         ----------
         images
             ``(L, B, C, H, W)`` in [0, 1].
+        labels
+            ``(L, B, classes)`` probabilities, by which unrolled steps are simulated; without them
+            several steps are simulated to first order.
         """
-        seen = problem.target_model.batch_statistics(
-            problem.parameters, problem.state, problem.target_model.normalise(images)
-        )
+        seen = simulated_statistics(problem, images, self.known, labels)
         total = images.new_zeros(len(images))
         for name, (mean, variance, scale) in self.layers.items():
             of_mean = (seen[name][0] - mean).square() / scale
             of_variance = ((seen[name][1] - variance) / scale).square()
             total = total + (of_mean + of_variance).mean(dim=1)
         return total / len(self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnBatchStatistics:
+    """`OwnStatistics.error` as a prior beside a gradient.
+
+    Attributes
+    ----------
+    weight
+        Factor before the error.
+    own
+        The statistics of the same trials.
+    labels
+        ``(L, B, classes)`` probabilities.
+    """
+
+    weight: float
+    own: OwnStatistics
+    labels: Tensor
+
+    def component(self, problem: Problem) -> str | None:
+        """Known for every trial, or there is no such prior."""
+        del problem
+        return "batch statistics"
+
+    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
+        """Return ``weight * error``, ``(L,)``."""
+        return self.weight * self.own.error(problem, images, self.labels)

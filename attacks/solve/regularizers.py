@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.solve.local_statistics import local_statistics, simulated_statistics
 from bract.protocol.observation import Observation
 
 MEAN_DIFFERENCE = 0.04
@@ -71,6 +72,29 @@ class TotalVariation:
         else:
             down, right = down.abs() ** self.power, right.abs() ** self.power
         return self.weight * (down.flatten(1).mean(dim=1) + right.flatten(1).mean(dim=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredNorm:
+    """Mean square of the pixels as the model sees them: 0 is the mean that clients subtract.
+
+    Attributes
+    ----------
+    weight
+        Factor before the penalty.
+    """
+
+    weight: float
+
+    def component(self, problem: Problem) -> str | None:
+        """The norm applies to every problem."""
+        del problem
+        return "squared norm"
+
+    def __call__(self, problem: Problem, images: Tensor) -> Tensor:
+        """Return ``weight * mean z^2`` for normalised pixels z."""
+        inputs = problem.target_model.normalise(images)
+        return self.weight * inputs.square().flatten(1).mean(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +192,10 @@ class LatentPrior:
 class BatchNormStatistics:
     """Distance of the candidates' batch statistics to those the model holds.
 
-    Where the client normalised by its batch (norm_mode ``train``), took one step and sent its
-    buffers back, the batch's own mean and variance follow exactly from the running ones before
-    and after. Otherwise the running statistics stand in (GradInversion, Yin et al. 2021, eq. 8).
+    Where the client normalised by its batch (norm_mode ``train``) and sent its buffers back, the
+    own mean and variance of its batches follow from the running ones before and after: exactly of
+    one step, as a weighted mean of several (`bract.attacks.solve.local_statistics`). Otherwise the
+    running statistics stand in (GradInversion, Yin et al. 2021, eq. 8).
     Models without batch normalisation are left alone.
 
     Attributes
@@ -189,14 +214,18 @@ class BatchNormStatistics:
 
     def __call__(self, problem: Problem, images: Tensor) -> Tensor:
         """Return ``weight * mean_l(|mu - mu_l|^2 + |var - var_l|^2) / (|mu_l|^2 + |var_l|^2)``."""
-        wanted = [
-            known_statistics(case.observation, case.target_model)[0] for case in problem.cases
-        ]
-        if not wanted[0]:
-            return images.new_zeros(len(images))
-        seen = problem.target_model.batch_statistics(
-            problem.parameters, problem.state, problem.target_model.normalise(images)
-        )
+        own = [local_statistics(case.observation, case.target_model) for case in problem.cases]
+        known = [one for one in own if one is not None]
+        if len(known) == len(own):
+            wanted = [one.layers for one in known]
+            seen = simulated_statistics(problem, images, known)
+        else:
+            wanted = [known_statistics(c.observation, c.target_model)[0] for c in problem.cases]
+            if not wanted[0]:
+                return images.new_zeros(len(images))
+            seen = problem.target_model.batch_statistics(
+                problem.parameters, problem.state, problem.target_model.normalise(images)
+            )
         total = images.new_zeros(len(images))
         for name in wanted[0]:
             mean, variance = (
@@ -207,6 +236,20 @@ class BatchNormStatistics:
             size = (mean.square() + variance.square()).sum(dim=1).clamp_min(1e-12)
             total = total + distance.sum(dim=1) / size
         return self.weight * total / len(wanted[0])
+
+
+def have_run(problem: Problem) -> bool:
+    """Return whether running statistics were sent that counted a batch in every case.
+
+    A fresh network's are 0 and 1, which say nothing of images.
+    """
+    return all(
+        any(
+            name.endswith(".num_batches_tracked") and int(count) > 0
+            for name, count in case.observation.buffers.items()
+        )
+        for case in problem.cases
+    )
 
 
 def known_statistics(

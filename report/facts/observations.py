@@ -27,6 +27,7 @@ ATTACK_NAMES = {
     "ig": "IG",
     "ggl": "GGL",
     "gias": "GIAS",
+    "gradinversion": "GradInversion",
     "statistics": "Batch statistics",
     "grnn": "GRNN",
     "coarse-to-fine": "Coarse to fine",

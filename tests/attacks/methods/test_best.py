@@ -23,12 +23,12 @@ def weight(seen: Any) -> Any:
     return statistics_weight(Problem.stack([(case, 0)], seed=0, device=torch.device("cpu")))
 
 
-def test_only_the_batchs_own_statistics_count(odd: Any) -> None:
+def test_only_the_clients_own_statistics_count(odd: Any) -> None:
     seen = one_step(*odd)
     assert weight(seen) == BN_WEIGHT > 0
     assert weight(replace(seen, returned_buffers={})) == 0
     assert weight(replace(seen, declaration=seen.declaration.updated({"norm_mode": "eval"}))) == 0
-    assert weight(one_step(*odd, steps=2)) == 0
+    assert weight(one_step(*odd, steps=2)) == BN_WEIGHT
 
 
 def test_returned_statistics_bring_back_what_normalisation_hides(odd: Any) -> None:

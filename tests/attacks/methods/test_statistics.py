@@ -164,12 +164,12 @@ def test_a_batch_comes_back_in_part(digits: Any) -> None:
     ],
 )
 def test_buffers_that_do_not_tell_one_batch_are_refused(kinked: Any, change: Any) -> None:
-    with pytest.raises(BractError, match=r"statistics of one batch.*use another attack"):
+    with pytest.raises(BractError, match=r"statistics of the client.*use another attack"):
         attack("statistics")(change(kinked[0]))
 
 
 def test_a_model_without_normalisation_is_refused(observe: Any, tiny: Any) -> None:
-    with pytest.raises(BractError, match="statistics of one batch"):
+    with pytest.raises(BractError, match="statistics of the client"):
         attack("statistics")(observe(tiny[0][:1], tiny[1][:1]))
 
 
