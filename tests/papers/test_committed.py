@@ -7,7 +7,7 @@ from bract.papers.readme import README, readme
 from bract.papers.results import COMMITTED
 from bract.papers.summary import Standing, stand_all
 
-AT_LEAST = 49
+AT_LEAST = 50
 """Tables and figures at laptop scale."""
 
 
