@@ -62,7 +62,10 @@ DEFENSES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One federation and one attacker, who began to look in round ``first``."""
+    """One federation and one attacker, who began to look in round ``first``.
+
+    ``held`` are a client's images where a round's batch is a random part of them; 0 is the batch.
+    """
 
     name: str
     model: str = "lenet-strided"
@@ -70,10 +73,11 @@ class Row:
     defense: str = "none"
     clients: int = 1
     batch: int = 1
+    held: int = 0
     observer: str = "server"
     first: int = 1
     attack: str = "ig"
-    iterations: int = 300
+    iterations: int = 200
 
     @property
     def tier(self) -> Any:
@@ -83,32 +87,40 @@ class Row:
 
 ROWS = (
     Row("strided, batch", batch=4),
-    Row("pooled, batch", model="lenet", batch=4),
     Row("noise", activation="sigmoid", defense="noise"),
     Row("adadefense", batch=4, defense="adadefense"),
-    Row("adadefense, from round 2", batch=4, defense="adadefense", first=2),
     Row("eps outside, from round 2", batch=4, defense="eps outside", first=2),
+    Row("parts", batch=4, held=8, attack="multi-round"),
     Row("two clients, one curious", clients=2, batch=4, observer="client"),
-    Row("five clients, one curious", clients=5, observer="client"),
 )
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What came of one federation: uploads by client, all truth, and the last global model."""
+    """What came of one federation: uploads by client, the images of each, by round, and more.
+
+    ``used`` are positions in ``images``; ``last`` is the last global model.
+    """
 
     uploads: list[list[Observation]]
-    images: list[Tensor]
-    labels: list[Tensor]
+    used: list[list[list[int]]]
+    images: Tensor
+    labels: Tensor
     last: Tensors
+
+    def truth(self, clients: range, rounds: slice) -> Truth:
+        """Return the images that these clients used in these rounds, each once."""
+        at = sorted({i for c in clients for part in self.used[c][rounds] for i in part})
+        return Truth(self.images[at], self.labels[at])
 
 
 def federation(row: Row, number: int, split: str) -> Federation:
     """Run one federation; its network goes by its number."""
-    count = row.clients * row.batch
+    held = row.held or row.batch
+    count = row.clients * held
     found = image_set("digits", FEDERATIONS * count, split, size=SIZE)
     own = [
-        slice(number * count + i * row.batch, number * count + (i + 1) * row.batch)
+        range(number * count + i * held, number * count + (i + 1) * held)
         for i in range(row.clients)
     ]
     seed = FIRST_SEED[split] + number
@@ -122,12 +134,16 @@ def federation(row: Row, number: int, split: str) -> Federation:
     ]
     states: list[Tensors] = [{} for _ in own]
     uploads: list[list[Observation]] = [[] for _ in own]
+    used: list[list[list[int]]] = [[] for _ in own]
+    drawn = torch.Generator().manual_seed(seed)
     training = TrainingConfig(algorithm="fedsgd", batch_size=row.batch, lr=LR)
     averaged = row.defense in ("adadefense", "eps outside")
     for turn in range(1, ROUNDS + 1):
         sent = parameters_of(network)
         for client, (chain, state, at) in enumerate(zip(chains, states, own, strict=True)):
-            images, labels = found.images[at], found.labels[at]
+            part = torch.randperm(held, generator=drawn)[: row.batch].tolist()
+            used[client].append([at[i] for i in part])
+            images, labels = found.images[used[client][-1]], found.labels[used[client][-1]]
             context = ProtectContext(round=turn, seed=seed + 1000 * client)
             chain.attach(network, state, context)
             update = train_locally(
@@ -153,12 +169,7 @@ def federation(row: Row, number: int, split: str) -> Federation:
             for name, parameter in network.named_parameters():
                 mean = sum(mine[-1].update[name] for mine in uploads) / len(uploads)
                 parameter.copy_(sent[name] - (1.0 if averaged else LR) * mean)
-    return Federation(
-        uploads,
-        [found.images[at] for at in own],
-        [found.labels[at] for at in own],
-        parameters_of(network),
-    )
+    return Federation(uploads, used, found.images, found.labels, parameters_of(network))
 
 
 def _declared(row: Row, spec: DataSpec, chain: DefenseChain) -> ClientDeclaration:
@@ -178,15 +189,15 @@ def _declared(row: Row, spec: DataSpec, chain: DefenseChain) -> ClientDeclaratio
     )
 
 
-def seen_by(row: Row, held: Federation) -> tuple[list[Observation], Truth]:
-    """Return what the row's observer attacks, by round, and what it is scored against.
+def seen_by(row: Row, held: Federation) -> list[Observation]:
+    """Return what the row's observer attacks, by round.
 
     The curious client is the last one, and takes its own update out of the mean.
     """
     if row.observer == "server":
-        return held.uploads[0], Truth(held.images[0], held.labels[0])
+        return held.uploads[0]
     sent = [seen.parameters for seen in held.uploads[0]] + [held.last]
-    observed = [
+    return [
         observe_global_models(
             sent[i],
             sent[i + 1],
@@ -198,7 +209,6 @@ def seen_by(row: Row, held: Federation) -> tuple[list[Observation], Truth]:
         )
         for i in range(ROUNDS)
     ]
-    return observed, Truth(torch.cat(held.images[:-1]), torch.cat(held.labels[:-1]))
 
 
 def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> dict[str, Any]:
@@ -208,8 +218,11 @@ def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> 
     ssim: list[float] = []
     seconds: list[float] = []
     refused: list[str] = []
+    sizes: list[int] = []
     for held in federations:
-        observed, truth = seen_by(row, held)
+        observed = seen_by(row, held)
+        clients = range(1 if row.observer == "server" else row.clients - 1)
+        truth = held.truth(clients, slice(row.first - 1, row.first - 1 + rounds))
         begun = time.process_time()
         try:
             with seed_budget(SeedBudget(candidates=1)):
@@ -226,7 +239,11 @@ def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> 
             refused.append(str(error))
             continue
         seconds.append(time.process_time() - begun)
-        rows = score_images(found.images, truth, perceptual=False).rows
+        # An original without a reconstruction counts as a grey image.
+        missing = max(0, len(truth.images) - len(found.images))
+        images = torch.cat([found.images, torch.full_like(truth.images[:missing], 0.5)])
+        sizes.append(len(found.images))
+        rows = score_images(images, truth, perceptual=False).rows
         psnr.append(fmean(float(r.psnr or 0.0) for r in rows))
         ssim.append(fmean(float(r.ssim or 0.0) for r in rows))
     facts: dict[str, Any] = asdict(row) | {
@@ -234,6 +251,7 @@ def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> 
         "federations": len(federations),
         "refused": len(refused),
         "reason": refused[0] if refused else None,
+        "found": sizes,
         "psnr_each": psnr,
         "ssim_each": ssim,
         "cpu_seconds": fmean(seconds) if seconds else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,15 +52,18 @@ class JointCase(Case):
         cases = [c.simulating(unroll=unroll, max_images=max_images) for c in self.rounds]
         if all(new is old for new, old in zip(cases, self.rounds, strict=True)):
             return self
-        return join_rounds(cases, assigned=self.assigned)
+        joint = join_rounds(cases, assigned=self.assigned)
+        own, new = self.evidence, joint.evidence
+        kept = replace(new, buffers=own.buffers | new.buffers, notes=own.notes | new.notes)
+        return replace(joint, evidence=kept)
 
 
 def join_rounds(cases: Sequence[Case], *, assigned: Assigned | None = None) -> Case:
     """Make one case of a client's opened uploads: one set of images must explain all of them.
 
     The rounds' tensors stand side by side, so that whatever attacks one upload attacks them
-    together: a matching loss runs over all rounds' coordinates (Li et al. 2023, *Temporal Gradient
-    Inversion Attacks with Robust Optimization*, eq. 3, without its robust mean). Every round counts
+    together: a matching loss runs over all rounds' coordinates (as in Li et al. 2023, *Temporal
+    Gradient Inversion Attacks with Robust Optimization*, without its robust mean). A round counts
     alike: its coordinates are weighed by the inverse of their squared norm, so that a relative
     error is the mean of the rounds'. Where defenses add noise the likelihoods multiply, without
     weights; rounds whose noise was taken away exactly, by its seed, then stand alone. Every round
@@ -88,11 +91,12 @@ def join_rounds(cases: Sequence[Case], *, assigned: Assigned | None = None) -> C
     count = last.images if assigned is None else 1 + max(max(row) for row in assigned)
     if assigned is None:
         exact = [c for c in cases if c.evidence.likelihood is None]
-        cases = [_without_order(case) for case in exact or cases]
+        cases = exact or list(cases)
+    cases = [_without_order(case) for case in cases]
     return JointCase(
         observation=last.observation,
         target_model=last.target_model,
-        evidence=_joint_evidence(cases),
+        evidence=_joint_evidence(cases, apart=assigned is not None),
         forward=OverRounds(tuple(c.forward for c in cases), assigned),
         images=count,
         unroll=last.unroll,
@@ -141,7 +145,7 @@ def check_rounds(cases: Sequence[Case]) -> None:
             )
 
 
-def _joint_evidence(cases: Sequence[Case]) -> Evidence:
+def _joint_evidence(cases: Sequence[Case], *, apart: bool) -> Evidence:
     evidences = [c.evidence for c in cases]
     state: Tensors = {}
     for number, case in enumerate(cases):
@@ -153,7 +157,6 @@ def _joint_evidence(cases: Sequence[Case]) -> Evidence:
         state |= {name_in(number, n, BUFFERS): v for n, v in inside.items()}
     likelihoods = [e.likelihood for e in evidences if e.likelihood is not None]
     noisy = len(likelihoods) == len(cases)
-    labels = next((e.labels for e in evidences if e.labels is not None), None)
     return Evidence(
         target=_joined([e.target for e in evidences]) or {},
         weights=_joined([e.weights for e in evidences]) if noisy else _balanced(evidences),
@@ -163,7 +166,7 @@ def _joint_evidence(cases: Sequence[Case]) -> Evidence:
         unknown_factor=any(e.unknown_factor for e in evidences),
         likelihood=SumOverRounds(tuple(likelihoods)) if noisy else None,
         buffers=state,
-        labels=labels,
+        labels=None if apart else next((e.labels for e in evidences if e.labels is not None), None),
         notes={
             "rounds": [c.observation.round for c in cases],
             "by_round": [e.notes for e in evidences],

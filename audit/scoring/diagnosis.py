@@ -34,7 +34,14 @@ def signals(case: Case, result: Reconstruction) -> Signals:
     """Measure what an attacker can measure; `bract.schema.Signals` says what each is.
 
     The client is simulated as the attack did that made the images (`Trial.unroll`).
+
+    Raises
+    ------
+    BractError
+        If no one round holds these images: the attack shared them out among rounds.
     """
+    if "assigned" in result.settings:
+        raise BractError(f"{case.observation.key}: its images were shared out among several rounds")
     case = case.simulating(unroll=result.pick.unroll)
     observation, history = case.observation, case.history
     target, declaration = case.evidence.target, observation.declaration

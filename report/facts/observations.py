@@ -31,6 +31,7 @@ ATTACK_NAMES = {
     "statistics": "Batch statistics",
     "grnn": "GRNN",
     "coarse-to-fine": "Coarse to fine",
+    "multi-round": "Multi-round",
     "spear": "SPEAR",
 }
 

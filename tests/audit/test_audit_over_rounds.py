@@ -127,6 +127,15 @@ def test_the_report_tells_them_from_attacks_on_single_uploads(run: RunDirectory)
     assert "IG over 2 rounds" in page
 
 
+def test_rounds_may_hold_parts_of_the_images(run: RunDirectory) -> None:
+    choice = replace(CHOICE, attacks=("multi-round",), clients=frozenset({"client-1"}))
+    (last,) = [r for r in execute(run, choice) if r["round"] == 3]
+    assigned = last["settings"]["assigned"]
+    assert [len(row) for row in assigned] == [1, 1]
+    assert last["scored"] and last["diagnosis"] is None
+    assert last["images"][0]["retrieval"]["choices"] == 2
+
+
 def test_a_curious_client_attacks_the_others_by_the_global_models(run: RunDirectory) -> None:
     choice = replace(CHOICE, attacks=("gauss-newton",), observer="client-1", over_rounds=1)
     results = execute(run, choice)

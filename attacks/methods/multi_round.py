@@ -1,0 +1,218 @@
+"""Several rounds of one client that each took an unknown part of its images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.base import Attack, Attacker
+from bract.attacks.methods.gauss_newton import solve_from
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.joint_case import join_rounds
+from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.over_rounds import Assigned
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS, attack
+from bract.attacks.result import Reconstruction, Refusal
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.matching import minimise
+from bract.attacks.solve.merging import merge, merged_alike
+from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.pixels import PixelSearch
+from bract.attacks.solve.regularizers import image_priors
+from bract.attacks.task import AttackTask
+from bract.errors import BractError
+
+_IMAGES, _LABELS = "start:images", "start:labels"
+"""Among the buffers of a case: what `_Polish` begins with."""
+
+_BETTER = 0.99
+"""A round takes another image where its residual falls below this share."""
+
+
+@ATTACKS.register("multi-round")
+@dataclass(frozen=True, kw_only=True)
+class MultiRound(Attacker):
+    """Attack rounds one by one, find images that several of them hold, and fit those together.
+
+    A client that trains on one batch a round draws another part of its images each time, and which
+    part is not told. So (1) every round is attacked by itself; (2) images of different rounds, of
+    one label and with correlated pixels, are taken for the same one (`merge`), best matched rounds
+    first; (3) all of them are fitted to all rounds, each round with its own images
+    (`join_rounds`); (4) each round may exchange one of its images for another one of the pool where
+    that matches it better (`reassign`), images that have become alike are merged, and (3) is
+    repeated, at most ``passes`` times. The truth enters nowhere.
+
+    A single upload is attacked as ``inner`` does.
+
+    Attributes
+    ----------
+    inner
+        Registered name of the attack on one round.
+    same
+        Least correlation of pixels of two images that are taken for the same one, in [0, 1].
+    passes
+        Most joint fits.
+    tv
+        Weight of total variation in the joint fit, on models with kinks.
+    lr
+        Step of the joint fit in normalised units.
+    """
+
+    name: ClassVar[str] = "multi-round"
+    iterations: ClassVar[int] = 4800
+
+    inner: str = "ig"
+    same: float = 0.6
+    passes: int = 2
+    tv: float = 1e-3
+    lr: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.inner == self.name or self.inner not in ATTACKS:
+            raise BractError(f"multi-round cannot use {self.inner!r}; give the name of an attack")
+
+    def prior(self) -> Attacker | None:
+        """That of the attack on one round."""
+        return attack(self.inner).prior()
+
+    def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
+        """Attack each case; its rounds run as one batch."""
+        return [self._attack(case, task) for case in cases]
+
+    def _attack(self, case: Case, task: AttackTask) -> Reconstruction | Refusal:
+        rounds = list(case.rounds)
+        results = attack(self.inner).run(rounds or [case], task)
+        found = [r for r in results if isinstance(r, Reconstruction)]
+        if not rounds or len(found) < len(results):
+            # Of several rounds one that cannot be attacked says why for all.
+            chosen = next((r for r in results if isinstance(r, Refusal)), results[-1])
+            return replace(chosen, attack=self.name)
+        images, labels, assigned = merge(found, self.same)
+        spent = sum(r.seconds for r in found)
+        polish = _Polish(tv=self.tv, lr=self.lr)
+        result: Reconstruction | Refusal = results[-1]
+        before = assigned
+        for number in range(self.passes):
+            joint = _starting(join_rounds(rounds, assigned=assigned), images, labels)
+            (result,) = polish.run([joint], task)
+            if isinstance(result, Refusal):
+                return replace(result, attack=self.name)
+            spent += result.seconds
+            before = assigned
+            if number + 1 == self.passes:
+                break
+            rows = result.label_probabilities
+            assigned = reassign(rounds, assigned, result.images, rows)
+            images, labels, assigned = merged_alike(
+                result.images, rows.argmax(dim=1), assigned, self.same
+            )
+            if assigned == before:
+                break
+        assert isinstance(result, Reconstruction)
+        about: dict[str, Any] = {"inner": self.inner, "assigned": [list(r) for r in before]}
+        trials = tuple(
+            replace(
+                trial,
+                attack=self.name,
+                method=self.name,
+                components=tuple(dict.fromkeys((*found[-1].components, *trial.components))),
+                settings=trial.settings | self.settings() | about,
+            )
+            for trial in result.trials
+        )
+        return replace(
+            result,
+            attack=self.name,
+            trials=trials,
+            seconds=case.seconds + spent,
+            settings=result.settings | self.settings() | about,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Polish(Attack):
+    """Fit given images with given labels: by second order where the model is smooth."""
+
+    name: ClassVar[str] = MultiRound.name
+    iterations: ClassVar[int] = 400
+
+    tv: float
+    lr: float
+    max_unknowns: int = 4096
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Go on from the buffers' images."""
+        start, labels = problem.buffers[_IMAGES], problem.buffers[_LABELS]
+        smooth = problem.target_model.traits.smooth and problem.likelihood is None
+        if smooth and start[0].numel() <= self.max_unknowns:
+            return solve_from(problem, start, labels, run.part("solve", 0.0, 1.0, 40))
+        search = PixelSearch(problem, problem.target_model.normalise(start), labels)
+        unknowns = problem.unknowns()
+        return minimise(
+            problem,
+            search,
+            FirstOrder(
+                search.variables | unknowns,
+                FirstOrderSettings(kind="adam", lr=self.lr, schedule="cosine"),
+                project=search.box,
+            ),
+            run,
+            objective=RelativeError(),
+            priors=image_priors(tv=self.tv, power=1, bn=0.0),
+            unknowns=unknowns,
+        )
+
+
+def reassign(
+    rounds: Sequence[Case], assigned: Assigned, images: Tensor, labels: Tensor
+) -> Assigned:
+    """Let each round exchange images for others of the pool, one by one, where it matches better.
+
+    Parameters
+    ----------
+    images, labels
+        ``(M, C, H, W)`` and rows of probabilities ``(M, classes)``.
+    """
+    return tuple(
+        _reassigned(case, row, images, labels) for case, row in zip(rounds, assigned, strict=True)
+    )
+
+
+def _reassigned(
+    case: Case, row: tuple[int, ...], images: Tensor, labels: Tensor
+) -> tuple[int, ...]:
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"))
+    if problem.unknowns():
+        return row
+
+    def errors(rows: Sequence[Sequence[int]]) -> Tensor:
+        at = problem.select([0] * len(rows))
+        taken = torch.tensor([list(r) for r in rows])
+        return at.distance(RelativeError(), at.simulate(images[taken], labels[taken], {})).detach()
+
+    lowest = float(errors([row])[0])
+    for _ in row:
+        others = [place for place in range(len(images)) if place not in row]
+        tried = [
+            (*row[:slot], place, *row[slot + 1 :]) for slot in range(len(row)) for place in others
+        ]
+        if not tried:
+            break
+        found = errors(tried)
+        best = int(found.argmin())
+        if not float(found[best]) < _BETTER * lowest:
+            break
+        row, lowest = tried[best], float(found[best])
+    return row
+
+
+def _starting(case: Case, images: Tensor, labels: Tensor) -> Case:
+    classes = case.observation.declaration.classes or int(labels.max()) + 1
+    rows = torch.nn.functional.one_hot(labels, classes).to(images.dtype)
+    held = case.evidence.buffers | {_IMAGES: images, _LABELS: rows}
+    return replace(case, evidence=replace(case.evidence, buffers=held))

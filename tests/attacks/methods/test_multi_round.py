@@ -1,0 +1,101 @@
+"""Rounds that each took an unknown part of a client's images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from observing import scores
+
+from bract.attacks import Budget, Reconstruction, Trial, reconstruct, reconstruct_over_rounds
+from bract.attacks.methods.multi_round import MultiRound, reassign
+from bract.attacks.problem.case import open_case
+from bract.attacks.solve.merging import merge, merged_alike
+from bract.errors import BractError
+from bract.models import create_model, initialise
+from bract.protocol.observation import Observation
+
+PARTS = ((0, 1), (2, 1), (0, 2))
+
+
+def parts_of(observe: Any, tiny: Any, parts: Any = PARTS) -> list[Observation]:
+    network = create_model("lenet-strided", classes=10, channels=1, image_size=8)
+    initialise(network, "default", 0)
+    found = []
+    for number, part in enumerate(parts, start=1):
+        seen = observe(tiny[0][list(part)], tiny[1][list(part)], model=network)
+        declaration = replace(seen.declaration, model="lenet-strided")
+        found.append(replace(seen, round=number, declaration=declaration))
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter.sub_(seen.update[name], alpha=0.5)
+    return found
+
+
+def found_in(images: Any, labels: Any, residual: float) -> Reconstruction:
+    rows = torch.nn.functional.one_hot(torch.as_tensor(labels), 10).float()
+    trial = Trial(images=images, label_probabilities=rows, loss=0.0, residual=residual)
+    return Reconstruction(attack="ig", observation="", tier="oblivious", seed=0, trials=(trial,))
+
+
+def test_copies_of_an_image_stand_in_the_pool_once_as_the_best_round_has_it() -> None:
+    torch.manual_seed(0)
+    a, b, c = torch.rand(3, 1, 8, 8)
+    worse = (a + 0.05 * torch.rand(1, 8, 8)).clamp(0.0, 1.0)
+    found = [
+        found_in(torch.stack([worse, b]), [1, 1], 0.5),
+        found_in(torch.stack([c, a]), [1, 1], 0.1),
+        # Alike, and of another label.
+        found_in(torch.stack([a]), [2], 0.9),
+    ]
+    images, labels, assigned = merge(found, 0.6)
+    assert torch.equal(images, torch.stack([c, a, b, a]))
+    assert labels.tolist() == [1, 1, 1, 2]
+    assert assigned == ((1, 2), (0, 1), (3,))
+
+
+def test_images_that_have_become_alike_are_merged_and_those_of_no_round_go() -> None:
+    torch.manual_seed(0)
+    a, b, c = torch.rand(3, 1, 8, 8)
+    images = torch.stack([a, b, a, c, b])
+    labels = torch.tensor([1, 1, 1, 1, 1])
+    # The last two of one label are alike, but stand in one round together.
+    kept, own, assigned = merged_alike(images, labels, ((0, 1), (2, 1), (1, 4)), 0.9)
+    assert torch.equal(kept, torch.stack([a, b, b]))
+    assert own.tolist() == [1, 1, 1]
+    assert assigned == ((0, 1), (0, 1), (1, 2))
+
+
+def test_a_round_takes_the_image_that_matches_it(observe: Any, tiny: Any) -> None:
+    cases = [open_case(seen, tier="oblivious", max_images=8) for seen in parts_of(observe, tiny)]
+    rows = torch.nn.functional.one_hot(tiny[1][:3], 10).float()
+    wrong = ((0, 2), (2, 1), (1, 2))
+    assert reassign(cases, wrong, tiny[0][:3], rows) == ((0, 1), (2, 1), (0, 2))
+
+
+def test_parts_of_rounds_are_put_together(observe: Any, tiny: Any) -> None:
+    using = MultiRound(inner="gauss-newton")
+    found = reconstruct_over_rounds(
+        parts_of(observe, tiny), using, budget=Budget(iterations=25), device="cpu"
+    )
+    assert found.attack == found.method == "multi-round"
+    assert len(found.images) == 3
+    assert found.settings["assigned"] and "3 rounds" in found.components
+    assert sorted(found.labels.tolist()) == sorted(tiny[1][:3].tolist())
+    assert min(float(row.psnr) for row in scores(found.images, tiny[0][:3])) > 40.0
+
+
+def test_one_upload_is_attacked_as_the_inner_attack_does(observe: Any, tiny: Any) -> None:
+    seen = parts_of(observe, tiny)[:1]
+    budget = Budget(iterations=3)
+    (found,) = reconstruct(seen, MultiRound(inner="ig"), budget=budget, device="cpu")
+    (alone,) = reconstruct(seen, "ig", budget=budget, device="cpu")
+    assert isinstance(found, Reconstruction) and isinstance(alone, Reconstruction)
+    assert torch.equal(found.images, alone.images)
+
+
+def test_it_does_not_run_itself() -> None:
+    with pytest.raises(BractError, match="multi-round cannot use 'multi-round'"):
+        MultiRound(inner="multi-round")
