@@ -23,7 +23,7 @@ from bract.attacks.solve.expectation import class_gradients, likely_labels
 from bract.attacks.solve.labels import last_layer
 from bract.defenses import Guardian
 from bract.errors import BractError
-from bract.protocol.observation import Observation
+from bract.protocol.observation import Observation, decayed
 from bract.protocol.update import Tensors, flatten, unflatten
 
 TRUST = 0.05
@@ -192,7 +192,10 @@ def _first_estimate(
     by_class = torch.stack(
         [_flat(g, observation) for g in class_gradients(observation, target_model, device)]
     )
-    by_class = by_class / gradient_scale(observation)
+    # The client defended what its optimizer followed: the gradient plus its weight decay.
+    share = decayed(replace(observation.declaration, defenses=()))
+    held = share * _flat(observation.parameters, observation).to(by_class)
+    by_class = (by_class + held) / gradient_scale(observation)
     telling = _last_layer_mask(observation, target_model).to(device)
     images = images_in(observation.declaration, _MOST_IMAGES)
 
@@ -261,20 +264,18 @@ def _evidence(observation: Observation, groups: list[Group], readings: list[Read
 
 
 def _refuse_strange(observation: Observation, readings: list[Reading]) -> None:
-    hint = "correct declaration.defenses"
-    if observation.declaration.weight_decay:
-        hint = "the attacker cannot tell weight decay from the gradient under guardian"
     for reading in readings:
         if reading.nothing > _STRANGE:
             raise BractError(
                 f"{observation.key}: {reading.nothing:.0%} of the coordinates come from no "
-                f"gradient under the declared guardian, expected below {_STRANGE:.0%}; {hint}"
+                f"gradient under the declared guardian, expected below {_STRANGE:.0%}; "
+                "correct declaration.defenses"
             )
         if reading.apart > _STRANGE:
             raise BractError(
                 f"{observation.key}: the gradients that fit would have led the declared guardian "
                 f"elsewhere (scalars {reading.apart:.2g} apart, expected below {_STRANGE}); "
-                f"{hint}"
+                "correct declaration.defenses"
             )
 
 

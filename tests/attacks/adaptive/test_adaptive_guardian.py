@@ -7,6 +7,7 @@ import torch
 from bract.attacks import IG, AttackTask, Budget, Case, evidence_for, open_cases
 from bract.attacks.adaptive.guardian import guardian
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, walk
+from bract.attacks.adaptive.guardian.guardian_reading import path_of, read
 from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
@@ -123,6 +124,30 @@ def true_gap(seen: Any, clean: Any) -> Any:
     problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu")).to(torch.float64)
     truth = {n: v[None].double() for n, v in clean.gradient().items()}
     return float(problem.distance(RelativeError(), truth)), case.evidence
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_weight_decay_is_part_of_the_gradient_that_was_turned_away(
+    observe: Any, digits: Any, steps: int
+) -> None:
+    """The client defends what its optimizer followed, so the expected scalars hold the decay."""
+    hyper, expected = Guardian(), []
+    for decay in (0.0, 0.05):
+        clean = observe(
+            *(digits[0][:1], digits[1][:1]),
+            **{"model": "lenet", "steps": steps, "lr": 0.01, "weight_decay": decay},
+        )
+        seen = defended(clean)
+        groups = guardian._groups(hyper, seen)
+        labels, estimate = guardian._first_estimate(hyper, seen, groups, torch.device("cpu"))
+        assert labels == digits[1][:1].tolist()
+        true = flatten(clean.update).double()
+        expected.append(float((estimate - true).norm() / true.norm()))
+        apart = [
+            read(hyper, g, path_of(hyper, g, estimate), estimate[g.part]).apart for g in groups
+        ]
+        assert steps > 1 or max(apart) < 0.07  # 0.1 is refused; without the decay 0.14
+    assert expected[1] == pytest.approx(expected[0], rel=0.2)
 
 
 @pytest.mark.slow
