@@ -12,7 +12,7 @@ from typing import overload
 from bract.errors import BractError, SchemaError, one_line
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
-from bract.schema.capture import Rounding
+from bract.schema.capture import ObservationFile, Rounding
 from bract.schema.description import DESCRIPTION, AppDescription
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Captures:
         for folder in store.folders():
             try:
                 described = store.describe(folder)
-                declaration = self._described(described.declaration, described.client)
+                declaration = self._described(described)
                 found.append(
                     Capture(
                         described.round,
@@ -116,10 +116,10 @@ class Captures:
                 _log.warning("skipped: %s", error)
         object.__setattr__(self, "index", tuple(found))
 
-    def _described(self, declaration: ClientDeclaration, client: str) -> ClientDeclaration:
+    def _described(self, found: ObservationFile) -> ClientDeclaration:
         if self.description is None:
-            return declaration
-        return self.description.declare(declaration, client)
+            return found.declaration
+        return self.description.declare(found.declaration, found.client, found.round)
 
     def load(self, capture: Capture) -> Observation:
         """Read one observation, tensors and all.

@@ -158,7 +158,9 @@ def _value(key: str, value: Any) -> Any:
     if key == "clients":
         return dict(_client(text) for text in value)
     if key == "defenses":
-        return [_entry(text) for text in value]
+        return [_entry("--defense", "name", text) for text in value]
+    if key == "training.lr_schedule":
+        return _entry("--lr-schedule", "kind", value)
     return str(value) if isinstance(value, Path) else value
 
 
@@ -181,9 +183,9 @@ def _client(text: str) -> tuple[str, dict[str, Any]]:
     return name, _settings("--client", text, rest)
 
 
-def _entry(text: str) -> dict[str, Any]:
+def _entry(option: str, key: str, text: str) -> dict[str, Any]:
     name, _, rest = text.partition(":")
-    return {"name": name, **(_settings("--defense", text, rest) if rest else {})}
+    return {key: name, **(_settings(option, text, rest) if rest else {})}
 
 
 def _settings(option: str, text: str, rest: str) -> dict[str, Any]:

@@ -479,9 +479,22 @@ def describe(
         str | None, typer.Option("--optimizer", help="sgd, adam or another one's name.")
     ] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of a local step.")] = None,
+    lr_schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--lr-schedule", help="By the round: step:factor=0.1,every=10, cosine:rounds=50, ..."
+        ),
+    ] = None,
     momentum: Annotated[float | None, typer.Option("--momentum", help="Of sgd.")] = None,
     weight_decay: Annotated[
         float | None, typer.Option("--weight-decay", help="Of the optimizer.")
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option("--dropout", help="Rate of the model's dropout layers.")
+    ] = None,
+    augmentation: Annotated[
+        list[str] | None,
+        typer.Option("--augmentation", help="What is done to each image at random; repeat it."),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Images of a local step.")
@@ -538,8 +551,11 @@ def describe(
             "classes": classes,
             "training.optimizer": optimizer,
             "training.lr": lr,
+            "training.lr_schedule": lr_schedule,
             "training.momentum": momentum,
             "training.weight_decay": weight_decay,
+            "training.dropout": dropout,
+            "training.augmentation": augmentation,
             "training.batch_size": batch_size,
             "training.local_epochs": local_epochs,
             "training.local_steps": local_steps,

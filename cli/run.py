@@ -21,7 +21,7 @@ from bract.client.training import smallest_batch
 from bract.config import FederationConfig
 from bract.data import Partitions, data_spec, open_source
 from bract.errors import BractError
-from bract.models import create_model
+from bract.models import create_model, with_dropout
 from bract.models.single_values import single_value_norm
 from bract.rundir import RunDirectory
 from bract.versions import package_versions
@@ -166,6 +166,7 @@ def check_feasible(config: FederationConfig) -> None:
                     activation=config.model.activation,
                 )
             )
+            with_dropout(model, config.training.dropout, classes=spec.classes)
         _check_batches(config, counts, single_value_norm(model, spec.image_shape))
 
 

@@ -49,7 +49,7 @@ def train(message: Message, context: Context) -> Message:
                 session.model,
                 data.images,
                 data.labels,
-                config=config.training,
+                config=config.training.at(session.server_round, config.rounds),
                 spec=session.spec,
                 seed=derive_seed(config.seed, *step),
                 device=session.device,

@@ -28,7 +28,7 @@ from bract.config import FederationConfig
 from bract.data import ClientData, DataSpec, client_data, data_spec, test_data
 from bract.errors import BractError, one_line, out_of_memory
 from bract.logs import log_to_stderr
-from bract.models import create_model, key_locks, with_random_key
+from bract.models import create_model, key_locks, with_dropout, with_random_key
 from bract.models.evaluation import evaluate
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.fused import TRAINING_SCORE_KEY
@@ -214,12 +214,12 @@ class Session:
         BractError
             If a defense fails: then nothing is sent.
         """
-        first = result.used[: self.config.training.batch_size]
+        most = self.config.training.batch_size
         return self.defending.protect(
             result.update,
             model=self.model,
-            images=self.spec.normalise(data.images[first].to(self.device)),
-            labels=data.labels[first].to(self.device),
+            images=self.spec.normalise(result.trained_on(data.images, most).to(self.device)),
+            labels=data.labels[result.used[:most]].to(self.device),
         )
 
     def encrypt(
@@ -246,7 +246,8 @@ class Session:
         folder = self.site.truth_dir
         if folder is None:
             return
-        save_truth(folder, self.server_round, data.images[result.used], data.labels[result.used])
+        kept = result.trained_on(data.images)
+        save_truth(folder, self.server_round, kept, data.labels[result.used])
         if self.defending.report:
             save_report(folder, self.server_round, self.defending.report)
 
@@ -323,6 +324,7 @@ def _open(site: Site, message: Message, context: Context) -> Session:
             activation=config.model.activation,
         )
     )
+    model = with_dropout(model, config.training.dropout, classes=spec.classes)
     session = Session(
         site=site,
         policy=agreed.policy,

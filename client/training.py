@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.client.augmentation import augment
 from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.errors import BractError
-from bract.models import auxiliary_loss, trainable_parameters
+from bract.models import auxiliary_loss, seed_dropout, trainable_parameters
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
+from bract.seeds import derive_seed
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class LocalResult:
         Optimizer steps taken (1 for a gradient).
     used
         Indices of the distinct examples used, in order of first use.
+    augmented
+        The images of ``used`` as they were first trained on, ``(len(used), C, H, W)`` in [0, 1];
+        None where nothing was done to them.
     """
 
     update: Tensors
@@ -43,6 +48,17 @@ class LocalResult:
     accuracy: float
     steps: int
     used: list[int]
+    augmented: Tensor | None = None
+
+    def trained_on(self, images: Tensor, most: int | None = None) -> Tensor:
+        """Return the images of ``used``, or the first ``most``, as they were first trained on.
+
+        Parameters
+        ----------
+        images
+            All images of the client, as `train_locally` took them.
+        """
+        return images[self.used[:most]] if self.augmented is None else self.augmented[:most]
 
 
 def train_locally(
@@ -63,9 +79,11 @@ def train_locally(
     images, labels
         float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, N >= 1.
     seed
-        Decides the order of the examples. It is the federation's: the server knows the order, and
-        no defense rests on it. Dropout draws from torch's global generator and hides nothing
-        either. What must stay secret (noise, keys) comes from `ProtectContext.stream`.
+        Decides the order of the examples, and what augmentation and dropout draw. It is the
+        federation's, which the server knows, and no defense rests on it. What must stay secret
+        (noise, keys) comes from `ProtectContext.stream`.
+    config
+        Of the round: `TrainingConfig.at`.
     proximal_mu
         FedProx's mu: adds ``mu / 2 * ||w - w_received||^2`` over the parameters to the loss
         (Li et al. 2020). It acts on local training only, not on the gradient of ``fedsgd``,
@@ -77,18 +95,24 @@ def train_locally(
         If a batch of one image leaves a batch normalisation a single value.
     """
     generator = torch.Generator().manual_seed(seed)
+    draws = torch.Generator().manual_seed(derive_seed(seed, "augmentation"))
+    seed_dropout(model, torch.Generator().manual_seed(derive_seed(seed, "dropout")))
     model.to(device).train()
     before = parameters_of(model)
     batches = _batches(len(images), config, generator)
-    used: dict[int, None] = {}
+    used: dict[int, Tensor | None] = {}
     losses: list[float] = []
     correct, seen = 0, 0
 
     def loss_of(batch: list[int]) -> Tensor:
-        used.update(dict.fromkeys(batch))
         nonlocal correct, seen
+        inputs = images[batch]
+        if config.augmentation:
+            inputs = augment(inputs, config.augmentation, draws)
+        for position, index in enumerate(batch):
+            used.setdefault(index, inputs[position] if config.augmentation else None)
         try:
-            logits = model(spec.normalise(images[batch].to(device)))
+            logits = model(spec.normalise(inputs.to(device)))
         except ValueError as error:
             raise _of_one_image(error, batch, len(images), config) from error
         target = labels[batch].to(device)
@@ -122,6 +146,9 @@ def train_locally(
         accuracy=correct / seen,
         steps=len(losses),
         used=list(used),
+        augmented=torch.stack([i for i in used.values() if i is not None])
+        if config.augmentation
+        else None,
     )
 
 

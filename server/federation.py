@@ -19,7 +19,7 @@ from bract.data import data_spec, test_data
 from bract.defenses import prepare_model
 from bract.errors import BractError, one_line
 from bract.files import write_tensors
-from bract.models import create_model, initialise
+from bract.models import create_model, dropout_rate, initialise, with_dropout
 from bract.models.evaluation import evaluate
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.records import VERSION_KEY, from_arrays, to_arrays
@@ -73,7 +73,7 @@ class Federation:
             strategy = HonestButCurious(
                 strategy,
                 self._store(),
-                declaration=self.declaration(),
+                declaration=self._declared,
                 capture=self.config.capture.model_copy(update={"store": None}),
                 seed=self.config.seed,
                 audit=self.config.audit.attacks if self.config.audit.live_every else None,
@@ -109,8 +109,11 @@ class Federation:
         return store
 
     def declaration(self) -> ClientDeclaration:
-        """Return what the configuration declares of every client's computation."""
-        training = self.config.training
+        """Return what the configuration declares of every client's computation, in round 1."""
+        return self._declared(1)
+
+    def _declared(self, server_round: int) -> ClientDeclaration:
+        training = self.config.training.at(server_round, self.config.rounds)
         return ClientDeclaration(
             algorithm=training.algorithm,
             model=self.config.model.name,
@@ -123,6 +126,8 @@ class Federation:
             lr=training.lr,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
+            augmentation=tuple(training.augmentation),
+            dropout=dropout_rate(self.model),
             batch_size=training.batch_size,
             defenses=tuple(self.config.defenses),
             encryption=self.config.encryption.scheme,
@@ -137,6 +142,8 @@ class Federation:
             activation=self.config.model.activation,
         )
         model = prepare_model(model, self.config.defenses)
+        rate = self.config.training.dropout
+        model = with_dropout(model, rate, classes=self.spec.classes)
         return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
 
     def _new_strategy(self) -> FedAvg:

@@ -32,6 +32,9 @@ from bract.server.grid import ForwardingGrid
 from bract.server.places import store_folder
 from bract.server.recorder import Recorder
 
+Declared = ClientDeclaration | Mapping[str, Any] | None
+"""What an operator says of every client's computation; None says nothing."""
+
 
 class HonestButCurious(Strategy):
     """Run ``strategy`` unchanged and store one observation per client and round.
@@ -46,13 +49,14 @@ class HonestButCurious(Strategy):
         folder lies below it, in a folder of this run's own.
     declaration
         What the protocol declares (`bract.protocol.observation.ClientDeclaration`, or a dict of
-        its fields): model, normalisation, learning rate, local steps and so on. Of a client's own
+        its fields): model, normalisation, learning rate, local steps and so on; or a function of
+        the round that returns one, where a schedule decides the learning rate. Of a client's own
         word only `bract.schema.ClientStatement` is taken; what it says beyond that is compared
         and flagged in the observation's provenance. Names and shapes of parameters and buffers,
         the number of examples, and what a train message tells its client (``proximal-mu``, ``lr``,
-        ``momentum``, ``weight-decay``, ``batch-size``, ``local-steps``) are found out;
-        declare 0 or another value where the app ignores it. What is not declared here can
-        be said afterwards, without training again: ``bract describe``.
+        ``momentum``, ``weight-decay``, ``dropout``, ``batch-size``, ``local-steps``) are found
+        out; declare 0 or another value where the app ignores it. What is not declared here can be
+        said afterwards, without training again: ``bract describe``.
     rounds
         Rounds to capture; None captures all.
     capture
@@ -80,7 +84,7 @@ class HonestButCurious(Strategy):
         strategy: Strategy,
         store: ObservationStore | RemoteStore | Path | str,
         *,
-        declaration: ClientDeclaration | Mapping[str, Any] | None = None,
+        declaration: Declared | Callable[[int], Declared] = None,
         rounds: Collection[int] | None = None,
         capture: CaptureConfig | Mapping[str, Any] | None = None,
         seed: int = 0,
@@ -100,6 +104,7 @@ class HonestButCurious(Strategy):
             declaration = protocol
         # A strategy of bract's binds names to nodes itself; both must come to the same names.
         names = getattr(strategy, "names", None)
+        by_round = _by_round(declaration)
         self.strategy = strategy
         plan = checked_plan(capture, rounds, seed)
         placed = _placed(store)
@@ -107,9 +112,10 @@ class HonestButCurious(Strategy):
         placed.compression = plan.config.compression
         self.recorder = Recorder(
             placed,
-            _checked(declaration),
+            by_round(1),
             plan,
             names if isinstance(names, ClientNames) else ClientNames(),
+            by_round,
         )
         self._announced = False
         self._beside: AuditBeside | None = None
@@ -250,6 +256,16 @@ def _folder_of(store: ObservationStore | RemoteStore) -> Path:
     return store.root
 
 
+def _by_round(
+    declaration: Declared | Callable[[int], Declared],
+) -> Callable[[int], ClientDeclaration]:
+    """Return what is declared as a function of the round."""
+    if not callable(declaration):
+        fixed = _checked(declaration)
+        return lambda _: fixed
+    return lambda server_round: _checked(declaration(server_round))
+
+
 def _checked(declaration: object) -> ClientDeclaration:
     if declaration is None:
         return ClientDeclaration()
@@ -259,5 +275,6 @@ def _checked(declaration: object) -> ClientDeclaration:
         return ClientDeclaration.from_dict(declaration)
     raise BractError(
         f"HonestButCurious: declaration is a {type(declaration).__name__}, expected a "
-        "ClientDeclaration, or a dict of its fields such as {'model': 'my_app.task:Net'}"
+        "ClientDeclaration, a dict of its fields such as {'model': 'my_app.task:Net'}, or a "
+        "function of the round that returns one"
     )

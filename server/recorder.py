@@ -48,11 +48,13 @@ class Recorder:
     Parameters
     ----------
     declaration
-        What the operator declares of every client's computation.
+        What the operator declares of every client's computation, in the first round.
     plan
         Which replies to capture, and how.
     names
         The clients' names, bound to nodes.
+    by_round
+        What the operator declares of a later round; None where all rounds are alike.
 
     Attributes
     ----------
@@ -67,9 +69,11 @@ class Recorder:
         declaration: ClientDeclaration,
         plan: CapturePlan,
         names: ClientNames,
+        by_round: Callable[[int], ClientDeclaration] | None = None,
     ) -> None:
         self.store = store
         self.declaration = declaration
+        self._by_round = by_round or (lambda _: declaration)
         self.plan = plan
         self.names = names
         self.connected: Callable[[], Iterable[int]] | None = None
@@ -177,6 +181,7 @@ class Recorder:
             "node_id": str(node_id),
             "received": time.time(),
         }
+        mine = self._by_round(server_round)
         groups: dict[str, Tensors]
         if own:
             answer = read_reply(reply)
@@ -188,14 +193,14 @@ class Recorder:
                 {k: v for r in reply.content.metric_records.values() for k, v in r.items()}
             )
             said = {}
-            if self.declaration.num_examples is None and NUM_EXAMPLES_KEY in metrics:
+            if mine.num_examples is None and NUM_EXAMPLES_KEY in metrics:
                 said["num_examples"] = _or_flag(flags, examples_of, metrics[NUM_EXAMPLES_KEY])
             if DEFENSES in reply.content:
                 said["defenses"] = _or_flag(flags, _defenses, reply)
             groups = _strangers_groups(request, reply)
         said = {key: value for key, value in said.items() if value is not None}
         statement = _or_flag(flags, _statement, said) or ClientStatement()
-        declared = _with_sent(_with_sent_mu(self.declaration, request, flags), request)
+        declared = _with_sent(_with_sent_mu(mine, request, flags), request)
         declaration, compared = statement.lay_over(
             declared, said, lambda name: name in KNOWN and KNOWN[name].changes_model()
         )
@@ -289,6 +294,7 @@ SENT = {
     "lr": ("lr", "learning-rate", "learning_rate"),
     "momentum": ("momentum",),
     "weight_decay": ("weight-decay", "weight_decay"),
+    "dropout": ("dropout",),
     "batch_size": ("batch-size", "batch_size"),
     "local_steps": ("local-steps", "local_steps"),
 }

@@ -14,6 +14,7 @@ from bract.attacks.problem.client_model import (
     forward_model,
     images_in,
 )
+from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.evidence import AdaptiveView, Evidence, Tier, read_evidence
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
@@ -163,6 +164,13 @@ def open_case(
         raise BractError(
             f"{observation.key}: its evidence must be refined on an engine before it is matched; "
             "open it by bract.attacks.open_cases"
+        )
+    dropout = read_dropout(observation, target_model)
+    if dropout.note is not None:
+        evidence = replace(
+            evidence,
+            buffers=evidence.buffers | dropout.masks,
+            notes=evidence.notes | {"dropout": dropout.note},
         )
     known = {*target_model.parameter_names, *observation.buffers}
     strange = sorted(set(evidence.target) - known)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from bract.attacks.problem.dropout import masked, split_masks
 from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_per_epoch
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
@@ -247,12 +248,17 @@ def loss_gradient(
 
     Parameters
     ----------
+    buffers
+        With the masks of the client's dropout, where they were read
+        (`bract.attacks.problem.dropout.MASK`).
     auxiliary
         Add what the model itself adds to a client's loss (`bract.models.auxiliary_loss`).
     """
 
+    masks, state = split_masks(buffers)
+
     def total_loss(at: Tensors) -> Tensor:
-        logits, added = target_model.outputs(at, buffers, inputs)
+        logits, added = target_model.outputs(masked(at, masks), state, inputs)
         loss = -(labels * logits.log_softmax(dim=-1)).sum(dim=-1).mean(dim=-1)
         return (loss + added).sum() if auxiliary else loss.sum()
 

@@ -137,6 +137,12 @@ def check_rounds(cases: Sequence[Case]) -> None:
                 f"{seen.key}: stands after round {earlier}; an attack over rounds takes one upload "
                 "of each round, in the order of rounds"
             )
+        drawn = seen.declaration.augmentation
+        if len(cases) > 1 and drawn:
+            raise BractError(
+                f"{seen.key}: its images were augmented ({', '.join(drawn)}), anew in every round; "
+                "an attack over rounds takes uploads of the same images"
+            )
         earlier = seen.round
         if case.images != cases[0].images:
             raise BractError(

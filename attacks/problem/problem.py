@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import ORDERS, ForwardModel, local_training
+from bract.attacks.problem.dropout import split_masks
 from bract.attacks.problem.objectives import Objective, weighted_sum
 from bract.attacks.problem.over_rounds import of_model, round_names
 from bract.attacks.problem.target_model import TargetModel
@@ -124,7 +125,8 @@ class Problem:
     @property
     def state(self) -> Tensors:
         """Buffers that the model itself reads, ``(L, ...)`` by name."""
-        return of_model({name: v for name, v in self.buffers.items() if name != ORDERS})
+        _, held = split_masks({name: v for name, v in self.buffers.items() if name != ORDERS})
+        return of_model(held)
 
     @property
     def image_shape(self) -> tuple[int, int, int, int]:

@@ -119,7 +119,7 @@ class _Work:
 
     def declaration(self, capture: Capture | None = None) -> ClientDeclaration:
         found = capture or self.first.capture
-        return self.description().declare(found.declaration, found.client)
+        return self.description().declare(found.declaration, found.client, found.round)
 
     def guess(self, section: str, key: str, value: Any, reason: str) -> None:
         """Write a value that nobody declared, and why."""

@@ -11,28 +11,42 @@ from torch import Tensor, nn
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import BatchGradient, LocalTraining, loss_gradient
+from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.audit.scoring.diagnosis import compare, is_other_optimizer
 from bract.errors import BractError
 from bract.models import key_locks
-from bract.protocol.observation import Observation, decayed
+from bract.protocol.observation import ClientDeclaration, Observation, decayed
 from bract.protocol.update import Tensors
 from bract.schema import TruthCheck
 
 ROUNDING = 1e-6
 """Distance from a cosine of 1 up to which float32 explains the difference."""
 
+OFF = 1e-3
+"""Relative difference in length up to which a single step is of the declared learning rate."""
+
 REPLAYED_STEPS = 64
 """Most local steps that are repeated."""
 
-Term = Literal["proximal_mu", "momentum", "weight_decay"]
+Term = Literal["proximal_mu", "momentum", "weight_decay", "lr", "dropout"]
 
-MOST: dict[Term, float] = {"proximal_mu": math.inf, "momentum": 0.999, "weight_decay": math.inf}
+MOST: dict[Term, float] = {
+    "proximal_mu": math.inf,
+    "momentum": 0.999,
+    "weight_decay": math.inf,
+    "lr": math.inf,
+    "dropout": 0.99,
+}
 """Terms of a local step whose value is sought where an update does not fit, and their bounds."""
 
 FIRST_STEP = 0.1
 """From the declared value of a term to the second one that is tried."""
+
+RATES = (0.1, 0.2, 0.5, 2.0, 5.0, 10.0)
+"""Learning rates that are tried first, as multiples of the declared one: usual steps of schedules.
+"""
 
 SECANTS = 8
 """Most values of a term that are tried."""
@@ -55,8 +69,9 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
     Returns
     -------
     TruthCheck or None
-        ``cosine``, ``scale`` and ``exact`` (False where the order of later epochs is not known);
-        where the match is poor, ``tried``: the cosine in other contexts, by name. None where the
+        ``cosine``, ``scale`` and ``exact`` (False where the order of later epochs, or what
+        dropout left out, is not known); where the match or the scale is poor, ``tried``: the cosine
+        in other contexts, by name. None where the
         client cannot be repeated: another optimizer, more than `REPLAYED_STEPS` steps, or part of
         the model, or its noise, kept at the client.
     """
@@ -74,6 +89,7 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
     taken = min(len(images), steps * (p.batch_size or len(images)))
     images, labels = images[:taken], labels[:taken]
     exact = steps <= math.ceil(taken / (p.batch_size or taken))
+    exact = exact and read_dropout(observation, case.target_model).readable
     plain = isinstance(case.forward, BatchGradient | LocalTraining)
     if plain:
         repeated = _repeat(case.target_model, observation, images, labels, steps, decayed(p))
@@ -90,12 +106,31 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
             except BractError:
                 continue
             tried[name] = compare(again, target, case.evidence.weights)[0]
-        terms: list[Term] = list(MOST) if steps > 1 else ["weight_decay"]
-        if exact and p.algorithm == "fedavg":
-            for term in terms:
-                value, again = _fitting(term, case, repeated, target, images, labels, steps)
-                tried[f"{term}: {value:.3g}"] = compare(again, target, case.evidence.weights)[0]
+        for term in _terms(p, steps, taken) if exact else ():
+            value, again = _fitting(term, case, repeated, target, images, labels, steps)
+            tried[f"{term}: {value:.3g}"] = compare(again, target, case.evidence.weights)[0]
+    elif (
+        plain
+        and not p.defenses
+        and p.algorithm == "fedavg"
+        and p.lr
+        and scale
+        and abs(scale - 1.0) > OFF
+        and steps == 1
+    ):
+        # The length of a single step is its learning rate's: the direction stays.
+        tried[f"lr: {p.lr * scale:.3g}"] = cosine
     return TruthCheck(cosine=cosine, scale=scale, exact=exact, tried=tried)
+
+
+def _terms(p: ClientDeclaration, steps: int, images: int) -> list[Term]:
+    """Return the terms of a local step that such an update shows."""
+    one: list[Term] = ["dropout"] if steps == images == 1 and not p.defenses else []
+    if p.algorithm == "fedsgd":
+        return one
+    several: list[Term] = ["proximal_mu", "momentum"] if steps > 1 else []
+    rate: list[Term] = ["lr"] if p.lr else []
+    return [*one, *several, "weight_decay", *rate]
 
 
 def _simulate(problem: Problem, case: Case, images: Tensor, labels: Tensor) -> Tensors:
@@ -129,6 +164,9 @@ def _repeat(
         n: (v.double() if v.is_floating_point() else v)[None]
         for n, v in observation.buffers.items()
         if n in target_model.buffer_names
+    }
+    buffers |= {
+        n: v.double()[None] for n, v in read_dropout(observation, target_model).masks.items()
     }
     target_model.model.cpu()
     inputs = target_model.normalise(images.double())[None]
@@ -170,16 +208,36 @@ def _fitting(
         What the declared value gives.
     """
     p = case.observation.declaration
-    before, found = getattr(p, name) or 0.0, repeated
-    value = before + (FIRST_STEP if before + FIRST_STEP < MOST[name] else -FIRST_STEP)
-    again = found
-    for _ in range(SECANTS):
-        value = min(max(value, 0.0), MOST[name])
-        if value == before:
-            break
+
+    def given(value: float) -> Tensors:
         change: dict[str, Any] = {name: value}
         other = replace(case.observation, declaration=replace(p, **change))
-        again = _repeat(case.target_model, other, images, labels, steps, decayed(p))
+        # What it is compared with was scaled by the declared rate.
+        ratio = value / p.lr if name == "lr" and p.lr else 1.0
+        made = _repeat(case.target_model, other, images, labels, steps, decayed(p) / ratio)
+        return {n: v * ratio for n, v in made.items()}
+
+    def distance(made: Tensors) -> float:
+        square = sum(float((target[n] - v).square().sum()) for n, v in made.items())
+        return square if math.isfinite(square) else math.inf
+
+    before, found = getattr(p, name) or 0.0, repeated
+    step, least = FIRST_STEP, 0.0
+    if name == "lr":
+        # Over several steps a far rate is found from a near one alone.
+        starts = {rate * before: given(rate * before) for rate in RATES} | {before: repeated}
+        before = min(starts, key=lambda rate: distance(starts[rate]))
+        found, step, least = starts[before], FIRST_STEP * before / 10.0, before / 1000.0
+    elif name == "dropout" and not before:
+        # From no mask to one the update jumps; the rate is a matter of masks alone.
+        before, found = FIRST_STEP, given(FIRST_STEP)
+    value = before + (step if before + step < MOST[name] else -step)
+    again = found
+    for _ in range(SECANTS):
+        value = min(max(value, least), MOST[name])
+        if value == before:
+            break
+        again = given(value)
         slope = {n: (again[n] - found[n]) / (value - before) for n in again}
         square = sum(float(v.square().sum()) for v in slope.values())
         missing = sum(float((slope[n] * (target[n] - again[n])).sum()) for n in slope)

@@ -27,27 +27,41 @@ from bract.config.config import (
     parse_config,
 )
 from bract.config.encryption import EncryptionConfig
-from bract.config.sections import STRATEGY_SECTIONS
+from bract.config.schedule import (
+    ConstantRate,
+    CosineRate,
+    ExponentialRate,
+    LrSchedule,
+    StepRate,
+    scheduled_lr,
+)
+from bract.config.sections import STRATEGY_SECTIONS, Augmentation
 
 __all__ = [
     "STRATEGY_SECTIONS",
     "AuditConfig",
+    "Augmentation",
     "CaptureConfig",
+    "ConstantRate",
+    "CosineRate",
     "DataConfig",
     "DeploymentConfig",
     "DirichletPartition",
     "EncryptionConfig",
+    "ExponentialRate",
     "FedAvgConfig",
     "FedBoostingConfig",
     "FedProxConfig",
     "FederationConfig",
     "IidPartition",
     "LeakConfig",
+    "LrSchedule",
     "ModelConfig",
     "Partition",
     "ShardsPartition",
     "SiteConfig",
     "SizesPartition",
+    "StepRate",
     "StrategyConfig",
     "StrategySection",
     "TrainingConfig",
@@ -56,4 +70,5 @@ __all__ = [
     "dump_config",
     "load_config",
     "parse_config",
+    "scheduled_lr",
 ]

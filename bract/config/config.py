@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from bract.config.capture import CaptureConfig
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
+from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.sections import (
     KINDS,
     STRATEGY_SECTIONS,
@@ -174,6 +175,27 @@ class FederationConfig(Section):
         problem = self.encryption.problem(self.clients, p_hat)
         if problem is not None:
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _rate_follows_schedule(self) -> FederationConfig:
+        training, schedule = self.training, self.training.lr_schedule
+        if training.algorithm == "fedsgd" and not isinstance(schedule, ConstantRate):
+            raise ValueError(
+                f"training.lr_schedule is {schedule.kind}, but fedsgd uploads a gradient, along "
+                "which the server steps by strategy.server_lr; remove it or set "
+                "training.algorithm: fedavg"
+            )
+        if isinstance(schedule, CosineRate) and schedule.floor > training.lr:
+            raise ValueError(
+                f"training.lr_schedule.floor is {schedule.floor:g}, above training.lr "
+                f"{training.lr:g}, from which a cosine falls to it; lower one or raise the other"
+            )
+        if not training.at(self.rounds, self.rounds).lr > 0.0:
+            raise ValueError(
+                f"training.lr_schedule makes the learning rate 0 by round {self.rounds}; raise its "
+                "factor, floor or rounds"
+            )
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -19,7 +20,10 @@ from pydantic import (
     WrapValidator,
 )
 
+from bract.config.schedule import SCHEDULES, ConstantRate, LrSchedule, scheduled_lr
+from bract.errors import BractError, shown
 from bract.registry import Registry
+from bract.strict_yaml import parse_yaml
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -98,12 +102,36 @@ class ModelConfig(Section):
     init: Literal["default", "uniform"] = "default"
 
 
+Augmentation = Literal["horizontal-flip", "vertical-flip", "random-crop"]
+"""What a client may do to an image before it trains on it."""
+
+
+def _names(value: Any) -> Any:
+    if isinstance(value, str):  # a run config holds no lists, so it carries YAML text
+        try:
+            value = parse_yaml(value)
+        except BractError as error:
+            raise ValueError(str(error)) from None
+        return [value] if isinstance(value, str) else value
+    return [] if value is None else value
+
+
+def _each_once(names: list[Augmentation]) -> list[Augmentation]:
+    if len(set(names)) < len(names):
+        raise ValueError(f"{shown(names)} names one twice; name each once")
+    return names
+
+
 class TrainingConfig(Section):
     """What a client does with the model in one round.
 
     ``fedsgd`` uploads the gradient of one batch; ``fedavg`` trains for ``local_steps`` batches,
     or ``local_epochs`` passes where ``local_steps`` is not given, and uploads the difference.
+    ``lr`` is that of the first round, ``lr_schedule`` that of later ones.
     ``weight_decay`` is the optimizer's: a step follows the gradient plus that times the weights.
+    ``augmentation`` names what a client does to every image before it trains on it
+    (`bract.client.augmentation`), in order. ``dropout`` is the rate of the model's dropout layers,
+    or of one before the output layer where the model has none; null leaves its own rates.
     """
 
     algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
@@ -112,8 +140,23 @@ class TrainingConfig(Section):
     local_steps: Positive | None = None
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Annotated[float, Field(gt=0.0)] = 0.1
+    lr_schedule: LrSchedule = ConstantRate(kind="constant")
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    augmentation: Annotated[
+        list[Augmentation],
+        BeforeValidator(_names, json_schema_input_type=list[Augmentation] | None),
+        AfterValidator(_each_once),
+    ] = []
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+
+    def at(self, server_round: int, rounds: int) -> TrainingConfig:
+        """Return what a client does in one round of a federation of ``rounds`` rounds.
+
+        ``lr`` is that of the round, and constant.
+        """
+        rate = scheduled_lr(self.lr, self.lr_schedule, server_round, rounds)
+        return self.model_copy(update={"lr": rate, "lr_schedule": ConstantRate(kind="constant")})
 
 
 class StrategySection(Section):
@@ -216,8 +259,9 @@ StrategyConfig = Annotated[
 ]
 
 
-KINDS: dict[tuple[str, ...], Mapping[str, type[Section]] | Registry[type[StrategySection]]] = {
+KINDS: dict[tuple[str, ...], Mapping[str, type[BaseModel]] | Registry[type[StrategySection]]] = {
     ("strategy",): STRATEGY_SECTIONS,
+    ("training", "lr_schedule"): SCHEDULES,
     ("data", "partition"): {
         "iid": IidPartition,
         "dirichlet": DirichletPartition,

@@ -2,6 +2,7 @@
 
 from bract.models.convnet import ConvNet, convnet64
 from bract.models.densenet import densenet121
+from bract.models.dropout import dropout_rate, masked_layers, seed_dropout, with_dropout
 from bract.models.fully_connected import mlp, perceptron
 from bract.models.initialise import INITIALISERS, initialise
 from bract.models.keylock import (
@@ -41,8 +42,10 @@ __all__ = [
     "convnet64",
     "create_model",
     "densenet121",
+    "dropout_rate",
     "initialise",
     "key_locks",
+    "masked_layers",
     "mlp",
     "perceptron",
     "private_parameters",
@@ -52,8 +55,10 @@ __all__ = [
     "resnet34",
     "resnet50",
     "resnet101",
+    "seed_dropout",
     "trainable_parameters",
     "vgg16",
     "vgg16_bn",
+    "with_dropout",
     "with_random_key",
 ]

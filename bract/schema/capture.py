@@ -82,6 +82,9 @@ Moment = Annotated[float, Field(allow_inf_nan=False)]
 Scale = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Name = Annotated[str, AfterValidator(_known_as)]
 DefenseEntry = Annotated[dict[str, Any], AfterValidator(_defense)]
+Augmentations = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)
+]
 Defenses = Annotated[tuple[DefenseEntry, ...], Field(max_length=16)]
 
 
@@ -106,13 +109,19 @@ class ClientDeclaration:
     mean, std
         Per-channel normalisation: the model saw ``(x - mean) / std`` for pixels x in [0, 1].
     loss, optimizer, lr, momentum
-        The client's objective and optimizer.
+        The client's objective and optimizer; ``lr`` is that of this round.
     weight_decay
         lambda >= 0: every local step follows the gradient plus ``lambda w``.
     proximal_mu
         FedProx's mu >= 0: every local step follows the gradient plus ``mu (w - w_global)``.
     local_steps, batch_size, num_examples
         Steps taken this round, examples a step, and distinct examples used.
+    augmentation
+        What was done at random to every image before it was trained on, by name, in order; the
+        images behind an update are the augmented ones.
+    dropout
+        Rate in [0, 1) of the model's dropout layers, or of one before the output layer where it
+        has none. None: nobody said; the model's own layers tell.
     norm_mode
         ``train``: batch normalisation used the batch's statistics; ``eval``: the running ones.
     defenses
@@ -137,6 +146,8 @@ class ClientDeclaration:
     local_steps: Count | None = None
     batch_size: Count | None = None
     num_examples: Count | None = None
+    augmentation: Augmentations = ()
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] | None = None
     norm_mode: Literal["train", "eval"] = "train"
     defenses: Defenses = ()
     encryption: Text = "none"

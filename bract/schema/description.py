@@ -18,11 +18,20 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 from pydantic import model_validator as check_all
 
-from bract.config import DataConfig
+from bract.config import ConstantRate, CosineRate, DataConfig, LrSchedule, scheduled_lr
 from bract.config.sections import Positive, Section
 from bract.errors import BractError, listed, one_line, shown
 from bract.registry import unknown
-from bract.schema.capture import ClientDeclaration, Count, Defenses, Moment, Name, Scale, Side
+from bract.schema.capture import (
+    Augmentations,
+    ClientDeclaration,
+    Count,
+    Defenses,
+    Moment,
+    Name,
+    Scale,
+    Side,
+)
 from bract.strict_yaml import MOST_CHARACTERS, parse_yaml
 
 DESCRIPTION = "bract.yaml"
@@ -81,10 +90,12 @@ class WorkSection(Section):
 
     Steps follow from ``local_epochs``, ``batch_size`` and each capture's number of examples, or
     are ``local_steps``. ``drop_last`` leaves out a last batch that is smaller than the others.
+    ``lr`` is that of round 1, and ``lr_schedule`` makes of it that of each capture's round.
     """
 
     optimizer: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     lr: Rate | None = None
+    lr_schedule: LrSchedule | None = None
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     batch_size: Count | None = None
@@ -93,6 +104,21 @@ class WorkSection(Section):
     drop_last: bool | None = None
     num_examples: Count | None = None
     proximal_mu: Annotated[float, Field(ge=0.0)] | None = None
+    augmentation: Augmentations | None = None
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+
+    @check_all(mode="after")
+    def _schedule_says_all(self) -> Self:
+        schedule = self.lr_schedule
+        if schedule is None or isinstance(schedule, ConstantRate):
+            return self
+        if self.lr is None:
+            raise ValueError("lr_schedule is given without lr; give the learning rate of round 1")
+        if isinstance(schedule, CosineRate) and schedule.rounds is None:
+            raise ValueError(
+                "lr_schedule is a cosine of unknown length; give its rounds, as many as the app ran"
+            )
+        return self
 
     @check_all(mode="after")
     def _steps_or_epochs(self) -> Self:
@@ -165,8 +191,10 @@ class AppDescription(Section):
         content = self.model_dump(exclude={"guessed", "data"}, exclude_none=True)
         return {k: v for k, v in _dotted(content) if v not in ((), {})}
 
-    def declare(self, declaration: ClientDeclaration, client: str) -> ClientDeclaration:
-        """Return a capture's declaration with what is described laid over it.
+    def declare(
+        self, declaration: ClientDeclaration, client: str, server_round: int = 1
+    ) -> ClientDeclaration:
+        """Return the declaration of a capture of one round with what is described laid over it.
 
         Raises
         ------
@@ -188,7 +216,7 @@ class AppDescription(Section):
             if values is not None:
                 channels = shape[0] if shape else len(values)
                 over[name] = values * channels if len(values) == 1 else values
-        over |= self._work(declaration, client)
+        over |= self._work(declaration, client, server_round)
         return declaration.updated({k: v for k, v in over.items() if v is not None})
 
     def work(self, client: str) -> WorkSection:
@@ -199,7 +227,9 @@ class AppDescription(Section):
             common = {k: v for k, v in common.items() if k not in ("local_steps", "local_epochs")}
         return WorkSection.model_validate(common | own)
 
-    def _work(self, declaration: ClientDeclaration, client: str) -> dict[str, Any]:
+    def _work(
+        self, declaration: ClientDeclaration, client: str, server_round: int
+    ) -> dict[str, Any]:
         work = self.work(client)
         examples = work.num_examples or declaration.num_examples
         batch = work.batch_size or declaration.batch_size
@@ -208,15 +238,20 @@ class AppDescription(Section):
             steps = planned_steps(examples, batch, work.local_epochs, bool(work.drop_last))
         if batch and examples:
             batch = min(batch, examples)
+        rate = work.lr
+        if rate is not None and work.lr_schedule is not None:
+            rate = scheduled_lr(rate, work.lr_schedule, server_round)
         return {
             "optimizer": work.optimizer,
-            "lr": work.lr,
+            "lr": rate,
             "momentum": work.momentum,
             "weight_decay": work.weight_decay,
             "batch_size": batch,
             "local_steps": steps,
             "num_examples": work.num_examples,
             "proximal_mu": work.proximal_mu,
+            "augmentation": work.augmentation,
+            "dropout": work.dropout,
         }
 
 

@@ -31,7 +31,7 @@ Reason = Literal["ssim", "identified"]
 
 PUBLIC_SETTINGS = names(
     """
-        chosen criterion restart restarts images bn boxed history labels latent line_search
+        chosen criterion dropout restart restarts images bn boxed history labels latent line_search
         lr max_unknowns momentum objective optimizer polish_steps pool schedule signed
         surrogate tolerance tv unknowns_rate unroll weighting width
         """

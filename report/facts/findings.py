@@ -109,10 +109,11 @@ def _truth(audit: AuditResult, check: TruthCheck | None) -> list[_Finding]:
         )
     if cosine >= REPEATED:
         if check.scale is not None and _off(check.scale):
+            fits = next((f" ({name} fits)" for name in tried if name.startswith("lr: ")), "")
             return finding(
                 "context-scale",
                 f"The update is {check.scale:.3g} times what the true images give: the declared "
-                "learning rate or number of steps is not the client's.",
+                f"learning rate{fits} or number of steps is not the client's.",
             )
         return finding(
             "context-right",
@@ -129,7 +130,7 @@ def _truth(audit: AuditResult, check: TruthCheck | None) -> list[_Finding]:
         "context-wrong",
         f"The true images do not give this update (cosine {cosine:.3f}): the model, loss, "
         "normalisation, mode of batch normalisation or learning rate declared is not the client's, "
-        "or it trained with what no declaration holds (dropout, augmentation, weight decay).",
+        "or what was kept is not what it trained on (images before their augmentation).",
     )
 
 

@@ -23,7 +23,7 @@ truth: true
 clients: 3
 rounds: 2
 model: {name: lenet-strided, activation: relu}
-training: {lr: 0.1, local_steps: 4}
+training: {lr: 0.1, lr_schedule: exponential, local_steps: 4, augmentation: [random-crop], dropout: 0.2}
 data: {image_size: 16, partition: {kind: sizes, sizes: [120, 60, 2]}}
 encryption: paillier
 """
@@ -34,7 +34,7 @@ name: dealt
 clients: 3
 rounds: 1
 model: {name: "encrypted_runs:tiny"}
-training: {lr: 0.1, local_steps: 4}
+training: {lr: 0.1, lr_schedule: exponential, local_steps: 4, augmentation: [random-crop], dropout: 0.2}
 data: {image_size: 8, validation: 0.2, partition: {kind: sizes, sizes: [120, 80, 60]}}
 strategy: {name: fedboosting}
 encryption: {scheme: paillier, keys: in-band, threshold: 2}
@@ -57,6 +57,8 @@ def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(
     observations = list(ObservationStore(run.captures))
     assert len(observations) == 6
     assert all(o.ciphertexts and not o.update for o in observations)
+    assert [o.declaration.lr for o in observations[::3]] == pytest.approx([0.1, 0.095])
+    assert {o.declaration.dropout for o in observations} == {0.2}
     models = [
         load_file(run.root / "state" / f"client-{i}" / f"quick-client-{i}-final.safetensors")
         for i in range(3)

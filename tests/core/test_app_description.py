@@ -111,3 +111,35 @@ def test_the_file_is_named_where_it_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(BractError, match=said) as refused:
             read_description(tmp_path)
         assert str(refused.value).startswith(str(path))
+
+
+def test_a_schedule_gives_every_capture_the_rate_of_its_round() -> None:
+    described = build_description(
+        {
+            "training": {
+                "lr": 0.8,
+                "lr_schedule": {"kind": "cosine", "floor": 0.2, "rounds": 4},
+                "augmentation": ["horizontal-flip", "color-jitter"],
+                "dropout": 0.25,
+            }
+        }
+    )
+    found = [described.declare(ClientDeclaration(), "node-1", r) for r in (1, 3, 9)]
+    assert [d.lr for d in found] == pytest.approx([0.8, 0.5, 0.2])
+    assert found[0].augmentation == ("horizontal-flip", "color-jitter")
+    assert found[0].dropout == 0.25
+    assert parse_description(dump_description(described)) == described
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"lr_schedule": "step"}, "without lr; give the learning rate of round 1"),
+        ({"lr": 0.1, "lr_schedule": "cosine"}, "unknown length; give its rounds"),
+        ({"lr": 0.1, "lr_schedule": {"kind": "stp"}}, "Did you mean 'step'"),
+        ({"dropout": 1.0}, "less than 1"),
+    ],
+)
+def test_what_a_description_cannot_mean_is_refused(training: Any, words: str) -> None:
+    with pytest.raises(BractError, match=words):
+        build_description({"training": training})

@@ -359,6 +359,33 @@ def test_what_a_train_message_tells_the_clients_is_declared(tmp_path: Path) -> N
     assert second.declaration.momentum == 0.5  # what the operator declares stands
 
 
+def test_what_a_function_of_the_round_declares_is_that_rounds(tmp_path: Path) -> None:
+    def declared(server_round: int) -> dict[str, Any]:
+        return {"lr": 0.1 / server_round, "dropout": 0.5, "augmentation": ("horizontal-flip",)}
+
+    strategy = HonestButCurious(FedAvg(), tmp_path, declaration=declared)
+    strategy.start(strangers_grid(), initial(), num_rounds=2)
+    found = {o.round: o.declaration for o in ObservationStore(tmp_path)}
+    assert {r: d.lr for r, d in found.items()} == {1: 0.1, 2: 0.05}
+    assert found[2].dropout == 0.5 and found[2].augmentation == ("horizontal-flip",)
+    with pytest.raises(BractError, match="lr: found fast"):
+        HonestButCurious(FedAvg(), tmp_path, declaration=lambda _: {"lr": "fast"})
+
+
+def test_the_rate_that_each_message_carries_is_that_rounds(tmp_path: Path) -> None:
+    class Scheduled(FedAvg):
+        def configure_train(self, server_round: int, *given: Any) -> Any:
+            messages = list(super().configure_train(server_round, *given))
+            for message in messages:
+                told = ConfigRecord({"lr": 0.1 / server_round, "dropout": 0.25})
+                message.content["told"] = told
+            return messages
+
+    HonestButCurious(Scheduled(), tmp_path).start(strangers_grid(), initial(), num_rounds=2)
+    found = {o.round: o.declaration for o in ObservationStore(tmp_path)}
+    assert {r: (d.lr, d.dropout) for r, d in found.items()} == {1: (0.1, 0.25), 2: (0.05, 0.25)}
+
+
 def test_the_log_says_where_captures_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     handler = logging.Handler()

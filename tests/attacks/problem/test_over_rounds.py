@@ -222,6 +222,12 @@ def test_other_clients_models_and_orders_are_refused(observe: Any, tiny: Any) ->
     for text, other in wrong.items():
         with pytest.raises(BractError, match=text):
             join_rounds([cases[0], replace(cases[1], observation=other)])
+    drawn = []
+    for seen in (first, second):
+        declaration = replace(seen.declaration, augmentation=("random-crop",))
+        drawn.append(replace(seen, declaration=declaration))
+    with pytest.raises(BractError, match="augmented \\(random-crop\\), anew in every round"):
+        join_rounds(opened(drawn))
     with pytest.raises(BractError, match="its client is 'client-1'"):
         reconstruct_over_rounds([first, replace(second, client="client-1")], IG(), device="cpu")
     two = opened([replace(rounds_of(observe, tiny[0][:2], tiny[1][:2], 1)[0], round=2)])

@@ -13,7 +13,7 @@ from bract.client.training import train_locally
 from bract.config import DataConfig, TrainingConfig
 from bract.data import DataSpec
 from bract.data import test_data as load_test_data
-from bract.models import create_model, initialise
+from bract.models import create_model, dropout_rate, initialise, with_dropout
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
 
@@ -33,13 +33,15 @@ def client(
     model: Any = "lenet-strided",
     spec: Any = SPEC,
     mu: Any = 0.0,
+    activation: str = "sigmoid",
     **training: Any,
 ) -> Any:
     """Train and protect as a client does; return the capture and what it kept."""
     config = TrainingConfig(**{"algorithm": "fedsgd", "batch_size": count, "lr": 0.3, **training})
     chain = build_defenses(list(defenses))
-    network = create_model(model, classes=10, channels=1, image_size=8)
+    network = create_model(model, classes=10, channels=1, image_size=8, activation=activation)
     network = initialise(chain.prepare_model(network), "default", 0)
+    network = with_dropout(network, config.dropout, classes=10)
     images, labels = TINY[0][:count], TINY[1][:count]
     state: dict[str, Any]
     context, state = ProtectContext(round=1, seed=5), {}
@@ -59,6 +61,7 @@ def client(
     declaration = ClientDeclaration(
         algorithm=config.algorithm,
         model=model,
+        activation=activation,
         image_shape=SPEC.image_shape,
         classes=10,
         mean=SPEC.mean,
@@ -67,6 +70,8 @@ def client(
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
+        augmentation=tuple(config.augmentation),
+        dropout=dropout_rate(network),
         proximal_mu=mu or None,
         local_steps=fit.steps,
         batch_size=min(config.batch_size, len(fit.used)),
@@ -75,7 +80,7 @@ def client(
     )
     update = chain.protect(fit.update, state, context)
     seen = Observation(1, "client-0", sent, update, declaration, buffers=buffers)
-    return seen, images[fit.used], labels[fit.used]
+    return seen, fit.trained_on(images), labels[fit.used]
 
 
 def declared(made: Any, **changes: Any) -> Any:
@@ -93,6 +98,8 @@ def declared(made: Any, **changes: Any) -> Any:
         {"algorithm": "fedavg", "batch_size": 2, "mu": 0.7, "momentum": 0.5},
         {"algorithm": "fedavg", "local_steps": 1, "weight_decay": 0.05},
         {"algorithm": "fedavg", "batch_size": 2, "mu": 0.7, "momentum": 0.5, "weight_decay": 0.05},
+        {"augmentation": ["horizontal-flip", "random-crop"]},
+        {"algorithm": "fedavg", "batch_size": 2, "augmentation": ["random-crop"]},
         {"algorithm": "fedavg", "batch_size": 4},  # and one of 2: the epoch does not divide
     ],
 )
@@ -101,6 +108,87 @@ def test_the_true_images_repeat_what_the_client_sent(training: Any) -> None:
     assert check.cosine > 1 - 1e-6
     assert check.scale == pytest.approx(1.0, abs=1e-4)
     assert check.exact is True and check.tried == {}
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "relu"])
+@pytest.mark.parametrize("model", ["lenet-strided", "mlp"])
+@pytest.mark.parametrize(
+    "training",
+    [
+        {},
+        {"algorithm": "fedavg", "local_steps": 1},
+        {"algorithm": "fedavg", "local_steps": 1, "weight_decay": 0.05},
+    ],
+)
+def test_the_mask_of_one_image_is_read_and_repeated(
+    model: str, activation: str, training: Any
+) -> None:
+    made = client(1, model=model, activation=activation, dropout=0.4, **training)
+    check = check_truth(*made)
+    assert check.cosine > 1 - 1e-6
+    assert check.scale == pytest.approx(1.0, abs=1e-4)
+    assert check.exact is True and check.tried == {}
+
+
+@pytest.mark.parametrize("training", [{}, {"algorithm": "fedavg", "batch_size": 1}])
+def test_what_unread_masks_leave_open_is_no_exact_check(training: Any) -> None:
+    check = check_truth(*client(4, dropout=0.5, **training))
+    assert check.exact is False
+    assert check.cosine < 1 - 1e-4
+
+
+@pytest.mark.parametrize(("real", "said"), [(0.5, 0.0), (0.5, None), (0.5, 0.2), (0.1, 0.5)])
+@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
+def test_dropout_that_is_missing_or_wrong_is_found_out_with_its_rate(
+    real: float, said: Any, algorithm: str
+) -> None:
+    made = client(1, algorithm=algorithm, dropout=real)
+    check = check_truth(*declared(made, dropout=said))
+    assert check.cosine < 1 - 1e-5
+    fitting = max(check.tried, key=lambda name: check.tried[name])
+    assert check.tried[fitting] > 1 - 1e-6
+    assert fitting.startswith("dropout: ")
+    assert float(fitting.split()[1]) == pytest.approx(real, abs=2e-3)
+
+
+def test_dropout_that_nobody_used_is_found_out() -> None:
+    check = check_truth(*declared(client(1), dropout=0.3))
+    assert check.cosine < 1 - 1e-5
+    fitting = max(check.tried, key=lambda name: check.tried[name])
+    assert fitting.startswith("dropout: ")
+    assert float(fitting.split()[1]) == pytest.approx(0.0, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("decay", "momentum", "said"), [(0.0, 0.0, 1.0), (0.05, 0.0, 0.6), (0.05, 0.5, 0.03)]
+)
+def test_the_rate_of_another_round_is_found_out_over_several_steps(
+    decay: float, momentum: float, said: float
+) -> None:
+    """A step schedule that halves: the server declares what the round before had."""
+    made = client(
+        *(6,),
+        algorithm="fedavg",
+        batch_size=1,
+        lr=0.5,
+        weight_decay=decay,
+        momentum=momentum,
+        activation="relu",
+    )
+    check = check_truth(*declared(made, lr=said))
+    assert check.cosine < 1 - 1e-5
+    fitting = max(check.tried, key=lambda name: check.tried[name])
+    assert check.tried[fitting] > 1 - 1e-6
+    assert fitting == "lr: 0.5"
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_the_rate_of_another_round_is_named_for_a_single_step(decay: float) -> None:
+    made = client(1, algorithm="fedavg", local_steps=1, lr=0.5, weight_decay=decay)
+    check = check_truth(*declared(made, lr=0.1))
+    fitting = max(check.tried, key=lambda name: check.tried[name])
+    assert fitting == "lr: 0.5"
+    assert check.tried[fitting] > 1 - 1e-6
 
 
 def test_later_epochs_are_not_called_exact() -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.client.training import train_locally
 from bract.data import client_data, data_spec
-from bract.models import create_model
+from bract.models import create_model, with_dropout
 from bract.protocol.observation import Observation, ObservationStore
 from bract.rundir import RunDirectory
 from bract.seeds import derive_seed
@@ -32,7 +32,12 @@ truth: true
 clients: 3
 rounds: {rounds}
 model: {{name: lenet-strided, activation: relu}}
-training: {{lr: 0.1, local_steps: 4}}
+training:
+  lr: 0.1
+  lr_schedule: {{kind: step, factor: 0.5, every: 1}}
+  local_steps: 4
+  augmentation: [random-crop]
+  dropout: 0.2
 data: {{partition: {{kind: sizes, sizes: [120, 60, 2]}}}}
 """
 
@@ -104,12 +109,13 @@ def assert_computed_alike(run: RunDirectory, captured: Observation) -> None:
     spec = data_spec(config.data)
     model = create_model("lenet-strided", classes=10, channels=1, image_size=32, activation="relu")
     model.load_state_dict(captured.parameters)
+    with_dropout(model, config.training.dropout, classes=10)
     data = client_data(config, 2)
     again = train_locally(
         model,
         data.images,
         data.labels,
-        config=config.training,
+        config=config.training.at(captured.round, config.rounds),
         spec=spec,
         seed=derive_seed(config.seed, "train", 2, captured.round),
         device=torch.device("cpu"),
@@ -145,7 +151,12 @@ def test_a_federation_trains_captures_and_keeps_the_truth_at_the_clients(tmp_pat
     assert small.declaration.mean == (0.3053,)
     truth = load_file(run.truth / "client-2" / "round-0001.safetensors")
     assert truth["images"].shape == (2, 1, 32, 32)
+    later = observations[5]
+    assert (small.declaration.lr, later.declaration.lr) == (0.1, 0.05)
+    assert later.declaration.augmentation == ("random-crop",)
+    assert later.declaration.dropout == 0.2
     assert_computed_alike(run, small)
+    assert_computed_alike(run, later)
     # What the client keeps for itself is nowhere in what the server wrote down.
     pixels = truth["images"].numpy().tobytes()
     for file in run.captures.rglob("*.safetensors"):

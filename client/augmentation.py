@@ -1,0 +1,67 @@
+"""What a client does to its images before it trains on them, drawn anew at every use.
+
+An augmentation is no defense: whoever inverts the update recovers the augmented image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bract.config import Augmentation
+
+__all__ = ["AUGMENTATIONS", "PADDING", "augment"]
+
+PADDING = 4
+"""Pixels that ``random-crop`` adds at every side, as usual for CIFAR (He et al. 2016, 4.2)."""
+
+
+def _flipped(images: Tensor, axis: int, generator: torch.Generator) -> Tensor:
+    chosen = torch.rand(len(images), generator=generator) < 0.5
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(axis), images)
+
+
+def _horizontal_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    return _flipped(images, -1, generator)
+
+
+def _vertical_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    return _flipped(images, -2, generator)
+
+
+def _random_crop(images: Tensor, generator: torch.Generator) -> Tensor:
+    height, width = images.shape[-2:]
+    padded = F.pad(images, (PADDING,) * 4)
+    corners = torch.randint(2 * PADDING + 1, (len(images), 2), generator=generator).tolist()
+    cropped = [
+        image[:, top : top + height, left : left + width]
+        for image, (top, left) in zip(padded, corners, strict=True)
+    ]
+    return torch.stack(cropped)
+
+
+AUGMENTATIONS: dict[Augmentation, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "horizontal-flip": _horizontal_flip,
+    "vertical-flip": _vertical_flip,
+    "random-crop": _random_crop,
+}
+"""``horizontal-flip`` and ``vertical-flip`` mirror an image with probability 1/2; ``random-crop``
+cuts its own size out of it at random after `PADDING` black pixels were added at every side."""
+
+
+def augment(images: Tensor, names: Sequence[Augmentation], generator: torch.Generator) -> Tensor:
+    """Return images as a client trains on them once; each is drawn for on its own.
+
+    Parameters
+    ----------
+    images
+        float32 ``(B, C, H, W)`` in [0, 1] on the CPU, B >= 1; it stays as it is.
+    names
+        What is done, in order.
+    """
+    for name in names:
+        images = AUGMENTATIONS[name](images, generator)
+    return images
