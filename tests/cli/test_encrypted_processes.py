@@ -23,7 +23,8 @@ truth: true
 clients: 3
 rounds: 2
 model: {name: lenet-strided, activation: relu}
-training: {lr: 0.1, lr_schedule: exponential, local_steps: 4, augmentation: [random-crop], dropout: 0.2}
+training:
+  {lr: 0.1, lr_schedule: exponential, local_steps: 4, augmentation: [random-crop], dropout: 0.2}
 data: {image_size: 16, partition: {kind: sizes, sizes: [120, 60, 2]}}
 encryption: paillier
 """
@@ -34,7 +35,8 @@ name: dealt
 clients: 3
 rounds: 1
 model: {name: "encrypted_runs:tiny"}
-training: {lr: 0.1, lr_schedule: exponential, local_steps: 4, augmentation: [random-crop], dropout: 0.2}
+training:
+  {lr: 0.1, lr_schedule: exponential, local_steps: 4, augmentation: [random-crop], dropout: 0.2}
 data: {image_size: 8, validation: 0.2, partition: {kind: sizes, sizes: [120, 80, 60]}}
 strategy: {name: fedboosting}
 encryption: {scheme: paillier, keys: in-band, threshold: 2}
