@@ -13,9 +13,11 @@ images, with 95 % t intervals over federations, of which each has another networ
 ``cpu_seconds`` are those of one attack.
 """
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -77,7 +79,7 @@ class Row:
     observer: str = "server"
     first: int = 1
     attack: str = "ig"
-    iterations: int = 200
+    iterations: int = 150
 
     @property
     def tier(self) -> Any:
@@ -90,8 +92,8 @@ ROWS = (
     Row("noise", activation="sigmoid", defense="noise"),
     Row("adadefense", batch=4, defense="adadefense"),
     Row("eps outside, from round 2", batch=4, defense="eps outside", first=2),
-    Row("parts", batch=4, held=8, attack="multi-round"),
     Row("two clients, one curious", clients=2, batch=4, observer="client"),
+    Row("parts", batch=4, held=8, attack="multi-round"),
 )
 
 
@@ -274,21 +276,33 @@ def main() -> None:
     options_parser.add_argument("--split", choices=("score", "choose"), default="score")
     options_parser.add_argument("--federations", type=int, default=FEDERATIONS)
     options_parser.add_argument("--seed", type=int, default=0)
+    options_parser.add_argument("--resume", type=Path, help="file of finished rows")
     options = options_parser.parse_args()
     torch.set_num_threads(1)
     rows = []
+    done: dict[str, Any] = {}
+    if options.resume is not None and options.resume.exists():
+        done = dict(json.loads(line) for line in options.resume.read_text().splitlines())
     for row in ROWS:
         if options.row and row.name not in options.row:
             continue
         held = [federation(row, i, options.split) for i in range(options.federations)]
         for rounds in options.rounds or GIVEN:
+            about = [asdict(row), rounds, options.split, options.federations, options.seed]
+            key = json.dumps(about)
+            if key in done:
+                rows.append(done[key])
+                continue
             rows.append(run(row, rounds, held, options.seed))
             told = rows[-1]
+            if options.resume is not None:
+                with options.resume.open("a") as file:
+                    file.write(json.dumps([key, told]) + "\n")
             note(
                 f"{row.name}, {rounds} rounds: {told['psnr'] or 0.0:.2f} dB, SSIM "
                 f"{told['ssim'] or 0.0:.3f}, {told['cpu_seconds'] or 0.0:.1f} s, {told['reason']}"
             )
-    emit(rows, COLUMNS, as_json=options.json)
+    emit([row | {"size": SIZE} for row in rows], COLUMNS, as_json=options.json)
 
 
 if __name__ == "__main__":

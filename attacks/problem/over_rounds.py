@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.client_model import ForwardModel
+from bract.attacks.problem.client_model import BatchGradient, ForwardModel
 from bract.attacks.problem.objectives import Objective
 from bract.attacks.problem.target_model import TargetModel
 from bract.protocol.update import Tensors
@@ -61,6 +61,8 @@ class OverRounds:
     ) -> Tensors:
         """Return every round's tensors, ``(L, ...)`` by the round's number and name."""
         del parameters
+        if self.side_by_side:
+            return self._at_once(target_model, buffers, inputs, labels)
         found: Tensors = {}
         for number, forward in enumerate(self.forwards):
             taken = slice(None) if self.assigned is None else list(self.assigned[number])
@@ -74,6 +76,36 @@ class OverRounds:
             )
             found |= {name_in(number, n): value for n, value in own.items()}
         return found
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether rounds can be simulated like trials: plain gradients of equally many images."""
+        sizes = {len(row) for row in self.assigned or ()}
+        return len(sizes) < 2 and all(type(f) is BatchGradient for f in self.forwards)
+
+    def _at_once(
+        self, target_model: TargetModel, buffers: Tensors, inputs: Tensor, labels: Tensor
+    ) -> Tensors:
+        """Simulate all rounds as trials of one batch, a trial's rounds one after the other."""
+        rounds, trials = len(self.forwards), len(inputs)
+
+        def pile(group: str) -> Tensors:
+            each = [_group(buffers, number, group) for number in range(rounds)]
+            return {n: torch.stack([e[n] for e in each], dim=1).flatten(0, 1) for n in each[0]}
+
+        def taken(value: Tensor) -> Tensor:
+            if self.assigned is None:
+                return value[:, None].expand(-1, rounds, *value.shape[1:]).flatten(0, 1)
+            return value[:, torch.tensor(self.assigned)].flatten(0, 1)
+
+        found = BatchGradient()(
+            target_model, pile(PARAMETERS), pile(BUFFERS), taken(inputs), taken(labels), {}
+        )
+        return {
+            name_in(number, name): value.unflatten(0, (trials, rounds))[:, number]
+            for number in range(rounds)
+            for name, value in found.items()
+        }
 
 
 @dataclass(frozen=True)

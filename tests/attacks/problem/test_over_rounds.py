@@ -26,6 +26,7 @@ from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.identifiability import identifiability
 from bract.attacks.problem.joint_case import JointCase
+from bract.attacks.problem.over_rounds import OverRounds
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.labels import infer_labels
 from bract.errors import BractError
@@ -184,6 +185,25 @@ def test_gauss_newton_solves_rounds_together(observe: Any, tiny: Any) -> None:
     assert found.settings["evidence"]["rounds"] == [1, 2]
     assert "2 rounds" in found.components
     assert min(float(row.psnr) for row in scores(found.images, images)) > 30.0
+
+
+@pytest.mark.parametrize("assigned", [None, ((0, 1), (1, 2), (2, 0))])
+def test_rounds_side_by_side_are_rounds_one_by_one(
+    observe: Any, tiny: Any, assigned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 3 if assigned is None else 2
+    cases = opened(rounds_of(observe, tiny[0][:count], tiny[1][:count], 3))
+    joint = join_rounds(cases, assigned=assigned)
+    assert isinstance(joint.forward, OverRounds) and joint.forward.side_by_side
+    problem = Problem.stack([(joint, 0), (joint, 1)], seed=0, device=CPU, dtype=torch.float64)
+    images = tiny[0][10:16].view(2, 3, 1, 8, 8).double()
+    rows = torch.nn.functional.one_hot(tiny[1][10:16], 10).view(2, 3, 10).double()
+    fast = problem.simulate(images, rows, {})
+    monkeypatch.setattr(OverRounds, "side_by_side", False)
+    slow = problem.simulate(images, rows, {})
+    assert fast.keys() == slow.keys()
+    for name, value in slow.items():
+        assert torch.allclose(fast[name], value, rtol=1e-10, atol=1e-12)
 
 
 def test_labels_are_the_mean_of_the_rounds(observe: Any, tiny: Any) -> None:
