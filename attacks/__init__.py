@@ -20,6 +20,7 @@ from bract.attacks.methods.grnn import GRNN
 from bract.attacks.methods.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
+from bract.attacks.methods.learned_inverter import LearnedInverter
 from bract.attacks.methods.spear import Spear
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import Case
@@ -70,6 +71,7 @@ __all__ = [
     "GaussNewton",
     "GradInversion",
     "LabelInference",
+    "LearnedInverter",
     "Objective",
     "Outcome",
     "PixelSearch",

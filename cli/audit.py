@@ -27,7 +27,7 @@ from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.schema import EXACT_DB, AuditResult
 
-SURROGATE = ["gias", "ggl"]
+SURROGATE = ["gias", "ggl", "learned-inverter"]
 """Attacks of the surrogate tier where none is asked for."""
 
 

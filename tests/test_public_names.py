@@ -38,6 +38,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "IDLG",
         "IG",
         "LabelInference",
+        "LearnedInverter",
         "Objective",
         "Outcome",
         "PixelSearch",

@@ -28,6 +28,8 @@ from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.errors import BractError
 
+_RESOLVED = 0.35
+
 
 @ATTACKS.register("ggl")
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,8 @@ class GGL(Attack):
         latent; beside a likelihood it is the latent's own prior in nats.
     defense
         ``simulate`` applies a defense that can be simulated to the candidate; ``undo`` matches
-        what the tier's reading makes of the upload, as other attacks do.
+        what the tier's reading makes of the upload, as other attacks do; ``auto`` does the latter
+        but where float32 resolves less than 0.35 of an inverted upload's coordinates.
     objective
         The matching loss.
     """
@@ -73,7 +76,7 @@ class GGL(Attack):
     sigma: float = 0.5
     starts: int = 32
     regularisation: float = 0.1
-    defense: Literal["simulate", "undo"] = "simulate"
+    defense: Literal["simulate", "undo", "auto"] = "simulate"
     objective: Objective = field(default_factory=Cosine)
 
     def prepare(self, case: Case) -> Case:
@@ -81,7 +84,9 @@ class GGL(Attack):
         usable_prior(case)
         view = None
         defenses = [str(d.get("name")) for d in case.observation.declaration.defenses]
-        if self.defense == "simulate" and case.tier != "oblivious" and len(defenses) == 1:
+        resolved = float(case.evidence.notes.get("resolved", 1.0))
+        wanted = self.defense == "simulate" or (self.defense == "auto" and resolved < _RESOLVED)
+        if wanted and case.tier != "oblivious" and len(defenses) == 1:
             view = FORWARD.get(defenses[0])
         if view is not None:
             case = open_case(
@@ -100,10 +105,18 @@ class GGL(Attack):
         return without_latent(search_latent(self, problem, run))
 
 
-def search_latent(attack: GGL, problem: Problem, run: Run) -> Outcome:
-    """Search the latent as ``attack`` says; the outcome's unknowns hold it as `LATENT`."""
+def search_latent(
+    attack: GGL, problem: Problem, run: Run, proposed: Tensor | None = None
+) -> Outcome:
+    """Search the latent as ``attack`` says; the outcome's unknowns hold it as `LATENT`.
+
+    Parameters
+    ----------
+    proposed
+        A latent beside the random ones that the search may begin at, ``(L, B, n)``.
+    """
     labels = hard_labels(problem)
-    start = likeliest_start(problem, labels, attack.starts, attack.objective)
+    start = likeliest_start(problem, labels, attack.starts, attack.objective, proposed)
     return (_by_adam if attack.search == "adam" else _by_cma)(attack, problem, run, labels, start)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from bract.attacks.methods.ggl import GGL, search_latent, without_latent
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -40,43 +42,48 @@ class GIAS(GGL):
     iterations: ClassVar[int] = 2000
 
     search: Literal["cma", "adam"] = "adam"
-    defense: Literal["simulate", "undo"] = "undo"
+    defense: Literal["simulate", "undo", "auto"] = "auto"
     latent_share: float = 0.4
     weights_lr: float = 1e-3
     tv: float = 0.0
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search the latent, then the weights."""
-        share = 1.0 if problem.likelihood is not None else self.latent_share
-        total = run.iterations
-        first = None if total is None else max(1, round(share * total))
-        rough = search_latent(self, problem, run.part("latent", 0.0, share, first))
-        if not self.matches or problem.likelihood is not None:
-            return without_latent(rough)
-        begun = replace(problem, starts=without_latent(rough).unknowns or None)
-        relative = Relative(self.objective, rough.losses.to(problem.dtype).clamp_min(1e-20))
-        space = LatentSearch(problem, hard_labels(problem), rough.unknowns[LATENT], weights=True)
-        unknowns = begun.unknowns()
-        fine = minimise(
-            problem,
-            space,
-            FirstOrder(
-                space.variables | unknowns,
-                FirstOrderSettings(kind="adam", lr=self.weights_lr, schedule="cosine"),
-            ),
-            run.part(
-                "weights", share, 1.0, None if total is None else max(1, total - (first or 0))
-            ),
-            objective=relative,
-            priors=image_priors(tv=self.tv, power=1, bn=0.0),
-            unknowns=unknowns,
-        )
-        fine = relative.undone(fine)
-        return replace(
-            fine,
-            curves=[
-                before + [(rough.iterations + step, loss) for step, loss in after]
-                for before, after in zip(rough.curves, fine.curves, strict=True)
-            ],
-            iterations=rough.iterations + fine.iterations,
-        )
+        return search_latent_and_weights(self, problem, run)
+
+
+def search_latent_and_weights(
+    attack: GIAS, problem: Problem, run: Run, proposed: Tensor | None = None
+) -> Outcome:
+    """Search both as ``attack`` says; ``proposed`` is as `search_latent` has it."""
+    share = 1.0 if problem.likelihood is not None else attack.latent_share
+    total = run.iterations
+    first = None if total is None else max(1, round(share * total))
+    rough = search_latent(attack, problem, run.part("latent", 0.0, share, first), proposed)
+    if not attack.matches or problem.likelihood is not None:
+        return without_latent(rough)
+    begun = replace(problem, starts=without_latent(rough).unknowns or None)
+    relative = Relative(attack.objective, rough.losses.to(problem.dtype).clamp_min(1e-20))
+    space = LatentSearch(problem, hard_labels(problem), rough.unknowns[LATENT], weights=True)
+    unknowns = begun.unknowns()
+    fine = minimise(
+        problem,
+        space,
+        FirstOrder(
+            space.variables | unknowns,
+            FirstOrderSettings(kind="adam", lr=attack.weights_lr, schedule="cosine"),
+        ),
+        run.part("weights", share, 1.0, None if total is None else max(1, total - (first or 0))),
+        objective=relative,
+        priors=image_priors(tv=attack.tv, power=1, bn=0.0),
+        unknowns=unknowns,
+    )
+    fine = relative.undone(fine)
+    return replace(
+        fine,
+        curves=[
+            before + [(rough.iterations + step, loss) for step, loss in after]
+            for before, after in zip(rough.curves, fine.curves, strict=True)
+        ],
+        iterations=rough.iterations + fine.iterations,
+    )

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from bract.attacks.problem.objectives import weighted_sum
@@ -36,6 +37,10 @@ class GaussianLikelihood:
         factor = 0.5 / self.deviation**2
         return factor * weighted_sum(lambda s, c: (s - c).square(), simulated, captured, weights)
 
+    def draw(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        """Return noise of this law, of the shape of ``like``, from a CPU generator."""
+        return self.deviation * torch.randn(like.shape, generator=generator).to(like)
+
 
 @dataclass(frozen=True)
 class LaplaceLikelihood:
@@ -54,3 +59,10 @@ class LaplaceLikelihood:
         """Return nats ``(L,)``."""
         factor = math.sqrt(2.0) / self.deviation
         return factor * weighted_sum(lambda s, c: (s - c).abs(), simulated, captured, weights)
+
+    def draw(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        """Return noise of this law, of the shape of ``like``, from a CPU generator."""
+        uniform = torch.rand(like.shape, generator=generator).to(like) - 0.5
+        # Rounding to -0.5 would make it infinite.
+        inside = (1.0 - 2.0 * uniform.abs()).clamp_min(1e-7)
+        return -self.deviation / math.sqrt(2.0) * uniform.sign() * inside.log()

@@ -38,6 +38,8 @@ class Problem:
         on which trials ran together.
     restarts
         Number of the restart, a trial.
+    seed
+        What the trials' seeds were derived from; for what several trials share.
     """
 
     cases: tuple[Case, ...]
@@ -51,6 +53,7 @@ class Problem:
     nuisance: Tensors | None = None
     bounds: Tensors | None = None
     starts: Tensors | None = None
+    seed: int = 0
 
     @classmethod
     def stack(
@@ -100,6 +103,7 @@ class Problem:
             alternatives=optional([c.evidence.alternatives for c in cases]),
             nuisance=optional([c.evidence.nuisance for c in cases]),
             bounds=optional([c.evidence.bounds for c in cases]),
+            seed=seed,
         )
 
     @property
@@ -266,6 +270,7 @@ class Problem:
             nuisance=None if self.nuisance is None else cut(self.nuisance),
             bounds=None if self.bounds is None else cut(self.bounds),
             starts=None if self.starts is None else cut(self.starts),
+            seed=self.seed,
         )
 
     def weighted(self, weights: Tensors | None) -> Problem:

@@ -117,6 +117,15 @@ class Run:
             span=(low + width * start, low + width * end),
         )
 
+    def share(self, step: int, elapsed: float) -> float:
+        """Share of this part's limits that ``step`` steps or ``elapsed`` seconds have used."""
+        shares = []
+        if self.iterations is not None:
+            shares.append(step / self.iterations)
+        if self.seconds is not None:
+            shares.append(elapsed / self.seconds)
+        return max(shares)
+
     def tell(self, progress: float, loss: float) -> None:
         """Report progress of this part, in [0, 1]."""
         if self.report is not None:
@@ -165,7 +174,7 @@ def descend(
     reference, since = tracker.losses.clone(), step
     while True:
         elapsed = time.perf_counter() - begun
-        progress = _progress(step, elapsed, run)
+        progress = run.share(step, elapsed)
         if progress >= 1.0:
             break
         optimizer.step(evaluate, progress)
@@ -194,15 +203,6 @@ def descend(
     if run.checkpoint is not None:
         run.checkpoint.unlink(missing_ok=True)
     return tracker.outcome(step)
-
-
-def _progress(step: int, elapsed: float, run: Run) -> float:
-    shares = []
-    if run.iterations is not None:
-        shares.append(step / run.iterations)
-    if run.seconds is not None:
-        shares.append(elapsed / run.seconds)
-    return max(shares)
 
 
 class _Best:

@@ -81,7 +81,7 @@ class LatentSearch:
     def decode(self) -> tuple[Tensor, Tensor]:
         """Return images and label rows."""
         if not self._free:
-            return _images(self._decoder, self.latent, self._rows), self._labels
+            return made_images(self._decoder, self.latent, self._rows), self._labels
         weights = {name.removeprefix("prior."): v for name, v in self.variables.items()}
 
         def one(own: Tensors, latent: Tensor, rows: Tensor | None) -> Tensor:
@@ -136,36 +136,49 @@ class Start:
     scale: Tensor
 
 
-def likeliest_start(problem: Problem, labels: Tensor, count: int, objective: Objective) -> Start:
-    """Draw ``count`` random latents a trial, and match each once.
+def likeliest_start(
+    problem: Problem,
+    labels: Tensor,
+    count: int,
+    objective: Objective,
+    proposed: Tensor | None = None,
+) -> Start:
+    """Draw ``count`` random latents a trial, and match each and the proposed one once.
 
     Where the evidence has a likelihood, that takes the place of the objective.
+
+    Parameters
+    ----------
+    proposed
+        ``(L, B, n)``, or None.
     """
     matched = not isinstance(objective, NoObjective)
     own = problem.likelihood if matched else None
     prior = usable_prior(problem.cases[0])
     images = problem.image_shape[0]
     drawn = noise(problem, count, images, prior.facts.latent)
+    if proposed is not None:
+        drawn = torch.cat([drawn, proposed.to(drawn)[:, None]], dim=1)
     unknowns = {name: value.detach() for name, value in problem.unknowns().items()}
     decoder = prior.decoder().to(problem.device, problem.dtype)
     rows = labels.to(drawn) if prior.facts.classes else None
     found = []
     with torch.no_grad():
-        for number in range(count):
-            made = _images(decoder, drawn[:, number], rows)
+        for number in range(drawn.shape[1]):
+            made = made_images(decoder, drawn[:, number], rows)
             found.append(
                 problem.distance(own or objective, problem.simulate(made, labels, unknowns))
             )
     losses = torch.stack(found, dim=1).nan_to_num(float("inf"))
-    scale = losses.median(dim=1).values.clamp(1e-20, 1e20)
+    scale = losses[:, :count].median(dim=1).values.clamp(1e-20, 1e20)
     if own is not None or not matched:
         scale = torch.ones_like(scale)
     latent = drawn[torch.arange(len(drawn), device=drawn.device), losses.argmin(dim=1)]
     return Start(latent, scale)
 
 
-def _images(decoder: Decoder, latent: Tensor, rows: Tensor | None) -> Tensor:
-    """Run one network on the latents of all trials."""
+def made_images(decoder: Decoder, latent: Tensor, rows: Tensor | None) -> Tensor:
+    """Return images ``(L, B, C, H, W)`` of latents ``(L, B, n)`` and label rows."""
     flat = None if rows is None else rows.flatten(0, 1)
     made: Tensor = decoder(latent.flatten(0, 1), flat)
     return made.view(*latent.shape[:2], *made.shape[1:])

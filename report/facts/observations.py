@@ -28,6 +28,7 @@ ATTACK_NAMES = {
     "ggl": "GGL",
     "gias": "GIAS",
     "gradinversion": "GradInversion",
+    "learned-inverter": "Learned inverter",
     "statistics": "Batch statistics",
     "grnn": "GRNN",
     "coarse-to-fine": "Coarse to fine",

@@ -109,7 +109,7 @@ def test_every_attack_names_its_components() -> None:
         if name in ("analytic", "spear", "statistics"):
             continue  # they refuse a model without a linear first layer or batch normalisation
         public = None
-        if name in ("ggl", "gias"):
+        if name in ("ggl", "gias", "learned-inverter"):
             grey = torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, 8, 8)
             settings = PriorSettings(width=2, epochs=1)
             public = train_prior(grey, None, settings, source="grey")

@@ -90,7 +90,11 @@ def test_tier_and_prior_go_together(run: Any, prior: Path) -> None:
         choose_audit(run.root, prior=prior)
     with pytest.raises(BractError, match="go together"):
         Audit(run, choice(None))
-    assert choose_audit(run.root, tier="surrogate", prior=prior).attacks == ("gias", "ggl")
+    assert choose_audit(run.root, tier="surrogate", prior=prior).attacks == (
+        "gias",
+        "ggl",
+        "learned-inverter",
+    )
     tiers = [c.tier for c in choose_audits(run.root, tier="all", prior=prior)]
     assert tiers == ["oblivious", "surrogate"]
     assert "surrogate" not in [c.tier for c in choose_audits(run.root, tier="all")]

@@ -98,7 +98,9 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
     return Evidence(
         target={n: wanted[n].to(observation.parameters[n].dtype) for n in observation.parameters},
         weights={n: trusted[n].to(observation.parameters[n].dtype) for n in observation.parameters},
-        labels=_label(observation) if before.rounds == 1 else None,
+        labels=single_label(observation, flatten(observation.update))
+        if before.rounds == 1
+        else None,
         notes=notes,
     )
 
@@ -166,10 +168,22 @@ def missing_before(hyper: AdaDefense, first: Observation) -> tuple[int, str]:
     )
 
 
-def _label(observation: Observation) -> Tensor | None:
+def single_label(observation: Observation, gradient: Tensor) -> Tensor | None:
     """The label of a single example: the one negative coordinate of the last layer's bias.
 
-    The first round's defended update has the signs of the gradient (iDLG, Zhao et al. 2020).
+    That holds for every cross entropy (iDLG, Zhao et al. 2020). In the first round the defended
+    update has the signs of the gradient.
+
+    Parameters
+    ----------
+    gradient
+        All coordinates in the order of the update, ``(D,)``, or what has their signs.
+
+    Returns
+    -------
+    Tensor or None
+        int64 ``(1,)``; None for a batch, without such a bias, or with another number of negative
+        coordinates.
     """
     try:
         if images_in(observation.declaration, 2) != 1:
@@ -179,5 +193,6 @@ def _label(observation: Observation) -> Tensor | None:
         return None
     if bias is None:
         return None
-    negative = (observation.update[bias] < 0).nonzero().flatten()
+    like = {name: observation.update[name] for name in observation.update}
+    negative = (unflatten(gradient, like)[bias] < 0).nonzero().flatten()
     return negative.cpu() if len(negative) == 1 else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.adadefense.adadefense import missing_before, rounds_of
+from bract.attacks.adaptive.adadefense.adadefense import missing_before, rounds_of, single_label
 from bract.attacks.adaptive.adadefense.inversion import invert
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.adaptive.declared import declared, gradient_scale
@@ -22,6 +22,9 @@ from bract.protocol.update import Tensors, flatten, unflatten
 
 _CARRIED = "adadefense.carried."
 _SECOND = "adadefense.second."
+_SMOOTHING = 0.01
+"""Mean square of a tensor's gradient, as a share, that its derivative has under the root; chosen
+of 1e-12, 0.01, 0.1 and 1 on images that score nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,10 @@ class AdaDefenseClient:
     With the moments of earlier rounds known, an upload without alpha is
     ``(a0 + a1 g) / (sqrt(w + c g^2) + e)`` in every coordinate (`DefendedUpdate`); a0 and w stand
     among the buffers.
+
+    That is nearly a sign where w is zero: its derivative is zero but for gradients near zero, where
+    it is huge. So values are those of the map, and derivatives those of the map with a small
+    share of the tensor's mean square added under the root.
 
     Attributes
     ----------
@@ -70,8 +77,15 @@ class AdaDefenseClient:
         made = {}
         for name, gradient in sent.items():
             g = gradient / self.scale
-            root = (buffers[_SECOND + name] + self.c * g.square()).clamp_min(1e-30).sqrt()
-            made[name] = (buffers[_CARRIED + name] + self.a1 * g) / (root + self.e)
+            above = buffers[_CARRIED + name] + self.a1 * g
+            square = buffers[_SECOND + name] + self.c * g.square()
+            exact = above / (square.clamp_min(1e-30).sqrt() + self.e)
+            if g.requires_grad:
+                size = g.detach().square().flatten(1).mean(dim=1).clamp_min(1e-30)
+                under = square + _SMOOTHING * self.c * size.view(-1, *[1] * (g.dim() - 1))
+                smooth = above / (under.sqrt() + self.e)
+                exact = exact.detach() + smooth - smooth.detach()
+            made[name] = exact
         return made
 
 
@@ -82,7 +96,8 @@ def simulate_adadefense(observation: Observation, history: Sequence[Observation]
     Moments are replayed from the inversions of the rounds before, as `undo_adadefense` has them;
     where float32 left a coordinate open there, they are its best reading. Where rounds before the
     first captured one are missing, gradients are taken to have been constant until then, for which
-    round 1's formula is exact.
+    round 1's formula is exact. The label of a single image is read off the inverted upload: in what
+    was sent, moments of earlier images stand beside it.
 
     Raises
     ------
@@ -97,10 +112,11 @@ def simulate_adadefense(observation: Observation, history: Sequence[Observation]
             f"{observation.key}: adadefense variant 'yogi' can be replayed in a client's first "
             "round only; attack that observation"
         )
-    before, previous = Moments.zero(flatten(observation.update).numel()), None
-    for number, seen in enumerate(rounds[:-1]):
+    after, previous = Moments.zero(flatten(observation.update).numel()), None
+    for number, seen in enumerate(rounds):
+        before = after
         inverted = invert(hyper, seen, before, previous, ahead=0 if number else missing)
-        before, previous = inverted.after, inverted.g
+        after, previous = inverted.after, inverted.g
     map_ = DefendedUpdate(hyper, before)
     like = {name: observation.update[name] for name in observation.update}
     alpha = hyper.alpha if hyper.alpha_at == "client" else 1.0
@@ -128,6 +144,7 @@ def simulate_adadefense(observation: Observation, history: Sequence[Observation]
             **{_CARRIED + n: carried[n].to(named[n].dtype) for n in named},
             **{_SECOND + n: second[n].to(named[n].dtype) for n in named},
         },
+        labels=single_label(observation, inverted.g),
         notes={
             "defense": "adadefense",
             "method": "applied the defense to candidates, with replayed moments",

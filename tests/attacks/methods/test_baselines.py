@@ -11,7 +11,7 @@ from bract.errors import BractError
 from bract.models import create_model
 from bract.protocol.update import buffers_of
 
-WITH_PUBLIC = {"ggl", "gias"}
+WITH_PUBLIC = {"ggl", "gias", "learned-inverter"}
 WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels", "spear", "statistics"}
 
 

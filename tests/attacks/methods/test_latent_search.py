@@ -1,5 +1,6 @@
 """GGL and GIAS: attackers who trained a generator on public images."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from observing import _observe as observe
 from torch import Tensor
 
 from bract.attacks import GGL, GIAS, Budget, TrainedPrior, reconstruct
+from bract.attacks.adaptive.adadefense.forward import AdaDefenseClient
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import FORWARD
 from bract.attacks.problem.problem import Problem
@@ -20,6 +22,7 @@ from bract.attacks.solve.evolution import CMAES, narrowed, population_of
 from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.audit.scoring.metrics import psnr
+from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig
 from bract.data import open_source
 from bract.errors import BractError
@@ -138,12 +141,69 @@ def test_the_defense_is_simulated_for_who_knows_it_only(
         (GGL(), "surrogate", "applied the defense to candidates"),
         (GGL(defense="undo"), "surrogate", "inverted the defended update"),
         (GIAS(), "surrogate", "inverted the defended update"),
+        (GIAS(defense="simulate"), "surrogate", "applied the defense to candidates"),
     ):
         (found,) = reconstruct(seen, attack, budget=budget, tier=tier, public=prior)  # type: ignore[arg-type]
         assert isinstance(found, Reconstruction)
         assert said in found.settings["evidence"]["method"]
     (found,) = reconstruct(seen, GGL(), budget=budget, tier="oblivious", public=prior)
     assert isinstance(found, Reconstruction) and not found.settings["evidence"]
+
+
+@pytest.mark.parametrize(("least", "said"), [(1.1, "applied the defense"), (0.0, "inverted the")])
+def test_gias_simulates_adadefense_where_float32_does_not_resolve_its_upload(
+    prior: TrainedPrior,
+    tiny: tuple[Tensor, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    least: float,
+    said: str,
+) -> None:
+    monkeypatch.setattr("bract.attacks.methods.ggl._RESOLVED", least)
+    seen = defended({"name": "adadefense", "eps_placement": "outside"}, tiny).seen
+    budget = Budget(iterations=100)
+    (found,) = reconstruct(seen, GIAS(), budget=budget, tier="surrogate", public=prior)
+    assert isinstance(found, Reconstruction) and found.labels.tolist() == tiny[1][:1].tolist()
+    assert said in found.settings["evidence"]["method"]
+    if least:
+        sample = prior.sample(tiny[1][:1].tolist(), seed=1)
+        assert float(psnr(found.images, tiny[0][:1])) > float(psnr(sample, tiny[0][:1])) + 3
+
+
+def test_the_simulated_defense_has_its_own_values_and_a_smoother_derivative() -> None:
+    def client(*_: Any) -> Any:
+        return {"w": given}
+
+    given = torch.tensor([[3.0, -4.0]], requires_grad=True)
+    made = AdaDefenseClient(client=client, a1=0.1, c=1.0, e=1.0, scale=1.0)  # type: ignore[arg-type]
+    zero = torch.zeros(1, 2)
+    held = {"adadefense.carried.w": zero, "adadefense.second.w": zero}
+    found = made(None, {}, held, zero, zero, {})["w"]  # type: ignore[arg-type]
+    # 0.1 g / (|g| + 1)
+    assert found.tolist()[0] == pytest.approx([0.3 / 4, -0.4 / 5])
+    (slope,) = torch.autograd.grad(found[0, 0], given)
+    # With 0.01 (9 + 16) / 2 = 0.125 under the root q: 0.1 (q + 1 - g^2 / q) / (q + 1)^2 at g = 3.
+    q = math.sqrt(9.125)
+    assert slope[0, 0] == pytest.approx(0.1 * (q + 1 - 9 / q) / (q + 1) ** 2)
+    assert slope[0, 1] == 0.0
+
+
+def test_the_label_of_a_later_round_is_read_off_the_inverted_upload(
+    tiny: tuple[Tensor, Tensor],
+) -> None:
+    hyper = {"name": "adadefense", "eps_placement": "outside"}
+    first = defended(hyper, tiny)
+    second = capture(tiny[0][1:2], tiny[1][1:2], hyper, model="lenet-strided").seen
+    assert int(tiny[1][0]) != int(tiny[1][1])
+    chain = build_defenses([hyper])
+    state: dict[str, Tensor] = {}
+    sent = []
+    for held, label in ((first.seen, 0), (second, 1)):
+        image, kind = tiny[0][label : label + 1], tiny[1][label : label + 1]
+        plain = capture(image, kind, {"name": "noise", "std": 1e-12}, model="lenet-strided").seen
+        update = chain.protect(plain.update, state, ProtectContext(round=1 + label))
+        sent.append(replace(held, round=1 + label, update=update))
+    found = FORWARD["adadefense"](sent[1], sent[:1])
+    assert found.labels is not None and found.labels.tolist() == [int(tiny[1][1])]
 
 
 def quadratic(search: CMAES, variable: Tensor, steps: int) -> list[Tensor]:

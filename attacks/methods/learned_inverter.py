@@ -1,0 +1,110 @@
+"""Learning to invert: a network that is trained to predict images from updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bract.attacks.methods.ggl import search_latent, without_latent
+from bract.attacks.methods.gias import GIAS, search_latent_and_weights
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.descent import Outcome, Recipe, Run
+from bract.attacks.solve.inverter import InverterSettings, predicted_latents
+from bract.attacks.solve.latent import made_images, usable_prior
+from bract.attacks.solve.matching import hard_labels
+
+
+@ATTACKS.register("learned-inverter")
+@dataclass(frozen=True, kw_only=True)
+class LearnedInverter(GIAS):
+    """Learning to invert (Wu et al., UAI 2023): predict the image of an update by a network.
+
+    For each global model and declaration the client is simulated on images of the trained
+    generator, its training and defense included; a perceptron learns to predict the latent from
+    the update that it would have sent, hashed to a short vector. A prediction needs no gradient
+    through the defense. Uploads of the same model and declaration share one network.
+
+    Differences to the published attack: the network predicts a latent, not pixels, so that few
+    pairs do; images are the generator's, as many as there are steps; labels are read from the last
+    layer and told to it. The prediction may then be the start of a search.
+
+    Attributes
+    ----------
+    finish
+        ``none`` returns the prediction; ``latent`` searches the latent from it, as `GGL` does;
+        ``weights`` then the generator's weights, as `GIAS` does.
+    inverter_share
+        Share of the budget that training gets where a search follows; one of its iterations is a
+        step on ``pairs`` new pairs.
+    features, width, pairs, inverter_lr
+        See `bract.attacks.solve.inverter.InverterSettings`.
+    """
+
+    name: ClassVar[str] = "learned-inverter"
+    iterations: ClassVar[int] = 1000
+
+    defense: Literal["simulate", "undo", "auto"] = "simulate"
+    finish: Literal["none", "latent", "weights"] = "weights"
+    inverter_share: float = 0.4
+    features: int = 2048
+    width: int = 512
+    pairs: int = 64
+    inverter_lr: float = 1e-3
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Train, predict, and search from the prediction."""
+        if not self.matches:
+            return without_latent(search_latent(self, problem, run))
+        share = 1.0 if self.finish == "none" else self.inverter_share
+        total = run.iterations
+        first = None if total is None else max(1, round(share * total))
+        labels = hard_labels(problem)
+        prior = usable_prior(problem.cases[0])
+        settings = InverterSettings(
+            features=self.features, width=self.width, pairs=self.pairs, lr=self.inverter_lr
+        )
+        training = run.part("training", 0.0, share, first)
+        latents, steps = predicted_latents(problem, labels, prior, settings, training)
+        predicted = self._predicted(problem, labels, latents, steps)
+        if self.finish == "none":
+            return predicted
+        left = None if total is None else max(1, total - (first or 0))
+        rest = run.part("search", share, 1.0, left)
+        if self.finish == "latent":
+            found = without_latent(search_latent(self, problem, rest, latents))
+        else:
+            found = search_latent_and_weights(self, problem, rest, latents)
+        found = replace(
+            found,
+            curves=[
+                before + [(steps + step, loss) for step, loss in after]
+                for before, after in zip(predicted.curves, found.curves, strict=True)
+            ],
+            iterations=steps + found.iterations,
+        )
+        return found.made_by("", *self._components)
+
+    _components: ClassVar[tuple[str, ...]] = ("learned inverter", "trained generator")
+
+    def _predicted(self, problem: Problem, labels: Tensor, latents: Tensor, steps: int) -> Outcome:
+        """Return what the generator makes of predictions, with its loss."""
+        prior = usable_prior(problem.cases[0])
+        decoder = prior.decoder().to(problem.device, problem.dtype)
+        with torch.no_grad():
+            images = made_images(decoder, latents, labels if prior.facts.classes else None)
+            simulated = problem.simulate(images, labels, {})
+            losses = problem.distance(problem.likelihood or self.objective, simulated)
+        losses = losses.to(torch.float64)
+        return Outcome(
+            images=images,
+            labels=labels,
+            losses=losses,
+            unknowns={},
+            curves=[[(steps, loss)] for loss in losses.tolist()],
+            iterations=steps,
+            recipes=[Recipe("", (*self._components, "labels analytic"))] * problem.trials,
+        )
