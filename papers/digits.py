@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bract.client.training import train_locally
 from bract.config import FederationConfig
 from bract.data import client_data, data_spec, test_data
-from bract.models import create_model, initialise
+from bract.models import create_model, initialise, with_dropout
 from bract.models.evaluation import evaluate
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.seeds import derive_seed
@@ -37,7 +37,7 @@ class DigitsClient:
         train_locally(
             model,
             *self.own,
-            config=self.config.training,
+            config=self.config.training.at(server_round, self.config.rounds),
             spec=self.spec,
             seed=derive_seed(self.config.seed, "train", self.index, server_round),
             device=torch.device("cpu"),
@@ -84,4 +84,5 @@ def new_model(config: FederationConfig) -> nn.Module:
         image_size=spec.image_shape[1],
         activation=config.model.activation,
     )
+    model = with_dropout(model, config.training.dropout, classes=spec.classes)
     return initialise(model, config.model.init, derive_seed(config.seed, "model"))

@@ -11,7 +11,7 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config import FederationConfig
 from bract.data import client_data, data_spec
-from bract.models import create_model, initialise
+from bract.models import create_model, initialise, with_dropout
 from bract.protocol.records import Contribution
 from bract.protocol.update import Tensors, buffers_of, flatten, parameters_of
 from bract.seeds import derive_seed
@@ -46,7 +46,8 @@ class Clients:
             image_size=size,
             activation=self.config.model.activation,
         )
-        return self.chains[0].prepare_model(made)
+        made = self.chains[0].prepare_model(made)
+        return with_dropout(made, self.config.training.dropout, classes=self.spec.classes)
 
     def models(self) -> list[nn.Module]:
         """Return the global model as it stands; with FedKL one for each client's own key."""
@@ -81,12 +82,12 @@ class Clients:
             model,
             data.images,
             data.labels,
-            config=self.config.training,
+            config=self.config.training.at(self.number, self.config.rounds),
             spec=self.spec,
             seed=derive_seed(self.config.seed, "train", client, self.number),
             device=torch.device("cpu"),
         )
-        first = found.used[: self.config.training.batch_size]
+        most = self.config.training.batch_size
         sent = chain.protect(
             found.update,
             self.states[client],
@@ -94,8 +95,8 @@ class Clients:
                 round=context.round,
                 seed=context.seed,
                 model=model,
-                images=self.spec.normalise(data.images[first]),
-                labels=data.labels[first],
+                images=self.spec.normalise(found.trained_on(data.images, most)),
+                labels=data.labels[found.used[:most]],
             ),
         )
         self.norms.append(float(flatten(found.update).norm()))

@@ -49,7 +49,13 @@ def test_the_loop_trains_as_the_real_client_and_server_do(
             "seed": 3,
             "rounds": 2,
             "model": {"name": model},
-            "training": {"local_steps": 2, "lr": 0.05},
+            "training": {
+                "local_steps": 2,
+                "lr": 0.05,
+                "lr_schedule": {"kind": "exponential", "factor": 0.5},
+                "augmentation": ["random-crop"],
+                "dropout": 0.3,
+            },
             "defenses": defenses,
             "capture": {"enabled": False},
         }
