@@ -225,7 +225,7 @@ def ours(setting: Setting, given: Sequence[Upload], name: str, device: str) -> d
     for outcome, upload in zip(outcomes, given, strict=True):
         if not isinstance(outcome, Reconstruction):
             raise SystemExit(f"{setting}: {outcome.reason}")
-        scored.append(_score(outcome.images, outcome.labels, upload))
+        scored.append(score(outcome.images, outcome.labels, upload))
     information = "batch statistics" if given[0].statistics else "none"
     return _row("bract", name, information, setting, scored, spent)
 
@@ -246,7 +246,7 @@ def theirs(
         found.append(_breach(setting, upload, recipe, statistics_given, device))
     spent = time.process_time() - own
     information = "batch statistics" if statistics_given else "none"
-    scored = [_score(*one, upload) for one, upload in zip(found, given, strict=True)]
+    scored = [score(*one, upload) for one, upload in zip(found, given, strict=True)]
     return _row("breaching", recipe, information, setting, scored, spent)
 
 
@@ -292,7 +292,8 @@ def _breach(
     return found["data"].detach().cpu().clamp(0.0, 1.0), found["labels"].cpu()
 
 
-def _score(images: Tensor, labels: Tensor, upload: Upload) -> ScoredImages:
+def score(images: Tensor, labels: Tensor, upload: Upload) -> ScoredImages:
+    """Score what an attack made of an upload against what its client keeps."""
     return score_images(
         images, Truth(upload.truth, upload.labels), recovered=labels, perceptual=False
     )

@@ -42,8 +42,8 @@ class GradInversion(Attack):
 
     What differs from the paper: the distance is relative to the captured gradient's norm, so that
     one weight serves every model; pixels are boxed; there is no warm-up; registration is by whole
-    pixels; and where one local step tells the statistics of the client's own batch, they stand in
-    the place of the running ones, channel by channel.
+    pixels; and where returned buffers tell the statistics of the client's own batches, they stand
+    in the place of the running ones, channel by channel.
 
     Attributes
     ----------
