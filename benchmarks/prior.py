@@ -68,8 +68,7 @@ class Setting:
         if self.batch > 1:
             return ("gias",)
         known = ("noise 0.01", "adadefense, eps outside")
-        inverted = self.activation == "relu" and self.round == 1
-        inverted = inverted and (self.reading == "plain" or self.defense in known)
+        inverted = self.activation == "relu" and (self.reading == "plain" or self.defense in known)
         return tuple(name for name in ITERATIONS if inverted or name != "learned-inverter")
 
 

@@ -48,6 +48,21 @@ def test_pictures_of_a_folder_are_taken_as_they_lie_and_cut_at_random(tmp_path: 
     assert public_images(str(root), size=8, channels=1, crops=3, most=2).images.shape[0] == 6
 
 
+def test_colour_pictures_of_a_folder_make_a_prior_that_knows_them(tmp_path: Path) -> None:
+    root, out = pictures(tmp_path / "photos", 5), tmp_path / "prior.safetensors"
+    line = ["prior", "train", "--data", str(root), "--crops", "4", "--size", "32"]
+    line += ["--epochs", "1", "--width", "2", "--out", str(out)]
+    found = CliRunner().invoke(app, line)
+    assert found.exit_code == 0, found.output
+    prior = load_prior(out)
+    assert prior.facts.image_shape == (3, 32, 32)
+    assert prior.facts.images == 20 and prior.facts.classes == 0
+    assert prior.sample([0, 0], seed=1).shape == (2, 3, 32, 32)
+    taken = public_images(str(root), size=32, crops=4)
+    assert prior.trained_on(taken.images).all()
+    assert not prior.trained_on(1.0 - taken.images[:1]).any()
+
+
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BractError, match=r"nowhere: no such folder.*digits"):
         public_images("nowhere")
