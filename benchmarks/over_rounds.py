@@ -10,7 +10,7 @@ the server, which holds a client's own uploads, or a client, which holds the glo
 takes their differences, less its own updates, for the upload of one client that holds the others'
 images (`bract.attacks.problem.global_models`). Scores are means over federations of the mean over
 images, with 95 % t intervals over federations, of which each has another network and other images.
-``cpu_seconds`` are those of one attack.
+``gain`` is the paired difference to one round. ``cpu_seconds`` are those of one attack.
 """
 
 import json
@@ -48,10 +48,25 @@ LR = 0.1
 
 SIZE = 16
 GIVEN = (1, 3, 10)
+MOST_PARTS = 3
+"""Rounds of parts of a client's images that are put together; ten take minutes a federation."""
+
 FIRST_SEED = {"score": 0, "choose": 1000}
 COLUMNS = (
     *("name", "model", "defense", "clients", "batch", "observer", "rounds"),
-    *("psnr", "psnr_low", "psnr_high", "ssim", "ssim_low", "ssim_high", "cpu_seconds", "refused"),
+    *(
+        "psnr",
+        "psnr_low",
+        "psnr_high",
+        "gain",
+        "gain_low",
+        "gain_high",
+        "ssim",
+        "ssim_low",
+        "ssim_high",
+        "cpu_seconds",
+        "refused",
+    ),
 )
 
 DEFENSES = {
@@ -268,6 +283,18 @@ def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> 
     return facts
 
 
+def compare(rows: Sequence[dict[str, Any]]) -> None:
+    """Add the paired gain over one round of the same images, in dB, with its interval."""
+    alone = {row["name"]: row for row in rows if row["rounds"] == 1 and not row["held"]}
+    for row in rows:
+        before = alone.get(row["name"])
+        if before is None or row is before or len(before["psnr_each"]) != len(row["psnr_each"]):
+            continue
+        each = [a - b for a, b in zip(row["psnr_each"], before["psnr_each"], strict=True)]
+        low, high = (mean_interval(each, bounds=None) if each else None) or (None, None)
+        row |= {"gain": fmean(each), "gain_low": low, "gain_high": high}
+
+
 def main() -> None:
     """Run the rows."""
     options_parser = parser(__doc__ or "", "over-rounds", picture=False)
@@ -288,6 +315,8 @@ def main() -> None:
             continue
         held = [federation(row, i, options.split) for i in range(options.federations)]
         for rounds in options.rounds or GIVEN:
+            if row.held and rounds > MOST_PARTS:
+                continue
             about = [asdict(row), rounds, options.split, options.federations, options.seed]
             key = json.dumps(about)
             if key in done:
@@ -302,6 +331,7 @@ def main() -> None:
                 f"{row.name}, {rounds} rounds: {told['psnr'] or 0.0:.2f} dB, SSIM "
                 f"{told['ssim'] or 0.0:.3f}, {told['cpu_seconds'] or 0.0:.1f} s, {told['reason']}"
             )
+    compare(rows)
     emit([row | {"size": SIZE} for row in rows], COLUMNS, as_json=options.json)
 
 

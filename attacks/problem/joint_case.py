@@ -63,9 +63,10 @@ def join_rounds(cases: Sequence[Case], *, assigned: Assigned | None = None) -> C
 
     The rounds' tensors stand side by side, so that whatever attacks one upload attacks them
     together: a matching loss runs over all rounds' coordinates (as in Li et al. 2023, *Temporal
-    Gradient Inversion Attacks with Robust Optimization*, without its robust mean). A round counts
-    alike: its coordinates are weighed by the inverse of their squared norm, so that a relative
-    error is the mean of the rounds'. Where defenses add noise the likelihoods multiply, without
+    Gradient Inversion Attacks with Robust Optimization*, without its robust mean). A round's
+    coordinates are weighed by its mean trust over their squared norm: a relative error is the mean
+    of the rounds', where all are trusted alike, and rounds of which a defense leaves little known
+    count little. Where defenses add noise the likelihoods multiply, without
     weights; rounds whose noise was taken away exactly, by its seed, then stand alone. Every round
     keeps the reading that its defense leaves open.
 
@@ -165,7 +166,7 @@ def _joint_evidence(cases: Sequence[Case], *, apart: bool) -> Evidence:
     noisy = len(likelihoods) == len(cases)
     return Evidence(
         target=_joined([e.target for e in evidences]) or {},
-        weights=_joined([e.weights for e in evidences]) if noisy else _balanced(evidences),
+        weights=_joined([e.weights for e in evidences]) if noisy else _balanced(cases),
         alternatives=_joined([e.alternatives for e in evidences]),
         nuisance=_joint_directions(evidences),
         bounds=_joined([e.bounds for e in evidences]),
@@ -185,24 +186,35 @@ def _joined(groups: Sequence[Tensors | None]) -> Tensors | None:
     return found or None
 
 
-def _balanced(evidences: Sequence[Evidence]) -> Tensors:
-    """Weigh every round by the inverse of its squared norm, that of the last one 1."""
-    squares = []
-    for e in evidences:
+def _balanced(cases: Sequence[Case]) -> Tensors:
+    """Weigh every round by its mean trust over its squared norm; the last one's norm stays."""
+    evidences = [c.evidence for c in cases]
+    squares, trusts = [], []
+    for case, e in zip(cases, evidences, strict=True):
         own = e.weights or {}
         parts = [
             (v.double().square() * own[n].double() if n in own else v.double().square()).sum()
             for n, v in e.target.items()
         ]
         squares.append(float(torch.stack(parts).sum()))
+        trusts.append(_mean_trust(case.read or e))
     found: Tensors = {}
     for number, (e, square) in enumerate(zip(evidences, squares, strict=True)):
-        factor = squares[-1] / square if square and squares[-1] else 1.0
+        factor = trusts[number] * (squares[-1] / square if square and squares[-1] else 1.0)
         own = e.weights or {}
         for name, value in e.target.items():
             trust = own[name] if name in own else torch.ones_like(value)
             found[name_in(number, name)] = trust * factor
     return found
+
+
+def _mean_trust(evidence: Evidence) -> float:
+    """Return the mean weight of a coordinate, before weights are scaled, in [0, 1]."""
+    own = evidence.weights or {}
+    told = sum(
+        float(own[n].double().sum()) if n in own else v.numel() for n, v in evidence.target.items()
+    )
+    return told / max(1, sum(v.numel() for v in evidence.target.values()))
 
 
 def _joint_directions(evidences: Sequence[Evidence]) -> Tensors | None:

@@ -117,6 +117,24 @@ def test_a_relative_error_is_the_mean_of_the_rounds(observe: Any, tiny: Any) -> 
     assert error(join_rounds(cases)) == pytest.approx(sum(own) / 3, rel=1e-4)
 
 
+def test_a_round_weighs_by_how_much_of_it_is_trusted(observe: Any, tiny: Any) -> None:
+    rounds = rounds_of(observe, tiny[0][:1], tiny[1][:1], 2)
+
+    def trusted(seen: Observation, share: float) -> Case:
+        target = seen.gradient()
+        weights = {n: torch.full_like(v, share) for n, v in target.items()}
+        read = Evidence(target=target, weights=weights)
+        return open_case(seen, tier="adaptive", max_images=8, view=lambda *_: read)
+
+    joint = join_rounds([trusted(rounds[0], 1.0), trusted(rounds[1], 0.1)])
+    weights, target = joint.evidence.weights or {}, joint.evidence.target
+    parts = [
+        sum(float((weights[n] * v.square()).sum()) for n, v in target.items() if n[0] == number)
+        for number in "01"
+    ]
+    assert parts[0] / parts[1] == pytest.approx(10.0, rel=1e-4)
+
+
 def test_rounds_keep_what_their_evidence_leaves_open(observe: Any, tiny: Any) -> None:
     """Unknown factors are each round's own, and so are directions, bounds and alternatives."""
     images, labels = tiny[0][:1], tiny[1][:1]
