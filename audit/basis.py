@@ -119,7 +119,8 @@ class Basis:
                 if c.client == self._observer.name
                 for path in c.files
             ]
-            found["observer"] = self._files([*seen, *own])
+            means = " ".join(self._observer.told(one.round) for one in capture.rounds)
+            found["observer"] = _digest(f"{means} {self._files([*seen, *own])}")
         told = [self._truth / c.client / f"round-{c.round:04d}.safetensors" for c in members]
         if all(path.is_file() for path in told):
             found["truth"] = self._files(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class CuriousClient:
                 f"--observer {name}: strategy {strategy.name} makes the global model otherwise "
                 f"than by a mean with known weights; expected {' or '.join(KNOWN_STRATEGIES)}"
             )
-        self._lr = strategy.server_lr
+        self._lr, self._weighting = strategy.server_lr, strategy.weighting
         self._weights = {
             row.round: {client: told.weight for client, told in row.clients.items()}
             for row in run.metrics()
@@ -89,6 +90,10 @@ class CuriousClient:
             for path in sorted(self._run.models.glob("*.safetensors"))
             if _round_of(path) == number
         ][:1]
+
+    def told(self, number: int) -> str:
+        """Return what the mean of a round is taken apart with, beside files that `files` names."""
+        return f"{self._lr} {self._weighting} {sorted(self._weights.get(number, {}).items())}"
 
     def open(self, capture: Capture) -> Observation:
         """Return the mean of the other clients' updates, as this client computes it.
@@ -129,7 +134,20 @@ class CuriousClient:
                 "every upload of it was captured, since the scores need every client's images"
             )
         if told and all(weight is not None for weight in told.values()):
-            return {client: float(weight or 0.0) for client, weight in told.items()}
+            weights = {client: float(weight or 0.0) for client, weight in told.items()}
+            total = sum(weights.values())
+            if min(weights.values()) < 0.0 or not math.isclose(total, 1.0, rel_tol=1e-6):
+                listed = ", ".join(f"{client} {weight:g}" for client, weight in weights.items())
+                raise BractError(
+                    f"{self._run.metrics_path}: round {number} has the weights {listed}; expected "
+                    "shares of at least 0 that sum to 1; restore the file as the run wrote it"
+                )
+            return weights
+        if self._weighting != "examples":
+            raise BractError(
+                f"{self._run.metrics_path}: it tells no weight of each client in round {number}, "
+                f"and strategy.weighting is {self._weighting}; restore the file as the run wrote it"
+            )
         examples = {c.client: c.declaration.num_examples for c in captures}
         if missing := sorted(client for client, count in examples.items() if not count):
             raise BractError(

@@ -17,6 +17,7 @@ from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.launch.simulated import SimulatedFederation, check_simulable
 from bract.cli.signals import Stopped, resumed
 from bract.client.defending import defenses_of
+from bract.client.defenses import DefenseChain
 from bract.client.training import smallest_batch
 from bract.config import FederationConfig
 from bract.data import Partitions, data_spec, open_source
@@ -168,6 +169,27 @@ def check_feasible(config: FederationConfig) -> None:
             )
             with_dropout(model, config.training.dropout, classes=spec.classes)
         _check_batches(config, counts, single_value_norm(model, spec.image_shape))
+    elif config.training.dropout:
+        _check_dropout(config, chain)
+
+
+def _check_dropout(config: FederationConfig, chain: DefenseChain) -> None:
+    """Refuse dropout in somebody's own model that has no place for it, where it is at hand."""
+    spec = data_spec(config.data)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as for the processes that will be started
+    with torch.random.fork_rng(devices=[]):
+        try:
+            model = create_model(
+                config.model.name,
+                classes=spec.classes,
+                channels=spec.image_shape[0],
+                image_size=spec.image_shape[1],
+            )
+        except BractError:
+            return  # it may be on the clients' path alone; whoever makes it says why it cannot
+        model = chain.prepare_model(model)
+    with_dropout(model, config.training.dropout, classes=spec.classes)
 
 
 def _check_batches(config: FederationConfig, counts: Sequence[int], layer: str | None) -> None:

@@ -30,6 +30,12 @@ from bract.errors import BractError
 _IMAGES, _LABELS = "start:images", "start:labels"
 """Among the buffers of a case: what `_Polish` begins with."""
 
+_NEWTON_STEPS = 40
+"""Most steps of second order of one joint fit."""
+
+_AT_ONCE = 2**26
+"""Coordinates of all models that are simulated side by side while images are exchanged."""
+
 _BETTER = 0.99
 """A round takes another image where its residual falls below this share."""
 
@@ -86,6 +92,10 @@ class MultiRound(Attacker):
 
     def _attack(self, case: Case, task: AttackTask) -> Reconstruction | Refusal:
         rounds = list(case.rounds)
+        if rounds and task.budget.seconds is not None:
+            # Every part gets a share: the rounds, which are uploads of their own, and each fit.
+            part = task.budget.seconds / (len(rounds) + self.passes)
+            task = replace(task, budget=replace(task.budget, seconds=part))
         results = attack(self.inner).run(rounds or [case], task)
         found = [r for r in results if isinstance(r, Reconstruction)]
         if not rounds or len(found) < len(results):
@@ -95,11 +105,13 @@ class MultiRound(Attacker):
         images, labels, assigned = merge(found, self.same)
         spent = sum(r.seconds for r in found)
         polish = _Polish(tv=self.tv, lr=self.lr)
+        # A joint fit has one start, from which every restart would go the same way.
+        once = replace(task, budget=replace(task.budget, restarts=1, chosen_restarts=None))
         result: Reconstruction | Refusal = results[-1]
         before = assigned
         for number in range(self.passes):
             joint = _starting(join_rounds(rounds, assigned=assigned), images, labels)
-            (result,) = polish.run([joint], task)
+            (result,) = polish.run([joint], once)
             if isinstance(result, Refusal):
                 return replace(result, attack=self.name)
             spent += result.seconds
@@ -150,7 +162,8 @@ class _Polish(Attack):
         start, labels = problem.buffers[_IMAGES], problem.buffers[_LABELS]
         smooth = problem.target_model.traits.smooth and problem.likelihood is None
         if smooth and start[0].numel() <= self.max_unknowns:
-            return solve_from(problem, start, labels, run.part("solve", 0.0, 1.0, 40))
+            most = min(run.iterations or _NEWTON_STEPS, _NEWTON_STEPS)
+            return solve_from(problem, start, labels, run.part("solve", 0.0, 1.0, most))
         search = PixelSearch(problem, problem.target_model.normalise(start), labels)
         unknowns = problem.unknowns()
         return minimise(
@@ -191,9 +204,13 @@ def _reassigned(
         return row
 
     def errors(rows: Sequence[Sequence[int]]) -> Tensor:
-        at = problem.select([0] * len(rows))
-        taken = torch.tensor([list(r) for r in rows])
-        return at.distance(RelativeError(), at.simulate(images[taken], labels[taken], {})).detach()
+        size = sum(value.numel() for value in problem.parameters.values())
+        found = []
+        for part in torch.tensor([list(r) for r in rows]).split(max(1, _AT_ONCE // size)):
+            at = problem.select([0] * len(part))
+            made = at.simulate(images[part], labels[part], {})
+            found.append(at.distance(RelativeError(), made).detach())
+        return torch.cat(found)
 
     lowest = float(errors([row])[0])
     for _ in row:

@@ -83,6 +83,7 @@ def observe_global_models(
         update=mean,
         declaration=joint_declaration(declarations, key),
         buffers=dict(buffers or {}),
+        computed=True,
     )
 
 

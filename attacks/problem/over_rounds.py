@@ -61,7 +61,7 @@ class OverRounds:
     ) -> Tensors:
         """Return every round's tensors, ``(L, ...)`` by the round's number and name."""
         del parameters
-        if self.side_by_side:
+        if self.side_by_side and self._alike(buffers):
             return self._at_once(target_model, buffers, inputs, labels)
         found: Tensors = {}
         for number, forward in enumerate(self.forwards):
@@ -82,6 +82,11 @@ class OverRounds:
         """Whether rounds can be simulated like trials: plain gradients of equally many images."""
         sizes = {len(row) for row in self.assigned or ()}
         return len(sizes) < 2 and all(type(f) is BatchGradient for f in self.forwards)
+
+    def _alike(self, buffers: Tensors) -> bool:
+        """Whether all rounds have the same buffers; a mask of dropout is read in some alone."""
+        each = [set(_group(buffers, i, BUFFERS)) for i in range(len(self.forwards))]
+        return all(names == each[0] for names in each)
 
     def _at_once(
         self, target_model: TargetModel, buffers: Tensors, inputs: Tensor, labels: Tensor

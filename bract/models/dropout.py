@@ -97,9 +97,10 @@ def seed_dropout(model: nn.Module, generator: torch.Generator) -> None:
             module.generator = generator
 
 
-def dropout_rate(model: nn.Module) -> float:
-    """Return the largest rate of a model's dropout layers; 0 where it has none."""
-    return max((m.p for m in model.modules() if isinstance(m, _Dropouts)), default=0.0)
+def dropout_rate(model: nn.Module) -> float | None:
+    """Return the rate of a model's dropout layers: 0 where it has none, None where they differ."""
+    rates = {m.p for m in model.modules() if isinstance(m, _Dropouts)} or {0.0}
+    return rates.pop() if len(rates) == 1 else None
 
 
 def masked_layers(model: nn.Module) -> dict[str, float] | None:

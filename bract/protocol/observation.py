@@ -88,6 +88,8 @@ class Observation:
         arrival, and what the client said that was not taken.
     rounded
         How the update was rounded to be stored; None where it is as it came.
+    computed
+        Whether the update is a difference of float32 models, whose rounding covers exact zeros.
     """
 
     round: int
@@ -100,6 +102,7 @@ class Observation:
     ciphertexts: Tensors = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     rounded: Rounding | None = None
+    computed: bool = False
 
     @property
     def key(self) -> str:

@@ -25,6 +25,7 @@ from bract.protocol.observation import ClientDeclaration, Observation, Observati
 from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
+from bract.schema import MetricsRow
 
 CHOICE = AuditChoice(attacks=("ig",), iterations=20, device="cpu", over_rounds=2)
 
@@ -183,3 +184,32 @@ def test_truths_of_rounds_hold_every_image_once() -> None:
     found = distinct([Truth(images[1:], labels[1:]), Truth(images[:2], labels[:2])])
     assert torch.equal(found.images, images[[1, 2, 0]])
     assert found.labels.tolist() == [1, 2, 3]
+
+
+def tell_weights(run: RunDirectory, first: float | None, second: float | None) -> None:
+    run.metrics_path.unlink(missing_ok=True)
+    rows = {
+        "client-0": {"num_examples": 1, "weight": first},
+        "client-1": {"num_examples": 1, "weight": second},
+    }
+    for number in (1, 2, 3):
+        run.append_metrics(MetricsRow.model_validate({"round": number, "clients": rows}))
+
+
+def test_weights_that_are_none_are_refused(run: RunDirectory) -> None:
+    choice = replace(CHOICE, observer="client-1", over_rounds=1, rounds=frozenset({1}))
+    for first, second in ((-1.0, 2.0), (0.5, -0.5), (0.5, 5.0), (0.2, 0.2)):
+        tell_weights(run, first, second)
+        (found,) = execute(run, choice)
+        assert f"client-0 {first:g}, client-1 {second:g}; expected" in found["refused"]
+    tell_weights(run, None, None)
+    assert execute(run, choice)[0]["refused"] is None
+
+
+def test_other_weights_are_attacked_again(run: RunDirectory) -> None:
+    choice = replace(CHOICE, observer="client-1", over_rounds=1, rounds=frozenset({1}))
+    tell_weights(run, 0.5, 0.5)
+    execute(run, choice)
+    assert Audit(run, choice, resume=True).plan() == []
+    tell_weights(run, 0.4, 0.6)
+    assert len(Audit(run, choice, resume=True).plan()) == 1

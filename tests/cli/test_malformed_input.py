@@ -13,6 +13,7 @@ from bract.cli.main import main
 from bract.cli.run import check_feasible
 from bract.config import parse_config
 from bract.data import Partitions
+from bract.errors import BractError
 
 MALFORMED = {
     "an impossible date": ("seed: 2020-13-45", "'2020-13-45' is no timestamp (line 1, column 7)"),
@@ -93,3 +94,19 @@ def test_a_run_of_a_thousand_clients_draws_its_partition_once(
     monkeypatch.setattr(Partitions, "__init__", counted)
     check_feasible(parse_config("{clients: 1000, data: {validation: 0.0}}"))
     assert drawn == [1000]
+
+
+def test_dropout_that_somebodys_own_model_cannot_take_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "headless_by_hand.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Conv2d(1, 10, 32))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    asked = "{{model: {{name: 'headless_by_hand:{}'}}, training: {{dropout: {}}}}}"
+    with pytest.raises(BractError, match="training.dropout is 0.5: .*dropout: null"):
+        check_feasible(parse_config(asked.format("net", 0.5)))
+    check_feasible(parse_config(asked.format("net", "null")))
+    # It may be on the clients' path alone.
+    check_feasible(parse_config(asked.format("missing", 0.5)))

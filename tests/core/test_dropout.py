@@ -123,3 +123,10 @@ def test_the_linear_layers_behind_dropout_are_found_through_what_a_mask_passes()
 def test_dropout_that_reaches_no_linear_layer_is_told() -> None:
     assert masked_layers(nn.Sequential(nn.Dropout(0.5), nn.Conv2d(1, 1, 3))) is None
     assert masked_layers(nn.Sequential(nn.Dropout(0.5), nn.Sigmoid(), nn.Linear(2, 2))) is None
+
+
+def test_layers_of_different_rates_declare_none() -> None:
+    model = nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 10))
+    assert masked_layers(model) == {"1": 0.2, "3": 0.5}
+    assert dropout_rate(with_dropout(model, None, classes=10)) is None
+    assert dropout_rate(with_dropout(model, 0.3, classes=10)) == 0.3

@@ -10,8 +10,9 @@ import torch
 from observing import scores
 
 from bract.attacks import Budget, Reconstruction, Trial, reconstruct, reconstruct_over_rounds
-from bract.attacks.methods.multi_round import MultiRound, reassign
+from bract.attacks.methods.multi_round import MultiRound, _Polish, reassign
 from bract.attacks.problem.case import open_case
+from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.merging import merge, merged_alike
 from bract.errors import BractError
 from bract.models import create_model, initialise
@@ -99,3 +100,41 @@ def test_one_upload_is_attacked_as_the_inner_attack_does(observe: Any, tiny: Any
 def test_it_does_not_run_itself() -> None:
     with pytest.raises(BractError, match="multi-round cannot use 'multi-round'"):
         MultiRound(inner="multi-round")
+
+
+def test_a_budget_holds_for_all_parts(
+    observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Budget] = []
+    fit = _Polish.run
+
+    def noted(self: Any, cases: Any, task: Any) -> Any:
+        begun.append(task.budget)
+        return fit(self, cases, task)
+
+    monkeypatch.setattr(_Polish, "run", noted)
+    using = MultiRound(inner="gauss-newton")
+    budget = Budget(iterations=2, seconds=50.0, restarts=3)
+    found = reconstruct_over_rounds(parts_of(observe, tiny), using, budget=budget, device="cpu")
+    assert found.pick.iterations <= 2
+    # Three rounds and two fits at most; the fits of all restarts would be the same.
+    assert {(part.seconds, part.restarts) for part in begun} == {(10.0, 1)}
+
+
+def test_exchanged_images_are_simulated_in_parts(
+    observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [open_case(seen, tier="oblivious", max_images=8) for seen in parts_of(observe, tiny)]
+    rows = torch.nn.functional.one_hot(tiny[1][:3], 10).float()
+    wrong = ((0, 2), (2, 1), (1, 2))
+    at_once: list[int] = []
+    select = Problem.select
+
+    def counted(self: Problem, trials: Any) -> Problem:
+        at_once.append(len(trials))
+        return select(self, trials)
+
+    monkeypatch.setattr(Problem, "select", counted)
+    monkeypatch.setattr("bract.attacks.methods.multi_round._AT_ONCE", 1)
+    assert reassign(cases, wrong, tiny[0][:3], rows) == ((0, 1), (2, 1), (0, 2))
+    assert set(at_once) == {1}

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bract.attacks import AttackTask, Budget, Case, Reconstruction, open_cases, reconstruct
+from bract.attacks import (
+    AttackTask,
+    Budget,
+    Case,
+    Reconstruction,
+    observe_global_models,
+    open_cases,
+    reconstruct,
+)
 from bract.attacks.problem.dropout import MASK, read_dropout
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import target_model_of
@@ -171,3 +179,22 @@ def test_an_attack_that_reads_the_mask_comes_nearer_than_one_that_does_not() -> 
         assert isinstance(found, Reconstruction)
         errors.append(float((found.images - pixels).square().mean()))
     assert errors[0] < errors[1] / 2
+
+
+def test_a_mask_is_not_read_from_a_difference_of_models() -> None:
+    seen, *_ = client(algorithm="fedavg", local_steps=1)
+    other, *_ = client(algorithm="fedavg", local_steps=1, model="lenet")
+    # The observer's own update is another one: what is left of the two is rounded.
+    own = {n: torch.randn_like(v) * 0.01 for n, v in other.update.items()}
+    after = {n: v - 0.5 * (seen.update[n] + own[n]) for n, v in seen.parameters.items()}
+    found = observe_global_models(
+        seen.parameters,
+        after,
+        [seen.declaration],
+        number=1,
+        client="others",
+        known=[(0.5, own)],
+    )
+    told = read_dropout(found, target_model_of(found))
+    assert not told.readable and not told.masks
+    assert "computed from float32 models" in (told.note or "")

@@ -23,10 +23,11 @@ from bract.attacks import (
 )
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
 from bract.attacks.problem.case import Case, open_case
+from bract.attacks.problem.dropout import MASK
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.identifiability import identifiability
 from bract.attacks.problem.joint_case import JointCase
-from bract.attacks.problem.over_rounds import OverRounds
+from bract.attacks.problem.over_rounds import OverRounds, name_in
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.labels import infer_labels
 from bract.errors import BractError
@@ -273,3 +274,20 @@ def test_other_clients_models_and_orders_are_refused(observe: Any, tiny: Any) ->
         join_rounds([cases[0], *two])
     with pytest.raises(BractError, match="give one client's uploads"):
         join_rounds([])
+
+
+@pytest.mark.parametrize("masked", [0, 1])
+def test_a_mask_that_one_round_alone_tells_is_simulated(
+    observe: Any, tiny: Any, masked: int
+) -> None:
+    cases = opened(rounds_of(observe, tiny[0][:1], tiny[1][:1], 2))
+    name = "classifier.1.weight"
+    mask = torch.zeros(cases[masked].observation.parameters[name].shape[1])
+    told = cases[masked].evidence
+    told = replace(told, buffers=told.buffers | {MASK + name: mask})
+    cases[masked] = replace(cases[masked], evidence=told)
+    problem = Problem.stack([(join_rounds(cases), 0)], seed=0, device=CPU, dtype=torch.float64)
+    rows = torch.nn.functional.one_hot(tiny[1][:1], 10)[None].double()
+    found = problem.simulate(tiny[0][:1][None].double(), rows, {})
+    assert not found[name_in(masked, name)].any()
+    assert found[name_in(1 - masked, name)].any()
