@@ -105,7 +105,7 @@ def test_dropout_that_somebodys_own_model_cannot_take_is_refused_before_anything
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     asked = "{{model: {{name: 'headless_by_hand:{}'}}, training: {{dropout: {}}}}}"
-    with pytest.raises(BractError, match="training.dropout is 0.5: .*dropout: null"):
+    with pytest.raises(BractError, match=r"training.dropout is 0.5: .*dropout: null"):
         check_feasible(parse_config(asked.format("net", 0.5)))
     check_feasible(parse_config(asked.format("net", "null")))
     # It may be on the clients' path alone.
