@@ -64,7 +64,13 @@ class CuriousClient:
         }
 
     def captures(self) -> list[Capture]:
-        """Return one capture a round in which others took part and whose next model is known."""
+        """Return one capture a round in which others took part and whose next model is known.
+
+        Raises
+        ------
+        BractError
+            If there is no such round.
+        """
         found = []
         for number in sorted({c.round for c in self._captures.index}):
             of_round = self._captures.of_round(number)
@@ -78,6 +84,12 @@ class CuriousClient:
                         members=tuple(c.client for c in others),
                     )
                 )
+        if not found:
+            raise BractError(
+                f"--observer {self.name}: in no captured round did another client take part whose "
+                "next global model was kept, in the next round's capture or below models/; expected "
+                "captures of at least two clients in one round"
+            )
         return found
 
     def files(self, number: int) -> list[Path]:

@@ -157,6 +157,11 @@ def name_in(number: int, name: str, group: str = "") -> str:
     return f"{number}{_SEPARATOR}{group}{_SEPARATOR}{name}"
 
 
+def round_of(name: str) -> int:
+    """Return the number of the round, from 0, that a name of `name_in` tells."""
+    return int(name.partition(_SEPARATOR)[0])
+
+
 def _group(tensors: Tensors, number: int, group: str = "") -> Tensors:
     prefix = name_in(number, "", group)
     return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}

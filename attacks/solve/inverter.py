@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 from bract.attacks.problem.client_model import local_training
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
+from bract.attacks.problem.objectives import Objective
+from bract.attacks.problem.over_rounds import SumOverRounds, round_of
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior
 from bract.attacks.solve.checkpoints import digest_of, made_by, write_atomically
@@ -145,7 +147,9 @@ def predicted_latents(
         low, high = number / len(groups), (number + 1) / len(groups)
         own = run.part("inverter", low, high, run.iterations)
         if own.checkpoint is not None:
-            own.checkpoint = own.checkpoint.with_name(f"{identity}.inverter")
+            # The learning rate falls by the number of steps, so another number is another training.
+            steps = "" if run.seconds is not None else f"-{run.iterations}"
+            own.checkpoint = own.checkpoint.with_name(f"{identity}{steps}.inverter")
         of_group = problem.select(trials)
         inverter, steps = _inverter(of_group.select([0]), prior, settings, own, identity)
         most = max(most, steps)
@@ -319,9 +323,17 @@ class InverterTraining:
             part = slice(at, at + together)
             several = problem.select([0] * len(made[part]))
             sent = several.simulate(made[part], labels[part], {})
-            if isinstance(law, GaussianLikelihood | LaplaceLikelihood):
-                sent = {n: v + law.draw(v, generator) for n, v in sent.items()}
+            sent = {n: v + _noise(law, n, v, generator) for n, v in sent.items()}
             yield several, {n: v.detach() for n, v in sent.items()}
+
+
+def _noise(law: Objective | None, name: str, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return what a law adds to one tensor; of several rounds, that of the tensor's round."""
+    if isinstance(law, SumOverRounds):
+        law = law.parts[round_of(name)]
+    if isinstance(law, GaussianLikelihood | LaplaceLikelihood):
+        return law.draw(like, generator)
+    return torch.zeros_like(like)
 
 
 def _in_order(found: Tensor, latents: Tensor, labels: Tensor) -> Tensor:

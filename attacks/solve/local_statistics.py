@@ -70,8 +70,8 @@ def local_statistics(observation: Observation, target_model: TargetModel) -> Loc
     """Return what returned buffers tell of the client's own batches, or None.
 
     That takes batch normalisation by the batch (norm_mode ``train``) with a momentum, buffers that
-    were sent and came back with the number of batches that each layer counted, and the same number
-    in every layer.
+    were sent and came back, in the same shapes, with the number of batches that each layer counted,
+    and the same number in every layer.
     """
     sent, returned = observation.buffers, observation.returned_buffers
     if observation.declaration.norm_mode != "train":
@@ -87,6 +87,9 @@ def local_statistics(observation: Observation, target_model: TargetModel) -> Loc
         if not any(n in sent for n in names):
             continue
         if not module.momentum or any(n not in sent or n not in returned for n in (*names, count)):
+            return None
+        # What came back is the client's word.
+        if any(returned[n].shape != sent[n].shape for n in (*names, count)):
             return None
         steps = int(returned[count]) - int(sent[count])
         if not 0 < steps <= MOST_STEPS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,10 @@ def test_other_weights_are_attacked_again(run: RunDirectory) -> None:
     assert Audit(run, choice, resume=True).plan() == []
     tell_weights(run, 0.4, 0.6)
     assert len(Audit(run, choice, resume=True).plan()) == 1
+
+
+def test_an_observer_that_is_alone_is_told_so(run: RunDirectory) -> None:
+    for folder in run.captures.glob("round-*/client-0"):
+        shutil.rmtree(folder)
+    with pytest.raises(BractError, match="--observer client-1: in no captured round did another"):
+        execute(run, replace(CHOICE, observer="client-1"))

@@ -18,13 +18,16 @@ from bract.attacks import (
     Reconstruction,
     Refusal,
     TrainedPrior,
+    join_rounds,
     reconstruct,
 )
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
+from bract.attacks.problem.over_rounds import name_in
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve import inverter
 from bract.attacks.solve.descent import Run
+from bract.attacks.solve.engine import Engine
 from bract.attacks.solve.inverter import InverterSettings, InverterTraining
 from bract.attacks.solve.sketch import Sketch
 from bract.audit.scoring.metrics import psnr
@@ -173,17 +176,28 @@ def test_noise_is_drawn_with_the_declared_deviation() -> None:
         assert abs(float(drawn.mean())) < 0.01
 
 
+def drawn_noise(training: InverterTraining, name: str, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Deviation of what is added to one tensor of simulated updates."""
+
+    def sent() -> Tensor:
+        latents, labels, parts = training._pairs("pairs", 1, 64)
+        assert latents.shape == (64, 1, 8) and labels.shape == (64, 1, 10)
+        return torch.cat([part[name] for _, part in parts])
+
+    noisy = sent()
+    with monkeypatch.context() as patch:
+        patch.setattr(inverter, "_noise", lambda law, name, like, generator: 0.0 * like)
+        return float((noisy - sent()).std())
+
+
 def test_pairs_of_a_noisy_client_are_noisy(
-    prior: TrainedPrior, tiny: tuple[Tensor, Tensor]
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = defended({"name": "noise", "std": 1e-2}, tiny).seen
     problem = problem_of(seen, prior=prior)
     training = InverterTraining(problem, prior, InverterSettings(features=64, width=8), 5)
-    latents, labels, parts = training._pairs("pairs", 1, 64)
-    assert latents.shape == (64, 1, 8) and labels.shape == (64, 1, 10)
-    sent = torch.cat([part["classifier.1.weight"] for _, part in parts])
-    # Rows of the last layer under hardly any gradient hold the noise alone.
-    assert float(sent.flatten(1).abs().median()) > 1e-3
+    found = drawn_noise(training, "classifier.1.weight", monkeypatch)
+    assert found == pytest.approx(1e-2, rel=0.02)
 
 
 def test_images_of_one_label_are_learned_in_their_best_order() -> None:
@@ -212,3 +226,36 @@ def test_unknowns_of_the_client_are_refused(
     assert isinstance(found, Refusal) and "predicts images alone" in found.reason
     (found,) = reconstruct(observe(tiny[0][:1], tiny[1][:1]), LearnedInverter())
     assert isinstance(found, Refusal) and "bract prior train" in found.reason
+
+
+def test_pairs_of_several_noisy_rounds_are_noisy(
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = []
+    for number, std in ((1, 1e-2), (2, 3e-2)):
+        seen = replace(defended({"name": "noise", "std": std}, tiny).seen, round=number)
+        cases.append(open_case(seen, tier="surrogate", max_images=8, public=prior))
+    problem = Problem.stack([(join_rounds(cases), 0)], seed=3, device=torch.device("cpu"))
+    training = InverterTraining(problem, prior, InverterSettings(features=64, width=8), 5)
+    for number, std in enumerate((1e-2, 3e-2)):
+        found = drawn_noise(training, name_in(number, "classifier.1.weight"), monkeypatch)
+        assert found == pytest.approx(std, rel=0.02)
+
+
+def test_another_number_of_steps_is_another_training(
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    seen = observe(tiny[0][:1], tiny[1][:1])
+    attack = LearnedInverter(finish="none", width=16, pairs=8)
+
+    def found(steps: int, folder: Path) -> Tensor:
+        inverter._trained.clear()
+        engine = Engine(checkpoint=folder)
+        (result,) = reconstruct(
+            seen, attack, budget=Budget(iterations=steps), public=prior, engine=engine
+        )
+        assert isinstance(result, Reconstruction)
+        return result.images
+
+    found(9, tmp_path / "kept")
+    assert torch.equal(found(4, tmp_path / "kept"), found(4, tmp_path / "fresh"))

@@ -182,6 +182,8 @@ def test_long_training_is_held_at_the_mean_of_its_way(digits: Any) -> None:
         {"count": -3},
         {"count": 10**15},
         {"one": 7},
+        {"one": [2, 2]},
+        {"shape": (7,)},
     ],
 )
 def test_what_does_not_tell_the_steps_tells_nothing(digits: Any, change: Any) -> None:
@@ -192,6 +194,8 @@ def test_what_does_not_tell_the_steps_tells_nothing(digits: Any, change: Any) ->
         returned[name] = torch.tensor(change.get("count", int(returned[name])))
     if "one" in change:
         returned[names[0]] = torch.tensor(change["one"])
+    if "shape" in change:
+        returned[names[0].replace("num_batches_tracked", "running_var")] = torch.ones(7)
     declared = seen.declaration.updated(change.get("declared", {}))
     seen = replace(
         seen,
