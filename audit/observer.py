@@ -87,8 +87,8 @@ class CuriousClient:
         if not found:
             raise BractError(
                 f"--observer {self.name}: in no captured round did another client take part whose "
-                "next global model was kept, in the next round's capture or below models/; expected "
-                "captures of at least two clients in one round"
+                "next global model was kept, in the next round's capture or below models/; "
+                "expected captures of at least two clients in one round"
             )
         return found
 

@@ -213,6 +213,7 @@ class Recorder:
             declaration=declaration,
             provenance=provenance | {"metrics": metrics, "flags": tuple(flags)},
             rounded=None,
+            computed=False,
             **groups,
         )
 

@@ -148,8 +148,8 @@ def predicted_latents(
         own = run.part("inverter", low, high, run.iterations)
         if own.checkpoint is not None:
             # The learning rate falls by the number of steps, so another number is another training.
-            steps = "" if run.seconds is not None else f"-{run.iterations}"
-            own.checkpoint = own.checkpoint.with_name(f"{identity}{steps}.inverter")
+            length = "" if run.seconds is not None else f"-{run.iterations}"
+            own.checkpoint = own.checkpoint.with_name(f"{identity}{length}.inverter")
         of_group = problem.select(trials)
         inverter, steps = _inverter(of_group.select([0]), prior, settings, own, identity)
         most = max(most, steps)

@@ -375,6 +375,7 @@ class ObservationStore:
             declaration=declaration,
             provenance=description.provenance.model_dump(),
             rounded=description.rounded,
+            computed=False,
             **groups,
         )
 

@@ -569,7 +569,12 @@ def test_the_same_figures_in_memory_from_disk_and_through_the_audit(run: Any) ->
         for group in ("parameters", "update", "buffers")
     }
     in_memory = Observation(
-        round=1, client="client-0", declaration=read.declaration, rounded=None, **kept
+        round=1,
+        client="client-0",
+        declaration=read.declaration,
+        rounded=None,
+        computed=False,
+        **kept,
     )
     seed = derive_seed(0, "audit", "ig")
     budget = Budget(iterations=30, restarts=2)
