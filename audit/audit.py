@@ -17,6 +17,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -418,8 +419,16 @@ class Audit:
         """Open observations, each with the earlier ones that it is attacked with."""
         if self.choice.over_rounds == 1:
             return open_cases([seen for _, seen in opened], task, attack=batch.attack)
-        groups = [[*map(self._open, capture.earlier), seen] for capture, seen in opened]
+        groups = [[*self._earlier(capture), seen] for capture, seen in opened]
         return open_over_rounds(groups, task, attack=batch.attack)
+
+    def _earlier(self, capture: Capture) -> Iterator[Observation]:
+        """Open the rounds that are attacked with a capture; one that cannot be read is left out."""
+        for one in capture.earlier:
+            try:
+                yield self._open(one)
+            except BractError as error:
+                _log.warning("%s: left out of the attack over rounds: %s", one.key, error)
 
     def _worth_trying(self, name: str, case: Case | Refusal) -> Case | Refusal:
         if isinstance(case, Refusal) or (why := self._prospects.why_hopeless(case)) is None:
@@ -519,8 +528,9 @@ class Audit:
             more: dict[str, Any] = {"refused": reason, "budget": self._budget(name)}
         else:
             told = self._prospects.of(case)
-            attempt = Attempt(_last_round(case, capture), result, told, self._own_truth(capture))
-            judged = self._judge.judge(attempt, self._truth(capture), path)
+            matched = _matched(case, capture)
+            attempt = Attempt(_last_round(case, matched), result, told, self._own_truth(matched))
+            judged = self._judge.judge(attempt, self._truth(matched), path)
             more = vars(judged) | {
                 "chosen_attack": result.pick.attack or name,
                 "method": result.method,
@@ -540,7 +550,9 @@ class Audit:
                 "gradient_residual": result.gradient_residual,
                 "failed": result.failed,
             }
-            notes = [*judged.notes, *_rounding_notes(capture)]
+            if self.choice.over_rounds > 1:
+                more["rounds"] = [one.round for one in matched.rounds]
+            notes = [*judged.notes, *_left_out_notes(matched, capture), *_rounding_notes(matched)]
             if self._public is not None:
                 notes += _prior_notes(self._public, checked=judged.scored)
             if record.defenses and capture.members:
@@ -554,7 +566,7 @@ class Audit:
         return load_truth(self.choice.truth or self.run.truth, capture) if capture.earlier else None
 
     def _about(self, batch: Batch, capture: Capture) -> AuditResult:
-        """Return what a result says whatever is found."""
+        """Return what a result says whatever is found, but for rounds that prove unusable."""
         return AuditResult(
             round=capture.round,
             client=capture.client,
@@ -590,6 +602,25 @@ def _last_round(case: Case, capture: Capture) -> Case:
     """Return a case of one round, the last if it was opened, of which the diagnosis speaks."""
     own = [c for c in case.rounds if c.observation.key == capture.key]
     return next(iter(own or case.rounds[-1:]), case)
+
+
+def _matched(case: Case, capture: Capture) -> Capture:
+    """Return a capture of those rounds alone that a case holds the reconstruction against."""
+    used = {one.observation.round for one in case.rounds or (case,)}
+    *earlier, last = [one for one in capture.rounds if one.round in used] or [capture]
+    return replace(last, earlier=tuple(earlier))
+
+
+def _left_out_notes(matched: Capture, capture: Capture) -> list[str]:
+    """Name the rounds of a joint attack that nothing was held against."""
+    used = {one.round for one in matched.rounds}
+    left = [str(one.round) for one in capture.rounds if one.round not in used]
+    if not left:
+        return []
+    return [
+        f"Left out of the attack over rounds: round {', '.join(left)}, which could not be opened, "
+        "or holds noise that the others are free of."
+    ]
 
 
 def _prior_notes(public: TrainedPrior, *, checked: bool) -> list[str]:

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from bract.attacks.problem.global_models import joint_declaration, observe_global_models
 from bract.audit.captures import AGGREGATE, Capture, Captures
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.protocol.observation import Observation
+from bract.protocol.shares import example_shares
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 
@@ -25,7 +26,8 @@ class CuriousClient:
 
     The run's captures tell what was sent in a round; the model after the last captured round is
     that of ``models/``. Who took part with which weight is taken for known: it is what
-    ``metrics.jsonl`` holds, or the number of examples.
+    ``metrics.jsonl`` holds, or the number of examples, of a configured run no more than its
+    ``strategy.max_share``.
 
     Parameters
     ----------
@@ -58,6 +60,8 @@ class CuriousClient:
                 f"than by a mean with known weights; expected {' or '.join(KNOWN_STRATEGIES)}"
             )
         self._lr, self._weighting = strategy.server_lr, strategy.weighting
+        # Somebody's own app weighs as Flower's FedAvg does: every claim is taken at its word.
+        self._max_share = strategy.max_share if run.is_configured else 1.0
         self._weights = {
             row.round: {client: told.weight for client, told in row.clients.items()}
             for row in run.metrics()
@@ -69,7 +73,7 @@ class CuriousClient:
         Raises
         ------
         BractError
-            If there is no such round.
+            If there is no such round, or a file of ``models/`` that may end one cannot be read.
         """
         found = []
         for number in sorted({c.round for c in self._captures.index}):
@@ -93,19 +97,31 @@ class CuriousClient:
         return found
 
     def files(self, number: int) -> list[Path]:
-        """Return the files that hold the global model after a round; none where it was not kept."""
+        """Return the files that hold the global model after a round; none where it was not kept.
+
+        Raises
+        ------
+        BractError
+            If no readable file holds it and one of ``models/`` cannot be read.
+        """
         later = self._captures.of_round(number + 1)
         if later:
             return later[0].files
-        return [
-            path
-            for path in sorted(self._run.models.glob("*.safetensors"))
-            if _round_of(path) == number
-        ][:1]
+        broken: BractError | None = None
+        for path in sorted(self._run.models.glob("*.safetensors")):
+            try:
+                if _round_of(path) == number:
+                    return [path]
+            except BractError as error:
+                broken = broken or error
+        if broken is not None:
+            raise broken
+        return []
 
     def told(self, number: int) -> str:
         """Return what the mean of a round is taken apart with, beside files that `files` names."""
-        return f"{self._lr} {self._weighting} {sorted(self._weights.get(number, {}).items())}"
+        weights = sorted(self._weights.get(number, {}).items())
+        return f"{self._lr} {self._weighting} {self._max_share} {weights}"
 
     def open(self, capture: Capture) -> Observation:
         """Return the mean of the other clients' updates, as this client computes it.
@@ -135,7 +151,10 @@ class CuriousClient:
         if later:
             return self._captures.load(later[0]).parameters
         (path,) = self.files(number)
-        return load_file(path)
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(path, error) from error
 
     def _weights_of(self, captures: Sequence[Capture], number: int) -> dict[str, float]:
         told = self._weights.get(number, {})
@@ -166,14 +185,23 @@ class CuriousClient:
                 f"round-{number:04d}/{missing[0]}: its weight in the mean is not known: neither "
                 "metrics.jsonl nor its declaration (num_examples) tells it"
             )
-        total = sum(count or 0 for count in examples.values())
-        return {client: (count or 0) / total for client, count in examples.items()}
+        shares = example_shares([count or 0 for count in examples.values()], self._max_share)
+        return dict(zip(examples, shares, strict=True))
 
 
 def _round_of(path: Path) -> int | None:
+    """Return after which round a model was kept; None where the file does not say."""
     try:
         with safe_open(path, framework="pt") as file:
-            return int((file.metadata() or {}).get("round", ""))
+            told = (file.metadata() or {}).get("round")
+            return None if told is None else int(told)
     except (OSError, ValueError, SafetensorError) as error:
-        del error
-        return None
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> BractError:
+    return BractError(
+        f"{path}: cannot be read ({one_line(error, 300)}), so whether it is the global model after "
+        "the last captured round is not known; restore the file, or move it out of models/ to go "
+        "on without the round that it ends"
+    )

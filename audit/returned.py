@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bract.errors import BractError, shown
 from bract.schema import AuditResult, ImageResult
@@ -14,7 +14,7 @@ MOST_BYTES = 64 * 2**20
 
 ALIKE = (
     *("round", "client", "members", "attack", "tier", "read_as", "defenses", "encryption"),
-    *("num_examples", "local_steps", "repeat", "rounds", "observer"),
+    *("num_examples", "local_steps", "repeat", "observer"),
 )
 """Fields that do not depend on what is found."""
 
@@ -45,6 +45,11 @@ def read_returned(files: Mapping[str, bytes], stem: str, expected: AuditResult) 
             raise BractError(
                 f"a worker's {name}: {field} is {shown(theirs)}, expected {shown(ours)}"
             )
+    if not _some_of(found.rounds, expected.rounds):
+        raise BractError(
+            f"a worker's {name}: rounds is {shown(found.rounds)}, expected some of "
+            f"{shown(expected.rounds)}, in their order"
+        )
     if found.basis != expected.basis:
         parts = [k for k in expected.basis if found.basis.get(k) != expected.basis[k]]
         raise BractError(
@@ -55,6 +60,11 @@ def read_returned(files: Mapping[str, bytes], stem: str, expected: AuditResult) 
     for image in found.images:
         _check_pictures(files, stem, image)
     return found
+
+
+def _some_of(found: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether a part of the rounds was attacked: those that could be used."""
+    return list(found) == [r for r in whole if r in found] and bool(found) == bool(whole)
 
 
 def _check_pictures(files: Mapping[str, bytes], stem: str, image: ImageResult) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bract.errors import BractError, one_line
 from bract.protocol.records import Contribution
+from bract.protocol.shares import example_shares
 from bract.protocol.update import Tensors, apply_update, weighted_sum
 
 _log = logging.getLogger(__name__)
@@ -28,47 +29,24 @@ def fedavg_weights(
     Parameters
     ----------
     max_share
-        Largest weight of one client among three or more; see `capped`. How many examples it has
-        is a client's own word.
+        Largest weight of one client among three or more; see `example_shares`. How many examples
+        it has is a client's own word.
     """
     if weighting == "uniform":
         return [1.0 / len(contributions)] * len(contributions)
-    total = sum(c.num_examples for c in contributions)
-    shares = [c.num_examples / total for c in contributions]
-    limited = capped(shares, max_share) if len(shares) > 2 else shares
+    examples = [c.num_examples for c in contributions]
+    shares, limited = example_shares(examples), example_shares(examples, max_share)
     for contribution, share, limit in zip(contributions, shares, limited, strict=True):
         if limit < share:
             _log.warning(
                 "%s claims %d of %d examples, a weight of %.3f; it gets %.3f (strategy.max_share)",
                 contribution.client,
                 contribution.num_examples,
-                total,
+                sum(examples),
                 share,
                 limit,
             )
     return limited
-
-
-def capped(shares: Sequence[float], most: float) -> list[float]:
-    """Return shares of at most ``most`` (at least 1/N) that sum to 1.
-
-    What is cut off one goes to the others, in proportion to their shares.
-
-    Parameters
-    ----------
-    shares
-        Positive numbers that sum to 1.
-    """
-    most = max(most, 1.0 / len(shares))
-    cut: set[int] = set()
-    while True:
-        rest = sum(share for i, share in enumerate(shares) if i not in cut)
-        left = 1.0 - most * len(cut)
-        given = [most if i in cut else share * left / rest for i, share in enumerate(shares)]
-        over = {i for i, share in enumerate(given) if share > most * (1 + 1e-12)}
-        if not over or len(cut | over) == len(shares):
-            return given
-        cut |= over
 
 
 def fusing_weights(

@@ -223,9 +223,9 @@ class AuditResult(VersionedRecord):
     """One attack on one observation.
 
     ``members`` are the clients whose mean update it is, empty for a single client's; ``rounds``
-    those whose uploads were attacked together, ``round`` the last of them, empty where uploads
-    were attacked one by one. ``observer`` is the client that attacked in the place of the server,
-    with the global models alone.
+    those whose uploads were matched together, without any that could not be used, ``round`` the
+    last that was to be, empty where uploads were attacked one by one. ``observer`` is the client
+    that attacked in the place of the server, with the global models alone.
     ``chosen_attack`` is the attack that made the images: another one than ``attack`` where that
     chose among several. ``method`` is the recipe that it ran, ``components`` are its parts and
     ``unknowns`` the shapes of what it found beside the images, by name. ``trials`` are all of them

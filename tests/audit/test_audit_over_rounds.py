@@ -10,23 +10,29 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from bract.audit.audit import Audit
-from bract.audit.captures import Capture
+from bract.audit.captures import Capture, Captures
 from bract.audit.choice import AuditChoice
 from bract.audit.groups import distinct, over_rounds
+from bract.audit.observer import CuriousClient
 from bract.audit.scoring.scoring import Truth
+from bract.audit.worker import Worker
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.data import client_data, data_spec
 from bract.errors import BractError
+from bract.files import write_tensors
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.records import Contribution
 from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import MetricsRow
+from bract.strategies.aggregation import aggregate, fedavg_weights
 
 CHOICE = AuditChoice(attacks=("ig",), iterations=20, device="cpu", over_rounds=2)
 
@@ -138,6 +144,57 @@ def test_rounds_may_hold_parts_of_the_images(run: RunDirectory) -> None:
     assert last["images"][0]["retrieval"]["choices"] == 2
 
 
+def spoil(run: RunDirectory, number: int) -> None:
+    """Leave client-0's upload of a round such that no attack opens it."""
+    store = ObservationStore(run.captures)
+    seen = store.load(run.captures / f"round-{number:04d}" / "client-0")
+    shutil.rmtree(run.captures / f"round-{number:04d}" / "client-0")
+    store.save(replace(seen, update={n: v * float("nan") for n, v in seen.update.items()}))
+
+
+@pytest.mark.parametrize(("spoilt", "left"), [(2, 3), (3, 2)])
+def test_a_result_tells_the_rounds_that_were_matched(
+    run: RunDirectory, spoilt: int, left: int
+) -> None:
+    spoil(run, spoilt)
+    # Nothing of the round that is left out is held against what the other one gave.
+    save_truth(run.truth / "client-0", spoilt, torch.zeros(1, 1, 8, 8), torch.tensor([1]))
+    choice = replace(CHOICE, clients=frozenset({"client-0"}))
+    last = execute(run, choice)[-1]
+    assert (last["round"], last["rounds"], last["refused"]) == (3, [left], None)
+    assert f"over rounds: round {spoilt}, which could not be opened" in " ".join(last["notes"])
+    assert last["images"][0]["retrieval"]["choices"] == 1
+    assert last["diagnosis"]["truth_check"]["cosine"] > 1 - 1e-6
+    assert Audit(run, choice, resume=True).plan() == []
+
+
+def test_an_earlier_round_that_cannot_be_read_is_left_out(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = run.captures / "round-0002" / "client-0"
+    cut_short(next(path for path in folder.iterdir() if path.suffix == ".safetensors"))
+    last = execute(run, replace(CHOICE, clients=frozenset({"client-0"})))[-1]
+    assert (last["rounds"], last["refused"]) == ([3], None)
+    assert "round-0002/client-0: left out of the attack over rounds" in caplog.text
+
+
+def test_a_worker_may_leave_rounds_out_and_not_add_any(run: RunDirectory) -> None:
+    spoil(run, 2)
+    choice = replace(CHOICE, clients=frozenset({"client-0"}))
+    worker = Worker(run.root, run.root / ".workers", torch.get_num_threads())
+    key = "round-0003/client-0"
+    files = worker.attack(choice, "ig", 0, [key])
+    audit = Audit(run, choice)
+    (found,) = audit.accept(audit.batch("ig", 0, [key]), files)
+    assert found.rounds == [3]
+    name = "round-0003--client-0.json"
+    told = json.loads(files[name])
+    for rounds in ([], [1, 3], [3, 2]):
+        files[name] = json.dumps(told | {"rounds": rounds}).encode()
+        with pytest.raises(BractError, match=r"rounds is .* expected some of"):
+            audit.accept(audit.batch("ig", 0, [key]), files)
+
+
 def test_a_curious_client_attacks_the_others_by_the_global_models(run: RunDirectory) -> None:
     choice = replace(CHOICE, attacks=("gauss-newton",), observer="client-1", over_rounds=1)
     results = execute(run, choice)
@@ -221,3 +278,110 @@ def test_an_observer_that_is_alone_is_told_so(run: RunDirectory) -> None:
         shutil.rmtree(folder)
     with pytest.raises(BractError, match="--observer client-1: in no captured round did another"):
         execute(run, replace(CHOICE, observer="client-1"))
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def keep_last_model(run: RunDirectory, name: str) -> Path:
+    sent = ObservationStore(run.captures).load(run.captures / "round-0003" / "client-0")
+    return write_tensors(run.models / name, sent.parameters, about={"round": "3"})
+
+
+def test_a_kept_model_that_cannot_be_read_is_named(run: RunDirectory) -> None:
+    choice = replace(CHOICE, attacks=("gauss-newton",), observer="client-1", over_rounds=1)
+    last = keep_last_model(run, "last.safetensors")
+    assert {c.round for batch in Audit(run, choice).plan() for c in batch.captures} == {1, 2, 3}
+    cut_short(last)
+    with pytest.raises(BractError, match=r"models/last.safetensors: cannot .*, or move it out of"):
+        Audit(run, choice)
+    keep_last_model(run, "whole.safetensors")
+    assert {c.round for batch in Audit(run, choice).plan() for c in batch.captures} == {1, 2, 3}
+
+
+def test_a_kept_model_of_no_round_is_named(run: RunDirectory) -> None:
+    last = keep_last_model(run, "last.safetensors")
+    write_tensors(last, load_file(last), about={"round": "third"})
+    with pytest.raises(BractError, match=r"models/last.safetensors: cannot be read .*'third'"):
+        Audit(run, replace(CHOICE, observer="client-1", over_rounds=1))
+    write_tensors(last, load_file(last))
+    plan = Audit(run, replace(CHOICE, observer="client-1", over_rounds=1)).plan()
+    assert {c.round for batch in plan for c in batch.captures} == {1, 2}
+
+
+def three_clients(folder: Path, share: float) -> tuple[RunDirectory, dict[str, Any]]:
+    """Two rounds of three clients, the first of which claims 80 of 100 examples."""
+    config = build_config(
+        {
+            "name": "limited",
+            "clients": 3,
+            "data": {"image_size": 8},
+            "model": {"name": "lenet-strided"},
+            "training": {"algorithm": "fedsgd"},
+            "strategy": {"server_lr": 0.5, "max_share": share},
+        }
+    )
+    directory = RunDirectory(folder)
+    directory.create(config)
+    examples = {"client-0": 80, "client-1": 10, "client-2": 10}
+    generator = torch.Generator().manual_seed(0)
+    model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
+    sent = parameters_of(initialise(model, "default", 0))
+    updates = {
+        client: {n: torch.randn(v.shape, generator=generator) for n, v in sent.items()}
+        for client in examples
+    }
+    contributions = [Contribution(i, c, updates[c], examples[c]) for i, c in enumerate(examples)]
+    weights = fedavg_weights(contributions, "examples", share)
+    store = ObservationStore(directory.captures)
+    for number in (1, 2):
+        for client, count in examples.items():
+            declared = ClientDeclaration(
+                algorithm="fedsgd", model="lenet-strided", num_examples=count, batch_size=count
+            )
+            store.save(
+                Observation(
+                    round=number,
+                    client=client,
+                    parameters=sent,
+                    update=updates[client],
+                    declaration=declared,
+                )
+            )
+        sent = aggregate(sent, contributions, weights, 0.5)
+    return directory, updates
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75, 1.0])
+def test_an_observer_knows_how_much_one_client_may_weigh(tmp_path: Path, share: float) -> None:
+    run, updates = three_clients(tmp_path / "limited", share)
+    observer = CuriousClient(run, Captures.of_run(run), "client-1")
+    (capture,) = observer.captures()
+    # What is cut off client-0 goes to the others: 1 - share over two, of equal claims.
+    first, other = {0.5: (0.5, 0.25), 0.75: (0.75, 0.125), 1.0: (0.8, 0.1)}[share]
+    found = observer.open(capture).update
+    for name, value in found.items():
+        wanted = first * updates["client-0"][name] + other * updates["client-2"][name]
+        assert torch.allclose(value, wanted / (first + other), atol=1e-5)
+
+
+def test_another_limit_on_a_clients_weight_is_attacked_again(tmp_path: Path) -> None:
+    told = set()
+    for share in (0.5, 1.0):
+        run, _ = three_clients(tmp_path / f"limited-{share}", share)
+        told.add(CuriousClient(run, Captures.of_run(run), "client-1").told(1))
+    assert len(told) == 2
+
+
+def test_the_clients_of_another_app_are_taken_at_their_word(tmp_path: Path) -> None:
+    run, updates = three_clients(tmp_path / "limited", 1.0)
+    run.config_path.unlink()
+    observer = CuriousClient(run, Captures.of_run(run), "client-1")
+    (capture,) = observer.captures()
+    found = observer.open(capture).update
+    for name, value in found.items():
+        # Flower's FedAvg, of which nothing says another learning rate than 1.
+        wanted = 0.5 * (0.8 * updates["client-0"][name] + 0.1 * updates["client-2"][name])
+        wanted -= 0.5 * 0.1 * updates["client-1"][name]
+        assert torch.allclose(value, wanted / 0.9, atol=1e-5)
