@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from bract.attacks.problem.global_models import joint_declaration, observe_global_models
 from bract.audit.captures import AGGREGATE, Capture, Captures
+from bract.config import FedAvgConfig, FedProxConfig
 from bract.errors import BractError, one_line
 from bract.protocol.observation import Observation
 from bract.protocol.shares import example_shares
@@ -54,7 +55,10 @@ class CuriousClient:
                 f"--observer {name}: the run is encrypted; what one client reads of the aggregate "
                 "is the colluding tier: bract audit RUN --tier colluding --clients aggregate"
             )
-        if strategy.name not in KNOWN_STRATEGIES:
+        if (
+            not isinstance(strategy, FedAvgConfig | FedProxConfig)
+            or strategy.name not in KNOWN_STRATEGIES
+        ):
             raise BractError(
                 f"--observer {name}: strategy {strategy.name} makes the global model otherwise "
                 f"than by a mean with known weights; expected {' or '.join(KNOWN_STRATEGIES)}"
