@@ -30,6 +30,10 @@ class LeakageError(Exception):
     """A gate crossed, or one that had nothing to judge; the command exits with code 3."""
 
 
+class NothingAttackedError(Exception):
+    """An audit every attack of which was refused; the command exits with code 4."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Tell whether an error of anybody's says that this process or a device has no more memory."""
     signs = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "failed to map")

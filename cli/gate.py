@@ -1,4 +1,4 @@
-"""``--fail-on``: turn a leak above a threshold into exit code 3, for continuous integration."""
+"""What an audit's exit code says to continuous integration: 3 a leak, 4 nothing was attacked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bract.attacks.problem.evidence import TIERS
+from bract.audit.audit import NOT_TRIED
 from bract.audit.scoring.leak import LeakRule
 from bract.cli.console import say
-from bract.errors import BractError, LeakageError, shown
+from bract.errors import BractError, LeakageError, NothingAttackedError, one_line, shown
 from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
@@ -204,6 +205,32 @@ def hold(gates: Iterable[Gate], results: Sequence[AuditResult], rule: LeakRule) 
             say(f"warning: {judgement}")
     if failed:
         raise LeakageError("\n".join(_failure(judgement) for judgement in failed))
+
+
+def check_attacked(results: Sequence[AuditResult], run: Path) -> None:
+    """Fail where every attack was refused: what nobody attacked is not safe for it.
+
+    Ciphertexts without a key, and what ``--skip-hopeless`` left out, are an answer and no failure;
+    so is any refusal beside an attack that ran, of whatever tier.
+
+    Raises
+    ------
+    NothingAttackedError
+        With the number of refusals and the first reason that is none of these.
+    """
+    failed = [r for r in results if r.refused and not _expected(r)]
+    if failed and all(r.refused for r in results):
+        raise NothingAttackedError(
+            f"nothing was attacked: {len(results)} of {len(results)} attacks refused; first "
+            f"refusal: {_where(failed[0])}: {one_line(failed[0].refused or '', 1000)}; what they "
+            f"say is kept, bract report {run} shows it"
+        )
+
+
+def _expected(result: AuditResult) -> bool:
+    """Whether a refusal is what was to be shown, or was asked for."""
+    unread = result.encryption != "none" and result.tier != "colluding"
+    return unread or (result.refused or "").startswith(NOT_TRIED)
 
 
 def _failure(judgement: Judgement) -> str:

@@ -43,7 +43,14 @@ from bract.cli.superlink import superexec as superexec_command
 from bract.cli.superlink import superlink as superlink_command
 from bract.cli.superlink import supernode as supernode_command
 from bract.cli.templates import Template
-from bract.errors import BractError, LeakageError, RunFailedError, one_line, out_of_memory
+from bract.errors import (
+    BractError,
+    LeakageError,
+    NothingAttackedError,
+    RunFailedError,
+    one_line,
+    out_of_memory,
+)
 
 app = typer.Typer(
     name="bract",
@@ -406,13 +413,14 @@ def audit(
 
     What it will take is estimated first. On a terminal you are asked before
     more than a minute of work, or work that is hopeless; elsewhere (a pipe, CI)
-    it begins without asking.
+    it begins without asking. Where every attack is refused, for another reason
+    than that uploads are ciphertexts, the exit code is 4.
     """
     from bract.cli.approval import approve
     from bract.cli.audit import auditing, choose_audits, execute, open_audit
     from bract.cli.audit_workers import asked_for, many_hands
     from bract.cli.console import print_json, say
-    from bract.cli.gate import Gate, check_tiers, hold, rule_of
+    from bract.cli.gate import Gate, check_attacked, check_tiers, hold, rule_of
 
     gates = [Gate.parse(text) for text in fail_on or ()]
     as_json = output.is_json
@@ -453,6 +461,7 @@ def audit(
         print_json([result.to_dict() for result in results])
     say(f"done: {run}/audit; next: bract report {run}")
     hold(gates, results, rule_of(run))
+    check_attacked(results, run)
 
 
 @app.command(epilog=epilog("describe"))
@@ -749,6 +758,9 @@ def main() -> None:
     except LeakageError as error:
         say(str(error))
         sys.exit(3)
+    except NothingAttackedError as error:
+        say(f"error: {error}")
+        sys.exit(4)
     except OSError as error:
         say(f"error: {_operating_system(error)}")
         sys.exit(1)

@@ -1,14 +1,19 @@
+import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from audited import audited_run
 from typer.testing import CliRunner
 
+from bract.audit.audit import NOT_TRIED
 from bract.audit.scoring.leak import LeakRule
-from bract.cli.gate import Gate, check_tiers, hold
-from bract.cli.main import app
+from bract.cli.gate import Gate, check_attacked, check_tiers, hold
+from bract.cli.main import app, main
 from bract.config import build_config
-from bract.errors import BractError, LeakageError
+from bract.errors import BractError, LeakageError, NothingAttackedError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ImageResult, Retrieval, Scores
@@ -124,3 +129,60 @@ def test_a_gate_that_could_decide_nothing_for_want_of_references_does_not_pass()
     images = [ImageResult(index=0, scores=Scores(ssim=0.1))]
     with pytest.raises(LeakageError, match="1 images with too few reference images"):
         hold([Gate.parse("leaked>0")], [result("oblivious", images=images)], RULE)
+
+
+RUN = Path("runs/mine")
+
+
+def test_an_audit_of_which_nothing_was_attacked_fails_with_the_first_reason() -> None:
+    refused = result("oblivious", refused="the update is not finite", images=[])
+    other = result("adaptive", refused="unknown defense", images=[])
+    with pytest.raises(NothingAttackedError) as raised:
+        check_attacked([refused, other], RUN)
+    assert str(raised.value) == (
+        "nothing was attacked: 2 of 2 attacks refused; first refusal: ig (oblivious), round 1, "
+        "client-0: the update is not finite; what they say is kept, bract report runs/mine shows it"
+    )
+    check_attacked([refused, other, result("surrogate", 0.2)], RUN)
+    check_attacked([], RUN)
+
+
+def test_refusals_that_were_to_be_shown_or_asked_for_fail_nothing() -> None:
+    sealed = result("oblivious", refused="ciphertexts", encryption="paillier", images=[])
+    left = result("oblivious", refused=NOT_TRIED + "432 images", images=[])
+    check_attacked([sealed, left], RUN)
+    opened = result("colluding", refused="no key opens it", encryption="paillier", images=[])
+    with pytest.raises(NothingAttackedError, match=r"first refusal: .* no key opens it"):
+        check_attacked([sealed, opened], RUN)
+
+
+def test_the_command_exits_with_4_where_every_upload_is_refused_and_so_does_its_resumption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = audited_run(tmp_path / "run", clients=2)
+    monkeypatch.chdir(tmp_path)
+
+    def code(*options: str) -> int:
+        words = ["bract", "audit", "run", "--attack", "ig", "--iterations", "2", *options]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    spoil(run, "client-0")
+    assert code() == 0
+    spoil(run, "client-1")
+    for options in ((), ("--resume",)):
+        assert code(*options) == 4
+        said = " ".join(capsys.readouterr().err.split())
+        assert "error: nothing was attacked: 2 of 2 attacks refused; first refusal: ig" in said
+        kept = [json.loads(path.read_text()) for path in (run.audit / "ig").glob("*.json")]
+        assert len(kept) == 2 and all(one["refused"] for one in kept)
+    assert code("--fail-on", "ssim>0.5", "--resume") == 3
+
+
+def spoil(run: RunDirectory, client: str) -> None:
+    """Leave an upload such that no attack opens it."""
+    store = ObservationStore(run.captures)
+    seen = store.load(run.captures / "round-0001" / client)
+    store.save(replace(seen, update={n: v * float("nan") for n, v in seen.update.items()}))
