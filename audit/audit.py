@@ -552,7 +552,12 @@ class Audit:
             }
             if self.choice.over_rounds > 1:
                 more["rounds"] = [one.round for one in matched.rounds]
-            notes = [*judged.notes, *_left_out_notes(matched, capture), *_rounding_notes(matched)]
+            notes = [
+                *judged.notes,
+                *_disbelieved_notes(case),
+                *_left_out_notes(matched, capture),
+                *_rounding_notes(matched),
+            ]
             if self._public is not None:
                 notes += _prior_notes(self._public, checked=judged.scored)
             if record.defenses and capture.members:
@@ -620,6 +625,17 @@ def _left_out_notes(matched: Capture, capture: Capture) -> list[str]:
     return [
         f"Left out of the attack over rounds: round {', '.join(left)}, which could not be opened, "
         "or holds noise that the others are free of."
+    ]
+
+
+def _disbelieved_notes(case: Case) -> list[str]:
+    """Say which returned statistics no attack was told, since no training leaves them."""
+    whys = [(one, one.evidence.notes.get("batch_statistics")) for one in case.rounds or (case,)]
+    return [
+        f"The statistics that came back in round {one.observation.round} were left out, since no "
+        f"training leaves them: {why}."
+        for one, why in whys
+        if why is not None
     ]
 
 

@@ -16,6 +16,7 @@ from bract.attacks.problem.client_model import (
 )
 from bract.attacks.problem.dropout import read_dropout
 from bract.attacks.problem.evidence import AdaptiveView, Evidence, Tier, read_evidence
+from bract.attacks.problem.returned_buffers import impossible_statistics
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.problem.training_path import TrainingPath, knows_path
@@ -172,6 +173,9 @@ def open_case(
             buffers=evidence.buffers | dropout.masks,
             notes=evidence.notes | {"dropout": dropout.note},
         )
+    untold = impossible_statistics(observation, target_model)
+    if untold is not None:
+        evidence = replace(evidence, notes=evidence.notes | {"batch_statistics": untold})
     known = {*target_model.parameter_names, *observation.buffers}
     strange = sorted(set(evidence.target) - known)
     if strange or not evidence.target:

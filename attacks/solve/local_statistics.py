@@ -18,6 +18,7 @@ from bract.attacks.problem.client_model import (
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
 from bract.attacks.problem.over_rounds import OverRounds
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.returned_buffers import impossible_statistics, told_share
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import MOVED
 from bract.protocol.observation import Observation
@@ -61,20 +62,17 @@ def step_weights(momentum: float, steps: int) -> tuple[float, ...]:
     return tuple(momentum * (1.0 - momentum) ** (steps - 1 - k) / whole for k in range(steps))
 
 
-def told_share(momentum: float, steps: int) -> float:
-    """Return the share of a running statistic that ``steps`` steps made: ``1 - (1 - m)^K``."""
-    return float(1.0 - (1.0 - momentum) ** steps)
-
-
 def local_statistics(observation: Observation, target_model: TargetModel) -> LocalStatistics | None:
     """Return what returned buffers tell of the client's own batches, or None.
 
     That takes batch normalisation by the batch (norm_mode ``train``) with a momentum, buffers that
-    were sent and came back, in the same shapes, with the number of batches that each layer counted,
-    and the same number in every layer.
+    were sent and came back with the number of batches that each layer counted, the same number in
+    every layer, and values that training can leave (`impossible_statistics`).
     """
     sent, returned = observation.buffers, observation.returned_buffers
     if observation.declaration.norm_mode != "train":
+        return None
+    if impossible_statistics(observation, target_model) is not None:
         return None
     found: dict[str, tuple[Tensor, Tensor]] = {}
     momenta: dict[str, float] = {}
@@ -87,9 +85,6 @@ def local_statistics(observation: Observation, target_model: TargetModel) -> Loc
         if not any(n in sent for n in names):
             continue
         if not module.momentum or any(n not in sent or n not in returned for n in (*names, count)):
-            return None
-        # What came back is the client's word.
-        if any(returned[n].shape != sent[n].shape for n in (*names, count)):
             return None
         steps = int(returned[count]) - int(sent[count])
         if not 0 < steps <= MOST_STEPS:

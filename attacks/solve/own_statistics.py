@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.returned_buffers import told_share
 from bract.attacks.solve.local_statistics import (
     LocalStatistics,
     local_statistics,
     simulated_statistics,
-    told_share,
 )
 
 _ROUNDING = 2.0**-23

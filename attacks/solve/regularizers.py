@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.returned_buffers import impossible_statistics
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.local_statistics import local_statistics, simulated_statistics
 from bract.protocol.observation import Observation
@@ -261,8 +262,11 @@ def known_statistics(
     -------
     tuple of dict and bool
         By layer; and whether they are the batch's own, all of them, rather than running ones.
+        Returned statistics that are none (`impossible_statistics`) are taken for not returned.
     """
     sent, returned = observation.buffers, observation.returned_buffers
+    if impossible_statistics(observation, target_model) is not None:
+        returned = {}
     found, own = {}, True
     for name, module in target_model.model.named_modules():
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -72,7 +72,10 @@ def counted_steps(observation: Observation) -> int | None:
     counts = [
         int(after) - int(observation.buffers[name])
         for name, after in observation.returned_buffers.items()
-        if name.rpartition(".")[2] == COUNTER and after.numel() == 1 and name in observation.buffers
+        if name.rpartition(".")[2] == COUNTER
+        and name in observation.buffers
+        and after.numel() == 1
+        and bool(after.isfinite())
     ]
     # Layers may run several times a step, and a frozen one not at all.
     moved = [count for count in counts if count > 0]

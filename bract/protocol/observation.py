@@ -137,7 +137,8 @@ class Observation:
         ------
         BractError
             If nothing plain came back, tensors are missing, shapes differ, or a value that was
-            sent or came back is not finite.
+            sent, or one of the update, is not finite. Returned buffers that are not are left out
+            by who reads them.
         """
         if self.ciphertexts and not self.update:
             raise BractError(
@@ -184,7 +185,6 @@ _FINITE = {
         "with a lower learning rate"
     ),
     "update": "in the update; the client's training diverged: choose another round",
-    "returned_buffers": "as it came back; the client's training diverged: choose another round",
 }
 """What must be finite, and what to say and do where it is not."""
 

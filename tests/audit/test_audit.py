@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from observing import one_step
 from reporting import gather
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -674,3 +675,22 @@ def test_a_broken_capture_is_refused_by_name_when_it_is_reached(run: Any) -> Non
     results = {r["client"]: r for r in execute(run)}
     assert "half-written or corrupted" in results["client-1"]["refused"]
     assert results["client-0"]["refused"] is None
+
+
+def test_statistics_that_no_training_leaves_are_named_in_the_result(tmp_path: Path) -> None:
+    config = build_config(
+        {"name": "lied", "data": {"image_size": 16}, "model": {"name": "lenet-strided-bn"}}
+    )
+    directory = RunDirectory(tmp_path / "lied")
+    directory.create(config)
+    images, labels = load_test_data(config.data)
+    seen = one_step(images[:1], labels[:1])
+    name = next(n for n in seen.returned_buffers if n.endswith("running_var"))
+    lie = seen.returned_buffers | {name: -seen.returned_buffers[name]}
+    store = ObservationStore(directory.captures)
+    store.save(replace(seen, returned_buffers=lie))
+    store.save(replace(seen, client="client-1"))
+    found = {r["client"]: r for r in execute(directory, replace(CHOICE, iterations=2))}
+    (note,) = [n for n in found["client-0"]["notes"] if "left out" in n]
+    assert f"came back in round 1 were left out, since no training leaves them: {name}" in note
+    assert not [n for n in found["client-1"]["notes"] if "left out" in n]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures, with_buffers
 from bract.audit.choice import AuditChoice
-from bract.audit.description.facts import CaptureFacts, batch_and_epochs
+from bract.audit.description.facts import CaptureFacts, batch_and_epochs, read_facts
 from bract.audit.description.infer import Findings, complete
 from bract.client.truth import save_truth
 from bract.errors import BractError
@@ -240,6 +240,17 @@ def test_unequal_clients_are_described_one_by_one(app: RunDirectory) -> None:
     assert d.clients["node-1"].local_steps == 5 and d.clients["node-2"].local_steps == 3
     assert "clients.node-1.batch_size" in d.guessed
     assert "clients.node-1.local_steps" not in d.guessed  # it was counted
+
+
+def test_a_count_that_is_none_tells_no_steps(app: RunDirectory) -> None:
+    store = ObservationStore(app.captures)
+    first = store.load(app.captures / "round-0001" / "node-1")
+    counted = {
+        n: v * float("nan") if "num_batches" in n else v for n, v in first.returned_buffers.items()
+    }
+    store.save(replace(first, returned_buffers=counted))
+    facts = {found.capture.client: found.steps for found in read_facts(app.captures)}
+    assert facts["node-1"] is None and facts["node-2"] == 3
 
 
 def test_an_audit_takes_the_description_without_a_new_training_run(app: RunDirectory) -> None:

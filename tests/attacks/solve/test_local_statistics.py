@@ -9,19 +9,19 @@ from observing import one_step
 from torch import nn
 from torch.nn import functional as F
 
-from bract.attacks import IG, Budget, GradInversion, Statistics
+from bract.attacks import IG, Budget, GradInversion, Reconstruction, Statistics
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.over_rounds import OverRounds
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.returned_buffers import told_share
 from bract.attacks.solve.local_statistics import (
     LocalStatistics,
     local_statistics,
     simulated_statistics,
     step_weights,
-    told_share,
 )
 from bract.attacks.solve.own_statistics import OwnStatistics
-from bract.attacks.solve.regularizers import BatchNormStatistics
+from bract.attacks.solve.regularizers import BatchNormStatistics, known_statistics
 from bract.models import MODELS, create_model
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, difference, parameters_of
@@ -183,7 +183,6 @@ def test_long_training_is_held_at_the_mean_of_its_way(digits: Any) -> None:
         {"count": 10**15},
         {"one": 7},
         {"one": [2, 2]},
-        {"shape": (7,)},
     ],
 )
 def test_what_does_not_tell_the_steps_tells_nothing(digits: Any, change: Any) -> None:
@@ -194,8 +193,6 @@ def test_what_does_not_tell_the_steps_tells_nothing(digits: Any, change: Any) ->
         returned[name] = torch.tensor(change.get("count", int(returned[name])))
     if "one" in change:
         returned[names[0]] = torch.tensor(change["one"])
-    if "shape" in change:
-        returned[names[0].replace("num_batches_tracked", "running_var")] = torch.ones(7)
     declared = seen.declaration.updated(change.get("declared", {}))
     seen = replace(
         seen,
@@ -272,3 +269,73 @@ def test_the_weights_of_a_layer_follow_its_momentum() -> None:
     known = LocalStatistics({"a": (torch.ones(1), torch.ones(1))}, {"a": 0.5}, 2)
     # 0.25 and 0.5 of 0.75.
     assert known.weights("a") == pytest.approx((1 / 3, 2 / 3))
+
+
+def told_otherwise(seen: Observation, kind: str, value: Any) -> Observation:
+    """The same upload, whose last normalisation came back with other statistics."""
+    name = [n for n in seen.returned_buffers if n.endswith(kind)][-1]
+    own = seen.returned_buffers[name]
+    other = value(own, seen.buffers[name])
+    return replace(seen, returned_buffers=seen.returned_buffers | {name: other})
+
+
+def first(value: float) -> Any:
+    """Another value in the first channel."""
+
+    def changed(own: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        other = own.clone()
+        other[0] = value
+        return other
+
+    return changed
+
+
+LIES: dict[str, tuple[str, Any, str]] = {
+    "shape": ("running_var", lambda own, _: torch.ones(7), "came back as (7,)"),
+    "variance below zero": ("running_var", first(-0.25), "running_var is -0.25"),
+    # Sent 1 with a share of 0.9: a running variance of 0.5 takes one of -4 of the batch.
+    "no batch has it": ("running_var", first(0.5), "tells a variance of -4 of the client"),
+    "nan": ("running_mean", first(float("nan")), "running_mean holds NaN, infinite"),
+    "infinite": ("running_var", first(float("inf")), "running_var holds NaN, infinite"),
+    "overflow": ("running_mean", first(1e25), "running_mean holds NaN, infinite"),
+    "overflow of the batch": ("running_mean", first(1.5e19), "tells overflowing values"),
+    "count": ("num_batches_tracked", lambda own, _: own - 9, "fell from 0 to -8"),
+    "count is none": ("num_batches_tracked", lambda own, _: own * float("nan"), "holds NaN"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_statistics_that_no_training_leaves_are_left_out_and_named(digits: Any, lie: str) -> None:
+    kind, value, why = LIES[lie]
+    honest = one_step(digits[0][:1], digits[1][:1])
+    case = open_case(honest, tier="oblivious", max_images=1)
+    assert "batch_statistics" not in case.evidence.notes
+    assert local_statistics(honest, case.target_model) is not None
+    assert known_statistics(honest, case.target_model)[1]
+    seen = told_otherwise(honest, kind, value)
+    case = open_case(seen, tier="oblivious", max_images=1)
+    assert why in case.evidence.notes["batch_statistics"]
+    assert local_statistics(seen, case.target_model) is None
+    running, own = known_statistics(seen, case.target_model)
+    assert not own
+    for layer, (mean, variance) in running.items():
+        assert torch.equal(mean, honest.buffers[f"{layer}.running_mean"])
+        assert torch.equal(variance, honest.buffers[f"{layer}.running_var"])
+    found = IG()(seen, budget=Budget(iterations=2), device="cpu")
+    assert isinstance(found, Reconstruction) and found.images.isfinite().all()
+    assert why in found.settings["evidence"]["batch_statistics"]
+
+
+def test_rounding_of_a_channel_without_any_variance_is_believed(digits: Any) -> None:
+    honest = one_step(digits[0][:1], digits[1][:1])
+    seen = told_otherwise(honest, "running_var", lambda own, sent: 0.9 * sent - 1e-6)
+    case = open_case(seen, tier="oblivious", max_images=1)
+    assert "batch_statistics" not in case.evidence.notes
+    assert local_statistics(seen, case.target_model) is not None
+
+
+def test_without_normalisation_by_the_batch_nothing_is_read_or_disbelieved(digits: Any) -> None:
+    seen = told_otherwise(one_step(digits[0][:1], digits[1][:1]), "running_var", first(-1.0))
+    seen = replace(seen, declaration=seen.declaration.updated({"norm_mode": "eval"}))
+    case = open_case(seen, tier="oblivious", max_images=1)
+    assert "batch_statistics" not in case.evidence.notes
