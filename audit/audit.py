@@ -471,7 +471,8 @@ class Audit:
     def _check_disjoint(self, capture: Capture) -> None:
         """Refuse an upload of an image that the prior was trained on: it would come from memory.
 
-        The truth decides whether anything is attacked, and nothing else.
+        So would one that was trained on mirrored, turned or a little shifted. The truth decides
+        whether anything is attacked, and nothing else.
         """
         truth = None if self._public is None else self._truth(capture)
         if self._public is None or truth is None:
@@ -480,8 +481,9 @@ class Audit:
         if known:
             raise BractError(
                 f"{capture.key}: {known} of {len(truth.images)} images are among those that the "
-                f"prior was trained on ({self._public.facts.source}), so it would return them from "
-                "memory; train it on other images"
+                f"prior was trained on ({self._public.facts.source}), or mirrored, turned or "
+                "shifted copies of them, so it would return them from memory; train it on other "
+                "images"
             )
 
     def _open(self, capture: Capture) -> Observation:
@@ -643,7 +645,10 @@ def _prior_notes(public: TrainedPrior, *, checked: bool) -> list[str]:
     """Say what the attacker held besides the upload."""
     said = f"The attacker held {public.text}"
     if checked:
-        return [f"{said}; none of this upload's images is among those."]
+        return [
+            f"{said}; none of this upload's images is among those, nor mirrored, turned or shifted "
+            "by a few pixels."
+        ]
     return [
         f"{said}; whether this upload's images are among those was not checked, for want of the "
         "client's truth."

@@ -82,7 +82,8 @@ def train(
     """Train a generator on public images and write it to a file.
 
     `bract audit RUN --tier surrogate --prior FILE` attacks with it, and refuses
-    an upload of which an image was among those it was trained on.
+    an upload of which an image was among those it was trained on, or a mirrored,
+    turned or slightly shifted copy of one.
     """
     from bract.attacks import Engine
     from bract.attacks.solve.prior_training import PriorSettings, train_prior

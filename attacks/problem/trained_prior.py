@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.attacks.problem.fingerprints import SIDE, copies_among
 from bract.errors import BractError, one_line
 from bract.files import tensors_as_bytes, write_tensors
 from bract.protocol.update import Tensors
@@ -26,12 +27,6 @@ from bract.strict_json import dump_json
 
 MOST_BYTES = 1 << 28
 """Largest file that is read; the digits' takes a hundredth of it."""
-
-FINGERPRINT_SIDE = 8
-"""Side to which images are reduced before they are compared with the training images."""
-
-_NEAR = 2
-"""Most steps of 256 by which two fingerprints of one image differ: resizing and rounding."""
 
 _FACTS = "bract.prior"
 _FINGERPRINTS = "fingerprints"
@@ -74,23 +69,6 @@ class Decoder(nn.Module):
         for block in self.blocks:
             features = F.silu(block(F.interpolate(features, scale_factor=2, mode="nearest")))
         return torch.sigmoid(F.pixel_shuffle(self.last(features), self.shuffle))
-
-
-def fingerprints(images: Tensor) -> Tensor:
-    """Return what images are recognised by: reduced to 8 pixels a side, in 256 steps.
-
-    Parameters
-    ----------
-    images
-        float32 ``(N, C, H, W)`` in [0, 1].
-
-    Returns
-    -------
-    Tensor
-        uint8 ``(N, C * 64)``.
-    """
-    small = F.adaptive_avg_pool2d(images.detach().cpu().float(), FINGERPRINT_SIDE)
-    return (small * 255.0).round().clamp(0.0, 255.0).to(torch.uint8).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,18 +124,11 @@ class TrainedPrior:
         return images
 
     def trained_on(self, images: Tensor) -> Tensor:
-        """Say which images ``(N, C, H, W)`` are among the training images, bool ``(N,)``.
+        """Say which images ``(N, C, H, W)`` are copies of training images, bool ``(N,)``.
 
-        Images count as the same whose fingerprints differ by at most 2 of 256 steps anywhere.
+        The images themselves, mirrored, turned or shifted a little, as `copies_among` has it.
         """
-        asked = fingerprints(images).to(torch.int16)
-        if asked.shape[1] != self.known.shape[1]:
-            return torch.zeros(len(images), dtype=torch.bool)
-        found = [
-            bool(((self.known.to(torch.int16) - row).abs().amax(dim=1) <= _NEAR).any())
-            for row in asked
-        ]
-        return torch.tensor(found)
+        return copies_among(images, self.known)
 
     def check(self, image_shape: tuple[int, int, int] | None, classes: int | None) -> None:
         """Refuse what it was not made for.
@@ -239,7 +210,7 @@ def _check_shapes(path: Path, facts: PriorFacts, found: dict[str, tuple[int, ...
             facts.image_shape, latent=facts.latent, width=facts.width, classes=facts.classes
         )
     wanted = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
-    wanted[_FINGERPRINTS] = (facts.images, channels * FINGERPRINT_SIDE**2)
+    wanted[_FINGERPRINTS] = (facts.images, channels * SIDE**2)
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise BractError(

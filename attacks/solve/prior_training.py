@@ -10,12 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks.problem.trained_prior import (
-    Decoder,
-    TrainedPrior,
-    fingerprints,
-    make_prior,
-)
+from bract.attacks.problem.fingerprints import fingerprints
+from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, make_prior
 from bract.errors import BractError
 from bract.schema import PriorFacts
 

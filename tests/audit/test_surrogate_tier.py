@@ -8,6 +8,7 @@ import pytest
 from reporting import gather
 from test_audit import execute
 from test_audit import run as run  # a fixture
+from torch.nn import functional as F
 
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.solve.prior_training import PriorSettings, train_prior
@@ -73,6 +74,18 @@ def test_an_upload_of_an_image_that_made_the_prior_is_refused(run: Any, tmp_path
     source = open_source(DataConfig(name="digits"), "train")
     whole = trained(source, len(source.labels)).save(tmp_path / "all.safetensors")
     for facts in execute(run, choice(whole)):
+        assert "2 of 2 images are among those that the prior was trained on" in facts["refused"]
+
+
+def test_an_upload_of_a_copy_of_an_image_that_made_the_prior_is_refused(
+    run: Any, tmp_path: Path
+) -> None:
+    source = open_source(DataConfig(name="digits"), "train")
+    images = source.images(range(len(source.labels)), channels=1, size=16).flip(-1)
+    images = F.pad(images, (0, 2, 1, 0))[..., :16, 2:]
+    settings = PriorSettings(latent=4, width=4, epochs=1)
+    whole = train_prior(images, source.labels, settings, source="copies", classes=10)
+    for facts in execute(run, choice(whole.save(tmp_path / "copies.safetensors"))):
         assert "2 of 2 images are among those that the prior was trained on" in facts["refused"]
 
 

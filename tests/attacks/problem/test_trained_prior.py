@@ -7,13 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from bract.attacks.problem.trained_prior import (
-    Decoder,
-    TrainedPrior,
-    fingerprints,
-    load_prior,
-    make_prior,
-)
+from bract.attacks.problem.fingerprints import fingerprints
+from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, load_prior, make_prior
 from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.errors import BractError
 from bract.schema import PriorFacts
