@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from bract.attacks.base import Attack
+from bract.attacks.methods.earlier_rounds import EARLIER, in_order_of_rounds
 from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import FORWARD
+from bract.attacks.problem.evidence import FORWARD, LATER
 from bract.attacks.problem.objectives import Cosine, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
+from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.evolution import CMAES, narrowed, population_of, widened
 from bract.attacks.solve.latent import (
@@ -26,6 +30,7 @@ from bract.attacks.solve.latent import (
 from bract.attacks.solve.matching import hard_labels, minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import LatentPrior
+from bract.attacks.task import AttackTask
 from bract.errors import BractError
 
 _RESOLVED = 0.35
@@ -63,6 +68,11 @@ class GGL(Attack):
         ``simulate`` applies a defense that can be simulated to the candidate; ``undo`` matches
         what the tier's reading makes of the upload, as other attacks do; ``auto`` does the latter
         but where float32 resolves less than 0.35 of an inverted upload's coordinates.
+    earlier
+        ``reconstruct`` attacks the client's earlier rounds first, one after the other, where the
+        defense keeps state that float32 does not let their uploads tell (the same share), and
+        simulates it with the updates that their images make; each costs as much as the attacked
+        round. ``replay`` takes the state from the uploads alone.
     objective
         The matching loss.
     """
@@ -77,7 +87,28 @@ class GGL(Attack):
     starts: int = 32
     regularisation: float = 0.1
     defense: Literal["simulate", "undo", "auto"] = "simulate"
+    earlier: Literal["reconstruct", "replay"] = "reconstruct"
     objective: Objective = field(default_factory=Cosine)
+
+    def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
+        """Attack cases as `Attack.run` does, earlier rounds first where ``earlier`` says so."""
+        wanted = [self._reconstructs_earlier(case) for case in cases]
+        return in_order_of_rounds(cases, task, super().run, wanted=wanted)
+
+    def _reconstructs_earlier(self, case: Case) -> bool:
+        defenses = [str(d.get("name")) for d in case.observation.declaration.defenses]
+        return (
+            self.earlier == "reconstruct"
+            and self.matches
+            and self.defense != "undo"
+            and case.tier != "oblivious"
+            and case.public is not None
+            and bool(case.history)
+            and not case.rounds
+            and len(defenses) == 1
+            and defenses[0] in LATER
+            and float(case.evidence.notes.get("resolved", 1.0)) < _RESOLVED
+        )
 
     def prepare(self, case: Case) -> Case:
         """Read an upload as it was sent where its defense can be simulated."""
@@ -88,8 +119,10 @@ class GGL(Attack):
         wanted = self.defense == "simulate" or (self.defense == "auto" and resolved < _RESOLVED)
         if wanted and case.tier != "oblivious" and len(defenses) == 1:
             view = FORWARD.get(defenses[0])
+            if case.earlier:
+                view = partial(LATER[defenses[0]], earlier=case.earlier)
         if view is not None:
-            case = open_case(
+            opened = open_case(
                 case.observation,
                 tier=case.tier,
                 history=case.history,
@@ -98,6 +131,9 @@ class GGL(Attack):
                 view=view,
                 public=case.public,
             )
+            told = {n: v for n, v in case.evidence.notes.items() if n == EARLIER}
+            evidence = replace(opened.evidence, notes=opened.evidence.notes | told)
+            case = replace(opened, evidence=evidence, earlier=case.earlier, seconds=case.seconds)
         return super().prepare(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:

@@ -51,6 +51,9 @@ class Case:
         What the adversary knew, earlier observations of the same client included.
     public
         A generator trained on public images, where the adversary has one.
+    earlier
+        The client's gradients in the first rounds of ``history``, as reconstructed images make
+        them, by name; empty where none was reconstructed.
     read
         The evidence as it was read, before its weights were scaled; None takes ``evidence``.
     seconds
@@ -69,6 +72,7 @@ class Case:
     tier: Tier = "oblivious"
     history: Sequence[Observation] = field(default=(), repr=False)
     public: TrainedPrior | None = field(default=None, repr=False)
+    earlier: tuple[Tensors, ...] = field(default=(), repr=False)
     read: Evidence | None = field(default=None, repr=False)
     seconds: float = 0.0
     rounds: tuple[Case, ...] = ()

@@ -148,6 +148,31 @@ FORWARD: Registry[AdaptiveView] = Registry("simulation of the defense", beside=D
 """How to compare uploads as they were sent with what a defense would make of a candidate, by its
 name; for attacks that need no gradient through the defense."""
 
+
+class LaterView(Protocol):
+    """As `AdaptiveView`, with what is known of earlier rounds."""
+
+    def __call__(
+        self,
+        observation: Observation,
+        history: Sequence[Observation],
+        earlier: Sequence[Tensors],
+    ) -> Evidence:
+        """Read an observation.
+
+        Parameters
+        ----------
+        earlier
+            The client's gradients in the first rounds of ``history``, as far as they were
+            reconstructed, scaled like `Observation.gradient`.
+        """
+
+
+LATER: Registry[LaterView] = Registry(
+    "simulation of the defense after known rounds", beside=DEFENSES
+)
+"""As `FORWARD`, for a defense that keeps state."""
+
 CHAINS: dict[tuple[str, ...], AdaptiveView] = {}
 """Adaptive attackers of several defenses, by their names in order."""
 

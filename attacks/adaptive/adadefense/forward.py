@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bract.attacks.adaptive.adadefense.adadefense import missing_before, rounds_of, single_label
-from bract.attacks.adaptive.adadefense.inversion import invert
+from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.adaptive.declared import declared, gradient_scale
 from bract.attacks.problem.client_model import ForwardModel, LocalTraining, local_training
-from bract.attacks.problem.evidence import FORWARD, Evidence
+from bract.attacks.problem.evidence import FORWARD, LATER, Evidence
 from bract.attacks.problem.target_model import TargetModel
 from bract.defenses import AdaDefense
 from bract.errors import BractError
@@ -93,11 +93,30 @@ class AdaDefenseClient:
 def simulate_adadefense(observation: Observation, history: Sequence[Observation]) -> Evidence:
     """Apply AdaDefense to candidates, with the moments that earlier uploads leave.
 
+    As `simulate_later` with no round reconstructed.
+    """
+    return simulate_later(observation, history, ())
+
+
+@LATER.register("adadefense")
+def simulate_later(
+    observation: Observation, history: Sequence[Observation], earlier: Sequence[Tensors]
+) -> Evidence:
+    """Apply AdaDefense to candidates, with the moments of reconstructed rounds.
+
     Moments are replayed from the inversions of the rounds before, as `undo_adadefense` has them;
-    where float32 left a coordinate open there, they are its best reading. Where rounds before the
-    first captured one are missing, gradients are taken to have been constant until then, for which
-    round 1's formula is exact. The label of a single image is read off the inverted upload: in what
-    was sent, moments of earlier images stand beside it.
+    where float32 left a coordinate open there, the update that the round's reconstructed images
+    make takes its place, or, of a round that was not reconstructed, its best reading. Where rounds
+    before the first captured one are missing, gradients are taken to have been constant until then,
+    for which round 1's formula is exact, and reconstructions are not used. The label of a single
+    image is read off the inverted upload: in what was sent, moments of earlier images stand beside
+    it.
+
+    Parameters
+    ----------
+    earlier
+        The client's gradients in the first rounds of ``history``, by name, scaled like
+        `Observation.gradient`.
 
     Raises
     ------
@@ -116,6 +135,9 @@ def simulate_adadefense(observation: Observation, history: Sequence[Observation]
     for number, seen in enumerate(rounds):
         before = after
         inverted = invert(hyper, seen, before, previous, ahead=0 if number else missing)
+        if number < len(earlier) and not missing:
+            made = flatten({n: earlier[number][n] for n in seen.update})
+            inverted = completed(hyper, inverted, before, made / gradient_scale(seen))
         after, previous = inverted.after, inverted.g
     map_ = DefendedUpdate(hyper, before)
     like = {name: observation.update[name] for name in observation.update}
@@ -149,6 +171,26 @@ def simulate_adadefense(observation: Observation, history: Sequence[Observation]
             "defense": "adadefense",
             "method": "applied the defense to candidates, with replayed moments",
             "captured_rounds": [seen.round for seen in rounds],
+            "missing_rounds": missing,
             "state": assumed or "replayed from the client's first round",
         },
+    )
+
+
+def completed(hyper: AdaDefense, inverted: Inversion, before: Moments, made: Tensor) -> Inversion:
+    """Take coordinates that float32 left open from the update of reconstructed images, ``(D,)``.
+
+    Their error is not known, so that it is infinite, and that of the moments after them.
+    """
+    resolved = inverted.resolved
+    g = torch.where(resolved, inverted.g, made.cpu().to(torch.float64))
+    step = DefendedUpdate(hyper, before)
+    m = step.beta1 * before.m + (1.0 - step.beta1) * g
+    v = step.keep * before.v + step.gain * g.square()
+    error, m_error, v_error = (
+        torch.where(resolved, known, float("inf"))
+        for known in (inverted.error, inverted.after.m_error, inverted.after.v_error)
+    )
+    return replace(
+        inverted, g=g, error=error, after=Moments(before.rounds + 1, m, v, m_error, v_error)
     )
