@@ -21,6 +21,7 @@ from bract.attacks.methods.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.methods.learned_inverter import LearnedInverter
+from bract.attacks.methods.r_gap import RGAP
 from bract.attacks.methods.spear import Spear
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import Case
@@ -52,6 +53,7 @@ __all__ = [
     "GRNN",
     "IDLG",
     "IG",
+    "RGAP",
     "Analytic",
     "Attack",
     "AttackTask",

@@ -90,7 +90,13 @@ SETTINGS = (
     Setting("resnet20", "relu", iterations=300),
     Setting("resnet20", "relu", data="digits", trained=True, iterations=300),
     Setting("convnet64", "relu", iterations=100),
+    Setting("lenet-strided", "relu"),
+    Setting("resnet18", "relu", iterations=300),
+    Setting("vgg16", "relu", iterations=100),
 )
+_NORMALISED = ("resnet20", "resnet18", "convnet64")
+_BATCHES_ONLY = ("resnet18",)
+"""A batch of one leaves one value a channel in its last normalisation, at 32 pixels."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +340,7 @@ def rows_of(setting: Setting, options: argparse.Namespace) -> Iterator[dict[str,
     """Run every tool on the uploads of a setting, but for rows that are done."""
     done = _finished(options.resume)
     count = max(1, options.images // setting.batch)
-    normalised = setting.model in ("resnet20", "convnet64")
+    normalised = setting.model in _NORMALISED
     runs: list[tuple[str, str, bool]] = [("bract", name, normalised) for name in options.attack]
     if breaching_installed():
         told = (False, True) if normalised else (False,)
@@ -387,6 +393,8 @@ def main() -> None:
         if options.model and not any(part in setting.name for part in options.model):
             continue
         for batch in options.batch or (1, 4):
+            if batch == 1 and setting.model in _BATCHES_ONLY:
+                continue
             iterations = options.iterations or setting.iterations
             for row in rows_of(replace(setting, batch=batch, iterations=iterations), options):
                 note(

@@ -49,6 +49,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Refusal",
         "RelativeError",
         "Run",
+        "RGAP",
         "Spear",
         "SquaredError",
         "Statistics",

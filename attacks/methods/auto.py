@@ -17,7 +17,8 @@ from bract.attacks.task import AttackTask
 from bract.errors import BractError
 
 _CLOSED_FORMS = 0.2
-"""Most of a budget in seconds that each closed form may take; `spear` searches for its own."""
+"""Most of a budget in seconds that each closed form may take; `spear` searches in its own,
+and `r-gap` makes further passes."""
 
 COSINE = "cosine between the tier's evidence and what the images would have caused"
 WITH_STATISTICS = f"{COSINE}; and the relative error of the batch statistics"
@@ -84,8 +85,8 @@ def _solved(trial: Trial) -> bool:
 class Auto(Attacker):
     """The strongest of several attacks, found for each observation without the truth.
 
-    Closed forms go first: the labels, the exact input where a fully connected layer sees it, and a
-    batch's where a ReLU follows that layer.
+    Closed forms go first: the labels, the exact input where a fully connected layer sees it, a
+    batch's where a ReLU follows that layer, and a single image through a chain of layers.
     Then every attack of the pool from every start is a configuration of successive halving
     (Jamieson and Talwalkar 2016, algorithm 1): with n configurations there are ``ceil(log2 n) +
     1`` passes, each of which keeps half of the configurations and gives them twice the iterations.
@@ -134,7 +135,7 @@ class Auto(Attacker):
         ]
         searches = [_Search(list(configurations)) for _ in cases]
         known = tournament.attempt("labels", range(len(cases)), Budget())
-        for closed_form in ("analytic", "spear"):
+        for closed_form in ("analytic", "spear", "r-gap"):
             tournament.play(searches, {(closed_form, (0,), 1): _open(searches)}, None, 0)
         passes = math.ceil(math.log2(len(configurations))) + 1
         for number in range(1, passes + 1):
@@ -144,6 +145,8 @@ class Auto(Attacker):
             share = 2.0 ** (number - passes)
             tournament.span = ((number - 1) / passes, number / passes)
             tournament.play(searches, _groups(searches), share, number, parts=passes)
+        if not any(search.configurations for search in searches):
+            tournament.tell_done(searches)
         return [
             self._result(case, search, labels, task)
             for case, search, labels in zip(cases, searches, known, strict=True)
@@ -216,7 +219,9 @@ class _Tournament:
         budget = replace(budget, max_images=self.task.budget.max_images)
         engine = self.task.engine.within(*self.span, self._begun)
         task = replace(self.task, budget=budget, engine=engine)
-        return attack(name).run([self.cases[i] for i in members], task)
+        # What `best` would read off has been tried.
+        settings = {"closed_form": False} if name == "best" else {}
+        return attack(name, **settings).run([self.cases[i] for i in members], task)
 
     def play(
         self,
@@ -246,6 +251,11 @@ class _Tournament:
                 searches[index].trials += [
                     replace(trial, pass_number=number) for trial in result.trials
                 ]
+
+    def tell_done(self, searches: Sequence[_Search]) -> None:
+        """Report the end where the last pass had nothing left to do."""
+        losses = [trial.loss for search in searches for trial in search.trials]
+        self.task.engine.tell_done(self._begun, min(losses, default=0.0))
 
     def _part(self, name: str, starts: tuple[int, ...], share: float, time_share: float) -> Budget:
         iterations, seconds = self.task.budget.iterations, self.task.budget.seconds

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bract.attacks.base import Attack
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.client_model import BatchGradient, images_in
+from bract.attacks.problem.client_model import images_in
+from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.linear_layers import FirstLayer, first_layer
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
@@ -48,13 +49,10 @@ class Spear(Attack):
     def prepare(self, case: Case) -> Case:
         """Refuse what does not factor: other models, several steps, defended gradients."""
         images = images_in(case.observation.declaration, _UNBOUNDED)
-        key, forward = case.observation.key, case.simulating(unroll=self.unroll).forward
-        if not isinstance(forward, BatchGradient) or _several_steps(case):
-            raise BractError(
-                f"{key}: the update is no gradient of one batch; spear needs one step of plain SGD"
-            )
+        key = case.observation.key
+        require_one_gradient(case.simulating(unroll=self.unroll), self.name)
         layer = first_layer(case.target_model, case.observation)
-        _check_evidence(case, layer)
+        require_exact(case, (layer.weight, layer.bias), self.name)
         units, features = case.evidence.target[layer.weight].shape
         if images >= min(units, features):
             raise BractError(
@@ -99,35 +97,6 @@ class Spear(Attack):
             curves=[[] for _ in range(problem.trials)],
             iterations=max(rounds),
             recipes=recipes,
-        )
-
-
-def _several_steps(case: Case) -> bool:
-    declared = case.observation.declaration
-    return declared.algorithm != "fedsgd" and (
-        declared.local_steps != 1 or declared.optimizer != "sgd"
-    )
-
-
-def _check_evidence(case: Case, layer: FirstLayer) -> None:
-    """Refuse evidence that leaves anything open about the layer's gradient but its length."""
-    evidence, names = case.evidence, (layer.weight, layer.bias)
-    if missing := [name for name in names if name not in evidence.target]:
-        raise BractError(f"{case.observation.key}: the evidence lacks {', '.join(missing)}")
-    doubtful = [evidence.alternatives, evidence.bounds, evidence.nuisance]
-    weights = [(evidence.weights or {}).get(name) for name in names]
-    uneven = any(w is not None and bool((w != w.flatten()[0]).any()) for w in weights)
-    if (
-        evidence.likelihood is not None
-        or uneven
-        or any(
-            group and any(name in group and bool(group[name].any()) for name in names)
-            for group in doubtful
-        )
-    ):
-        raise BractError(
-            f"{case.observation.key}: the defense leaves coordinates of {layer.weight} open; spear "
-            "needs all of them, to rounding"
         )
 
 

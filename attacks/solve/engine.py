@@ -205,6 +205,11 @@ class Engine:
 
         return replace(self, progress=report)
 
+    def tell_done(self, begun: float, loss: float) -> None:
+        """Report that a work that began at a time of `time.perf_counter` needs nothing more."""
+        if self.progress is not None:
+            self.progress(_progress(1.0, time.perf_counter() - begun, loss))
+
     def refine(
         self,
         observation: Observation,

@@ -34,6 +34,7 @@ ATTACK_NAMES = {
     "coarse-to-fine": "Coarse to fine",
     "multi-round": "Multi-round",
     "spear": "SPEAR",
+    "r-gap": "R-GAP",
 }
 
 

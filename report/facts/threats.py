@@ -13,8 +13,9 @@ from bract.schema import TIERS, ObservationFile
 
 Facts = dict[str, Any]
 
+_CLOSED_FORMS = {"closed form", "analytic", "spear", "r-gap"}
 FAMILIES = (
-    ("closed-form reconstruction from linear layers", {"closed form", "analytic", "spear"}),
+    ("closed-form reconstruction from linear layers", _CLOSED_FORMS),
     ("gradient matching over pixels (DLG, iDLG, IG)", {"pixels"}),
     ("gradient matching through a generator (GRNN)", {"generator"}),
     ("matching with batch-normalisation statistics (GradInversion)", {"batch statistics"}),

@@ -8,6 +8,7 @@ import torch
 from bract.attacks import (
     ATTACKS,
     IG,
+    RGAP,
     Analytic,
     Attack,
     Auto,
@@ -26,6 +27,16 @@ from bract.attacks.solve.descent import Outcome
 from bract.attacks.task import AttackTask
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
+
+
+@pytest.fixture(autouse=True)
+def _without_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave something to choose: these images would be read off."""
+
+    def refused(*_: Any) -> Any:
+        raise BractError("not here")
+
+    monkeypatch.setattr(RGAP, "prepare", refused)
 
 
 @pytest.fixture

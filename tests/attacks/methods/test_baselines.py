@@ -12,7 +12,7 @@ from bract.models import create_model
 from bract.protocol.update import buffers_of
 
 WITH_PUBLIC = {"ggl", "gias", "learned-inverter"}
-WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels", "spear", "statistics"}
+WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels", "r-gap", "spear", "statistics"}
 
 
 def prior_image(name: Any, seen: Any, **settings: Any) -> Any:

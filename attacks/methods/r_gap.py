@@ -1,0 +1,166 @@
+"""The image of a single gradient by linear algebra alone, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.base import Attack
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.chain import Chain, chain_of
+from bract.attacks.problem.dropout import MASK
+from bract.attacks.problem.exact import require_exact, require_one_gradient
+from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.block_equations import logit_gradient
+from bract.attacks.solve.descent import Outcome, Recipe, Run
+from bract.attacks.solve.matching import hard_labels
+from bract.attacks.solve.recursion import Recursion, recurse
+from bract.errors import BractError
+from bract.protocol.update import Tensors
+
+
+@ATTACKS.register("r-gap")
+@dataclass(frozen=True, kw_only=True)
+class RGAP(Attack):
+    """Recursive gradient attack on privacy (Zhu and Blaschko, ICLR 2021), for one image.
+
+    From the logits back, what enters a layer is the solution of linear equations: it makes what
+    leaves the layer, and the gradient of the layer's weights (`bract.attacks.solve.recursion`).
+    It takes any model that is a chain of affine maps (convolutions, linear layers, average
+    pooling, batch normalisation with fixed statistics) with ReLU, leaky ReLU, sigmoid, tanh, ELU
+    or softplus between them, and a bias at the logits. Nothing is optimised, no start is drawn.
+
+    Where a ReLU's zeros leave gaps, the published attack returns the solution of least norm. Here
+    what was cut off counts as not above zero, inputs lie in the range of the activation before,
+    and pixels in [0, 1] are the ones of least total variation; gaps in a hidden layer are then
+    filled once more from the image so found. An attack that does not arrive refuses.
+
+    Attributes
+    ----------
+    max_unknowns
+        Most values of a layer's input that are solved for by factorisation, which gaps and nearly
+        dependent equations need; time grows with their cube, memory with their square. Others go
+        by conjugate gradients.
+    """
+
+    name: ClassVar[str] = "r-gap"
+    iterations: ClassVar[int] = 1
+
+    max_unknowns: int = 4096
+
+    def prepare(self, case: Case) -> Case:
+        """Refuse batches, several steps, open evidence and other models."""
+        case = super().prepare(case)
+        key = case.observation.key
+        require_one_gradient(case, self.name)
+        if case.images != 1:
+            raise BractError(f"{key}: {case.images} images in one update; r-gap needs one alone")
+        if any(name.startswith(MASK) for name in case.evidence.buffers):
+            raise BractError(f"{key}: dropout hid inputs of a layer; r-gap needs all of them")
+        chain = self._chain(case)
+        used = {name for block in chain.blocks for name in block.parameters}
+        learned = [name for name in case.target_model.parameter_names if name in used]
+        require_exact(case, learned, self.name)
+        try:
+            logit_gradient(chain.blocks[-1], _state(case), _gradients(case))
+        except BractError as error:
+            raise BractError(f"{_model(case)}: {error}") from error
+        return case
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Go back through the layers; restarts of one observation share the result."""
+        images = torch.zeros((problem.trials, *problem.image_shape), dtype=torch.float64)
+        done: dict[str, Recursion] = {}
+        begun = time.perf_counter()
+        for trial, case in enumerate(problem.cases):
+            key = case.observation.key
+            if key not in done:
+
+                def told(share: float, trial: int = trial) -> bool:
+                    run.tell((trial + share) / problem.trials, 0.0)
+                    spent = time.perf_counter() - begun
+                    return run.seconds is None or spent < run.seconds * (trial + 1) / problem.trials
+
+                done[key] = self._recursion(case, told)
+            pixels = case.target_model.denormalise(done[key].inputs)
+            images[trial] = pixels.clamp(0.0, 1.0)
+        problem.target_model.model.to(problem.device)
+        exact = problem.to(torch.float64)
+        labels = hard_labels(problem).to(torch.float64)
+        images = images.to(problem.device)
+        simulated = exact.simulate(images, labels, exact.unknowns())
+        return Outcome(
+            images=images,
+            labels=labels,
+            losses=exact.distance(RelativeError(), simulated).detach(),
+            unknowns={},
+            curves=[[] for _ in range(problem.trials)],
+            iterations=0,
+            recipes=[_recipe(done[case.observation.key]) for case in problem.cases],
+        )
+
+    def _recursion(self, case: Case, told: object) -> Recursion:
+        declared = case.observation.declaration.image_shape
+        assert declared is not None
+        edges = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        low, high = case.target_model.normalise(edges.view(2, 1, 1, 1).expand(2, declared[0], 1, 1))
+        try:
+            return recurse(
+                self._chain(case),
+                _state(case),
+                _gradients(case),
+                low=low,
+                high=high,
+                most=self.max_unknowns,
+                told=told,  # type: ignore[arg-type]
+            )
+        except BractError as error:
+            raise BractError(f"{_model(case)}: {error}") from error
+
+    def _chain(self, case: Case) -> Chain:
+        declared = case.observation.declaration.image_shape
+        assert declared is not None
+        model = copy.deepcopy(case.target_model.model).cpu().double()
+        try:
+            return chain_of(model, _state(case), declared)
+        except BractError as error:
+            raise BractError(f"{_model(case)}: {error}; r-gap needs a chain of layers") from error
+
+
+def _model(case: Case) -> str:
+    return f"{case.observation.key}: model {case.target_model.declaration.model!r}"
+
+
+def _state(case: Case) -> Tensors:
+    seen, target_model = case.observation, case.target_model
+    state = {name: seen.parameters[name] for name in target_model.parameter_names}
+    state |= {name: seen.buffers[name] for name in target_model.buffer_names}
+    return {name: _exact(value) for name, value in state.items()}
+
+
+def _gradients(case: Case) -> Tensors:
+    return {
+        name: _exact(case.evidence.target[name])
+        for name in case.target_model.parameter_names
+        if name in case.evidence.target
+    }
+
+
+def _exact(value: Tensor) -> Tensor:
+    value = value.detach().cpu()
+    return value.double() if value.is_floating_point() else value
+
+
+def _recipe(found: Recursion) -> Recipe:
+    parts = ["closed form", "layer by layer"]
+    if found.filled:
+        open_ = next(iter(found.gaps.values()))
+        parts.append(f"{open_:.0%} of the image's dimensions by bounds and total variation")
+    return Recipe("", (*parts, "labels analytic"))

@@ -1,0 +1,56 @@
+"""Evidence that leaves nothing open about some gradients but their length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import BatchGradient
+from bract.errors import BractError
+
+
+def require_one_gradient(case: Case, attack: str) -> None:
+    """Refuse what is no gradient of one batch, computed in one step of plain SGD.
+
+    Raises
+    ------
+    BractError
+        Naming the observation.
+    """
+    declared = case.observation.declaration
+    several = declared.algorithm != "fedsgd" and (
+        declared.local_steps != 1 or declared.optimizer != "sgd"
+    )
+    if several or not isinstance(case.forward, BatchGradient):
+        raise BractError(
+            f"{case.observation.key}: the update is no gradient of one batch; {attack} needs one "
+            "step of plain SGD"
+        )
+
+
+def require_exact(case: Case, names: Sequence[str], attack: str) -> None:
+    """Refuse evidence that leaves coordinates of these parameters open.
+
+    Raises
+    ------
+    BractError
+        Naming the observation and a parameter.
+    """
+    evidence, key = case.evidence, case.observation.key
+    if missing := [name for name in names if name not in evidence.target]:
+        raise BractError(f"{key}: the evidence lacks {', '.join(missing)}")
+    doubtful = [evidence.alternatives, evidence.bounds, evidence.nuisance]
+    weights = [(evidence.weights or {}).get(name) for name in names]
+    uneven = any(w is not None and bool((w != w.flatten()[0]).any()) for w in weights)
+    if (
+        evidence.likelihood is not None
+        or uneven
+        or any(
+            group and any(name in group and bool(group[name].any()) for name in names)
+            for group in doubtful
+        )
+    ):
+        raise BractError(
+            f"{key}: the defense leaves coordinates of {names[0]} open; {attack} needs all of "
+            "them, to rounding"
+        )

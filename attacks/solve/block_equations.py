@@ -1,0 +1,199 @@
+"""Linear equations for what enters one block of a chain, and their solution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.chain import Block
+from bract.attacks.solve.least_squares import (
+    Limits,
+    NormalEquations,
+    Solution,
+    conjugate_gradients,
+    matrix_of,
+    undetermined,
+)
+from bract.errors import BractError
+from bract.protocol.update import Tensors
+
+STEPS = 1000
+"""Most steps of conjugate gradients; a strided LeNet takes 400 to 800, a sparse gradient more."""
+
+GAP = 1e-3
+"""Share of an input's dimensions that may stay open before limits and priors are asked."""
+
+_IDENTITY = 1e-9
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What is known of a block's output ``z``: it, how much its value moves with it, and floors."""
+
+    argument: Tensor
+    slope: Tensor
+    below: Tensor | None
+
+
+def logit_gradient(last: Block, state: Tensors, gradients: Tensors) -> Tensor:
+    """Return the loss' gradient at the logits: that of the bias which is added to them.
+
+    Raises
+    ------
+    BractError
+        If no parameter is added to the logits.
+    """
+    probe = torch.zeros(last.shape, dtype=torch.float64)
+    with torch.no_grad():
+        plain = last(probe, state)
+        for name in last.parameters:
+            if name not in gradients or state[name].numel() != plain.numel():
+                continue
+            moved = torch.linspace(1.0, 2.0, plain.numel(), dtype=torch.float64)
+            other = last(probe, state | {name: state[name] + moved.view_as(state[name])})
+            if float((other - plain - moved.view_as(plain)).abs().max()) < _IDENTITY * max(
+                1.0, float(plain.abs().max())
+            ):
+                return gradients[name].reshape(plain.shape)
+    raise BractError("its last layer has no bias, whose gradient is the loss' at the logits")
+
+
+def weights_of(block: Block, gradients: Tensors) -> Tensors:
+    """Return the gradients of a block's parameters."""
+    return {name: gradients[name] for name in block.parameters if name in gradients}
+
+
+def weight_gradients(
+    block: Block, state: Tensors, values: Tensor, slope: Tensor, names: list[str]
+) -> list[Tensor]:
+    """Gradients of parameters for an input; affine in it, and differentiable."""
+    given = {name: state[name].detach().requires_grad_() for name in names}
+    with torch.enable_grad():
+        left = (block(values, state | given) * slope).sum()
+        found = torch.autograd.grad(
+            left, list(given.values()), create_graph=True, allow_unused=True, materialize_grads=True
+        )
+    return list(found)
+
+
+def telling(block: Block, state: Tensors, slope: Tensor, names: list[str]) -> list[str]:
+    """Return the parameters whose gradients depend on the input."""
+    point = torch.zeros(block.shape, dtype=torch.float64).requires_grad_()
+    found = []
+    for name, value in zip(names, weight_gradients(block, state, point, slope, names), strict=True):
+        if value.requires_grad:
+            # A plain sum would not do: the loss' gradient at the logits sums to zero.
+            mixed = torch.linspace(1.0, 2.0, value.numel(), dtype=value.dtype).view_as(value)
+            (back,) = torch.autograd.grad(
+                (value * mixed).sum(), point, allow_unused=True, retain_graph=True
+            )
+            if back is not None and bool(back.any()):
+                found.append(name)
+    return found
+
+
+def input_of(
+    block: Block,
+    state: Tensors,
+    gradients: Tensors,
+    slope: Tensor,
+    leaving: Leaving | None,
+    bounds: tuple[Tensor, Tensor],
+    most: int,
+    guess: Tensor | None,
+) -> tuple[Solution, float]:
+    """Solve for what enters a block; return it, and the share that equations leave open.
+
+    Parameters
+    ----------
+    gradients
+        Of the block's parameters.
+    slope
+        The loss' gradient at what leaves the block, like it.
+    leaving
+        None at the logits, which nothing tells.
+    bounds
+        Range of what enters; ``(C, 1, 1)`` for an image, numbers elsewhere.
+    most
+        Most dimensions that are solved for by factorisation.
+    guess
+        Where what the equations leave open begins; None for zero.
+
+    Raises
+    ------
+    BractError
+        If there are no equations, or too many unknowns to fill gaps.
+    """
+    zero = torch.zeros(block.shape, dtype=torch.float64)
+    names = [n for n in telling(block, state, slope, list(gradients)) if gradients[n].any()]
+    offsets = [v.detach() for v in weight_gradients(block, state, zero, slope, names)]
+    scales = [_scale(gradients[name]) for name in names]
+    right = [
+        (gradients[name] - offset) * scale
+        for name, offset, scale in zip(names, offsets, scales, strict=True)
+    ]
+    with torch.no_grad():
+        made = block(zero, state)
+    share = None
+    if leaving is not None:
+        typical = float((leaving.argument * leaving.slope).square().mean().sqrt()) or 1.0
+        share = leaving.slope / typical
+        right.append((leaving.argument - made) * share)
+
+    def rows(values: Tensor) -> list[Tensor]:
+        found = [
+            (gradient - offset) * scale
+            for gradient, offset, scale in zip(
+                weight_gradients(block, state, values, slope, names), offsets, scales, strict=True
+            )
+        ]
+        if share is not None:
+            found.append((block(values, state) - made) * share)
+        return found
+
+    if not right:
+        raise BractError(f"no gradient of {block.name or 'a block without weights'} to go by")
+    solved = conjugate_gradients(rows, right, zero, steps=STEPS)
+    if solved.met:
+        gap = undetermined(rows, zero, steps=STEPS)
+        if gap <= GAP:
+            return solved, gap
+    if zero.numel() > most:
+        raise BractError(
+            f"the equations of what enters {block.name} leave some of it open or are nearly "
+            f"dependent, and {zero.numel()} unknowns are more than max_unknowns ({most})"
+        )
+    equations = NormalEquations(
+        matrix_of(rows, zero), torch.cat([one.flatten() for one in right]), block.shape
+    )
+    solved, gap = equations.solve(guess)
+    if gap > GAP:
+        image = bounds[1].dim() == 3
+        solved = equations.completed(
+            solved.value, _limits(block, state, made, leaving, bounds), variation=image
+        )
+    return solved, gap
+
+
+def _limits(
+    block: Block,
+    state: Tensors,
+    made: Tensor,
+    leaving: Leaving | None,
+    bounds: tuple[Tensor, Tensor],
+) -> Limits:
+    """Return the range of what enters, and that what a ReLU cut off was not above zero."""
+    if leaving is None or leaving.below is None:
+        return Limits(*bounds)
+    below = leaving.below
+    zero = torch.zeros(block.shape, dtype=torch.float64)
+    cut = matrix_of(lambda values: [(block(values, state) - made)[below]], zero)
+    return Limits(*bounds, matrix=cut, most=-made[below])
+
+
+def _scale(gradient: Tensor) -> float:
+    """Return what makes the strongest output channel's gradient one in size."""
+    sizes = gradient.flatten(1).square().mean(dim=1) if gradient.dim() > 1 else gradient.square()
+    return 1.0 / float(sizes.max().sqrt())

@@ -1,0 +1,222 @@
+"""R-GAP: a single image by linear equations, layer by layer."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from observing import one_step
+from torch import Tensor, nn
+
+from bract.attacks import RGAP, Best, Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks.problem.activations import ACTIVATIONS
+from bract.attacks.problem.chain import chain_of
+from bract.audit.scoring.metrics import psnr
+from bract.errors import BractError
+from bract.models import MODELS, create_model, initialise
+from bract.papers.images import image_set
+
+
+def decibels(found: Tensor, original: Tensor) -> float:
+    return float(psnr(found, original)[0])
+
+
+@pytest.fixture
+def seen_by(observe: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make observations of a network that is registered as ``test-chain``."""
+
+    def make(network: nn.Module, images: Tensor, labels: Tensor, **settings: Any) -> Any:
+        monkeypatch.setitem(MODELS._entries, "test-chain", lambda **_: network)
+        seen = observe(images, labels, model=network, **settings)
+        declared = seen.declaration.updated({"model": "test-chain", "activation": "relu"})
+        return replace(seen, declaration=declared)
+
+    return make
+
+
+def lenet(activation: nn.Module, *, channels: int = 1, size: int = 16, seed: int = 0) -> Any:
+    made: Any = create_model(
+        "lenet-strided", classes=10, channels=channels, image_size=size, activation="relu"
+    )
+    for name, module in list(made.features.named_children()):
+        if isinstance(module, nn.ReLU):
+            setattr(made.features, name, activation)
+    return initialise(made, "default", seed)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.ReLU(), nn.LeakyReLU(0.2), nn.Sigmoid(), nn.Tanh(), nn.ELU(), nn.Softplus()],
+    ids=lambda one: type(one).__name__,
+)
+def test_one_digit_is_exact_behind_every_activation(
+    seen_by: Any, digits: Any, activation: Any
+) -> None:
+    images, labels = digits[0][3:4], digits[1][3:4]
+    found = RGAP()(seen_by(lenet(activation), images, labels))
+    assert decibels(found.images, images) > 80
+    assert found.final_loss < 1e-10
+    assert found.labels.tolist() == labels.tolist()
+    assert {"closed form", "layer by layer"} <= set(found.components)
+
+
+def test_a_colour_image_is_exact_where_no_activation_hides(seen_by: Any) -> None:
+    images = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = RGAP()(seen_by(lenet(nn.Tanh(), channels=3), images, torch.tensor([4])))
+    assert decibels(found.images, images) > 60
+
+
+def test_gaps_that_zeros_leave_are_filled_by_what_was_cut_off(seen_by: Any) -> None:
+    photo = image_set("photos", 2, "choose").images[1:2].float()
+    network = lenet(nn.ReLU(), channels=3, size=32, seed=1001)
+    found = RGAP()(seen_by(network, photo, torch.tensor([1])))
+    assert any("bounds and total variation" in part for part in found.components)
+    assert decibels(found.images, photo) > 40
+
+
+def test_fixed_normalisation_and_average_pooling_belong_to_the_affine_maps(seen_by: Any) -> None:
+    torch.manual_seed(0)
+    network: Any = nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2, stride=2),
+        nn.BatchNorm2d(16),
+        nn.LeakyReLU(0.3),
+        nn.Conv2d(16, 24, 3, padding=1),
+        nn.Conv2d(24, 24, 3, padding=1, stride=2),
+        nn.Tanh(),
+        nn.AvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24 * 4 * 4, 10),
+    ).eval()
+    network[1].running_mean.uniform_(-0.1, 0.1)
+    network[1].running_var.uniform_(0.5, 2.0)
+    images = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    seen = seen_by(network, images, torch.tensor([4]), norm_mode="eval")
+    assert decibels(RGAP()(seen).images, images) > 60
+
+
+def test_a_forward_of_functions_is_traced_like_one_of_modules(seen_by: Any) -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = nn.Conv2d(1, 12, 5, padding=2, stride=2)
+            self.last = nn.Linear(12 * 8 * 8, 10)
+
+        def forward(self, images: Tensor) -> Tensor:
+            hidden = torch.nn.functional.leaky_relu(self.first(2.0 * images - 1.0), 0.1)
+            logits: Tensor = self.last(hidden.reshape(len(images), -1))
+            return logits
+
+    images = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = RGAP()(seen_by(Functional(), images, torch.tensor([4])))
+    assert decibels(found.images, images) > 60
+
+
+def test_one_local_step_is_as_good_as_a_gradient(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][3:4], digits[1][3:4]
+    found = RGAP()(seen_by(lenet(nn.LeakyReLU(0.2)), images, labels, steps=1, lr=0.5))
+    assert decibels(found.images, images) > 50
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("lenet", "max_pool2d"),
+        ("resnet20", "a path leads around the activation"),
+    ],
+)
+def test_other_models_are_refused_with_what_they_have(model: Any, reason: str) -> None:
+    images = torch.rand(1, 1, 32, 32)
+    with pytest.raises(BractError, match=f"round-.*{reason}.*r-gap needs a chain of layers"):
+        RGAP()(one_step(images, torch.tensor([1]), model=model))
+
+
+def test_batches_steps_and_models_without_a_last_bias_are_refused(
+    seen_by: Any, digits: Any
+) -> None:
+    network = lenet(nn.ReLU())
+    with pytest.raises(BractError, match="2 images in one update; r-gap needs one alone"):
+        RGAP()(seen_by(network, digits[0][:2], digits[1][:2]), budget=Budget(max_images=2))
+    with pytest.raises(BractError, match="one step of plain SGD"):
+        RGAP()(seen_by(network, digits[0][:1], digits[1][:1], steps=2, batch_size=1))
+    network.classifier[1] = nn.Linear(192, 10, bias=False)
+    with pytest.raises(BractError, match="its last layer has no bias"):
+        RGAP()(seen_by(network, digits[0][:1], digits[1][:1]))
+
+
+def test_an_update_of_something_else_is_refused_by_its_biases(seen_by: Any, digits: Any) -> None:
+    seen = seen_by(lenet(nn.ReLU()), digits[0][3:4], digits[1][3:4])
+    generator = torch.Generator().manual_seed(0)
+    noisy = {
+        n: v + 0.3 * v.std() * torch.randn(v.shape, generator=generator) if v.numel() > 1 else v
+        for n, v in seen.update.items()
+    }
+    with pytest.raises(BractError, match=r"does not reach .*predicts a gradient of .*bias"):
+        RGAP()(replace(seen, update=noisy))
+
+
+def test_best_reads_off_what_can_be_read_and_searches_the_rest(seen_by: Any, digits: Any) -> None:
+    network = lenet(nn.ReLU())
+    single = seen_by(network, digits[0][3:4], digits[1][3:4])
+    scaled = replace(single, client="other", update={n: v * 1.5 for n, v in single.update.items()})
+    broken = dict(scaled.update)
+    broken["features.0.bias"] = -broken["features.0.bias"]
+    results = reconstruct(
+        [replace(scaled, update=broken), single], "best", budget=Budget(iterations=5), device="cpu"
+    )
+    first, second = results
+    assert isinstance(first, Reconstruction) and isinstance(second, Reconstruction)
+    assert (first.method, second.method) == ("grnn", "r-gap")
+    assert decibels(second.images, digits[0][3:4]) > 80
+    without = Best(closed_form=False)(single, budget=Budget(iterations=5))
+    assert without.method == "grnn"
+
+
+def test_auto_is_done_with_it(seen_by: Any, digits: Any) -> None:
+    single = seen_by(lenet(nn.ReLU()), digits[0][3:4], digits[1][3:4])
+    told: list[float] = []
+    engine = Engine(progress=lambda progress: told.append(progress.fraction))
+    (found,) = reconstruct(single, "auto", budget=Budget(iterations=50), engine=engine)
+    assert told[-1] == 1.0
+    assert not isinstance(found, Refusal)
+    assert [trial.attack for trial in found.trials] == ["r-gap"]
+
+
+def test_restarts_share_one_result_and_companions_change_nothing(seen_by: Any, digits: Any) -> None:
+    network = lenet(nn.ReLU())
+    one, other = (
+        replace(seen_by(network, digits[0][at : at + 1], digits[1][at : at + 1]), client=f"c{at}")
+        for at in (3, 4)
+    )
+    both = reconstruct([one, other], "r-gap", budget=Budget(restarts=2), device="cpu")
+    assert isinstance(both[0], Reconstruction) and len(both[0].trials) == 2
+    assert torch.equal(both[0].images, RGAP()(one).images)
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_inverses_and_slopes_are_those_of_the_function(name: str) -> None:
+    activation = ACTIVATIONS[name]()
+    arguments = torch.linspace(-3, 3, 13, dtype=torch.float64)
+    if activation.floor:
+        arguments = arguments[arguments > 0]
+    point = arguments.clone().requires_grad_()
+    values = activation.forward(point)
+    (slopes,) = torch.autograd.grad(values.sum(), point)
+    assert torch.allclose(activation.inverse(values.detach()), arguments, atol=1e-6)
+    assert torch.allclose(activation.slope(values.detach()), slopes, atol=1e-9)
+
+
+def test_a_chain_computes_what_the_model_does() -> None:
+    network = lenet(nn.LeakyReLU(0.2)).double()
+    state = {name: value.detach() for name, value in network.named_parameters()}
+    chain = chain_of(network, state, (1, 16, 16))
+    images = torch.rand(1, 1, 16, 16, dtype=torch.float64)
+    values = images
+    for block in chain.blocks:
+        values = block(values, state)
+        values = block.activation.forward(values) if block.activation else values
+    assert torch.allclose(values, network(images))
+    assert [block.name for block in chain.blocks] == [
+        *("features.0.weight", "features.2.weight", "features.4.weight"),
+        "classifier.1.weight",
+    ]
