@@ -5,13 +5,13 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from bract.attacks.problem.batched_network import BatchedNetwork
+from bract.attacks.problem.batched_network import OWN_CONVOLUTION, BatchedNetwork
 from bract.attacks.problem.client_model import loss_gradient
 from bract.attacks.problem.target_model import TargetModel
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration
 
-TRIALS, IMAGES = 3, 2
+TRIALS = 3
 
 
 def state_of(model: Any, names: Any) -> Any:
@@ -32,12 +32,13 @@ def target_model_on(name: Any, mode: Any, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("name", ["lenet", "lenet-strided", "lenet-bn", "resnet20"])
-def test_trials_give_the_gradients_that_vmap_gives(name: Any, mode: Any) -> None:
+@pytest.mark.parametrize("images_each", [2, OWN_CONVOLUTION])
+def test_trials_give_the_gradients_that_vmap_gives(name: Any, mode: Any, images_each: int) -> None:
     target_model, size = target_model_on(name, mode)
     parameters = state_of(target_model.model, target_model.parameter_names)
     buffers = state_of(target_model.model, target_model.buffer_names)
-    images = torch.rand(TRIALS, IMAGES, 2, size, size, dtype=torch.float64)
-    labels = torch.rand(TRIALS, IMAGES, 4, dtype=torch.float64).softmax(dim=-1)
+    images = torch.rand(TRIALS, images_each, 2, size, size, dtype=torch.float64)
+    labels = torch.rand(TRIALS, images_each, 4, dtype=torch.float64).softmax(dim=-1)
     assert target_model.network is not None
     found = loss_gradient(target_model, parameters, buffers, images, labels)
     target_model.network = None
@@ -76,7 +77,8 @@ def test_what_it_does_not_know_is_left_to_vmap(model: Any) -> None:
     assert BatchedNetwork.of(model) is None
 
 
-def test_convolutions_of_every_geometry_agree() -> None:
+@pytest.mark.parametrize("images_each", [2, OWN_CONVOLUTION])
+def test_convolutions_of_every_geometry_agree(images_each: int) -> None:
     for settings in (
         {"kernel_size": 3, "stride": 2, "padding": 1},
         {"kernel_size": (1, 4), "stride": (2, 1), "padding": (0, 2), "bias": False},
@@ -89,6 +91,6 @@ def test_convolutions_of_every_geometry_agree() -> None:
             n: torch.randn(TRIALS, *p.shape, dtype=torch.float64)
             for n, p in model.named_parameters()
         }
-        images = torch.randn(TRIALS, IMAGES, 2, 9, 8, dtype=torch.float64)
+        images = torch.randn(TRIALS, images_each, 2, 9, 8, dtype=torch.float64)
         wanted = vmap(lambda s, x, m=model: functional_call(m, s, (x,)))(state, images)
         assert torch.allclose(network(state, images), wanted, atol=1e-12)
