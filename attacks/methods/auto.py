@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from bract.attacks.base import Attacker
+from bract.attacks.methods.best import explains
+from bract.attacks.methods.r_gap import RGAP
 from bract.attacks.problem.case import Case
 from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
@@ -39,6 +41,7 @@ class _Search:
     configurations: list[Configuration]
     trials: list[Trial] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
+    read_off: bool = False
 
     def drop(self, name: str, reason: str) -> None:
         self.reasons[name] = reason
@@ -49,12 +52,19 @@ class _Search:
     def halve(self, keep: int) -> None:
         """Keep the configurations that matched best in their last pass; none where one has solved
         it."""
-        if any(_solved(trial) for trial in self.trials):
+        if self.solved:
             self.configurations = []
         last = {Configuration(t.attack, t.restart): self._value(t) for t in self.trials}
         self.configurations = sorted(
             self.configurations, key=lambda configuration: last.get(configuration, math.inf)
         )[:keep]
+
+    @property
+    def solved(self) -> bool:
+        """Whether a match reaches the rounding of the captured numbers, or `best` would keep what
+        was read off."""
+        matches = [trial.residual for trial in self.trials if trial.residual is not None]
+        return self.read_off or any(residual**2 < SOLVED for residual in matches)
 
     def best(self) -> int:
         """Index of the trial that matches best."""
@@ -75,11 +85,6 @@ class _Search:
         return trial.nats
 
 
-def _solved(trial: Trial) -> bool:
-    """Whether the match reaches the rounding of the captured numbers."""
-    return trial.residual is not None and trial.residual**2 < SOLVED
-
-
 @ATTACKS.register("auto")
 @dataclass(frozen=True, kw_only=True)
 class Auto(Attacker):
@@ -92,7 +97,8 @@ class Auto(Attacker):
     1`` passes, each of which keeps half of the configurations and gives them twice the iterations.
     The last pass gives one configuration the whole budget, so the choice costs about as many full
     attacks as there are passes. Passes start afresh, since the schedules of most attacks depend on
-    where they end. An observation whose match reaches the rounding of the captured numbers is done.
+    where they end. An observation whose match reaches the rounding of the captured numbers is done,
+    and so is one that `RGAP` explains as well as `best` asks for.
 
     Configurations are compared by what the attacker maximises who knows the defense. Where the
     evidence of the tier has a likelihood (noise, alone or after pruning) that is the posterior,
@@ -137,6 +143,11 @@ class Auto(Attacker):
         known = tournament.attempt("labels", range(len(cases)), Budget())
         for closed_form in ("analytic", "spear", "r-gap"):
             tournament.play(searches, {(closed_form, (0,), 1): _open(searches)}, None, 0)
+        for case, search in zip(cases, searches, strict=True):
+            search.read_off = any(
+                trial.attack == RGAP.name and explains(trial.loss, case.target_model)
+                for trial in search.trials
+            )
         passes = math.ceil(math.log2(len(configurations))) + 1
         for number in range(1, passes + 1):
             keep = math.ceil(len(configurations) / 2 ** (number - 1))
@@ -183,7 +194,7 @@ _Group = tuple[str, tuple[int, ...], int]
 
 def _open(searches: Sequence[_Search]) -> list[int]:
     """Return the observations that no trial has solved."""
-    return [i for i, search in enumerate(searches) if not any(map(_solved, search.trials))]
+    return [i for i, search in enumerate(searches) if not search.solved]
 
 
 def _groups(searches: Sequence[_Search]) -> dict[_Group, list[int]]:

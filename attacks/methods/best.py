@@ -17,11 +17,12 @@ from bract.attacks.methods.r_gap import RGAP
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.own_statistics import OwnStatistics
-from bract.errors import BractError
+from bract.attacks.task import OF_ONE_CASE
 
 BN_WEIGHT = 0.1
 """Chosen on training images after one step of local training with returned buffers: two digits
@@ -60,8 +61,8 @@ class Best(Attack):
     capture holds the batch statistics of the client's own step, and enough of them to decide
     (`OwnStatistics.decisive`), they alone are inverted through a model with kinks (`Statistics`);
     elsewhere IG matches them too. Losses are relative squared
-    residuals but for `Statistics`, and where the evidence has a likelihood: then nothing is solved
-    without a prior, and losses are those of the posterior (`minimise`).
+    residuals but for `Statistics` and `RGAP`, and where the evidence has a likelihood: then nothing
+    is solved without a prior, and losses are those of the posterior (`minimise`).
 
     Attributes
     ----------
@@ -186,10 +187,15 @@ def _explained(attack: RGAP, problem: Problem, seconds: float | None) -> Outcome
     try:
         attack.prepare(problem.cases[0])
         found = attack.solve(problem, Run(iterations=None, seconds=seconds))
-    except BractError:
+    except OF_ONE_CASE:
         return None
-    least = SOLVED if problem.target_model.traits.smooth else EXPLAINED
-    return found.made_by(attack.name) if float(found.losses[0]) < least else None
+    explained = explains(float(found.losses[0]), problem.target_model)
+    return found.made_by(attack.name) if explained else None
+
+
+def explains(loss: float, target_model: TargetModel) -> bool:
+    """Whether an image that `RGAP` read off a model is kept, by its loss."""
+    return loss < (SOLVED if target_model.traits.smooth else EXPLAINED)
 
 
 def _apart(outcome: Outcome) -> list[Outcome]:

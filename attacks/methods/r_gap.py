@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from bract.attacks.problem.case import Case
 from bract.attacks.problem.chain import Chain, chain_of
 from bract.attacks.problem.dropout import MASK
 from bract.attacks.problem.exact import require_exact, require_one_gradient
-from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.block_equations import logit_gradient
@@ -41,6 +42,9 @@ class RGAP(Attack):
     what was cut off counts as not above zero, inputs lie in the range of the activation before,
     and pixels in [0, 1] are the ones of least total variation; gaps in a hidden layer are then
     filled once more from the image so found. An attack that does not arrive refuses.
+
+    The equations do not need the gradient's length, which clipping changes: the loss is the squared
+    distance of the two gradients after each is divided by its norm.
 
     Attributes
     ----------
@@ -83,12 +87,15 @@ class RGAP(Attack):
             key = case.observation.key
             if key not in done:
 
-                def told(share: float, trial: int = trial) -> bool:
+                def told(share: float, trial: int = trial) -> None:
                     run.tell((trial + share) / problem.trials, 0.0)
-                    spent = time.perf_counter() - begun
-                    return run.seconds is None or spent < run.seconds * (trial + 1) / problem.trials
 
-                done[key] = self._recursion(case, told)
+                def due(trial: int = trial) -> None:
+                    spent = time.perf_counter() - begun
+                    if run.seconds and spent > run.seconds * (trial + 1) / problem.trials:
+                        raise BractError("its time is over; raise budget.seconds")
+
+                done[key] = self._recursion(case, told, due)
             pixels = case.target_model.denormalise(done[key].inputs)
             images[trial] = pixels.clamp(0.0, 1.0)
         problem.target_model.model.to(problem.device)
@@ -99,14 +106,16 @@ class RGAP(Attack):
         return Outcome(
             images=images,
             labels=labels,
-            losses=exact.distance(RelativeError(), simulated).detach(),
+            losses=2.0 * exact.distance(Cosine(), simulated).detach(),
             unknowns={},
             curves=[[] for _ in range(problem.trials)],
             iterations=0,
             recipes=[_recipe(done[case.observation.key]) for case in problem.cases],
         )
 
-    def _recursion(self, case: Case, told: object) -> Recursion:
+    def _recursion(
+        self, case: Case, told: Callable[[float], None], due: Callable[[], None]
+    ) -> Recursion:
         declared = case.observation.declaration.image_shape
         assert declared is not None
         edges = torch.tensor([0.0, 1.0], dtype=torch.float64)
@@ -119,7 +128,8 @@ class RGAP(Attack):
                 low=low,
                 high=high,
                 most=self.max_unknowns,
-                told=told,  # type: ignore[arg-type]
+                told=told,
+                due=due,
             )
         except BractError as error:
             raise BractError(f"{_model(case)}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ class Block:
 
     def __call__(self, values: Tensor, state: Tensors) -> Tensor:
         """Return ``z`` for ``u`` of the block's shape; differentiable in both."""
-        known: dict[fx.Node, Any] = {self.source: values}
+        known: dict[fx.Node, Any] = {self.source: values.clone()}
         for node in self.nodes:
             known[node] = self._value(node, known, state)
         found: Tensor = known[self.result]
@@ -56,7 +57,7 @@ class Block:
             if one in known:
                 return known[one]
             if one.op == "placeholder":
-                return state[str(one.meta["parameter"])]
+                return state[str(one.meta["parameter"])].clone()
             return self.constants[one]
 
         arguments = fx.node.map_arg(node.args, of)
@@ -96,13 +97,16 @@ def chain_of(model: nn.Module, state: Tensors, image_shape: Sequence[int]) -> Ch
     for cut in cuts:
         _check_bottleneck(cut, after)
     (output,) = [node for node in graph.nodes if node.op == "output"]
-    ends = [*cuts, _only(output)]
+    if (logits := _only(output)) in cuts:
+        raise BractError(f"an activation ({_name(logits)}) makes its logits")
+    ends = [*cuts, logits]
     blocks, start = [], after[0]
     for end in ends:
         blocks.append(_block(start, end, after, values, final=end not in cuts))
         start = end
     for block in blocks:
         _check_affine(block, state, generator)
+    _check_shared(blocks)
     return Chain(tuple(blocks))
 
 
@@ -133,7 +137,7 @@ def _values(
     values: dict[fx.Node, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            values[node] = state[names[node]] if node in names else probe
+            values[node] = (state[names[node]] if node in names else probe).clone()
         elif node.op == "get_attr":
             values[node] = getattr(owner, str(node.target))
         elif node.op == "call_function":
@@ -235,6 +239,13 @@ def _check_affine(block: Block, state: Tensors, generator: torch.Generator) -> N
             f"between two activations{f', at {block.name},' if block.name else ''} the model is "
             f"not affine (it has {', '.join(operations)})"
         )
+
+
+def _check_shared(blocks: Sequence[Block]) -> None:
+    """Refuse a parameter of two blocks: its gradient is a sum, of which no part is known."""
+    uses = Counter(name for block in blocks for name in block.parameters)
+    if shared := [name for name, times in uses.items() if times > 1]:
+        raise BractError(f"{shared[0]} is used before and behind an activation (tied weights)")
 
 
 def _name(node: fx.Node) -> str:

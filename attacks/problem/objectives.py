@@ -154,5 +154,5 @@ def weighted_sum(
         part = term(simulated[name], value)
         if weights is not None and name in weights:
             part = part * weights[name]
-        trials.append(part.flatten(1).sum(dim=1))
+        trials.append(part.reshape(len(part), -1).sum(dim=1))
     return torch.stack(trials).sum(dim=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,9 @@ STEPS = 1000
 
 GAP = 1e-3
 """Share of an input's dimensions that may stay open before limits and priors are asked."""
+
+MOST_ENTRIES = 1 << 28
+"""Most entries of the matrix that is factorised, 2 GiB."""
 
 _IDENTITY = 1e-9
 
@@ -69,6 +73,8 @@ def weight_gradients(
     block: Block, state: Tensors, values: Tensor, slope: Tensor, names: list[str]
 ) -> list[Tensor]:
     """Gradients of parameters for an input; affine in it, and differentiable."""
+    if not names:
+        return []
     given = {name: state[name].detach().requires_grad_() for name in names}
     with torch.enable_grad():
         left = (block(values, state | given) * slope).sum()
@@ -103,6 +109,7 @@ def input_of(
     bounds: tuple[Tensor, Tensor],
     most: int,
     guess: Tensor | None,
+    due: Callable[[], None] = lambda: None,
 ) -> tuple[Solution, float]:
     """Solve for what enters a block; return it, and the share that equations leave open.
 
@@ -120,6 +127,8 @@ def input_of(
         Most dimensions that are solved for by factorisation.
     guess
         Where what the equations leave open begins; None for zero.
+    due
+        Called between steps; raises where the time is over.
 
     Raises
     ------
@@ -143,6 +152,7 @@ def input_of(
         right.append((leaving.argument - made) * share)
 
     def rows(values: Tensor) -> list[Tensor]:
+        due()
         found = [
             (gradient - offset) * scale
             for gradient, offset, scale in zip(
@@ -165,6 +175,12 @@ def input_of(
             f"the equations of what enters {block.name} leave some of it open or are nearly "
             f"dependent, and {zero.numel()} unknowns are more than max_unknowns ({most})"
         )
+    count = sum(one.numel() for one in right)
+    if count * zero.numel() > MOST_ENTRIES:
+        raise BractError(
+            f"the equations of what enters {block.name} leave some of it open or are nearly "
+            f"dependent, and {count} of them for {zero.numel()} unknowns are too many to factorise"
+        )
     equations = NormalEquations(
         matrix_of(rows, zero), torch.cat([one.flatten() for one in right]), block.shape
     )
@@ -172,7 +188,10 @@ def input_of(
     if gap > GAP:
         image = bounds[1].dim() == 3
         solved = equations.completed(
-            solved.value, _limits(block, state, made, leaving, bounds), variation=image
+            solved.value,
+            _limits(block, state, made, leaving, bounds),
+            variation=image,
+            due=due,
         )
     return solved, gap
 

@@ -112,12 +112,15 @@ def _squared(groups: Sequence[Tensor]) -> float:
 
 def matrix_of(rows: Rows, like: Tensor) -> Tensor:
     """Return linear rows as a matrix ``(equations, dimensions)``, column by column."""
-    columns = []
+    unit = torch.zeros(like.numel(), dtype=like.dtype)
     with torch.no_grad():
-        for unit in torch.eye(like.numel(), dtype=like.dtype):
-            made = rows(unit.view(like.shape))
-            columns.append(torch.cat([one.detach().flatten() for one in made]))
-    return torch.stack(columns, dim=1)
+        columns = unit.new_empty(len(unit), sum(one.numel() for one in rows(unit.view_as(like))))
+        for place, column in enumerate(columns):
+            unit[place] = 1.0
+            made = rows(unit.view_as(like))
+            torch.cat([one.detach().flatten() for one in made], out=column)
+            unit[place] = 0.0
+    return columns.T
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,14 @@ class NormalEquations:
         inverse = torch.cholesky_inverse(factor)
         return self._solution(value, 1), self._ridge * float(inverse.diagonal().mean())
 
-    def completed(self, start: Tensor, limits: Limits, *, variation: bool) -> Solution:
+    def completed(
+        self,
+        start: Tensor,
+        limits: Limits,
+        *,
+        variation: bool,
+        due: Callable[[], None] = lambda: None,
+    ) -> Solution:
         """Choose among the solutions where equations leave gaps: within limits, and smooth.
 
         Every round solves the equations, those limits that the last value broke, as equations,
@@ -187,12 +197,15 @@ class NormalEquations:
         ----------
         start
             A solution, ``(1, C, H, W)`` where ``variation``.
+        due
+            Called between rounds; raises where the time is over.
         """
         value, taken = start.flatten(), 0
         known = self._matrix.T @ self._right / self._size
         low = limits.low.expand(self._shape).flatten()
         high = limits.high.expand(self._shape).flatten()
         for weight in (*(VARIATIONS if variation else ()), *[0.0] * _ROUNDS):
+            due()
             broken = self._broken(value, low, high, limits)
             if broken is None and not weight and taken:
                 break

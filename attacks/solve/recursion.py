@@ -61,7 +61,8 @@ def recurse(
     low: Tensor,
     high: Tensor,
     most: int = 4096,
-    told: Callable[[float], bool] = lambda _: True,
+    told: Callable[[float], None] = lambda _: None,
+    due: Callable[[], None] = lambda: None,
 ) -> Recursion:
     """Solve for the input of every block, from the last one on (R-GAP, Zhu and Blaschko 2021).
 
@@ -82,7 +83,10 @@ def recurse(
     most
         Most values of a block's input for which gaps are filled.
     told
-        Called with the share that is done; where it returns False no further pass is made.
+        Called with the share that is done.
+    due
+        Called between steps; raises a `BractError` where the time is over. What an earlier pass
+        found is returned then.
 
     Raises
     ------
@@ -93,7 +97,7 @@ def recurse(
     for number in range(_PASSES):
         guess = None if best is None else best.inputs
         try:
-            found = _pass(chain, state, gradients, (low, high), most, guess)
+            found = _pass(chain, state, gradients, (low, high), most, guess, due)
         except BractError:
             if best is None:
                 raise
@@ -102,7 +106,8 @@ def recurse(
             return best
         best = found
         hidden = list(found.gaps.values())[1:]
-        if not told((number + 1) / _PASSES) or not any(gap > GAP for gap in hidden):
+        told((number + 1) / _PASSES)
+        if not any(gap > GAP for gap in hidden):
             break
     assert best is not None
     return best
@@ -115,6 +120,7 @@ def _pass(
     range_of_inputs: tuple[Tensor, Tensor],
     most: int,
     guess: Tensor | None,
+    due: Callable[[], None],
 ) -> Recursion:
     """Go once from the logits to the image; a guess of the image fills gaps before its prior."""
     guesses = _entering(chain, state, guess)
@@ -130,7 +136,7 @@ def _pass(
             bounds = (slope.new_tensor(before.low), slope.new_tensor(before.high))
         weights = weights_of(block, gradients)
         solved, gap = input_of(
-            block, state, weights, slope, leaving, bounds, most, guesses.get(block.name)
+            block, state, weights, slope, leaving, bounds, most, guesses.get(block.name), due
         )
         gaps = {block.name: gap, **gaps}
         if before is not None:

@@ -1,6 +1,8 @@
 """R-GAP: a single image by linear equations, layer by layer."""
 
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,6 +114,146 @@ def test_a_forward_of_functions_is_traced_like_one_of_modules(seen_by: Any) -> N
     assert decibels(found.images, images) > 60
 
 
+class Between(nn.Module):
+    """Two convolutions and a linear layer, and what a test puts between them."""
+
+    def __init__(self, forward: Any, *, bias: bool = True, **more: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(1, 16, 5, padding=2, stride=2, bias=bias)
+        self.second = nn.Conv2d(16, 16, 3, padding=1, bias=bias)
+        self.last = nn.Linear(16 * 8 * 8, 10)
+        for name, value in more.items():
+            setattr(self, name, value)
+        self.between = forward
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.between(self, images)
+        return logits
+
+
+def plain(self: Any, images: Tensor) -> Tensor:
+    hidden = torch.tanh(self.second(torch.tanh(self.first(images))))
+    logits: Tensor = self.last(hidden.flatten(1))
+    return logits
+
+
+def in_place(self: Any, images: Tensor) -> Tensor:
+    hidden = nn.functional.leaky_relu(self.first(images), 0.2)
+    hidden *= 2.0
+    hidden += 1.0
+    logits: Tensor = self.last(self.second(hidden).tanh_().flatten(1))
+    return logits
+
+
+def twice(self: Any, images: Tensor) -> Tensor:
+    hidden = torch.tanh(self.second(torch.tanh(self.first(images))))
+    logits: Tensor = self.last(torch.tanh(self.second(hidden)).flatten(1))
+    return logits
+
+
+def scaled(self: Any, images: Tensor) -> Tensor:
+    logits: Tensor = plain(self, images * self.scale)
+    return logits
+
+
+COLOURED = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+NOISY = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Between(plain, bias=False),
+        Between(in_place),
+        Between(scaled, scale=nn.Parameter(torch.tensor(1.5))),
+    ],
+    ids=["layers-without-bias", "in-place-arithmetic", "a-parameter-without-dimensions"],
+)
+def test_strangers_forwards_are_read(seen_by: Any, network: nn.Module) -> None:
+    for attack in (RGAP(), Best()):
+        found = attack(seen_by(network, NOISY, torch.tensor([4])))
+        assert found.method == "r-gap"
+        assert decibels(found.images, NOISY) > 60
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        (Between(twice, bias=False), "second.weight is used before and behind an activation"),
+        (
+            Between(lambda self, images: torch.relu(plain(self, images))),
+            r"an activation \(relu\) makes its logits",
+        ),
+    ],
+    ids=["tied-weights", "activation-last"],
+)
+def test_strangers_models_that_are_no_chains_are_refused(
+    seen_by: Any, network: nn.Module, reason: str
+) -> None:
+    seen = seen_by(network, NOISY, torch.tensor([4]))
+    with pytest.raises(BractError, match=f"{reason}.*; r-gap needs a chain of layers"):
+        RGAP()(seen)
+    assert Best()(seen, budget=Budget(iterations=2)).method != "r-gap"
+
+
+def test_tracing_leaves_the_captured_buffers_alone() -> None:
+    def counting(self: Any, images: Tensor) -> Tensor:
+        self.calls += 1.0
+        return plain(self, images * self.calls)
+
+    network: Any = Between(counting)
+    network.register_buffer("calls", torch.zeros(1))
+    network.double()
+    state = {name: value.detach().clone() for name, value in network.state_dict().items()}
+    chain = chain_of(network, state, (1, 16, 16))
+    chain.blocks[0](NOISY.double(), state)
+    assert float(state["calls"]) == 0.0
+
+
+@pytest.mark.parametrize("attack", ["r-gap", "best", "auto"])
+def test_a_gradient_that_was_clipped_is_read_alike(seen_by: Any, attack: str) -> None:
+    seen = seen_by(Between(plain), NOISY, torch.tensor([4]))
+    clipped = replace(seen, update={name: 0.01 * value for name, value in seen.update.items()})
+    (found,) = reconstruct(clipped, attack, budget=Budget(iterations=2), device="cpu")
+    assert isinstance(found, Reconstruction) and found.method == "r-gap"
+    assert decibels(found.images, NOISY) > 60
+    assert found.final_loss < 1e-10
+
+
+def test_a_recursion_whose_time_is_over_refuses(
+    seen_by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
+    monkeypatch.setattr("bract.attacks.methods.r_gap.time", clock)
+    seen = seen_by(Between(plain), NOISY, torch.tensor([4]))
+    with pytest.raises(BractError, match=r"client-0.*time is over; raise budget.seconds"):
+        RGAP()(seen, budget=Budget(seconds=20))
+    assert decibels(RGAP()(seen, budget=Budget(seconds=1e6)).images, NOISY) > 60
+
+
+def test_best_searches_where_the_recursion_breaks_off(
+    seen_by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("linalg.cholesky: not positive-definite")
+
+    monkeypatch.setattr("bract.attacks.methods.r_gap.recurse", broken)
+    seen = seen_by(Between(plain), NOISY, torch.tensor([4]))
+    assert Best()(seen, budget=Budget(iterations=2)).method != "r-gap"
+
+
+def test_too_many_equations_to_factorise_are_refused(
+    seen_by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = image_set("photos", 2, "choose").images[1:2].float()
+    monkeypatch.setattr("bract.attacks.solve.block_equations.MOST_ENTRIES", 1 << 20)
+    seen = seen_by(lenet(nn.ReLU(), channels=3, size=32, seed=1001), photo, torch.tensor([1]))
+    with pytest.raises(BractError, match="are too many to factorise"):
+        RGAP()(seen)
+
+
 def test_one_local_step_is_as_good_as_a_gradient(seen_by: Any, digits: Any) -> None:
     images, labels = digits[0][3:4], digits[1][3:4]
     found = RGAP()(seen_by(lenet(nn.LeakyReLU(0.2)), images, labels, steps=1, lr=0.5))
@@ -179,6 +321,15 @@ def test_auto_is_done_with_it(seen_by: Any, digits: Any) -> None:
     (found,) = reconstruct(single, "auto", budget=Budget(iterations=50), engine=engine)
     assert told[-1] == 1.0
     assert not isinstance(found, Refusal)
+    assert [trial.attack for trial in found.trials] == ["r-gap"]
+
+
+def test_auto_spends_nothing_where_best_would_keep_what_was_read_off(seen_by: Any) -> None:
+    seen = seen_by(lenet(nn.ReLU(), channels=3, size=16, seed=0), COLOURED, torch.tensor([4]))
+    rounded = {name: value.half().float() for name, value in seen.update.items()}
+    (found,) = reconstruct(replace(seen, update=rounded), "auto", budget=Budget(iterations=2))
+    assert isinstance(found, Reconstruction)
+    assert found.trials[0].residual is not None and found.trials[0].residual > 1e-5
     assert [trial.attack for trial in found.trials] == ["r-gap"]
 
 
