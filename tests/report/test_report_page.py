@@ -65,6 +65,11 @@ def test_every_image_is_there_with_a_text(make_run: Any, parse: Any) -> None:
     assert shown == {path.read_bytes() for path in root.glob("audit/ig/*.png")}
 
 
+def test_what_made_the_images_of_an_upload_is_named(make_run: Any, parse: Any) -> None:
+    text = parse(write_report(make_run()).read_text()).text
+    assert "cosine matching, pixels, labels analytic" in text
+
+
 def test_table_headers_say_what_they_head(make_run: Any, parse: Any) -> None:
     page = parse(write_report(make_run()).read_text())
     assert len(page.headers) > 30
