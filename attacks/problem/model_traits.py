@@ -49,10 +49,13 @@ class ModelTraits:
         Parameters of two and more dimensions: convolutions, linear layers, embeddings.
     smooth
         Whether no operation of the pass has kinks, as ReLU and max pooling have.
+    rectified
+        Whether an operation other than pooling has some.
     """
 
     weight_layers: int
     smooth: bool
+    rectified: bool = False
 
     @property
     def shallow(self) -> bool:
@@ -92,7 +95,8 @@ def traits_of(model: nn.Module, image_shape: Sequence[int]) -> ModelTraits:
             for name, value in model.named_buffers():
                 value.copy_(kept[name])
     layers = sum(value.dim() >= 2 for value in model.parameters())
-    return ModelTraits(weight_layers=layers, smooth=not watch.kinks)
+    rectified = any("pool" not in kink for kink in watch.kinks)
+    return ModelTraits(weight_layers=layers, smooth=not watch.kinks, rectified=rectified)
 
 
 class _Watch(TorchDispatchMode):

@@ -144,6 +144,16 @@ def test_what_is_left_out_takes_the_value_of_the_model(
     assert for_model(attack, DEEP).tv == deep
 
 
+def test_a_rectified_network_takes_more_of_igs_prior_and_max_pooling_alone_does_not() -> None:
+    def tv(model: nn.Module) -> float | None:
+        return for_model(IG(), traits_of(model, SHAPE)).tv
+
+    assert tv(zoo_model("lenet-strided", "relu")) == 0.1
+    assert tv(Functional(activation=nn.functional.leaky_relu)) == 0.1
+    assert tv(zoo_model("lenet-strided")) == tv(zoo_model("lenet")) == 1e-6
+    assert tv(zoo_model("resnet20", "relu")) == 1e-4
+
+
 @pytest.mark.parametrize("tv", [0.0, 0.5])
 def test_what_the_user_gave_stays(tv: Any) -> None:
     assert for_model(IG(tv=tv), DEEP) == IG(tv=tv)
