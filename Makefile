@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Test files run side by side, one worker a core; those that start federations run alone, after them.
 JOBS ?= auto
 COMPOSE ?= docker compose -f docker/compose.yaml
-ROOMS := strategies client attacks audit report server deploy papers cli
+ROOMS := strategies client attacks audit report server deploy cli
 
 .PHONY: demo docker-demo test check slow federations faults deployment containers docs release lint tree install clean
 
@@ -60,7 +60,7 @@ lint: install tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p bract
-	$(BIN)/mypy tests benchmarks
+	$(BIN)/mypy tests experiments
 	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
 
 # The rooms are sub-packages of `bract` that lie beside it; tools that read the file system see them as one tree here.
@@ -68,6 +68,7 @@ tree:
 	rm -rf build/tree && mkdir -p build/tree/bract
 	ln -s $(CURDIR)/bract/* build/tree/bract/
 	for room in $(ROOMS); do ln -s $(CURDIR)/$$room build/tree/bract/$$room; done
+	ln -s $(CURDIR)/experiments build/tree/experiments
 
 install: $(VENV)/.installed
 

@@ -71,17 +71,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract policy check policy.yaml",
         "bract policy check policy.yaml --against federation.yaml",
     ),
-    "paper list": ("bract paper list", "bract paper list fedkl --format json"),
-    "paper run": (
-        "bract paper run adadefense/table-4 --scale laptop",
-        "bract paper run --scale smoke",
-        "bract paper run grnn --scale gpu --device cuda --data /srv/data --max-hours 100",
-        "bract paper run --scale laptop --dry-run --format json",
-    ),
-    "paper report": (
-        "bract paper report",
-        "bract paper report --results runs/papers --out papers.html",
-    ),
     "prior train": (
         "bract prior train --data digits --out digits.safetensors",
         "bract prior train --data /srv/pictures --size 32 --crops 20 --out pictures.safetensors",

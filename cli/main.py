@@ -29,7 +29,6 @@ from bract.cli.options import (
     RunsOption,
     refuse,
 )
-from bract.cli.paper import paper
 from bract.cli.policy import policy
 from bract.cli.prior import prior
 from bract.cli.provision import provision as provision_command
@@ -71,7 +70,6 @@ app.command("fetch", epilog=epilog("fetch"))(fetch_command)
 app.command("provision", epilog=epilog("provision"))(provision_command)
 app.add_typer(site_commands, name="site")
 app.add_typer(policy, name="policy")
-app.add_typer(paper, name="paper")
 app.add_typer(prior, name="prior")
 
 
@@ -742,13 +740,13 @@ def doctor(
     examine(as_json=output.is_json)
 
 
-def main() -> None:
-    """Run the command line; never show a traceback for bad input."""
+def main(command: typer.Typer = app, name: str = "bract") -> None:
+    """Run a command line, bract's own by default; never show a traceback for bad input."""
     from bract.cli.console import say
 
     listen()
     try:
-        app(prog_name="bract")
+        command(prog_name=name)
     except RunFailedError as error:
         say(f"error: {error}")
         sys.exit(1)

@@ -1,7 +1,7 @@
 """What is written and read, as JSON Schema: ``python -m bract.cli.schemas docs/schema``.
 
-``federation.json``, ``policy.json``, ``bract.json`` and ``experiment.json`` let an editor complete
-and check the YAML files; the others describe what a run directory holds, and a paper's results.
+``federation.json``, ``policy.json`` and ``bract.json`` let an editor complete and check the YAML
+files; the others describe what a run directory holds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pydantic import BaseModel
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig
 from bract.files import write_text
-from bract.papers.declaration import Experiment
-from bract.papers.results import Result
 from bract.schema import (
     AppDescription,
     AuditResult,
@@ -34,7 +32,6 @@ READ: dict[str, type[BaseModel]] = {
     "federation": FederationConfig,
     "policy": SitePolicy,
     "bract": AppDescription,
-    "experiment": Experiment,
 }
 """Files that people write."""
 
@@ -46,7 +43,6 @@ WRITTEN: dict[str, type[BaseModel]] = {
     "live": LiveAudit,
     "report": Report,
     "comparison": Comparison,
-    "paper-result": Result,
 }
 """Files that bract writes; ``metrics`` is one line of ``metrics.jsonl``."""
 

@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from the code, and the notebooks."""
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
-    picture = ROOT / "benchmarks" / "results"
+    picture = ROOT / "experiments" / "results"
     for found in sorted(picture.glob("*.png")):
         files.append(File.generated(config, f"results/{found.name}", abs_src_path=str(found)))
     return files
@@ -55,7 +55,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Let links to pictures of the benchmarks, and to files of the repository, lead somewhere."""
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(
-        r"\]\(\.\./benchmarks/results/(\w[\w.-]*\.png)\)", rf"]({up}results/\1)", markdown
+        r"\]\(\.\./experiments/results/(\w[\w.-]*\.png)\)",
+        rf"]({up}results/\1)",
+        markdown,
     )
     if up:
         return markdown

@@ -22,6 +22,7 @@ from bract.protocol.update import parameters_of
 from bract.schema.description import parse_description
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
+from experiments import measured_text
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -91,7 +92,7 @@ def test_no_table_was_left_to_be_filled_in(page: Any) -> None:
 
 
 def results(name: Any) -> Any:
-    (path,) = (ROOT / "benchmarks" / "results").glob(f"{name}-*-cores.json")
+    (path,) = measured_text.RESULTS.glob(f"{name}-*-cores.json")
     return json.loads(path.read_text())["rows"]
 
 
@@ -109,12 +110,7 @@ def test_the_costs_of_the_defenses_are_those_of_the_committed_runs() -> None:
         assert ratios[name] == pytest.approx([found[i] for i in range(4)], rel=0.02)
 
 
-def test_what_is_written_between_the_marks_is_made_from_the_committed_results(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import measured_text
-
+def test_what_is_written_between_the_marks_is_made_from_the_committed_results() -> None:
     templates = sorted(measured_text.TEXTS.glob("*.md"))
     assert {"defense-accuracy", "guardian-cosines"} <= {path.stem for path in templates}
     for path in templates:

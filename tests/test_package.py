@@ -16,7 +16,7 @@ MANIFEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setupto
 
 
 def folders_with_code() -> set[str]:
-    skipped = {".venv", "build", "tests", "benchmarks", "examples", "runs"}
+    skipped = {".venv", "build", "tests", "experiments", "examples", "runs"}
     rooms = set()
     for init in ROOT.rglob("__init__.py"):
         parts = init.parent.relative_to(ROOT).parts
@@ -79,8 +79,6 @@ def test_the_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
         f"importlib.import_module({name!r})\n" for name in MANIFEST["packages"]
     )
     code += "from bract.cli.templates import template\ntemplate('demo.yaml')\n"
-    code += "from bract.papers.summary import stand_all\n"
-    code += "assert any(one.state == 'reproduced' for one in stand_all())\n"
     done = subprocess.run(
         [python, "-P", "-c", code],
         cwd=tmp_path,

@@ -240,7 +240,6 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "strip_messages",
         "weighted_sum",
     ),
-    "papers": (),
     "protocol": (),
     "report": (
         "REPORT_SCHEMA",

@@ -38,7 +38,7 @@ from bract.errors import BractError, RunFailedError, out_of_memory
 from bract.protocol.observation import Observation
 
 CPU_TRIALS = 8
-"""Trials in one batch on a CPU; more no longer pay (see benchmarks/attacks.py)."""
+"""Trials in one batch on a CPU; more no longer pay (see experiments/attacks.py)."""
 
 CUDA_TRIALS = 256
 

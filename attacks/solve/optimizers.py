@@ -2,7 +2,7 @@
 
 `torch.optim` is not used because it cannot move a sum of weights that are not kept: with the whole
 first layer in its place an iteration of GRNN on 8 trials takes 1.28 times as long
-(``python benchmarks/optimizers.py``; one of IG takes the same to 1 %, to the last bit).
+(``python -m experiments.optimizers``; one of IG takes the same to 1 %, to the last bit).
 """
 
 from __future__ import annotations

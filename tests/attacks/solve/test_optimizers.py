@@ -82,7 +82,7 @@ def test_a_restored_optimizer_goes_on_as_if_it_had_not_stopped() -> None:
 
 
 def test_the_reason_for_an_optimizer_of_ones_own_is_the_committed_measurement() -> None:
-    results = Path(__file__).parents[3] / "benchmarks" / "results"
+    results = Path(__file__).parents[3] / "experiments" / "results"
     (path,) = results.glob("optimizers-*-cores.json")
     rows = [row for row in json.loads(path.read_text())["rows"] if row["trials"] == 8]
     whole = [r["iteration_ratio"] for r in rows if "whole layer" in r["implementation"]]

@@ -1,0 +1,410 @@
+"""How much each attack recovers from one gradient, and how fast, against a plain loop.
+
+Without options the table of the standard plan; ``--quick`` shortens it to a smoke test. Scores are
+means over images of the blind pick, with 95 % t intervals; the oracle pick and the
+baselines that see no gradient stand beside them. ``--split choose``, on which settings are chosen,
+has other images and other networks than ``score``. ``--device cuda --speed-only`` holds 64 restarts
+together against a loop over them on a GPU. Models are freshly initialised, images are not
+normalised, labels are not given to any attack.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bract.attacks import (
+    Attacker,
+    Budget,
+    Engine,
+    Reconstruction,
+    Refusal,
+    attack,
+    reconstruct,
+)
+from bract.attacks.methods.baselines import class_mean, prior_only, random_image
+from bract.audit.scoring.metrics import at_cap, mean_interval
+from bract.audit.scoring.scoring import ScoredImages, Truth, oracle, score_images
+from bract.models import create_model, initialise
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import parameters_of
+from bract.versions import RESULT_CODE, code_digest
+from experiments.papers.images import ImageSet, image_set
+from experiments.results_io import emit, note, parser
+
+COLUMNS = (
+    "attack",
+    "model",
+    "init",
+    "data",
+    "batch",
+    "iterations",
+    "images",
+    "psnr",
+    "psnr_low",
+    "psnr_high",
+    "psnr_at_cap",
+    "psnr_worst",
+    "psnr_oracle",
+    "ssim",
+    "label_accuracy",
+    "top1",
+    "top5",
+    "failed",
+    "seconds_per_image",
+    "cpu_seconds_per_image",
+    "loop_ratio",
+)
+
+NETWORK_SEEDS = {"score": 0, "choose": 1000}
+"""Seed of the attacked network's first parameters: the splits share no network either."""
+
+BOTH = ("digits", "photos")
+INITS = ("default", "uniform")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row: an attack on some images through one model."""
+
+    attack: str
+    model: str
+    init: str
+    data: str
+    iterations: int | None
+    batch: int = 1
+    restarts: int = 1
+
+
+def standard_plan() -> list[Setting]:
+    """Every combination that the documentation speaks of."""
+    plan = []
+    for init in INITS:
+        for data in BOTH:
+            for model in ("lenet-strided", "lenet"):
+                plan.append(Setting("grnn", model, init, data, 2000))
+                plan.append(Setting("best", model, init, data, 2000))
+            plan.append(Setting("ig", "lenet-strided", init, data, 4800))
+            plan.append(Setting("dlg", "lenet-strided", init, data, 300))
+        plan.append(Setting("grnn", "lenet-strided", init, "digits", 2000, batch=8))
+    return plan
+
+
+def observe(
+    images: Tensor, labels: Tensor, *, model: str, init: str, network_seed: int, client: str
+) -> Observation:
+    """What a server captures of one batch's gradient."""
+    channels, size, _ = images.shape[1:]
+    network = initialise(
+        create_model(model, classes=10, channels=channels, image_size=size), init, network_seed
+    )
+    loss = nn.functional.cross_entropy(network(images), labels)
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    return Observation(
+        round=1,
+        client=client,
+        parameters=parameters_of(network),
+        update={n: g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)},
+        declaration=ClientDeclaration(
+            algorithm="fedsgd",
+            model=model,
+            image_shape=(channels, size, size),
+            classes=10,
+            mean=(0.0,) * channels,
+            std=(1.0,) * channels,
+            batch_size=len(images),
+            num_examples=len(images),
+        ),
+    )
+
+
+def observations_of(
+    images: ImageSet, setting: Setting, split: str
+) -> list[tuple[Observation, Tensor, Tensor]]:
+    """Cut images into batches, one observation each, with its truth."""
+    found = []
+    for start in range(0, len(images.images) - setting.batch + 1, setting.batch):
+        part = slice(start, start + setting.batch)
+        truth, labels = images.images[part], images.labels[part]
+        seen = observe(
+            truth,
+            labels,
+            model=setting.model,
+            init=setting.init,
+            network_seed=NETWORK_SEEDS[split],
+            client=f"image-{start}",
+        )
+        found.append((seen, truth, labels))
+    return found
+
+
+def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    """Attack every image of a setting and score it."""
+    images = image_set(setting.data, options.images, options.split)
+    cases = observations_of(images, setting, options.split)
+    results, wall, own = timed(attack(setting.attack), setting, cases, options, trials=None)
+    row = describe(setting, results, cases, images)
+    row["seconds_per_image"] = wall / len(images.images)
+    row["cpu_seconds_per_image"] = own / len(images.images)
+    return row
+
+
+def timed(
+    using: Attacker,
+    setting: Setting,
+    cases: Sequence[tuple[Observation, Tensor, Tensor]],
+    options: argparse.Namespace,
+    *,
+    trials: int | None,
+) -> tuple[list[Reconstruction], float, float]:
+    """Run an attack on all cases; return the results, the wall time and the processor's time."""
+    begun, own = time.perf_counter(), time.process_time()
+    outcomes = reconstruct(
+        [seen for seen, _, _ in cases],
+        using,
+        budget=Budget(iterations=setting.iterations, restarts=setting.restarts),
+        seed=options.seed,
+        engine=Engine(device=options.device, trials=trials),
+    )
+    wall, own = time.perf_counter() - begun, time.process_time() - own
+    for outcome in outcomes:
+        if isinstance(outcome, Refusal):
+            raise SystemExit(f"{setting}: {outcome.reason}")
+    return [r for r in outcomes if isinstance(r, Reconstruction)], wall, own
+
+
+def describe(
+    setting: Setting,
+    results: Sequence[Reconstruction],
+    cases: Sequence[tuple[Observation, Tensor, Tensor]],
+    images: ImageSet,
+) -> dict[str, Any]:
+    """Scores of the blind and the oracle pick."""
+    blind, best = [], []
+    for result, (_, truth, labels) in zip(results, cases, strict=True):
+        blind.append(
+            score_images(
+                result.images,
+                Truth(truth, labels),
+                recovered=result.labels,
+                candidates=images.candidates,
+                perceptual=setting.batch == 1,
+            )
+        )
+        restarts = [r.images for r in result.trials]
+        chosen = restarts[oracle(restarts, truth)]
+        best += score_images(chosen, Truth(truth, labels), perceptual=False).rows
+    row = scores_row(setting, blind)
+    row["psnr_oracle"] = statistics.fmean(s.psnr for s in best if s.psnr is not None)
+    row["failed"] = sum(r.failed for r in results)
+    row["residual"] = statistics.fmean(r.gradient_residual or 0.0 for r in results)
+    for name in ("lpips_alex", "lpips_vgg", "stlpips"):
+        known = [v for s in blind for found in s.rows if (v := getattr(found, name)) is not None]
+        if known:
+            row[name] = statistics.fmean(known)
+    return row
+
+
+def scores_row(setting: Setting, scored: Sequence[ScoredImages]) -> dict[str, Any]:
+    """Means over images, with intervals."""
+    rows = [row for s in scored for row in s.rows]
+    psnr = [row.psnr for row in rows if row.psnr is not None]
+    ssim = [row.ssim for row in rows if row.ssim is not None]
+    ranks = [row.rank for row in rows if row.rank is not None]
+    accuracy = [s.label_accuracy for s in scored if s.label_accuracy is not None]
+    low, high = mean_interval(psnr) or (None, None)
+    ssim_low, ssim_high = mean_interval(ssim) or (None, None)
+    return {
+        **vars(setting),
+        "images": len(psnr),
+        "psnr": statistics.fmean(psnr),
+        "psnr_low": low,
+        "psnr_high": high,
+        "psnr_at_cap": at_cap(psnr),
+        "psnr_worst": min(psnr),
+        "psnr_each": psnr,
+        "ssim": statistics.fmean(ssim),
+        "ssim_low": ssim_low,
+        "ssim_high": ssim_high,
+        "label_accuracy": statistics.fmean(accuracy) if accuracy else None,
+        "top1": statistics.fmean(r <= 1 for r in ranks) if ranks else None,
+        "top5": statistics.fmean(r <= 5 for r in ranks) if ranks else None,
+        "candidates": scored[0].candidates,
+    }
+
+
+def baselines(data: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of baselines that see no gradient."""
+    images = image_set(data, options.images, options.split)
+    count = len(images.images)
+    baselines = {
+        "class mean (no gradient)": class_mean(
+            images.candidates, images.candidate_labels, images.labels
+        ),
+        "random image (no gradient)": random_image(images.candidates, count, seed=options.seed),
+    }
+    rows = []
+    for name, made in baselines.items():
+        scored = [
+            score_images(
+                made[i : i + 1],
+                Truth(images.images[i : i + 1], images.labels[i : i + 1]),
+                candidates=images.candidates,
+                perceptual=False,
+            )
+            for i in range(count)
+        ]
+        rows.append(scores_row(Setting(name, "-", "-", data, 0), scored))
+    for name in ("ig", "grnn"):
+        setting = Setting(name, "lenet-strided", "default", data, 100)
+        cases = observations_of(images, setting, options.split)
+        results, _, _ = timed(prior_only(attack(name)), setting, cases, options, trials=None)
+        row = describe(setting, results, cases, images)
+        rows.append({**row, "attack": f"{name} prior (no gradient)", "label_accuracy": None})
+    return rows
+
+
+def speed(name: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Many restarts together against a plain loop over the same attack, in turn.
+
+    The ratio on a CPU is of the processor's own time, so that other programs count less.
+    """
+    restarts = options.trials or (8 if options.device == "cpu" else 64)
+    setting = Setting(name, model, "default", "digits", options.speed_iterations, 1, restarts)
+    images = image_set("digits", 1, options.split)
+    cases = observations_of(images, setting, options.split)
+    warm = Setting(name, model, "default", "digits", 2, 1, restarts)
+    times: dict[int, list[tuple[float, float]]] = {restarts: [], 1: []}
+    for trials in times:
+        timed(attack(name), warm, cases, options, trials=trials)
+    for _ in range(3):
+        for trials, measured in times.items():
+            _, wall, own = timed(attack(name), setting, cases, options, trials=trials)
+            measured.append((wall, own if options.device == "cpu" else wall))
+    together, alone = (min(own for _, own in measured) for measured in times.values())
+    return {
+        **vars(setting),
+        "attack": f"{name}, {restarts} restarts together",
+        "images": 1,
+        "seconds_per_image": min(wall for wall, _ in times[restarts]) / restarts,
+        "loop_seconds_per_image": min(wall for wall, _ in times[1]) / restarts,
+        "loop_ratio": alone / together,
+    }
+
+
+def main() -> None:
+    """Run the plan or one setting."""
+    options_parser = parser(__doc__ or "", "attacks", picture=False)
+    add = options_parser.add_argument
+    add("--attack", action="append", help="attacks to run (default: the standard plan)")
+    add("--model", action="append", choices=("lenet", "lenet-strided"))
+    add("--init", action="append", choices=INITS)
+    add("--data", action="append", choices=BOTH)
+    add("--images", type=int, default=16)
+    add("--iterations", type=int)
+    add("--restarts", type=int, default=1)
+    add("--batch", type=int)
+    add("--split", choices=("score", "choose"), default="score")
+    add("--device", default="cpu")
+    add("--threads", type=int, default=torch.get_num_threads())
+    add("--seed", type=int, default=0)
+    add("--trials", type=int, help="restarts that run together in the speed rows")
+    add("--speed-iterations", type=int, default=40)
+    add("--resume", type=Path, help="file of finished rows: read first, appended to")
+    add("--no-speed", action="store_true")
+    add("--speed-only", action="store_true", help="restarts together against a loop, no scores")
+    add("--no-baselines", action="store_true")
+    add("--quick", action="store_true", help="2 images and 50 iterations a setting")
+    options = options_parser.parse_args()
+    torch.set_num_threads(options.threads)
+    plan = [
+        Setting(
+            s.attack,
+            s.model,
+            s.init,
+            s.data,
+            options.iterations or (50 if options.quick else s.iterations),
+            options.batch or s.batch,
+            options.restarts,
+        )
+        for s in _plan(options)
+        if (not options.model or s.model in options.model)
+        and (not options.init or s.init in options.init)
+        and (not options.data or s.data in options.data)
+        and (not options.batch or s.batch == options.batch or options.attack)
+    ]
+    if options.quick:
+        options.images = 2
+        plan = [s for s in plan if s.batch <= options.images]
+    if options.speed_only:
+        plan, options.no_baselines = [], True
+    rows: list[dict[str, Any]] = []
+    done = _read(options.resume)
+    made_by = {"torch": torch.__version__, "code": source_digest()}
+    for setting in plan:
+        key = json.dumps([vars(setting), options.images, options.split, options.seed])
+        if key in done and made_by.items() <= done[key].items():
+            rows.append(done[key])
+            continue
+        if key in done:
+            note(f"{key}: made by {[done[key].get(n) for n in made_by]}, now {made_by}; run again")
+        row = run(setting, options) | made_by
+        _append(options.resume, key, row)
+        note(
+            f"{row['attack']} {row['model']} {row['init']} {row['data']} batch {row['batch']}: "
+            f"{row['psnr']:.1f} dB, SSIM {row['ssim']:.3f}, {row['seconds_per_image']:.1f} s/image"
+        )
+        rows.append(row)
+    if not options.no_baselines:
+        for data in options.data or BOTH:
+            rows += baselines(data, options)
+    if not options.no_speed:
+        for name, model in (("ig", "lenet-strided"), ("grnn", "lenet-strided"), ("grnn", "lenet")):
+            rows.append(speed(name, model, options))
+            note(f"{rows[-1]['attack']} on {model}: {rows[-1]['loop_ratio']:.2f} times the loop")
+    emit(rows, COLUMNS, as_json=options.json)
+
+
+def source_digest() -> str:
+    """Return a digest of the code that a row follows from."""
+    return code_digest(
+        *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
+        "experiments.papers.images",
+        "attacks",
+    )
+
+
+def _read(path: Path | None) -> dict[str, dict[str, Any]]:
+    if path is None or not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["key"]: line["row"] for line in lines}
+
+
+def _append(path: Path | None, key: str, row: dict[str, Any]) -> None:
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps({"key": key, "row": row}) + "\n")
+
+
+def _plan(options: argparse.Namespace) -> list[Setting]:
+    if not options.attack:
+        return standard_plan()
+    return [
+        Setting(name, model, init, data, attack(name).iterations, options.batch or 1)
+        for name in options.attack
+        for model in options.model or ("lenet-strided", "lenet")
+        for init in options.init or INITS
+        for data in options.data or BOTH
+    ]
+
+
+if __name__ == "__main__":
+    main()

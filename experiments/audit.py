@@ -1,0 +1,424 @@
+"""What each defense leaves to an attacker who ignores it and to one who knows it.
+
+    python -m experiments.audit --resume rows.jsonl [--panel "batch 4"] [--data digits] [--json]
+
+Every upload comes from a client of its own, which trains the model on images of its own and sends
+what the real defense makes of its update; the clients of a row take turns over four networks
+(`attacked_clients`). Tiers: ``plain`` is the same update at the same parameters before the defense,
+``oblivious`` takes the upload at face value, ``adaptive`` knows the defense and its
+hyper-parameters (against noise and pruning he is the Bayes adversary), ``discounting`` trusts noisy
+or pruned coordinates less. ``key known``, ``lock known`` and ``both known`` also hold what FedKL
+keeps secret. Restarts are chosen
+blindly by the attacker's own loss. Means are over images, with 95 % intervals over clients;
+``to_plain`` is the paired difference in dB to the undefended update of the same images.
+``accuracy`` is what a federation reaches under the defense with the same model, where
+``defended_accuracy.py`` measured it. Where an attacker who knows the defense cannot undo it he
+takes the upload at face value, which is counted; uploads that no attack can use are counted, not
+scored. Images, networks and settings were not used to choose anything; candidates for
+identification are other images of the same kind.
+
+A file given by ``--resume`` keeps finished rows with the versions and a digest of the code that
+made them. Rows of other code are measured anew, or kept and marked with ``--keep-older``.
+"""
+
+import argparse
+import json
+import secrets
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bract.attacks import (
+    Attack,
+    Budget,
+    Engine,
+    Reconstruction,
+    Refusal,
+    Tier,
+    attack,
+    reconstruct,
+)
+from bract.attacks.adaptive import before_bayes, known
+from bract.attacks.methods.baselines import class_mean, random_image
+from bract.audit.scoring.metrics import mean_interval, share_interval
+from bract.audit.scoring.scoring import Truth, score_images
+from bract.protocol.observation import Observation
+from bract.schema import EXACT_DB
+from bract.versions import RESULT_CODE, code_digest, library_versions
+from experiments.attacked_clients import (
+    DEFENSES,
+    Situation,
+    Upload,
+    images_of,
+    trained_accuracy,
+    uploads,
+)
+from experiments.audit_picture import draw
+from experiments.audit_plan import KNOWN, TIERS, Setting, standard_plan
+from experiments.papers import mnist_package
+from experiments.papers.images import IMAGE_SETS
+from experiments.results_io import emit, note, parser
+
+COLUMNS = (
+    *("panel", "data", "model", "trained", "defense", "round", "batch", "steps", "tier"),
+    *("psnr", "psnr_low", "psnr_high", "to_plain", "ssim", "ssim_low", "ssim_high"),
+    *("recognisable", "label_accuracy", "top1", "cosine", "accuracy", "resolved", "refused"),
+    "at_face_value",
+    "seconds_per_upload",
+)
+READABLE = 0.5
+"""SSIM from which an image counts as recognisable in these tables."""
+
+NOTES = ("resolved", "scalars_apart")
+"""What an attacker's evidence says of itself that is kept."""
+
+_HERE = Path(__file__).parent
+
+
+def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    """Attack one row's uploads; return every upload's scores."""
+    situation = setting.situation
+    images = images_of(situation, options.split)
+    captured = uploads(situation, split=options.split, secret=options.secret)
+    begun = time.perf_counter()
+    outcomes, fallen_back = attack_all(setting, captured, options)
+    seconds = time.perf_counter() - begun
+    found = []
+    for number, (outcome, client) in enumerate(zip(outcomes, captured, strict=True)):
+        row: dict[str, Any] = {"network": client.network, "cosine": client.cosine}
+        row["at_face_value"] = fallen_back.get(number)
+        if isinstance(outcome, Refusal):
+            found.append(row | {"refused": outcome.reason})
+            continue
+        scored = score_images(
+            outcome.images,
+            Truth(client.truth, client.labels),
+            recovered=outcome.labels,
+            candidates=images.candidates,
+            perceptual=False,
+        )
+        evidence = outcome.settings["evidence"]
+        found.append(
+            row
+            | {
+                "psnr": [score.psnr for score in scored.rows],
+                "ssim": [score.ssim for score in scored.rows],
+                "rank": [score.rank for score in scored.rows],
+                "label_accuracy": scored.label_accuracy,
+                "loss": outcome.pick.loss,
+                "notes": {
+                    name: evidence[name]
+                    for name in ("resolved", "scalars_apart")
+                    if name in evidence
+                },
+            }
+        )
+    return {
+        "secret": str(options.secret),
+        "seconds_per_upload": seconds / len(captured),
+        "network_accuracy": trained_accuracy(situation, options.split),
+        "uploads": found,
+    }
+
+
+def attack_all(
+    setting: Setting, captured: Sequence[Upload], options: argparse.Namespace
+) -> tuple[list[Reconstruction | Refusal], dict[int, str]]:
+    """Run the attacker of the setting's tier on every upload.
+
+    Returns
+    -------
+    tuple
+        One outcome an upload, and by number of the upload why an attacker who knows the defense
+        took it at face value instead.
+    """
+    shown = {u.captured.key: u for u in captured}
+    observations = [u.plain if setting.tier == "plain" else u.captured for u in captured]
+    using = attack(setting.attack)
+    if setting.tier in KNOWN:
+        assert isinstance(using, Attack)
+        locks = {u.captured.key: u.lock for u in captured if u.lock is not None}
+        using = known(using, locks, KNOWN[setting.tier])
+    elif setting.tier == "discounting":
+        using = before_bayes(using)
+
+    def attempt(given: Sequence[Observation], tier: Tier) -> list[Reconstruction | Refusal]:
+        return reconstruct(
+            given,
+            using,
+            budget=Budget(iterations=setting.iterations, restarts=setting.restarts),
+            seed=options.seed,
+            tier=tier,
+            engine=Engine(device=options.device),
+            history=lambda observation: shown[observation.key].history,
+        )
+
+    if setting.tier in ("plain", "oblivious"):
+        return attempt(observations, "oblivious"), {}
+    outcomes = attempt(observations, "adaptive")
+    refused = {i: o.reason for i, o in enumerate(outcomes) if isinstance(o, Refusal)}
+    # Who cannot undo a defense still has the upload.
+    again = attempt([observations[i] for i in refused], "oblivious") if refused else []
+    for index, outcome in zip(refused, again, strict=True):
+        outcomes[index] = outcome
+    return outcomes, refused
+
+
+def summary(setting: Setting, measured: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of the table: means over images, intervals over clients."""
+    done = [u for u in measured["uploads"] if "refused" not in u]
+    clients = [i for i, u in enumerate(done) for _ in u["psnr"]]
+    psnr = [value for u in done for value in u["psnr"]]
+    ssim = [value for u in done for value in u["ssim"]]
+    ranks = [value for u in done for value in u["rank"] if value is not None]
+    resolved = [u["notes"]["resolved"] for u in done if "resolved" in u["notes"]]
+    refused = [u["refused"] for u in measured["uploads"] if "refused" in u]
+    fallen_back = [u["at_face_value"] for u in measured["uploads"] if u["at_face_value"]]
+    row = {
+        "panel": setting.panel,
+        **asdict(setting.situation),
+        "tier": setting.tier,
+        "attack": setting.attack,
+        "iterations": setting.iterations,
+        "restarts": setting.restarts,
+        "images": len(psnr),
+        "psnr": mean(psnr),
+        "at_cap": sum(value >= EXACT_DB for value in psnr),
+        "psnr_each": psnr,
+        "ssim": mean(ssim),
+        "ssim_each": ssim,
+        "clients_each": clients,
+        "networks_each": [u["network"] for u in done for _ in u["psnr"]],
+        "recognisable": mean([float(value >= READABLE) for value in ssim]),
+        "label_accuracy": mean([u["label_accuracy"] for u in done]),
+        "top1": mean([float(rank <= 1) for rank in ranks]),
+        "top5": mean([float(rank <= 5) for rank in ranks]),
+        "cosine": mean([u["cosine"] for u in measured["uploads"]]),
+        "resolved": mean(resolved),
+        "scalars_apart_each": [
+            u["notes"]["scalars_apart"] for u in done if "scalars_apart" in u["notes"]
+        ],
+        "refused": len(refused),
+        "at_face_value": len(fallen_back),
+        "reason": next(iter(refused + fallen_back), None),
+        "network_accuracy": measured["network_accuracy"],
+        "seconds_per_upload": measured["seconds_per_upload"],
+        "secret": measured["secret"],
+        "code": measured["code"],
+        "torch": measured["torch"],
+    }
+    for name, values in (("psnr", psnr), ("ssim", ssim)):
+        row[f"{name}_low"], row[f"{name}_high"] = interval(values, clients)
+    shares = [float(value >= READABLE) for value in ssim]
+    row["recognisable_low"], row["recognisable_high"] = (
+        share_interval(shares, groups=clients) if shares else None
+    ) or (None, None)
+    return row
+
+
+def interval(
+    values: Sequence[float], groups: Sequence[object]
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the 95 % interval of the mean over clients; None of one client or none."""
+    return (mean_interval(values, groups=groups) if values else None) or (None, None)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, None of nothing."""
+    return statistics.fmean(values) if values else None
+
+
+def compare_to_plain(rows: list[dict[str, Any]]) -> None:
+    """Add each row's paired difference in dB to the undefended update of the same images."""
+    plain = {(r["panel"], r["attack"]): r for r in rows if r["tier"] == "plain"}
+    for row in rows:
+        same = plain.get((row["panel"], row["attack"]))
+        if same is None or len(same["psnr_each"]) != len(row["psnr_each"]):
+            continue
+        each = [a - b for a, b in zip(row["psnr_each"], same["psnr_each"], strict=True)]
+        row["to_plain"] = mean(each)
+        row["to_plain_low"], row["to_plain_high"] = interval(each, row["clients_each"])
+
+
+def add_accuracy(rows: list[dict[str, Any]]) -> None:
+    """Add what each defense leaves of a federation's accuracy with the same model."""
+    measured = {
+        (found["model"], found["defense"]): found["accuracy"]
+        for path in sorted((_HERE / "results").glob("defended-accuracy-*.json"))
+        for found in json.loads(path.read_text())["rows"]
+        if found.get("activation", "relu") == "sigmoid"
+    }
+    for row in rows:
+        where = (row["model"], row["defense"])
+        row["accuracy"] = measured.get(where) if row["data"] == "digits" else None
+
+
+def baselines(data: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield rows of images that were made without a gradient: one for each original."""
+    images = images_of(Situation(data, "-"), options.split)
+    made = {
+        "class mean": class_mean(images.candidates, images.candidate_labels, images.labels),
+        "random image": random_image(images.candidates, len(images.images), seed=options.seed),
+    }
+    for name, given in made.items():
+        scored = [
+            score_images(
+                given[i : i + 1],
+                Truth(images.images[i : i + 1], images.labels[i : i + 1]),
+                candidates=images.candidates,
+                perceptual=False,
+            ).rows[0]
+            for i in range(len(given))
+        ]
+        psnr = [row.psnr for row in scored if row.psnr is not None]
+        ssim = [row.ssim for row in scored if row.ssim is not None]
+        row: dict[str, Any] = {
+            "panel": f"{data}, no gradient",
+            **asdict(Situation(data, "-", "-", 0)),
+            "tier": "no gradient",
+            "attack": name,
+            "images": len(given),
+            "psnr": mean(psnr),
+            "psnr_each": psnr,
+            "ssim": mean(ssim),
+            "ssim_each": ssim,
+            "recognisable": mean([float(value >= READABLE) for value in ssim]),
+            "top1": mean([float(row.rank == 1) for row in scored]),
+        }
+        for column, values in (("psnr", psnr), ("ssim", ssim)):
+            row[f"{column}_low"], row[f"{column}_high"] = interval(values, range(len(values)))
+        yield row
+
+
+def main() -> None:
+    """Run the plan, or the part of it that was asked for."""
+    options_parser = parser(__doc__ or "", "audit")
+    add = options_parser.add_argument
+    add("--panel", action="append", help="a part of a panel's name")
+    add("--data", action="append", choices=IMAGE_SETS)
+    add("--model", action="append")
+    add("--defense", action="append", choices=tuple(DEFENSES))
+    add("--tier", action="append", choices=tuple(TIERS))
+    add("--round", action="append", type=int)
+    add("--attack", default="grnn")
+    add("--uploads", type=int, help="fewer clients than the plan has")
+    add("--iterations", type=int, help="instead of the plan's own")
+    add("--split", choices=("score", "choose"), default="score")
+    add("--device", default="cpu")
+    add("--threads", type=int, default=1)
+    add("--seed", type=int, default=0, help="of the attacker")
+    add("--secret", type=int, help="of the clients' private numbers; drawn if not given")
+    add("--resume", type=Path, help="file of finished rows: read first, appended to")
+    add("--keep-older", action="store_true", help="keep finished rows of other code")
+    add("--only-finished", action="store_true", help="leave out rows that are not in the file")
+    options = options_parser.parse_args()
+    if options.secret is None:
+        options.secret = secrets.randbits(256)
+    torch.set_num_threads(options.threads)
+    done = read(options.resume)
+    rows = []
+    for setting in standard_plan(options.iterations, options.attack):
+        if not wanted(setting, options):
+            continue
+        if options.uploads:
+            most = min(options.uploads, setting.situation.uploads)
+            setting = replace(setting, situation=replace(setting.situation, uploads=most))
+        found = measured(setting, done, options)
+        if found is not None:
+            rows.append(summary(setting, found))
+            shown = "refused" if rows[-1]["psnr"] is None else f"{rows[-1]['psnr']:.1f} dB"
+            note(f"{label(setting)}: {shown}, {found['seconds_per_upload']:.1f} s an upload")
+    compare_to_plain(rows)
+    add_accuracy(rows)
+    for data in sorted({row["data"] for row in rows}):
+        rows += baselines(data, options)
+    draw(rows, options.picture)
+    emit(rows, COLUMNS, as_json=options.json)
+
+
+def wanted(setting: Setting, options: argparse.Namespace) -> bool:
+    """Tell whether a row was asked for and can be run here."""
+    there = setting.situation
+    if (
+        there.data == "mnist"
+        and not mnist_package.available()
+        and "mnist" not in (options.data or ())
+    ):
+        return False
+    return (
+        (not options.panel or any(part in setting.panel for part in options.panel))
+        and (not options.data or there.data in options.data)
+        and (not options.model or there.model in options.model)
+        and (not options.defense or there.defense in options.defense)
+        and (not options.tier or setting.tier in options.tier)
+        and (not options.round or there.round in options.round)
+    )
+
+
+def measured(
+    setting: Setting, done: dict[str, dict[str, Any]], options: argparse.Namespace
+) -> dict[str, Any] | None:
+    """Return a row from the file, or measure it and append it there."""
+    about = asdict(replace(setting, panel=""))
+    about |= {"split": options.split, "seed": options.seed}
+    about["configuration"] = DEFENSES[setting.situation.defense]
+    key = json.dumps(about)
+    kept = done.get(key)
+    made_by = {"code": code(), "torch": torch.__version__}
+    if kept is not None:
+        same = {name: kept[name] for name in made_by} == made_by
+        if same or options.keep_older:
+            return kept
+        note(f"{label(setting)}: measured by other code or another torch; measured anew")
+    if options.only_finished:
+        return None
+    found = run(setting, options) | made_by
+    done[key] = found
+    if options.resume is not None:
+        with options.resume.open("a") as file:
+            file.write(json.dumps({"key": key, "row": found}) + "\n")
+    return found
+
+
+def read(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the finished rows of a file by their key; later ones replace earlier ones."""
+    if path is None or not path.exists():
+        return {}
+    rows = {}
+    for line in path.read_text().splitlines():
+        try:
+            content = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # broken off in the middle of a line
+        rows[content["key"]] = content["row"]
+    return rows
+
+
+def code() -> str:
+    """Return a digest of every source file and library version that a row follows from."""
+    modules = (
+        *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
+        *("bract.client.defenses", "bract.client.training"),
+        *(
+            "experiments.attacked_clients",
+            "experiments.papers.clients",
+            "experiments.papers.images",
+        ),
+        *("experiments.papers.mnist_package", "experiments.papers.places"),
+    )
+    return sha256(f"{code_digest(*modules)} {library_versions()}".encode()).hexdigest()[:16]
+
+
+def label(setting: Setting) -> str:
+    """Return a row's name in messages."""
+    return f"{setting.panel}: {setting.situation.defense}, {TIERS[setting.tier]}"
+
+
+if __name__ == "__main__":
+    main()

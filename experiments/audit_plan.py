@@ -1,0 +1,131 @@
+"""Rows of the audit of the defenses, panel by panel; what decides most comes first."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bract.attacks.adaptive.fedkl.known import What
+from experiments.attacked_clients import LOCKS, Situation
+from experiments.operating_points import GUARDIAN
+
+Tier = Literal[
+    "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"
+]
+
+TIERS: dict[Tier, str] = {
+    "plain": "undefended",
+    "oblivious": "ignores it",
+    "adaptive": "knows it",
+    "discounting": "knows it, discounts it",
+    "key known": "knows it and the key",
+    "lock known": "knows it and the lock",
+    "both known": "knows it, key and lock",
+}
+
+MODELS = ("lenet-strided", "lenet")
+LOCKED_MODELS = ("lenet-strided-bn", "lenet-bn")
+GUARDIANS = tuple(GUARDIAN)
+TWO_GUARDIANS = ("guardian", "guardian, cosine 0.3")
+ONE_TO_ONE = ("adadefense", "adadefense, eps outside")
+OTHERS = ("clipping", "noise 0.001", "noise 0.01", "pruning", "soteria", "precode")
+CHAINS = ("adadefense, noise 0.001", "pruning, noise 0.001")
+RANDOM = ("noise 0.001", "noise 0.01", "pruning")
+"""Where knowing a defense means the Bayes adversary; ``discounting`` is who only trusts less."""
+KNOWN: dict[Tier, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row: what clients do, and who attacks them.
+
+    Attributes
+    ----------
+    panel
+        Name of the group of rows that share an undefended row.
+    """
+
+    panel: str
+    situation: Situation
+    tier: Tier
+    attack: str = "grnn"
+    iterations: int = 2000
+    restarts: int = 1
+
+
+def standard_plan(iterations: int | None = None, attack: str = "grnn") -> list[Setting]:
+    """Return every row, with its own number of iterations or the given one."""
+    rows = [
+        replace(row, iterations=iterations or each, attack=attack)
+        for panels, each in (((_first_round, _locks), 2000), (_BREADTH, 1000))
+        for panel in panels
+        for row in panel()
+    ]
+    return list(dict.fromkeys(rows))
+
+
+def _first_round() -> Iterator[Setting]:
+    for model, count in zip(MODELS, (16, 8), strict=True):
+        base = Situation("digits", model, uploads=count)
+        yield from _panel(f"first round, {model}", base, (*ONE_TO_ONE, *GUARDIANS))
+
+
+def _locks() -> Iterator[Setting]:
+    for model in LOCKED_MODELS:
+        base = Situation("digits", model, uploads=8)
+        for row in _panel(f"locks, {model}", base, LOCKS, known=True):
+            # The pooled one's rows cost as much and decide less.
+            if model == LOCKED_MODELS[0] or row.tier in ("plain", "adaptive", "both known"):
+                yield row
+
+
+def _other_defenses() -> Iterator[Setting]:
+    base = Situation("digits", "lenet-strided", uploads=8)
+    yield from _panel("other defenses", base, (*OTHERS, *CHAINS))
+
+
+def _other_images() -> Iterator[Setting]:
+    for data in ("mnist", "faces", "grey", "photos"):
+        base = Situation(data, "lenet-strided", uploads=8)
+        yield from _panel(f"{data}, lenet-strided", base, ("adadefense", *TWO_GUARDIANS))
+        locked = replace(base, model="lenet-strided-bn")
+        yield from _panel(f"{data}, lenet-strided-bn", locked, LOCKS[:1])
+
+
+def _more_images() -> Iterator[Setting]:
+    one = Situation("digits", "lenet-strided")
+    for name, base in {
+        "batch 4": replace(one, batch=4, uploads=4),
+        "batch 8": replace(one, batch=8, uploads=4),
+        "4 local steps": replace(one, batch=4, steps=4, step_images=2, uploads=4),
+        "trained": replace(one, trained=True, uploads=8),
+    }.items():
+        defenses = ("adadefense", "guardian", "noise 0.001")
+        yield from _panel(f"{name}, lenet-strided", base, defenses)
+        locked = replace(base, model="lenet-strided-bn")
+        yield from _panel(f"{name}, lenet-strided-bn", locked, LOCKS[:1])
+
+
+def _later() -> Iterator[Setting]:
+    for number in (2, 5):
+        for defense in ONE_TO_ONE:
+            there = Situation("digits", "lenet-strided", defense, round=number)
+            # The server has stepped by defended uploads: each defense has its own undefended row.
+            for tier in ("plain", "adaptive"):
+                yield Setting(f"round {number}, {defense}", there, tier)
+
+
+_BREADTH = (_other_defenses, _other_images, _more_images, _later)
+
+
+def _panel(
+    name: str, base: Situation, defenses: tuple[str, ...], *, known: bool = False
+) -> Iterator[Setting]:
+    yield Setting(name, base, "plain")
+    for defense in defenses:
+        tiers: list[Tier] = ["oblivious", "adaptive"]
+        if defense in RANDOM:
+            tiers.append("discounting")
+        if known:
+            tiers += KNOWN
+        for tier in tiers:
+            yield Setting(name, replace(base, defense=defense), tier)

@@ -1,0 +1,150 @@
+"""An audit by one worker and by two: wall time, processor time, and whether results are equal.
+
+    python -m experiments.audit_workers [--uploads 16] [--iterations 2000] [--repeats 3] [--json]
+
+Every upload is the gradient of two 16-pixel digits from a strided LeNet, attacked by ``ig`` in
+batches of two, one thread a worker. The clock runs from the first batch that is handed out to the
+last result on disk, after each worker has attacked a batch for one iteration; one worker and two
+take turns. Processor seconds are those of the workers. Other work on the machine leaves each worker
+less of a core: ``cores`` is how many the workers had on average, and ``load`` the machine's load
+average over the last minute at the end.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.nn import functional as F
+
+from bract.audit.audit import Audit
+from bract.audit.choice import AuditChoice
+from bract.cli.audit_workers import Crew
+from bract.cli.launch.cluster import Asked, Cluster, connected
+from bract.config import FederationConfig, build_config
+from bract.data import client_data, data_spec
+from bract.models import create_model, initialise
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import parameters_of
+from bract.rundir import RunDirectory
+from experiments.results_io import emit, note, parser
+
+COLUMNS = ["workers", "uploads", "iterations", "seconds", "cpu_seconds", "cores", "load", "equal"]
+BATCH = 2
+MODEL = "lenet-strided"
+
+
+def capture(root: Path, clients: int) -> RunDirectory:
+    """Write the captures of one round."""
+    config: FederationConfig = build_config(
+        {
+            "clients": clients,
+            "data": {"image_size": 16, "validation": 0.0},
+            "model": {"name": MODEL, "activation": "relu"},
+            "training": {"algorithm": "fedsgd", "batch_size": 2},
+        }
+    )
+    run = RunDirectory(root)
+    run.create(config)
+    run.update_state(status="finished")
+    spec = data_spec(config.data)
+    model = create_model(MODEL, classes=10, channels=1, image_size=16, activation="relu")
+    initialise(model, "default", 0)
+    names = [name for name, _ in model.named_parameters()]
+    declaration = ClientDeclaration(
+        algorithm="fedsgd", model=MODEL, activation="relu", image_shape=spec.image_shape,
+        classes=10, mean=spec.mean, std=spec.std, local_steps=1, batch_size=2, num_examples=2,
+    )  # fmt: skip
+    for client in range(clients):
+        data = client_data(config, client)
+        loss = F.cross_entropy(model(spec.normalise(data.images[:2])), data.labels[:2])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        update = dict(zip(names, gradients, strict=True))
+        seen = Observation(1, f"client-{client}", parameters_of(model), update, declaration)
+        ObservationStore(run.captures).save(seen)
+    return run
+
+
+def processor_seconds() -> float:
+    """Return what the workers have computed."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "ray::Worker" in " ".join(process.cmdline()):
+                times = process.cpu_times()
+                total += times.user + times.system
+        except psutil.Error:
+            continue
+    return total
+
+
+def facts(run: RunDirectory) -> list[Any]:
+    """Return what the results say beside times, which a clock decides."""
+
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: timeless(v) for k, v in value.items() if k != "seconds" or v is None}
+        return [timeless(v) for v in value] if isinstance(value, list) else value
+
+    files = sorted(run.audit.rglob("*.json"))
+    pictures = [p.read_bytes() for p in sorted(run.audit.rglob("*.png"))]
+    return [*(timeless(json.loads(path.read_text())) for path in files), *pictures]
+
+
+def measure(run: RunDirectory, cluster: Cluster, workers: int, iterations: int) -> dict[str, Any]:
+    """Audit once."""
+    one = Cluster(cluster.ray, cluster.device, workers, cluster.gpus)
+    with Crew(one, run.root, 1).hired() as crew:
+        seconds = 0.0
+        for steps in (1, iterations):
+            audit = Audit(run, AuditChoice(("ig",), iterations=steps, device="cpu", batch=BATCH))
+            used, begun = processor_seconds(), time.perf_counter()
+            results = list(crew.execute(audit, audit.plan(), lambda *_: None))
+            seconds, used = time.perf_counter() - begun, processor_seconds() - used
+    note(f"{workers} workers: {seconds:.1f} s, {used:.1f} s of processors")
+    return {
+        "workers": workers,
+        "uploads": len(results),
+        "iterations": iterations,
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(used, 2),
+        "cores": round(used / seconds, 2),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    """Measure, then print the table or JSON."""
+    arguments = parser(__doc__ or "", "audit-workers", picture=False)
+    arguments.add_argument("--uploads", type=int, default=16)
+    arguments.add_argument("--iterations", type=int, default=2000)
+    arguments.add_argument("--repeats", type=int, default=3)
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = capture(Path(folder) / "run", options.uploads)
+        choice = AuditChoice(("ig",), iterations=options.iterations, device="cpu", batch=BATCH)
+        audit = Audit(run, choice)
+        list(audit.execute(audit.plan()))
+        alone = facts(run)
+        with connected(Asked(workers=2, device="cpu")) as cluster:
+            for repeat in range(options.repeats):
+                pair = []
+                for workers in (1, 2):
+                    row = measure(run, cluster, workers, options.iterations)
+                    pair.append(row | {"repeat": repeat, "equal": facts(run) == alone})
+                ratio = pair[0]["seconds"] / pair[1]["seconds"]
+                rows += [pair[0], pair[1] | {"ratio": round(ratio, 3)}]
+    ratios = [row["ratio"] for row in rows if "ratio" in row]
+    note(f"two workers are {statistics.median(ratios):.2f} times as fast as one")
+    emit(rows, [*COLUMNS, "ratio"], as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

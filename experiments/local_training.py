@@ -1,0 +1,197 @@
+"""What comes back from a client that trained for several epochs on shuffled batches.
+
+    OMP_NUM_THREADS=1 python -m experiments.local_training [--iterations 800] [--json]
+
+Each client has other images and another fresh network, trains with plain SGD (`train_locally`, as
+clients do: shuffled anew every epoch), and uploads the difference. No attack is told order or
+labels. ``classes`` 62 gives MNIST's digits labels drawn at random from as many classes as FEMNIST
+has, so that labels repeat as often as there; a fresh network has seen neither. ``above``: the share
+of images whose SSIM exceeds 0.5, after matching; ``images`` over all clients, intervals over
+clients. Baselines see no gradient: the mean of other images of the true class, and of all other
+images. ``--split choose``, on which settings were chosen, has other images and other networks.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
+from bract.audit.scoring.metrics import match, psnr, ssim
+from bract.client.training import train_locally
+from bract.config import TrainingConfig
+from bract.data import DataSpec
+from bract.models import create_model, initialise
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import parameters_of
+from experiments.papers.images import ImageSet, image_set
+from experiments.results_io import emit, interval, note, parser
+
+COLUMNS = (
+    *("attack", "model", "activation", "data", "classes", "images_each", "batch_size", "epochs"),
+    *("lr", "clients", "iterations", "psnr", "ssim", "above", "above_low", "above_high"),
+    *("class_mean_above", "mean_above", "labels_right", "cpu_seconds"),
+)
+RECOGNISABLE = 0.5
+ALL_ROWS = 400
+"""Iterations at which every row is run; with more the first one alone."""
+FIRST_NETWORK = {"score": 0, "choose": 1000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One row."""
+
+    attack: str = "coarse-to-fine"
+    model: str = "lenet-strided"
+    activation: str = "relu"
+    data: str = "mnist"
+    classes: int = 62
+    images_each: int = 50
+    batch_size: int = 5
+    epochs: int = 5
+    lr: float = 0.004
+    iterations: int | None = ALL_ROWS
+
+
+def standard_plan(iterations: int) -> Iterator[Setting]:
+    """Every combination that the documentation speaks of."""
+    yield Setting(iterations=iterations)
+    if iterations == ALL_ROWS:
+        yield Setting(iterations=iterations, classes=10)
+        yield Setting(iterations=iterations, attack="ig")
+
+
+def main() -> None:
+    """Attack every setting's clients; then print the table or JSON."""
+    arguments = parser(__doc__, "local-training", picture=False)
+    arguments.add_argument("--clients", type=int, default=4)
+    arguments.add_argument("--iterations", type=int, default=ALL_ROWS)
+    arguments.add_argument("--split", choices=("score", "choose"), default="score")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for setting in standard_plan(options.iterations):
+        rows.append(row(setting, options))
+        note(" ".join(f"{column}={rows[-1].get(column)}" for column in COLUMNS))
+    emit(rows, COLUMNS, as_json=options.json)
+
+
+def row(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+    """Attack as many clients as asked for, one after another."""
+    pool = image_set(setting.data, setting.images_each * options.clients, options.split)
+    found: dict[str, list[float]] = {}
+    each: list[float] = []
+    for number in range(options.clients):
+        images, labels = client_images(setting, pool, number)
+        seed = FIRST_NETWORK[options.split] + number
+        seen = observation(setting, images, labels, seed)
+        begun = time.process_time()
+        (result,) = reconstruct(
+            [seen],
+            setting.attack,
+            budget=Budget(iterations=setting.iterations, max_images=len(images)),
+            seed=number,
+        )
+        spent = time.process_time() - begun
+        if isinstance(result, Refusal):
+            raise SystemExit(f"{setting}: {result.reason}")
+        scores = client_scores(setting, result, pool, images, labels) | {"cpu_seconds": spent}
+        for name, value in scores.items():
+            found.setdefault(name, []).append(value)
+        each.append(scores["above"])
+    mean, half = interval(each)
+    return {
+        **vars(setting),
+        "clients": options.clients,
+        "split": options.split,
+        "images": options.clients * setting.images_each,
+        **{name: statistics.fmean(values) for name, values in found.items()},
+        "above_each": each,
+        "above_low": None if half is None else max(0.0, mean - half),
+        "above_high": None if half is None else min(1.0, mean + half),
+    }
+
+
+def client_images(setting: Setting, pool: ImageSet, number: int) -> tuple[Tensor, Tensor]:
+    """Return one client's images and labels; labels are drawn where there are more classes."""
+    part = slice(number * setting.images_each, (number + 1) * setting.images_each)
+    images, labels = pool.images[part], pool.labels[part]
+    if setting.classes > pool.classes:
+        generator = torch.Generator().manual_seed(number)
+        labels = torch.randint(setting.classes, (len(images),), generator=generator)
+    return images, labels
+
+
+def observation(setting: Setting, images: Tensor, labels: Tensor, seed: int) -> Observation:
+    """Train as a client does and return what the server captures."""
+    channels, size, _ = images.shape[1:]
+    network = initialise(
+        create_model(
+            setting.model,
+            classes=setting.classes,
+            channels=channels,
+            image_size=size,
+            activation=setting.activation,
+        ),
+        "default",
+        seed,
+    )
+    sent = parameters_of(network)
+    training = TrainingConfig(
+        batch_size=setting.batch_size, local_epochs=setting.epochs, lr=setting.lr
+    )
+    plain = (0.0,) * channels, (1.0,) * channels
+    spec = DataSpec((channels, size, size), setting.classes, *plain)
+    trained = train_locally(
+        network, images, labels, config=training, spec=spec, seed=seed, device=torch.device("cpu")
+    )
+    return Observation(
+        round=1,
+        client=f"client-{seed}",
+        parameters=sent,
+        update=trained.update,
+        declaration=ClientDeclaration(
+            model=setting.model,
+            activation=setting.activation,
+            image_shape=(channels, size, size),
+            classes=setting.classes,
+            mean=plain[0],
+            std=plain[1],
+            lr=setting.lr,
+            local_steps=trained.steps,
+            batch_size=setting.batch_size,
+            num_examples=len(images),
+        ),
+    )
+
+
+def client_scores(
+    setting: Setting, result: Reconstruction, pool: ImageSet, images: Tensor, labels: Tensor
+) -> dict[str, float]:
+    """Score the blind pick and the baselines; labels count as often as both have them."""
+    pairs = match(result.images, images)
+    similar = ssim(result.images[pairs], images)
+    counts = [torch.bincount(found, minlength=setting.classes) for found in (result.labels, labels)]
+    scores = {
+        "psnr": float(psnr(result.images[pairs], images).mean()),
+        "ssim": float(similar.mean()),
+        "above": float((similar > RECOGNISABLE).double().mean()),
+        "labels_right": float(torch.minimum(*counts).sum()) / len(labels),
+    }
+    mean = pool.candidates.mean(dim=0).expand_as(images)
+    scores["mean_above"] = float((ssim(mean, images) > RECOGNISABLE).double().mean())
+    if setting.classes == pool.classes:
+        kinds = [pool.candidates[pool.candidate_labels == k].mean(dim=0) for k in labels.tolist()]
+        mean = torch.stack(kinds)
+        scores["class_mean_above"] = float((ssim(mean, images) > RECOGNISABLE).double().mean())
+    return scores
+
+
+if __name__ == "__main__":
+    main()

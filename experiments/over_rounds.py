@@ -1,0 +1,339 @@
+"""What several rounds of one client tell together, and what a curious client sees of the others.
+
+    OMP_NUM_THREADS=1 python -m experiments.over_rounds [--row NAME] [--split choose] [--json]
+
+Federations of FedSGD on fresh networks, each of clients that send their whole data in every round,
+through the real defense, which keeps its state from round to round. The attacker matches 1, 3 or 10
+rounds (``rounds``) together, from round ``first`` on (`reconstruct_over_rounds`), blind, one start;
+what it knows of the defense it works out from earlier rounds too. ``observer`` says who attacks:
+the server, which holds a client's own uploads, or a client, which holds the global models alone and
+takes their differences, less its own updates, for the upload of one client that holds the others'
+images (`bract.attacks.problem.global_models`). Scores are means over federations of the mean over
+images, with 95 % t intervals over federations, of which each has another network and other images.
+``gain`` is the paired difference to one round. ``cpu_seconds`` are those of one attack.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bract.attacks import Attacker, Budget, Engine, attack, reconstruct_over_rounds
+from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
+from bract.attacks.problem.global_models import observe_global_models
+from bract.audit.scoring.metrics import mean_interval
+from bract.audit.scoring.scoring import Truth, score_images
+from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
+from bract.client.training import train_locally
+from bract.config import TrainingConfig
+from bract.data import DataSpec
+from bract.errors import BractError
+from bract.models import create_model, initialise
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors, parameters_of
+from experiments.operating_points import POINTS
+from experiments.papers.images import image_set
+from experiments.results_io import emit, note, parser
+
+ROUNDS = 11
+FEDERATIONS = 4
+LR = 0.1
+"""Server learning rate of gradients; what AdaDefense makes of them is stepped as it is."""
+
+SIZE = 16
+GIVEN = (1, 3, 10)
+MOST_PARTS = 3
+"""Rounds of parts of a client's images that are put together; ten take minutes a federation."""
+
+FIRST_SEED = {"score": 0, "choose": 1000}
+COLUMNS = (
+    *("name", "model", "defense", "clients", "batch", "observer", "rounds"),
+    *(
+        "psnr",
+        "psnr_low",
+        "psnr_high",
+        "gain",
+        "gain_low",
+        "gain_high",
+        "ssim",
+        "ssim_low",
+        "ssim_high",
+        "cpu_seconds",
+        "refused",
+    ),
+)
+
+DEFENSES = {
+    "none": [],
+    "noise": [{"name": "noise", "std": 1e-3}],
+    "adadefense": POINTS["adadefense"],
+    "eps outside": POINTS["adadefense, eps outside"],
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One federation and one attacker, who began to look in round ``first``.
+
+    ``held`` are a client's images where a round's batch is a random part of them; 0 is the batch.
+    """
+
+    name: str
+    model: str = "lenet-strided"
+    activation: str = "relu"
+    defense: str = "none"
+    clients: int = 1
+    batch: int = 1
+    held: int = 0
+    observer: str = "server"
+    first: int = 1
+    attack: str = "ig"
+    iterations: int = 150
+
+    @property
+    def tier(self) -> Any:
+        """What the attacker knows."""
+        return "oblivious" if self.defense == "none" else "adaptive"
+
+
+ROWS = (
+    Row("strided, batch", batch=4),
+    Row("noise", activation="sigmoid", defense="noise"),
+    Row("adadefense", batch=4, defense="adadefense"),
+    Row("eps outside, from round 2", batch=4, defense="eps outside", first=2),
+    Row("two clients, one curious", clients=2, batch=4, observer="client"),
+    Row("parts", batch=4, held=8, attack="multi-round"),
+)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What came of one federation: uploads by client, the images of each, by round, and more.
+
+    ``used`` are positions in ``images``; ``last`` is the last global model.
+    """
+
+    uploads: list[list[Observation]]
+    used: list[list[list[int]]]
+    images: Tensor
+    labels: Tensor
+    last: Tensors
+
+    def truth(self, clients: range, rounds: slice) -> Truth:
+        """Return the images that these clients used in these rounds, each once."""
+        at = sorted({i for c in clients for part in self.used[c][rounds] for i in part})
+        return Truth(self.images[at], self.labels[at])
+
+
+def federation(row: Row, number: int, split: str) -> Federation:
+    """Run one federation; its network goes by its number."""
+    held = row.held or row.batch
+    count = row.clients * held
+    found = image_set("digits", FEDERATIONS * count, split, size=SIZE)
+    own = [
+        range(number * count + i * held, number * count + (i + 1) * held)
+        for i in range(row.clients)
+    ]
+    seed = FIRST_SEED[split] + number
+    network = create_model(
+        row.model, classes=10, channels=1, image_size=SIZE, activation=row.activation
+    )
+    initialise(network, "default", seed)
+    spec = DataSpec((1, SIZE, SIZE), 10, (0.0,), (1.0,))
+    chains: list[DefenseChain] = [
+        build_defenses([dict(e) for e in DEFENSES[row.defense]]) for _ in own
+    ]
+    states: list[Tensors] = [{} for _ in own]
+    uploads: list[list[Observation]] = [[] for _ in own]
+    used: list[list[list[int]]] = [[] for _ in own]
+    drawn = torch.Generator().manual_seed(seed)
+    training = TrainingConfig(algorithm="fedsgd", batch_size=row.batch, lr=LR)
+    averaged = row.defense in ("adadefense", "eps outside")
+    for turn in range(1, ROUNDS + 1):
+        sent = parameters_of(network)
+        for client, (chain, state, at) in enumerate(zip(chains, states, own, strict=True)):
+            part = torch.randperm(held, generator=drawn)[: row.batch].tolist()
+            used[client].append([at[i] for i in part])
+            images, labels = found.images[used[client][-1]], found.labels[used[client][-1]]
+            context = ProtectContext(round=turn, seed=seed + 1000 * client)
+            chain.attach(network, state, context)
+            update = train_locally(
+                network,
+                images,
+                labels,
+                config=training,
+                spec=spec,
+                seed=seed,
+                device=torch.device("cpu"),
+            ).update
+            context = replace(context, model=network, images=images, labels=labels)
+            uploads[client].append(
+                Observation(
+                    round=turn,
+                    client=f"client-{client}",
+                    parameters=sent,
+                    update=chain.protect(update, state, context),
+                    declaration=_declared(row, spec, chain),
+                )
+            )
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                mean = sum(mine[-1].update[name] for mine in uploads) / len(uploads)
+                parameter.copy_(sent[name] - (1.0 if averaged else LR) * mean)
+    return Federation(uploads, used, found.images, found.labels, parameters_of(network))
+
+
+def _declared(row: Row, spec: DataSpec, chain: DefenseChain) -> ClientDeclaration:
+    return ClientDeclaration(
+        algorithm="fedsgd",
+        model=row.model,
+        activation=row.activation,
+        image_shape=spec.image_shape,
+        classes=spec.classes,
+        mean=spec.mean,
+        std=spec.std,
+        lr=LR,
+        local_steps=1,
+        batch_size=row.batch,
+        num_examples=row.batch,
+        defenses=tuple(chain.public()),
+    )
+
+
+def seen_by(row: Row, held: Federation) -> list[Observation]:
+    """Return what the row's observer attacks, by round.
+
+    The curious client is the last one, and takes its own update out of the mean.
+    """
+    if row.observer == "server":
+        return held.uploads[0]
+    sent = [seen.parameters for seen in held.uploads[0]] + [held.last]
+    return [
+        observe_global_models(
+            sent[i],
+            sent[i + 1],
+            [mine[i].declaration for mine in held.uploads[:-1]],
+            number=i + 1,
+            client="others",
+            server_lr=LR,
+            known=[(1.0 / row.clients, held.uploads[-1][i].update)],
+        )
+        for i in range(ROUNDS)
+    ]
+
+
+def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> dict[str, Any]:
+    """Attack the last rounds of every federation; score what came back."""
+    using: Attacker = attack(row.attack)
+    psnr: list[float] = []
+    ssim: list[float] = []
+    seconds: list[float] = []
+    refused: list[str] = []
+    sizes: list[int] = []
+    for held in federations:
+        observed = seen_by(row, held)
+        clients = range(1 if row.observer == "server" else row.clients - 1)
+        truth = held.truth(clients, slice(row.first - 1, row.first - 1 + rounds))
+        begun = time.process_time()
+        try:
+            with seed_budget(SeedBudget(candidates=1)):
+                found = reconstruct_over_rounds(
+                    observed[row.first - 1 :][:rounds],
+                    using,
+                    budget=Budget(iterations=row.iterations, max_images=16),
+                    seed=seed,
+                    tier=row.tier,
+                    engine=Engine(device="cpu"),
+                    history=observed[: row.first - 1],
+                )
+        except BractError as error:
+            refused.append(str(error))
+            continue
+        seconds.append(time.process_time() - begun)
+        # An original without a reconstruction counts as a grey image.
+        missing = max(0, len(truth.images) - len(found.images))
+        images = torch.cat([found.images, torch.full_like(truth.images[:missing], 0.5)])
+        sizes.append(len(found.images))
+        rows = score_images(images, truth, perceptual=False).rows
+        psnr.append(fmean(float(r.psnr or 0.0) for r in rows))
+        ssim.append(fmean(float(r.ssim or 0.0) for r in rows))
+    facts: dict[str, Any] = asdict(row) | {
+        "rounds": rounds,
+        "federations": len(federations),
+        "refused": len(refused),
+        "reason": refused[0] if refused else None,
+        "found": sizes,
+        "psnr_each": psnr,
+        "ssim_each": ssim,
+        "cpu_seconds": fmean(seconds) if seconds else None,
+    }
+    for name, values in (("psnr", psnr), ("ssim", ssim)):
+        low, high = (mean_interval(values) if values else None) or (None, None)
+        facts |= {
+            name: fmean(values) if values else None,
+            f"{name}_low": low,
+            f"{name}_high": high,
+        }
+    return facts
+
+
+def compare(rows: Sequence[dict[str, Any]]) -> None:
+    """Add the paired gain over one round of the same images, in dB, with its interval."""
+    alone = {row["name"]: row for row in rows if row["rounds"] == 1 and not row["held"]}
+    for row in rows:
+        before = alone.get(row["name"])
+        if before is None or row is before or len(before["psnr_each"]) != len(row["psnr_each"]):
+            continue
+        each = [a - b for a, b in zip(row["psnr_each"], before["psnr_each"], strict=True)]
+        low, high = (mean_interval(each, bounds=None) if each else None) or (None, None)
+        row |= {"gain": fmean(each), "gain_low": low, "gain_high": high}
+
+
+def main() -> None:
+    """Run the rows."""
+    options_parser = parser(__doc__ or "", "over-rounds", picture=False)
+    options_parser.add_argument("--row", action="append", choices=[row.name for row in ROWS])
+    options_parser.add_argument("--rounds", type=int, action="append", choices=GIVEN)
+    options_parser.add_argument("--split", choices=("score", "choose"), default="score")
+    options_parser.add_argument("--federations", type=int, default=FEDERATIONS)
+    options_parser.add_argument("--seed", type=int, default=0)
+    options_parser.add_argument("--resume", type=Path, help="file of finished rows")
+    options = options_parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    done: dict[str, Any] = {}
+    if options.resume is not None and options.resume.exists():
+        done = dict(json.loads(line) for line in options.resume.read_text().splitlines())
+    for row in ROWS:
+        if options.row and row.name not in options.row:
+            continue
+        held = [federation(row, i, options.split) for i in range(options.federations)]
+        for rounds in options.rounds or GIVEN:
+            if row.held and rounds > MOST_PARTS:
+                continue
+            about = [asdict(row), rounds, options.split, options.federations, options.seed]
+            key = json.dumps(about)
+            if key in done:
+                rows.append(done[key])
+                continue
+            rows.append(run(row, rounds, held, options.seed))
+            told = rows[-1]
+            if options.resume is not None:
+                with options.resume.open("a") as file:
+                    file.write(json.dumps([key, told]) + "\n")
+            note(
+                f"{row.name}, {rounds} rounds: {told['psnr'] or 0.0:.2f} dB, SSIM "
+                f"{told['ssim'] or 0.0:.3f}, {told['cpu_seconds'] or 0.0:.1f} s, {told['reason']}"
+            )
+    compare(rows)
+    emit([row | {"size": SIZE} for row in rows], COLUMNS, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Clients whose uploads are attacked: one setting, one network, the real training and defense.
+
+Client ``i`` of a row trains network ``i mod 4`` on images of its own. Networks that are scored on
+are drawn from other seeds than those that settings were chosen on. What a client keeps secret is
+drawn from a number that is neither the network's seed nor the attacker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
+from bract.client.training import planned_steps, train_locally
+from bract.config import TrainingConfig
+from bract.data import DataSpec
+from bract.models import create_model, initialise
+from bract.models.keylock import Lock
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors, buffers_of, parameters_of
+from experiments.papers.images import SIZE, ImageSet, held_out_images, image_set, training_images
+from experiments.papers.places import FOLDER
+
+NETWORKS = 4
+"""Networks of a row; clients take turns."""
+
+LEARNING_RATE = 0.1
+
+_FIRST_SEED = {"score": 0, "choose": 1000}
+_TRAINED_LR, _TRAINED_BATCH, _TRAINED_STEPS = 2e-3, 64, 1500
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What clients do in one row.
+
+    Attributes
+    ----------
+    data, model
+        A name of `experiments.papers.images.image_set`, a model of the registry.
+    defenses
+        A chain of defenses as the configuration has it.
+    round
+        The round that is attacked; the server steps by what it received in those before.
+    batch
+        Images of one upload.
+    steps
+        Local steps of FedSGD (0: the gradient) or FedAvg, over batches of ``step_images``.
+    step_images
+        Images of one local step; 0 takes all of the upload.
+    trained
+        Whether the network was trained on other images of the data set beforehand.
+    uploads
+        Number of clients.
+    init
+        How fresh networks are drawn (`bract.models.initialise`).
+    activation
+        Of the models that take one.
+    size
+        Side of the images in pixels.
+    folder
+        Where data sets lie that are not offline.
+    """
+
+    data: str
+    model: str
+    defenses: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    round: int = 1
+    batch: int = 1
+    steps: int = 0
+    step_images: int = 0
+    trained: bool = False
+    uploads: int = 16
+    init: str = "default"
+    activation: str = "sigmoid"
+    size: int = SIZE
+    folder: Path = FOLDER
+
+    @property
+    def training(self) -> TrainingConfig:
+        """What a client runs in one round."""
+        if not self.steps:
+            return TrainingConfig(algorithm="fedsgd", batch_size=self.batch, lr=LEARNING_RATE)
+        return TrainingConfig(
+            algorithm="fedavg",
+            batch_size=self.step_images or self.batch,
+            local_steps=self.steps,
+            lr=LEARNING_RATE,
+        )
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a server captured of one client, and what only the scorer knows.
+
+    Attributes
+    ----------
+    captured
+        As the defense let it out.
+    plain
+        As it would have been without one.
+    history
+        The same client's earlier captures.
+    truth, labels
+        float32 ``(B, C, 32, 32)`` in [0, 1] and int64 ``(B,)``.
+    lock
+        FedKL's key and lock layers as they were before this round's training; None without FedKL.
+    cosine
+        Between what was sent and what would have been sent.
+    network
+        Seed of the network.
+    """
+
+    captured: Observation
+    plain: Observation
+    history: tuple[Observation, ...]
+    truth: Tensor
+    labels: Tensor
+    lock: Lock | None
+    cosine: float
+    network: int
+
+
+def images_of(situation: Situation, split: str) -> ImageSet:
+    """Return the images of a row: those of all uploads, one after the other."""
+    count = situation.uploads * situation.batch
+    return image_set(situation.data, count, split, size=situation.size, folder=situation.folder)
+
+
+def uploads(
+    situation: Situation, *, split: str, secret: int, clients: range | None = None
+) -> list[Upload]:
+    """Run every client, or some of them, up to the round that is attacked.
+
+    Parameters
+    ----------
+    secret
+        What the clients' private numbers are drawn from; no attacker sees it.
+    """
+    images = images_of(situation, split)
+    chosen = range(situation.uploads) if clients is None else clients
+    return [_upload(situation, images, i, split, secret) for i in chosen]
+
+
+def _upload(situation: Situation, images: ImageSet, client: int, split: str, secret: int) -> Upload:
+    shape = tuple(images.images.shape[1:])
+    spec = DataSpec(
+        (shape[0], situation.size, situation.size),
+        images.classes,
+        (0.0,) * shape[0],
+        (1.0,) * shape[0],
+    )
+    chain = build_defenses([dict(entry) for entry in situation.defenses])
+    seed = _FIRST_SEED[split] + client % NETWORKS
+    network = _network(situation, chain, seed, spec)
+    private = int.from_bytes(sha256(f"{secret} {client}".encode()).digest())
+    first = situation.defenses[0]["name"] if situation.defenses else None
+    averaged = first == "adadefense" or bool(situation.steps)
+    state: Tensors = {}
+    history: list[Observation] = []
+    for number in range(1, situation.round + 1):
+        start = (client * situation.batch + number - 1) % len(images.images)
+        chosen = [(start + k) % len(images.images) for k in range(situation.batch)]
+        truth, labels = images.images[chosen], images.labels[chosen]
+        context = ProtectContext(round=number, seed=private)
+        chain.attach(network, state, context)
+        lock = _lock_of(chain, state)
+        parameters, buffers = parameters_of(network), buffers_of(network)
+        found = train_locally(
+            network,
+            truth,
+            labels,
+            config=situation.training,
+            spec=spec,
+            seed=seed,
+            device=torch.device("cpu"),
+        )
+        context = replace(context, model=network, images=truth, labels=labels)
+        sent = chain.protect(found.update, state, context)
+        captured = Observation(
+            round=number,
+            client=f"client-{client}",
+            parameters=parameters,
+            buffers=buffers,
+            update=sent,
+            declaration=_declared(situation, spec, chain),
+        )
+        history.append(captured)
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter.copy_(parameters[name])
+                parameter.sub_(sent[name], alpha=1.0 if averaged else LEARNING_RATE)
+            for name, buffer in network.named_buffers():
+                buffer.copy_(found.buffers[name])
+    declaration = replace(captured.declaration, defenses=())
+    return Upload(
+        captured=captured,
+        plain=replace(captured, update=found.update, declaration=declaration),
+        history=tuple(history[:-1]),
+        truth=truth,
+        labels=labels,
+        lock=lock,
+        cosine=_cosine(found.update, sent),
+        network=seed,
+    )
+
+
+def _declared(situation: Situation, spec: DataSpec, chain: DefenseChain) -> ClientDeclaration:
+    training = situation.training
+    return ClientDeclaration(
+        algorithm=training.algorithm,
+        model=situation.model,
+        activation=situation.activation,
+        image_shape=spec.image_shape,
+        classes=spec.classes,
+        mean=spec.mean,
+        std=spec.std,
+        lr=training.lr,
+        local_steps=planned_steps(training, situation.batch),
+        batch_size=training.batch_size,
+        num_examples=situation.batch,
+        defenses=tuple(chain.public()),
+    )
+
+
+def _network(situation: Situation, chain: DefenseChain, seed: int, spec: DataSpec) -> nn.Module:
+    model = create_model(
+        situation.model,
+        classes=spec.classes,
+        channels=spec.image_shape[0],
+        image_size=situation.size,
+        activation=situation.activation,
+    )
+    if situation.trained:
+        # Trained before the defense changes the model: what it adds starts as it draws it.
+        model.load_state_dict(
+            trained_network(situation.data, situation.model, seed, situation.activation)[0]
+        )
+        return chain.prepare_model(model)
+    return initialise(chain.prepare_model(model), situation.init, seed)
+
+
+@cache
+def trained_network(
+    data: str, name: str, seed: int, activation: str = "sigmoid"
+) -> tuple[Tensors, float]:
+    """Train a network on images that are not attacked; return its state and test accuracy."""
+    images, labels = training_images(data)
+    model = create_model(name, classes=10, channels=1, image_size=SIZE, activation=activation)
+    initialise(model, "default", seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=_TRAINED_LR)
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(_TRAINED_STEPS):
+        batch = torch.randint(len(images), (_TRAINED_BATCH,), generator=order)
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        judged, wanted = held_out_images(data)
+        accuracy = float((model(judged).argmax(1) == wanted).float().mean())
+    return {n: v.detach().clone() for n, v in model.state_dict().items()}, accuracy
+
+
+def trained_accuracy(situation: Situation, split: str) -> float | None:
+    """Return the mean test accuracy of a row's trained networks; None of fresh ones."""
+    if not situation.trained:
+        return None
+    seeds = range(_FIRST_SEED[split], _FIRST_SEED[split] + min(NETWORKS, situation.uploads))
+    return sum(trained_network(situation.data, situation.model, seed)[1] for seed in seeds) / len(
+        seeds
+    )
+
+
+def _lock_of(chain: DefenseChain, state: Tensors) -> Lock | None:
+    own = {n.removeprefix("fedkl."): v.clone() for n, v in state.items() if n.startswith("fedkl.")}
+    declared = [d for d in chain.public() if d["name"] == "fedkl"]
+    return Lock.load(own, relu=declared[0]["relu"]) if declared else None
+
+
+def _cosine(update: Tensors, sent: Tensors) -> float:
+    before = torch.cat([update[name].flatten() for name in update])
+    after = torch.cat([sent[name].flatten() for name in update])
+    return float(F.cosine_similarity(before, after, dim=0))

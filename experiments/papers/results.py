@@ -1,0 +1,150 @@
+"""Results of experiments on disk: one file an experiment and scale, written whole unit by unit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from bract.errors import BractError
+from bract.files import write_text
+from bract.schema.record import MOST_BYTES, Number, Record, VersionedRecord
+from bract.strict_json import dump_json, parse_json
+from experiments.papers.catalog import HERE
+from experiments.papers.declaration import Experiment, Scale
+
+COMMITTED = HERE / "results"
+"""Results that belong to this version of bract."""
+
+
+class Sample(Record):
+    """What one image, client or seed gave.
+
+    Attributes
+    ----------
+    group
+        Of what was drawn independently: intervals are over groups.
+    values
+        By metric.
+    """
+
+    group: int
+    values: dict[str, Number]
+
+
+class Unit(Record):
+    """A part of a row that is measured at once, and that an interrupted experiment keeps.
+
+    Attributes
+    ----------
+    key
+        Digest of all that it follows from: settings, number of the unit, code, libraries.
+    samples
+        What was measured.
+    refused
+        Why an attack could not be run, where it could not; those clients have no sample.
+    pictures
+        PNG, in base64: originals above, reconstructions below.
+    seconds
+        Processor time.
+    secret
+        What the clients' private numbers were drawn from, in hexadecimal.
+    """
+
+    key: str
+    samples: tuple[Sample, ...]
+    refused: tuple[str, ...] = ()
+    pictures: str | None = None
+    seconds: float
+    secret: str | None = None
+
+
+class RowResult(Record):
+    """The units of one row that are done, by number, of ``count``."""
+
+    name: str
+    count: int
+    units: dict[int, Unit]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every unit is done."""
+        return set(self.units) == set(range(self.count))
+
+    def samples(self) -> list[Sample]:
+        """Return all samples in order."""
+        return [sample for _, unit in sorted(self.units.items()) for sample in unit.samples]
+
+
+class Result(VersionedRecord):
+    """What one experiment gave at one scale so far."""
+
+    kind: ClassVar[str] = "paper result"
+    mend: ClassVar[str] = "run the experiment again"
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    experiment: str
+    scale: Scale
+    command: str
+    device: str
+    versions: dict[str, str]
+    rows: tuple[RowResult, ...]
+
+    def row(self, name: str) -> RowResult | None:
+        """Return a row by name, where it was begun."""
+        return next((row for row in self.rows if row.name == name), None)
+
+
+def path_of(folder: Path, experiment: Experiment, scale: Scale) -> Path:
+    """Return where a result lies."""
+    return folder / experiment.paper / f"{experiment.item}-{scale}.json"
+
+
+def read_result(folder: Path, experiment: Experiment, scale: Scale) -> Result | None:
+    """Read a result; None where there is none.
+
+    Raises
+    ------
+    BractError
+        If the file is none, or of another experiment.
+    """
+    path = path_of(folder, experiment, scale)
+    if not path.is_file():
+        return None
+    found = _read(path)
+    if (found.experiment, found.scale) != (experiment.name, scale):
+        raise BractError(
+            f"{path}: holds {found.experiment} at {found.scale}, expected {experiment.name} at "
+            f"{scale}; move it away"
+        )
+    return found
+
+
+def _read(path: Path) -> Result:
+    try:
+        content = parse_json(path.read_bytes(), most=MOST_BYTES)
+    except BractError as error:
+        raise BractError(f"{path}: {error}; remove it and run the experiment again") from error
+    except OSError as error:
+        raise BractError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return Result.parse(content, source=str(path))
+
+
+def write_result(folder: Path, experiment: Experiment, result: Result) -> Path:
+    """Write a result whole; an earlier one stays until then."""
+    text = dump_json(json.loads(result.model_dump_json(by_alias=True, exclude_defaults=False)))
+    return write_text(path_of(folder, experiment, result.scale), text + "\n")
+
+
+def finished_units(folder: Path) -> Iterator[Unit]:
+    """Yield the units of every readable result in a folder: equal keys are equal measurements."""
+    for path in sorted(folder.glob("*/*.json")):
+        try:
+            found = _read(path)
+        except BractError:
+            continue
+        for row in found.rows:
+            yield from row.units.values()

@@ -1,0 +1,188 @@
+"""Figures of rows with their intervals, and the verdict that declared rules come to.
+
+A verdict is never written by hand. Each rule holds, is contradicted, or stays open where the
+interval does not tell. All hold: reproduced; one is contradicted: not reproduced; else undecided.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bract.audit.scoring.metrics import mean_interval, share_interval
+from experiments.papers.declaration import Bound, Experiment, Near, Order, Rule
+from experiments.papers.results import Result, RowResult
+
+Answer = Literal["holds", "contradicted", "open"]
+State = Literal["reproduced", "not reproduced", "undecided", "not run", "needs", "nothing to run"]
+
+_SHARE = re.compile(r"(?P<metric>[\w.@ -]+?)(?P<side>>=|<=)(?P<value>-?[\d.]+)")
+_SHARES = ("recognisable", "label_accuracy", "top1", "top5", "reidentified")
+"""Metrics that are 0 or 1 for each image, or a share of few."""
+
+_BOUNDS = {"ssim": (-1.0, 1.0), "accuracy": (0.0, 1.0), "cosine": (-1.0, 1.0)}
+"""What means cannot leave."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean with its 95 % interval over groups.
+
+    ``low`` and ``high`` are None where nothing spreads: one group, or all alike.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    groups: int
+    values: int
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the interval, or the mean twice."""
+        low = self.mean if self.low is None else self.low
+        return low, self.mean if self.high is None else self.high
+
+
+def values_of(row: RowResult, metric: str) -> tuple[list[float], list[int]]:
+    """Return a metric's values and their groups; ``ssim>=0.2`` is a share of 0 and 1."""
+    share = _SHARE.fullmatch(metric)
+    name = metric if share is None else share["metric"]
+    values, groups = [], []
+    for sample in row.samples():
+        value = sample.values.get(name)
+        if value is None:
+            continue
+        if share is not None:
+            limit = float(share["value"])
+            value = float(value >= limit if share["side"] == ">=" else value <= limit)
+        values.append(value)
+        groups.append(sample.group)
+    return values, groups
+
+
+def figure(row: RowResult | None, metric: str) -> Figure | None:
+    """Return a row's figure; None where it has no such values."""
+    if row is None:
+        return None
+    values, groups = values_of(row, metric)
+    if not values:
+        return None
+    if _is_share(metric):
+        interval = share_interval(values, groups=groups)
+    else:
+        bounds = _BOUNDS.get(metric.partition("@")[0])
+        interval = mean_interval(values, groups=groups, bounds=bounds)
+    low, high = interval or (None, None)
+    return Figure(statistics.fmean(values), low, high, len(set(groups)), len(values))
+
+
+def _is_share(metric: str) -> bool:
+    return bool(_SHARE.fullmatch(metric)) or metric.startswith(_SHARES)
+
+
+def difference(one: RowResult | None, other: RowResult | None, metric: str) -> Figure | None:
+    """Return the difference of two rows' means.
+
+    Paired where both rows have the same groups with as many values each: then they are of the same
+    images or seeds. Elsewhere its interval is the sum of both intervals' halves, which is wide.
+    """
+    if one is None or other is None:
+        return None
+    (a, where), (b, there) = values_of(one, metric), values_of(other, metric)
+    if not a or not b:
+        return None
+    if where == there:
+        each = [x - y for x, y in zip(a, b, strict=True)]
+        low, high = mean_interval(each, groups=where) or (None, None)
+        return Figure(statistics.fmean(each), low, high, len(set(where)), len(each))
+    first, second = figure(one, metric), figure(other, metric)
+    assert first is not None and second is not None
+    return Figure(
+        first.mean - second.mean,
+        first.bounds[0] - second.bounds[1],
+        first.bounds[1] - second.bounds[0],
+        min(first.groups, second.groups),
+        min(first.values, second.values),
+    )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a rule came to, and the figure that decided."""
+
+    rule: Rule
+    answer: Answer
+    figure: Figure | None
+    against: float | None = None
+
+    @property
+    def words(self) -> str:
+        """Say what was found."""
+        if self.figure is None:
+            return f"{self.rule.says}: not measured"
+        found = f"{self.figure.mean:.3g}"
+        if self.figure.low is not None and self.figure.high is not None:
+            found += f" ({self.figure.low:.3g} to {self.figure.high:.3g})"
+        name = self.rule.metric
+        if isinstance(self.rule, Order):
+            found = f"difference in {name} {found}"
+        elif isinstance(self.rule, Bound):
+            found = f"{name} {found}, {self.rule.kind} {self.rule.value:g} expected"
+        else:
+            found = f"{name} off by {found}, at most {self.rule.tolerance:g} expected"
+        return f"{self.rule.says}: {self.answer} ({found})"
+
+
+def judge(experiment: Experiment, rule: Rule, result: Result, data: str | None) -> Judged | None:
+    """Hold one rule against a result; None where it does not apply at this scale."""
+    if isinstance(rule, Order):
+        found = difference(result.row(rule.more), result.row(rule.less), rule.metric)
+        return Judged(rule, _above(found, 0.0), found)
+    if isinstance(rule, Bound):
+        found = figure(result.row(rule.row), rule.metric)
+        sign = 1.0 if rule.kind == "at least" else -1.0
+        return Judged(rule, _above(found, rule.value, sign, strict=False), found)
+    if rule.to is not None:
+        return _close(rule, difference(result.row(rule.row), result.row(rule.to), rule.metric))
+    row = next(row for row in experiment.rows if row.name == rule.row)
+    same = [p for p in row.published if p.data is not None and p.data == data]
+    printed = experiment.converted(same[0]).get(rule.metric) if same else None
+    if printed is None:
+        return None
+    found = figure(result.row(rule.row), rule.metric)
+    if found is not None:
+        low, high = (None if v is None else v - printed for v in (found.low, found.high))
+        found = Figure(found.mean - printed, low, high, found.groups, found.values)
+    return _close(rule, found)
+
+
+def _above(found: Figure | None, value: float, sign: float = 1.0, *, strict: bool = True) -> Answer:
+    if found is None:
+        return "open"
+    low, high = sorted(sign * (bound - value) for bound in found.bounds)
+    if low > 0.0 or (low == 0.0 and not strict):
+        return "holds"
+    # Without a spread and without a difference there is none.
+    return "contradicted" if high < 0.0 or (strict and low == high == 0.0) else "open"
+
+
+def _close(rule: Near, found: Figure | None) -> Judged:
+    if found is None:
+        return Judged(rule, "open", None)
+    low, high = found.bounds
+    if max(abs(low), abs(high)) <= rule.tolerance:
+        return Judged(rule, "holds", found)
+    apart = low > rule.tolerance or high < -rule.tolerance
+    return Judged(rule, "contradicted" if apart else "open", found)
+
+
+def verdict(judged: Sequence[Judged]) -> State:
+    """Return what the rules come to together."""
+    answers = {one.answer for one in judged}
+    if "contradicted" in answers:
+        return "not reproduced"
+    return "reproduced" if answers == {"holds"} else "undecided"

@@ -1,0 +1,109 @@
+"""What every kind of experiment does: check settings, say what data they need, measure by units."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bract.errors import BractError, one_line
+from bract.versions import RESULT_CODE
+from experiments.papers.places import FOLDER, Need
+from experiments.papers.results import Sample
+
+
+class Settings(BaseModel):
+    """The settings of one row; an unknown one is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a row runs.
+
+    Attributes
+    ----------
+    device
+        Of torch.
+    folder
+        Where data sets lie that are not offline.
+    """
+
+    device: str = "cpu"
+    folder: Path = FOLDER
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a unit gave; see `experiments.papers.results.Unit`."""
+
+    samples: list[Sample]
+    refused: list[str] = field(default_factory=list)
+    pictures: str | None = None
+    secret: str | None = None
+
+
+S = TypeVar("S", bound=Settings)
+
+
+class Runner(ABC, Generic[S]):
+    """Runs the rows of one kind of experiment."""
+
+    settings: ClassVar[type[Settings]]
+    code: ClassVar[tuple[str, ...]]
+    """Modules and packages beside `CODE` that results follow from."""
+
+    def parse(self, content: dict[str, Any], *, where: str) -> S:
+        """Check a row's settings.
+
+        Raises
+        ------
+        BractError
+            Naming the row and the first setting that does not fit.
+        """
+        try:
+            return self.settings.model_validate(content)  # type: ignore[return-value]
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise BractError(f"{where}: {key}: {one_line(first['msg'], 200)}") from error
+
+    @abstractmethod
+    def count(self, settings: S) -> int:
+        """Return the number of units of a row."""
+
+    @abstractmethod
+    def run(self, settings: S, unit: int, context: Context) -> Measured:
+        """Measure one unit."""
+
+    def missing(self, settings: S, context: Context) -> Need | None:
+        """Say what data a row lacks; None where it can run."""
+        del settings, context
+        return None
+
+    def data(self, settings: S) -> str | None:
+        """Return the name of the data set that a row uses, where it uses one."""
+        del settings
+        return None
+
+
+CODE = (*RESULT_CODE, "bract.audit.scoring", "experiments.papers.runners.base")
+"""What every result follows from, by the names of modules and packages."""
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run a block with this many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

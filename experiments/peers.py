@@ -1,0 +1,410 @@
+"""The attacks of this project beside those of breaching, on identical gradients.
+
+    pip install breaching
+    python -m experiments.peers --json
+
+Each row is a tool's recipe on the same uploads: the same network, the same images, labels unknown
+to both, equal iterations and one start. breaching (Geiping et al., the library of Inverting
+Gradients, Fishing, and others) runs from its own package as it is published, each recipe with the
+hyper-parameters it ships but for the number of iterations; ``information`` says what it was given
+of batch statistics: nothing (it normalises by the candidate's own batch, as the client did) or the
+batch's own, which the client's returned buffers tell. Images and networks of ``--split score``
+chose no setting of either tool; ``choose`` has others. Images of one channel are copied into
+three, since breaching's total variation takes colour. Scores are means over images, paired by
+assignment within a batch, with 95 % t intervals over uploads. Without breaching its rows are left
+out. CPU seconds are the process's own.
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.attacks import Budget, Engine, Reconstruction, reconstruct
+from bract.audit.scoring.metrics import mean_interval
+from bract.audit.scoring.scoring import ScoredImages, Truth, score_images
+from bract.models import create_model, initialise
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import buffers_of, parameters_of
+from bract.versions import RESULT_CODE, code_digest
+from experiments.papers.images import held_out_images, image_set, training_images
+from experiments.results_io import emit, note, parser
+
+COLUMNS = (
+    *("tool", "attack", "information", "model", "data", "batch", "iterations"),
+    *("psnr", "psnr_low", "psnr_high", "ssim", "label_accuracy", "cpu_seconds"),
+)
+CLASSES, CHANNELS, SIZE = 10, 3, 32
+RECIPES = ("invertinggradients", "modern", "seethroughgradients")
+"""breaching's own, by the names of its configuration files."""
+
+_FIRST_SEED = {"score": 0, "choose": 1000}
+_NETWORKS = 4
+_TRAINED_STEPS, _TRAINED_BATCH, _TRAINED_LR = 150, 64, 2e-3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What clients did.
+
+    Attributes
+    ----------
+    model, activation
+        Of the registry.
+    trained
+        Whether the network was trained on other images first; else it is fresh.
+    data
+        An image set.
+    batch
+        Images of an upload.
+    """
+
+    model: str
+    activation: str
+    data: str = "photos"
+    trained: bool = False
+    batch: int = 1
+    iterations: int = 2000
+
+    @property
+    def name(self) -> str:
+        """The model in words."""
+        return f"{self.model}, {self.activation}, {'trained' if self.trained else 'fresh'}"
+
+
+SETTINGS = (
+    Setting("lenet-strided", "sigmoid"),
+    Setting("lenet", "sigmoid"),
+    Setting("resnet20", "relu", iterations=300),
+    Setting("resnet20", "relu", data="digits", trained=True, iterations=300),
+    Setting("convnet64", "relu", iterations=100),
+    Setting("lenet-strided", "relu"),
+    Setting("resnet18", "relu", iterations=300),
+    Setting("vgg16", "relu", iterations=100),
+)
+_NORMALISED = ("resnet20", "resnet18", "convnet64")
+_BATCHES_ONLY = ("resnet18",)
+"""A batch of one leaves one value a channel in its last normalisation, at 32 pixels."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One client's upload: the network that it trained, and what it keeps."""
+
+    network: nn.Module
+    seen: Observation
+    gradients: tuple[Tensor, ...]
+    statistics: tuple[Tensor, ...]
+    truth: Tensor
+    labels: Tensor
+    accuracy: float | None
+
+
+def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
+    """Run ``count`` clients on images of their own; networks are taken in turn."""
+    images = image_set(setting.data, count * setting.batch, split)
+    found = []
+    for client in range(count):
+        part = slice(client * setting.batch, (client + 1) * setting.batch)
+        truth = images.images[part].expand(-1, CHANNELS, -1, -1).contiguous()
+        seed = _FIRST_SEED[split] + client % _NETWORKS
+        network, accuracy = _network(setting.model, setting.activation, setting.trained, seed)
+        found.append(_upload(network, truth, images.labels[part], client, setting, accuracy))
+    return found
+
+
+@cache
+def _network(
+    model: str, activation: str, trained: bool, seed: int
+) -> tuple[nn.Module, float | None]:
+    torch.manual_seed(seed)
+    made = create_model(
+        model, classes=CLASSES, channels=CHANNELS, image_size=SIZE, activation=activation
+    )
+    network = initialise(made, "default", seed)
+    return (network, _train(network, seed)) if trained else (network, None)
+
+
+def _train(network: nn.Module, seed: int) -> float:
+    """Train on digits that nothing is scored on; return the accuracy on others."""
+    images, labels = training_images("digits")
+    # The last ones are attacked in the split that chooses.
+    images, labels = images[:-64].expand(-1, CHANNELS, -1, -1), labels[:-64]
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(network.parameters(), lr=_TRAINED_LR)
+    for _ in range(_TRAINED_STEPS):
+        picked = torch.randint(len(images), (_TRAINED_BATCH,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(network(images[picked]), labels[picked]).backward()
+        optimizer.step()
+    held, wanted = held_out_images("digits")
+    network.eval()
+    with torch.no_grad():
+        right = network(held.expand(-1, CHANNELS, -1, -1)).argmax(dim=1) == wanted
+    network.train()
+    return float(right.float().mean())
+
+
+def _upload(
+    network: nn.Module,
+    truth: Tensor,
+    labels: Tensor,
+    client: int,
+    setting: Setting,
+    accuracy: float | None,
+) -> Upload:
+    sent = {name: value.clone() for name, value in buffers_of(network).items()}
+    network.train()
+    loss = F.cross_entropy(network(truth), labels)
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    returned = {name: value.clone() for name, value in buffers_of(network).items()}
+    network.load_state_dict(sent, strict=False)
+    seen = Observation(
+        round=1,
+        client=f"client-{client}",
+        parameters=parameters_of(network),
+        update={n: g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)},
+        buffers=sent,
+        returned_buffers=returned,
+        declaration=ClientDeclaration(
+            algorithm="fedsgd",
+            model=setting.model,
+            activation=setting.activation,
+            image_shape=(CHANNELS, SIZE, SIZE),
+            classes=CLASSES,
+            mean=(0.0,) * CHANNELS,
+            std=(1.0,) * CHANNELS,
+            batch_size=len(truth),
+            num_examples=len(truth),
+        ),
+    )
+    return Upload(
+        network,
+        seen,
+        gradients,
+        _batch_statistics(network, sent, returned),
+        truth,
+        labels,
+        accuracy,
+    )
+
+
+def _batch_statistics(
+    network: nn.Module, sent: dict[str, Tensor], returned: dict[str, Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the buffers of a network whose running statistics are those of the client's batch."""
+    found = []
+    for name, module in network.named_modules():
+        if not isinstance(module, nn.BatchNorm2d):
+            continue
+        keep = 1 - (module.momentum or 0.0)
+        for kind in ("running_mean", "running_var"):
+            full = f"{name}.{kind}"
+            found.append((returned[full] - keep * sent[full]) / (1 - keep))
+        found.append(torch.tensor(1))
+    return tuple(found)
+
+
+def ours(setting: Setting, given: Sequence[Upload], name: str, device: str) -> dict[str, Any]:
+    """Attack with an attack of this project."""
+    own = time.process_time()
+    outcomes = reconstruct(
+        [upload.seen for upload in given],
+        name,
+        budget=Budget(iterations=setting.iterations),
+        engine=Engine(device=device),
+    )
+    spent = time.process_time() - own
+    scored = []
+    for outcome, upload in zip(outcomes, given, strict=True):
+        if not isinstance(outcome, Reconstruction):
+            raise SystemExit(f"{setting}: {outcome.reason}")
+        scored.append(score(outcome.images, outcome.labels, upload))
+    information = "batch statistics" if given[0].statistics else "none"
+    return _row("bract", name, information, setting, scored, spent)
+
+
+def breaching_installed() -> bool:
+    """Whether the peer can be run."""
+    return importlib.util.find_spec("breaching") is not None
+
+
+def theirs(
+    setting: Setting, given: Sequence[Upload], recipe: str, *, statistics_given: bool, device: str
+) -> dict[str, Any]:
+    """Attack with a recipe of breaching."""
+    found = []
+    own = time.process_time()
+    for number, upload in enumerate(given):
+        torch.manual_seed(number)
+        found.append(_breach(setting, upload, recipe, statistics_given, device))
+    spent = time.process_time() - own
+    information = "batch statistics" if statistics_given else "none"
+    scored = [score(*one, upload) for one, upload in zip(found, given, strict=True)]
+    return _row("breaching", recipe, information, setting, scored, spent)
+
+
+def _breach(
+    setting: Setting, upload: Upload, recipe: str, statistics_given: bool, device: str
+) -> tuple[Tensor, Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import breaching
+        from breaching.attacks import prepare_attack
+
+        config = breaching.get_attack_config(recipe)
+    config.optim.max_iterations = setting.iterations
+    config.optim.callback = setting.iterations
+    buffers = [b.to(device) for b in upload.statistics] if statistics_given else None
+    setup = {"device": torch.device(device), "dtype": torch.float32}
+
+    metadata = SimpleNamespace(
+        shape=(CHANNELS, SIZE, SIZE),
+        mean=(0.0,) * CHANNELS,
+        std=(1.0,) * CHANNELS,
+        classes=CLASSES,
+        modality="vision",
+        task="classification",
+    )
+    payload = {
+        "parameters": list(upload.network.parameters()),
+        "buffers": None,
+        "metadata": metadata,
+    }
+    shared = {
+        "gradients": [g.to(device) for g in upload.gradients],
+        "buffers": buffers,
+        "metadata": {
+            "num_data_points": len(upload.labels),
+            "labels": None,
+            "local_hyperparams": None,
+            "data_key": "inputs",
+        },
+    }
+    attacker = prepare_attack(upload.network, nn.CrossEntropyLoss(), config, setup)
+    found, _ = attacker.reconstruct([payload], [shared], {}, dryrun=False)
+    return found["data"].detach().cpu().clamp(0.0, 1.0), found["labels"].cpu()
+
+
+def score(images: Tensor, labels: Tensor, upload: Upload) -> ScoredImages:
+    """Score what an attack made of an upload against what its client keeps."""
+    return score_images(
+        images, Truth(upload.truth, upload.labels), recovered=labels, perceptual=False
+    )
+
+
+def _row(
+    tool: str,
+    name: str,
+    information: str,
+    setting: Setting,
+    scored: Sequence[ScoredImages],
+    spent: float,
+) -> dict[str, Any]:
+    groups = [i for i, s in enumerate(scored) for _ in s.rows]
+    psnr = [row.psnr for s in scored for row in s.rows if row.psnr is not None]
+    ssim = [row.ssim for s in scored for row in s.rows if row.ssim is not None]
+    low, high = mean_interval(psnr, groups=groups) or (None, None)
+    return {
+        "tool": tool,
+        "attack": name,
+        "information": information,
+        "model": setting.name,
+        "data": setting.data,
+        "batch": setting.batch,
+        "iterations": setting.iterations,
+        "images": len(psnr),
+        "psnr": statistics.fmean(psnr),
+        "psnr_low": low,
+        "psnr_high": high,
+        "psnr_each": psnr,
+        "ssim": statistics.fmean(ssim),
+        "label_accuracy": statistics.fmean(s.label_accuracy or 0.0 for s in scored),
+        "cpu_seconds": spent / len(psnr),
+    }
+
+
+def rows_of(setting: Setting, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run every tool on the uploads of a setting, but for rows that are done."""
+    done = _finished(options.resume)
+    count = max(1, options.images // setting.batch)
+    normalised = setting.model in _NORMALISED
+    runs: list[tuple[str, str, bool]] = [("bract", name, normalised) for name in options.attack]
+    if breaching_installed():
+        told = (False, True) if normalised else (False,)
+        runs += [("breaching", name, known) for name in options.recipe for known in told]
+    for run in runs:
+        key = json.dumps([asdict(setting), count, options.split, *run])
+        if key not in done:
+            given = uploads(setting, count, options.split)
+            tool, name, known = run
+            if tool == "bract":
+                row = ours(setting, given, name, options.device)
+            else:
+                row = theirs(setting, given, name, statistics_given=known, device=options.device)
+            accuracies = [u.accuracy for u in given if u.accuracy is not None]
+            row["network_accuracy"] = statistics.fmean(accuracies) if accuracies else None
+            done[key] = row | {"code": code_digest(*RESULT_CODE)}
+            if options.resume is not None:
+                with options.resume.open("a", encoding="utf-8") as file:
+                    print(json.dumps({"key": key, "row": done[key]}), file=file)
+        yield done[key]
+
+
+def _finished(path: Path | None) -> dict[str, dict[str, Any]]:
+    if path is None or not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {line["key"]: line["row"] for line in lines}
+
+
+def main() -> None:
+    """Run all settings or some."""
+    options_parser = parser(__doc__ or "", "peers", picture=False)
+    add = options_parser.add_argument
+    add("--model", action="append", help="a part of a model's name in words")
+    add("--batch", type=int, action="append")
+    add("--images", type=int, default=8)
+    add("--iterations", type=int, help="instead of the setting's own")
+    add("--attack", action="append")
+    add("--recipe", action="append", choices=RECIPES)
+    add("--split", choices=("score", "choose"), default="score")
+    add("--device", default="cpu")
+    add("--threads", type=int, default=1)
+    add("--resume", type=Path, help="file of finished rows: read first, appended to")
+    options = options_parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.attack = options.attack or ["ig", "best"]
+    options.recipe = options.recipe or list(RECIPES)
+    rows = []
+    for setting in SETTINGS:
+        if options.model and not any(part in setting.name for part in options.model):
+            continue
+        for batch in options.batch or (1, 4):
+            if batch == 1 and setting.model in _BATCHES_ONLY:
+                continue
+            iterations = options.iterations or setting.iterations
+            for row in rows_of(replace(setting, batch=batch, iterations=iterations), options):
+                note(
+                    f"{row['model']}, batch {batch}: {row['tool']} {row['attack']} "
+                    f"({row['information']}): {row['psnr']:.1f} dB, {row['ssim']:.2f}, labels "
+                    f"{row['label_accuracy']:.2f}, {row['cpu_seconds']:.0f} CPU s an image"
+                )
+                rows.append(row)
+    emit(rows, COLUMNS, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

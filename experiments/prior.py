@@ -1,0 +1,264 @@
+"""What a generator trained on public images adds: GGL, GIAS and a learned inverter beside IG,
+`best`, and the prior.
+
+    OMP_NUM_THREADS=1 python -m experiments.prior [--split choose] [--resume FILE] [--json]
+
+The generator (`bract.attacks.solve.prior_training`) is trained on the first 10,000 images of
+MNIST's training split, at 32 pixels. Attacked are 8 single images of the test split, written by
+other people, through networks of 4 seeds (`experiments.papers.clients`); every attack gets the same
+uploads. Settings were chosen on ``--split choose``: the end of the training split, which the
+generator has not seen, and networks of other seeds. ``reading``: ``plain`` is the update without a
+defense, ``ignored`` the defended one, of which the attacker does not know that it is, ``known`` the
+defended one with the defense known (the adaptive tier; for GGL and GIAS the surrogate one).
+``prior sample`` draws an image of the right class from the generator, ``prior nearest`` is the one
+of 256 such that is nearest to the original, which no attacker can pick. CPU seconds are the
+process' own on one thread, an image.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from bract.attacks import (
+    Budget,
+    Reconstruction,
+    Tier,
+    TrainedPrior,
+    attack,
+    load_prior,
+    reconstruct,
+)
+from bract.attacks.solve.prior_training import PriorSettings, train_prior
+from bract.audit.scoring.metrics import psnr, ssim
+from experiments.operating_points import POINTS
+from experiments.papers.clients import Situation, Upload, uploads
+from experiments.papers.images import training_images
+from experiments.results_io import emit, interval, note, parser
+
+COLUMNS = (
+    *("activation", "defense", "round", "reading", "attack", "images", "iterations", "psnr"),
+    *("psnr_low", "psnr_high", "ssim", "recognisable", "above_nearest", "refused", "cpu_seconds"),
+)
+ITERATIONS = {"ig": 400, "best": 200, "ggl": 150, "gias": 400, "learned-inverter": 400}
+PUBLIC = ("ggl", "gias", "learned-inverter")
+NEAREST_OF = 256
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One upload of each of 8 clients, and how it is read."""
+
+    activation: str
+    defense: str
+    reading: str
+    round: int = 1
+    batch: int = 1
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """What is run: a learned inverter only where the documentation speaks of it."""
+        if self.batch > 1:
+            return ("gias",)
+        known = ("noise 0.01", "adadefense, eps outside")
+        inverted = self.activation == "relu" and (self.reading == "plain" or self.defense in known)
+        return tuple(name for name in ITERATIONS if inverted or name != "learned-inverter")
+
+
+def plan() -> Iterator[Setting]:
+    """Every setting that the documentation speaks of."""
+    for activation in ("relu", "sigmoid"):
+        yield Setting(activation, "none", "plain")
+        yield Setting(activation, "adadefense", "ignored")
+        yield Setting(activation, "adadefense", "known")
+        yield Setting(activation, "noise 0.01", "known")
+        yield Setting(activation, "pruning", "known")
+    for number in (1, 3):
+        yield Setting("relu", "adadefense, eps outside", "known", number)
+    yield Setting("relu", "none", "plain", batch=4)
+
+
+def main() -> None:
+    """Train or read the generator, attack every setting; then print the table or JSON."""
+    arguments = parser(__doc__, "prior", picture=False)
+    arguments.add_argument("--split", choices=("score", "choose"), default="score")
+    arguments.add_argument("--images", type=int, default=8)
+    arguments.add_argument("--epochs", type=int, default=25)
+    arguments.add_argument("--prior", type=Path, help="a generator that was trained before")
+    arguments.add_argument("--only", help="settings whose words hold this")
+    arguments.add_argument("--resume", type=Path, help="a result whose rows are kept")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    prior = load_prior(options.prior) if options.prior else trained(options.epochs)
+    note(f"{prior.text}: held-out images at {prior.facts.held_out_psnr:.1f} dB")
+    rows: list[dict[str, Any]] = []
+    if options.resume:
+        rows = json.loads(options.resume.read_text())["rows"]
+    for setting in plan():
+        if options.only and options.only not in str(setting):
+            continue
+        done = {row["attack"] for row in rows if of_setting(row, setting)}
+        if not done >= {"prior sample", "prior nearest", *wanted(setting)}:
+            rows += measured(setting, prior, options.split, options.images, done)
+    emit(rows, COLUMNS, as_json=options.json)
+
+
+def of_setting(row: dict[str, Any], setting: Setting) -> bool:
+    """Whether a row was measured in a setting."""
+    return all(row.get(name, 1) == value for name, value in vars(setting).items())
+
+
+def wanted(setting: Setting) -> tuple[str, ...]:
+    """Attacks of a setting, less what takes too long."""
+    slow = setting.activation == "sigmoid" and setting.reading != "plain"
+    # The second order of `best` takes 20 CPU seconds an image there.
+    return tuple(name for name in setting.attacks if name != "best" or not slow)
+
+
+def trained(epochs: int) -> TrainedPrior:
+    """Train the generator on images that are not attacked."""
+    images, labels = training_images("mnist")
+    settings = PriorSettings(epochs=epochs)
+    source = "mnist, first 10,000 of train"
+    return train_prior(images, labels, settings, source=source, classes=10)
+
+
+def measured(
+    setting: Setting, prior: TrainedPrior, split: str, images: int, done: set[str]
+) -> Iterator[dict[str, Any]]:
+    """Attack one setting's uploads with every attack, and score what needs no gradient."""
+    situation = Situation(
+        data="mnist",
+        model="lenet-strided",
+        defenses=tuple(POINTS[setting.defense]),
+        activation=setting.activation,
+        round=setting.round,
+        batch=setting.batch,
+        uploads=images // setting.batch,
+    )
+    held = uploads(situation, split=split, secret=17)
+    truth = torch.cat([upload.truth for upload in held])
+    if bool(prior.trained_on(truth).any()):
+        raise SystemExit("an attacked image is among those the generator was trained on")
+    drawn = [one for upload in held for one in samples(prior, upload)]
+    nearest = torch.stack(
+        [
+            one[int((one - t).square().flatten(1).mean(1).argmin())]
+            for one, t in zip(drawn, truth, strict=True)
+        ]
+    )
+    floor = psnr(nearest, truth).tolist()
+    about = {
+        **vars(setting),
+        "data": "mnist",
+        "model": "lenet-strided",
+        "prior_images": prior.facts.images,
+        "prior_held_out_psnr": prior.facts.held_out_psnr,
+    }
+    first = torch.stack([one[0] for one in drawn])
+    for name, made in (("prior sample", first), ("prior nearest", nearest)):
+        if name not in done:
+            yield {**about, "attack": name, **scores(list(made), truth, floor), "refused": 0}
+    for name in wanted(setting):
+        if name in done:
+            continue
+        row = {**about, "attack": name, **attacked(name, setting, held, prior, floor)}
+        note(" ".join(f"{column}={row[column]}" for column in COLUMNS))
+        yield row
+
+
+def samples(prior: TrainedPrior, upload: Upload) -> list[Tensor]:
+    """Return, for each image of an upload, images of its class from the generator alone."""
+    return [
+        prior.sample([label] * NEAREST_OF, seed=upload.network + 1000 * number)
+        for number, label in enumerate(upload.labels.tolist())
+    ]
+
+
+def attacked(
+    name: str, setting: Setting, held: Sequence[Upload], prior: TrainedPrior, floor: list[float]
+) -> dict[str, Any]:
+    """Run one attack on all uploads as one batch."""
+    seen = [seen_by(setting, upload) for upload in held]
+    earlier = {upload.captured.key: upload.history for upload in held}
+    public = prior if name in PUBLIC else None
+    tier: Tier = (
+        "surrogate" if public else "adaptive" if setting.reading == "known" else "oblivious"
+    )
+    begun = time.process_time()
+    found = reconstruct(
+        seen,
+        attack(name),
+        budget=Budget(iterations=ITERATIONS[name]),
+        tier=tier,
+        device="cpu",
+        history=lambda o: earlier[o.key] if setting.reading == "known" else (),
+        public=public,
+    )
+    truth = torch.cat([upload.truth for upload in held])
+    spent = (time.process_time() - begun) / len(truth)
+    # A refused upload counts as what the prior would have been guessed to be: nothing.
+    made: list[Tensor | None] = []
+    for upload, result in zip(held, found, strict=True):
+        if isinstance(result, Reconstruction):
+            made += matched(result.images, upload.truth)
+        else:
+            made += [None] * setting.batch
+    for result in found:
+        if not isinstance(result, Reconstruction):
+            note(result.reason)
+    return {
+        **scores(made, truth, floor),
+        "tier": tier,
+        "iterations": ITERATIONS[name],
+        "refused": sum(image is None for image in made),
+        "cpu_seconds": spent,
+    }
+
+
+def matched(images: Tensor, truth: Tensor) -> list[Tensor]:
+    """Return the images of a batch in the order of the originals, best in all."""
+    apart = (images[None] - truth[:, None]).square().flatten(2).mean(dim=2)
+    _, order = linear_sum_assignment(apart.numpy())
+    return list(images[order.tolist()])
+
+
+def seen_by(setting: Setting, upload: Upload) -> Any:
+    """Return the upload as this attacker takes it."""
+    if setting.reading == "plain":
+        return upload.plain
+    if setting.reading == "known":
+        return upload.captured
+    declaration = replace(upload.captured.declaration, defenses=())
+    return replace(upload.captured, declaration=declaration)
+
+
+def scores(made: Sequence[Tensor | None], truth: Tensor, floor: list[float]) -> dict[str, Any]:
+    """Score images against the originals; those of refused uploads are left out."""
+    pairs = [(m, t, f) for m, t, f in zip(made, truth, floor, strict=True) if m is not None]
+    if not pairs:
+        return {"images": 0, "psnr": None, "ssim": None}
+    images, originals = torch.stack([m for m, _, _ in pairs]), torch.stack([t for _, t, _ in pairs])
+    decibels, alike = psnr(images, originals).tolist(), ssim(images, originals).tolist()
+    mean, half = interval(decibels)
+    return {
+        "images": len(pairs),
+        "psnr": mean,
+        "psnr_low": None if half is None else mean - half,
+        "psnr_high": None if half is None else mean + half,
+        "ssim": statistics.fmean(alike),
+        "recognisable": sum(value >= 0.5 for value in alike) / len(pairs),
+        "above_nearest": sum(d > f for d, (_, _, f) in zip(decibels, pairs, strict=True)),
+        "all_psnr": decibels,
+    }
+
+
+if __name__ == "__main__":
+    main()
