@@ -1,4 +1,4 @@
-"""``bract describe``: say once what the server knows of an app, checked by its captures."""
+"""``bract describe``: propose ``bract.yaml`` for an app, and check it against the captures."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from bract.schema.description import (
 from bract.strict_yaml import parse_yaml
 
 ASKED = {
-    "input.mean": "What is subtracted from the pixels (0 to 1), a channel",
-    "input.std": "What they are divided by then, a channel",
-    "input.shape": "channels,height,width of one input",
+    "input.mean": "Mean subtracted from the pixels (0 to 1), one value per channel",
+    "input.std": "Standard deviation the pixels are divided by, one value per channel",
+    "input.shape": "Shape of one input: channels,height,width",
     "training.optimizer": "Optimizer (sgd, adam)",
     "training.lr": "Learning rate of a local step",
     "training.batch_size": "Images of a local step",
@@ -38,13 +38,12 @@ ASKED = {
 
 _WORK = ("training.batch_size", "training.local_epochs", "training.local_steps")
 
-_LISTS = ("input.shape", "input.mean", "input.std")
-
 
 def describe_app(
     root: Path,
-    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
     *,
+    model: str | None = None,
     truth: Path | None = None,
     force: bool = False,
     ask: bool = True,
@@ -52,25 +51,24 @@ def describe_app(
 ) -> None:
     """Write or check ``bract.yaml`` of a folder with captures.
 
+    A file that a person has edited is only replaced with ``force``.
+
     Parameters
     ----------
-    options
-        Values of the command line by their dotted key; None where an option was not given.
-
-    Raises
-    ------
-    BractError
-        If the description does not fit the captures, or a file is there and would change.
+    settings
+        Values by their dotted key, laid over the file.
+    model
+        Registered name or ``package.module:callable``, which is imported and called.
     """
     run = RunDirectory.open(root)
     path = run.root / DESCRIPTION
     earlier = run.description()
-    given = {key: value for key, value in options.items() if value is not None}
+    given = dict(settings) if model is None else {**settings, "model": model}
     asks = ask and sys.stdin.isatty() and stderr.is_terminal
     content = _laid_over(earlier, given)
     if not content.get("model") and asks and not _declared_model(run):
         content["model"] = typer.prompt("Model, package.module:callable", err=True)
-    # What the operator names on the command line, or types here, may be imported and called.
+    # A model named on the command line, or typed here, may be imported and called.
     trusted = {given.get("model"), *([content.get("model")] if asks else [])} - {None}
     sys.path.insert(0, str(Path.cwd()))
     where = _truth(run, truth)
@@ -82,11 +80,11 @@ def describe_app(
     text = dump_description(found.description)
     if earlier is not None and found.description == earlier:
         verdict = f"{path}: fits the captures"
-    elif earlier is not None and not force:
+    elif earlier is not None and not force and path.read_text() != dump_description(earlier):
         _tell(found)
         raise BractError(
-            f"{path}: exists already, and {_differing(earlier, found.description)} would change; "
-            "pass --force to write it anew (its comments are lost)"
+            f"{path}: was edited, and {_differing(earlier, found.description)} would change; "
+            "edit the file, or pass --force to write it anew (its comments are lost)"
         )
     else:
         write_text(path, text)
@@ -115,17 +113,13 @@ def _laid_over(earlier: AppDescription | None, given: Mapping[str, Any]) -> dict
     content: dict[str, Any] = {}
     if earlier is not None:
         content = earlier.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    return _with(content, {key: _value(key, value) for key, value in given.items()})
+    return _with(content, given)
 
 
 def _with(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy with some dotted keys changed; what is given so is no guess any more."""
+    """Return a copy with some dotted keys changed, which are no guesses any more."""
     changed = copy.deepcopy(dict(content))
     for key, value in values.items():
-        if key == "clients":
-            for name, section in value.items():
-                changed.setdefault("clients", {}).setdefault(name, {}).update(section)
-            continue
         if key in ("training.local_steps", "training.local_epochs"):
             for other in ("local_steps", "local_epochs"):
                 changed.get("training", {}).pop(other, None)
@@ -136,13 +130,15 @@ def _with(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
         target = changed
         for section in sections:
             target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise BractError(f"{key}: {section} holds a value, not keys")
         target[last] = value
         changed.get("guessed", {}).pop(key, None)
     return changed
 
 
 def _forget_clients(content: dict[str, Any]) -> None:
-    """Take out what was inferred of single clients: their steps follow from what is said now."""
+    """Remove inferred steps of single clients, which now follow from the common section."""
     guessed, clients = content.get("guessed", {}), content.get("clients", {})
     for name in [name for name in clients if f"clients.{name}.batch_size" in guessed]:
         del guessed[f"clients.{name}.batch_size"]
@@ -152,54 +148,8 @@ def _forget_clients(content: dict[str, Any]) -> None:
             del clients[name]
 
 
-def _value(key: str, value: Any) -> Any:
-    if key in _LISTS:
-        return _numbers(key, value)
-    if key == "clients":
-        return dict(_client(text) for text in value)
-    if key == "defenses":
-        return [_entry("--defense", "name", text) for text in value]
-    if key == "training.lr_schedule":
-        return _entry("--lr-schedule", "kind", value)
-    return str(value) if isinstance(value, Path) else value
-
-
-def _numbers(key: str, text: str) -> list[float]:
-    option = "--" + key.partition(".")[2].replace("shape", "input")
-    whole = key == "input.shape"
-    try:
-        return [int(part) if whole else float(part) for part in str(text).split(",")]
-    except ValueError:
-        example = "3,32,32" if whole else "0.5,0.5,0.5"
-        raise BractError(f"{option} {text!r}: expected numbers such as {example}") from None
-
-
-def _client(text: str) -> tuple[str, dict[str, Any]]:
-    name, separator, rest = text.partition(":")
-    if not separator or not rest:
-        raise BractError(
-            f"--client {text!r}: expected NAME:key=value,... such as node-1:local_steps=5"
-        )
-    return name, _settings("--client", text, rest)
-
-
-def _entry(option: str, key: str, text: str) -> dict[str, Any]:
-    name, _, rest = text.partition(":")
-    return {key: name, **(_settings(option, text, rest) if rest else {})}
-
-
-def _settings(option: str, text: str, rest: str) -> dict[str, Any]:
-    found = {}
-    for part in rest.split(","):
-        key, separator, value = part.partition("=")
-        if not separator or not key:
-            raise BractError(f"{option} {text!r}: expected key=value, found {part!r}")
-        found[key.strip()] = parse_yaml(value)
-    return found
-
-
 def _ask(description: AppDescription) -> dict[str, Any]:
-    """Ask about guesses; what is typed anew is returned by its key."""
+    """Ask about guesses; return the changed values by their key."""
     values = description.given()
     answers = {}
     for key, question in ASKED.items():
@@ -208,7 +158,7 @@ def _ask(description: AppDescription) -> dict[str, Any]:
         guess = _shown(values[key])
         typed = typer.prompt(question, default=guess, err=True)
         if typed != guess:
-            answers[key] = _numbers(key, typed) if key in _LISTS else parse_yaml(typed)
+            answers[key] = parse_yaml(f"[{typed}]" if isinstance(values[key], tuple) else typed)
     return answers
 
 

@@ -44,8 +44,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "describe": (
         "bract describe . --model my_app.task:Net",
-        "bract describe . --model my_app.task:Net --mean 0.5 --std 0.5 --batch-size 32 --lr 0.1",
-        "bract describe . --model my_app.task:Net --client node-1:local_steps=5 --force",
+        "bract describe . --model my_app.task:Net --set training.batch_size=32",
+        "bract describe . --model my_app.task:Net --set clients.node-1.local_steps=5",
     ),
     "report": ("bract report runs/demo", "bract report runs/demo --redact --format json"),
     "watch": ("bract watch runs/demo", "bract watch runs/demo --once --format json"),

@@ -37,6 +37,7 @@ from bract.cli.remote.commands import follow as follow_command
 from bract.cli.remote.commands import pack as pack_command
 from bract.cli.remote.commands import pull as pull_command
 from bract.cli.remote.commands import stop as stop_command
+from bract.cli.settings import SetOption
 from bract.cli.signals import Stopped, forget, listen
 from bract.cli.superlink import superexec as superexec_command
 from bract.cli.superlink import superlink as superlink_command
@@ -471,106 +472,31 @@ def describe(
         str | None,
         typer.Option("--model", help="package.module:callable without arguments; it is run."),
     ] = None,
-    shape: Annotated[
-        str | None, typer.Option("--input", help="channels,height,width of one input.")
-    ] = None,
-    classes: Annotated[int | None, typer.Option("--classes", min=1, help="Classes.")] = None,
-    mean: Annotated[
-        str | None,
-        typer.Option("--mean", help="What the model's inputs are less by, a channel: 0.5,0.5,0.5."),
-    ] = None,
-    std: Annotated[
-        str | None, typer.Option("--std", help="What they are divided by then, a channel.")
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option("--optimizer", help="sgd, adam or another one's name.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of a local step.")] = None,
-    lr_schedule: Annotated[
-        str | None,
-        typer.Option(
-            "--lr-schedule", help="By the round: step:factor=0.1,every=10, cosine:rounds=50, ..."
-        ),
-    ] = None,
-    momentum: Annotated[float | None, typer.Option("--momentum", help="Of sgd.")] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option("--weight-decay", help="Of the optimizer.")
-    ] = None,
-    dropout: Annotated[
-        float | None, typer.Option("--dropout", help="Rate of the model's dropout layers.")
-    ] = None,
-    augmentation: Annotated[
-        list[str] | None,
-        typer.Option("--augmentation", help="What is done to each image at random; repeat it."),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Images of a local step.")
-    ] = None,
-    local_epochs: Annotated[
-        int | None, typer.Option("--local-epochs", min=1, help="Passes over a client's images.")
-    ] = None,
-    local_steps: Annotated[
-        int | None, typer.Option("--local-steps", min=1, help="Steps, where they are no epochs.")
-    ] = None,
-    client: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--client", help="What one client does otherwise: NAME:local_steps=5,batch_size=16."
-        ),
-    ] = None,
-    defense: Annotated[
-        list[str] | None,
-        typer.Option("--defense", help="NAME or NAME:key=value,... of a defense; repeat it."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Test data to score against: digits, cifar10, folder, ..."),
-    ] = None,
-    data_path: Annotated[
-        Path | None, typer.Option("--data-path", help="Where those data lie.")
-    ] = None,
+    settings: SetOption = None,
     truth: Annotated[
         Path | None,
-        typer.Option("--truth", help="Folder of what clients kept; RUN/truth where there is one."),
+        typer.Option("--truth", help="Folder of the batches that clients kept; RUN/truth."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace bract.yaml; what it says is kept.")
+        bool, typer.Option("--force", help="Replace an edited bract.yaml; its values are kept.")
     ] = False,
     no_input: Annotated[
         bool, typer.Option("--no-input", help="Ask nothing, also on a terminal.")
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Write RUN/bract.yaml: what the server knows of an app beyond its captures.
+    """Propose RUN/bract.yaml: the facts of an app that its captures do not declare.
 
-    What the captures show is inferred, what they do not is guessed and marked, and all of it is
-    held against them. A bract.yaml that is there is checked; --force adds to it.
+    Infers what it can from the captures, marks the rest as guesses, and checks both against the
+    captures. Edit the file and run the command again to check it.
     """
     from bract.cli.describe import describe_app
+    from bract.cli.settings import read_settings
 
     describe_app(
         run,
-        {
-            "model": model,
-            "input.shape": shape,
-            "input.mean": mean,
-            "input.std": std,
-            "classes": classes,
-            "training.optimizer": optimizer,
-            "training.lr": lr,
-            "training.lr_schedule": lr_schedule,
-            "training.momentum": momentum,
-            "training.weight_decay": weight_decay,
-            "training.dropout": dropout,
-            "training.augmentation": augmentation,
-            "training.batch_size": batch_size,
-            "training.local_epochs": local_epochs,
-            "training.local_steps": local_steps,
-            "clients": client,
-            "defenses": defense,
-            "data.name": data,
-            "data.path": data_path,
-        },
+        read_settings(settings),
+        model=model,
         truth=truth,
         force=force,
         ask=not no_input,

@@ -278,7 +278,7 @@ class _Work:
             self.guess("input", "std", [1.0] * channels, reason)
             self.doubts.append(
                 "nothing says how the clients normalise their inputs; pixels in [0, 1] are taken "
-                "as they are: give --mean and --std where that is wrong"
+                "as they are; correct input.mean and input.std if that is wrong"
             )
 
     def choose_norm_mode(self) -> None:
@@ -338,14 +338,13 @@ class _Work:
         if work.batch_size is None and self.declaration().batch_size is None:
             self.guess("training", "batch_size", 32, reason)
             self.doubts.append(
-                "nothing says how many images a step took; batches of 32 are taken: give "
-                "--batch-size"
+                "nothing declares the batch size; 32 is assumed: correct training.batch_size"
             )
         if work.local_epochs is None:
             self.guess("training", "local_epochs", 1, reason)
             self.doubts.append(
-                "nothing says how often the clients went through their images; one epoch is "
-                "taken: give --local-epochs or --local-steps"
+                "nothing declares the local epochs; one is assumed: correct training.local_epochs, "
+                "or give training.local_steps"
             )
 
     def _steps_by_client(self, counting: Sequence[CaptureFacts], own: set[str]) -> None:
@@ -378,7 +377,7 @@ class _Work:
                 f"{fact.capture.key}: the description makes {planned} local steps of "
                 f"{fact.examples} examples, its batch normalisation counted {fact.steps}{more}; "
                 "correct training.batch_size, training.local_epochs or training.local_steps, or "
-                f"describe the client: --client {fact.capture.client}:local_steps={fact.steps}"
+                f"describe the client: --set clients.{fact.capture.client}.local_steps={fact.steps}"
             )
         if counting:
             self.confirmed.append(
@@ -397,7 +396,7 @@ class _Work:
             if named.lr is None:
                 raise BractError(
                     "bract.yaml: training.lr is not given, and it does not show in defended "
-                    "updates; give --lr"
+                    "updates; give --set training.lr=RATE"
                 )
             return
         chosen = self._compared()
@@ -493,7 +492,8 @@ class _Work:
         if not tried:
             raise BractError(
                 f"model {self.declaration().model} takes none of the usual square images: "
-                f"{listed(dict.fromkeys(reasons), most=1)}; give --input channels,height,width"
+                f"{listed(dict.fromkeys(reasons), most=1)}; give "
+                "--set input.shape=[channels,height,width]"
             )
         shape = next(iter(tried))
         others = [_times(other) for other in list(tried)[1:4]]
@@ -501,7 +501,7 @@ class _Work:
         if others:
             reason = f"the model takes it, and {', '.join(others)} as well"
             self.doubts.append(
-                f"input {_times(shape)} is a guess: {reason}; give --input where it is another"
+                f"input {_times(shape)} is a guess: {reason}; correct input.shape if it is another"
             )
         self.guess("input", "shape", list(shape), reason)
         return tried[shape]

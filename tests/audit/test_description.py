@@ -140,7 +140,7 @@ def test_what_the_captures_show_is_inferred(app: RunDirectory) -> None:
     guessed = {"input.mean", "input.std", "training.batch_size", "training.local_epochs"}
     assert guessed | {"training.lr", "training.optimizer"} <= set(d.guessed)
     assert "classes" not in d.guessed and "norm_mode" not in d.guessed
-    assert any("--mean" in doubt for doubt in found.doubts)
+    assert any("input.mean" in doubt for doubt in found.doubts)
 
 
 def test_an_adam_client_is_told_from_an_sgd_client(
@@ -168,7 +168,7 @@ def test_without_batch_statistics_the_steps_are_a_convention(
     found = described(run, {"model": f"{HERE}:plain_net"})
     assert found.description.training.batch_size == 32
     assert "convention" in found.description.guessed["training.batch_size"]
-    assert any("--batch-size" in doubt for doubt in found.doubts)
+    assert any("training.batch_size" in doubt for doubt in found.doubts)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_without_batch_statistics_the_steps_are_a_convention(
         ({"input": {"shape": [3, 16, 16]}}, "does not take"),
         ({"classes": 7}, "has 5 outputs"),
         ({"training": {"batch_size": 2}}, "batch normalisation counted 1"),
-        ({"training": {"local_steps": 9}}, "--client node-1:local_steps=1"),
+        ({"training": {"local_steps": 9}}, "clients.node-1.local_steps=1"),
         ({"clients": {"node-7": {}}}, "clients.node-7: no capture is of it; captured are node-1"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from bract.cli.describe import describe_app
+from bract.cli.settings import read_settings
 from bract.errors import BractError
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
@@ -37,23 +38,26 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
-OPTIONS: dict[str, Any] = {
-    "model": "lenet-strided",
-    "input.shape": "1,16,16",
-    "input.mean": "0",
-    "input.std": "1",
+SETTINGS: dict[str, Any] = {
+    "input.shape": [1, 16, 16],
+    "input.mean": [0],
+    "input.std": [1],
     "training.lr": 0.1,
     "training.batch_size": 2,
     "training.local_epochs": 1,
     "training.optimizer": "sgd",
-    "classes": None,
 }
+
+
+def describe(app: Path, settings: dict[str, Any] = SETTINGS, **options: Any) -> None:
+    """Describe the captures of the `app` fixture without questions."""
+    describe_app(app, settings, model="lenet-strided", ask=False, **options)
 
 
 def test_what_is_said_is_written_and_what_is_shown_is_completed(
     app: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    describe_app(app, OPTIONS, ask=False, as_json=True)
+    describe(app, as_json=True)
     text = (app / "bract.yaml").read_text()
     assert "classes: 4" in text and "lr: 0.1\n" in text and "guessed" not in text
     said = capsys.readouterr()
@@ -63,40 +67,60 @@ def test_what_is_said_is_written_and_what_is_shown_is_completed(
 
 
 def test_a_file_that_is_there_is_checked_and_changed_by_force_alone(app: Path) -> None:
-    describe_app(app, OPTIONS, ask=False)
+    describe(app)
     path = app / "bract.yaml"
     path.write_text("# mine\n" + path.read_text())
     before = path.read_text()
-    describe_app(app, {}, ask=False)
+    describe(app, {})
     assert path.read_text() == before
-    with pytest.raises(BractError, match=r"training\.lr would change; pass --force"):
-        describe_app(app, {"training.lr": 0.2}, ask=False)
+    with pytest.raises(BractError, match=r"training\.lr would change"):
+        describe(app, {"training.lr": 0.2})
     assert path.read_text() == before
-    describe_app(app, {"training.lr": 0.2}, ask=False, force=True)
+    describe(app, {"training.lr": 0.2}, force=True)
     assert "lr: 0.2" in path.read_text() and "classes: 4" in path.read_text()
 
 
-def test_a_single_client_is_described_by_its_own_option(app: Path) -> None:
-    options = OPTIONS | {"clients": ["node-1:local_steps=3,batch_size=1"]}
-    describe_app(app, options, ask=False)
+def test_a_file_that_no_person_edited_is_written_anew(app: Path) -> None:
+    describe(app)
+    describe(app, {"training.lr": 0.2})
+    assert "lr: 0.2" in (app / "bract.yaml").read_text()
+
+
+def test_a_single_client_is_described_by_its_own_keys(app: Path) -> None:
+    describe(app, SETTINGS | {"clients.node-1.local_steps": 3, "clients.node-1.batch_size": 1})
     assert "local_steps: 3" in (app / "bract.yaml").read_text()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("settings", "said"),
     [
-        ({"input.shape": "1x16x16"}, "--input '1x16x16': expected numbers such as 3,32,32"),
-        ({"input.mean": "half"}, "--mean 'half': expected numbers"),
-        ({"clients": ["node-1"]}, "expected NAME:key=value"),
-        ({"clients": ["node-1:steps=2"]}, "Did you mean 'clients.node-1.local_steps'?"),
-        ({"defenses": ["adadefense:alpha"]}, "expected key=value"),
+        ({"input.shape": "1x16x16"}, "input.shape: found '1x16x16'"),
+        ({"input.mean": "half"}, "input.mean: found 'half'"),
+        ({"clients.node-1.steps": 2}, "Did you mean 'clients.node-1.local_steps'?"),
+        ({"defenses": [{"name": "adadefense", "alpha": "x" * 300}]}, "defenses"),
         ({"training.lr": -1.0}, "training.lr: found -1.0"),
-        ({"model": None}, "model is not given"),
+        ({"training.lr.first": 0.1}, "lr holds a value"),
     ],
 )
-def test_a_wrong_option_gives_one_error_and_writes_nothing(
-    app: Path, options: Any, said: str
+def test_a_wrong_setting_gives_one_error_and_writes_nothing(
+    app: Path, settings: Any, said: str
 ) -> None:
     with pytest.raises(BractError) as refused:
-        describe_app(app, OPTIONS | options, ask=False)
+        describe(app, SETTINGS | settings)
     assert said in str(refused.value) and not (app / "bract.yaml").exists()
+
+
+def test_without_a_model_nothing_is_written(app: Path) -> None:
+    with pytest.raises(BractError, match="model is not given"):
+        describe_app(app, SETTINGS, ask=False)
+    assert not (app / "bract.yaml").exists()
+
+
+@pytest.mark.parametrize("option", ["training.lr", "=1", "training..lr=1", "a=[1"])
+def test_a_setting_that_is_no_key_and_value_names_the_option(option: str) -> None:
+    with pytest.raises(BractError, match="--set"):
+        read_settings([option])
+
+
+def test_settings_are_yaml_and_the_last_of_a_key_counts() -> None:
+    assert read_settings(["a.b=[1, 2]", "c=x=y", "a.b={k: 0.5}"]) == {"a.b": {"k": 0.5}, "c": "x=y"}
