@@ -113,7 +113,8 @@ class Federation:
         return self._declared(1)
 
     def _declared(self, server_round: int) -> ClientDeclaration:
-        training = self.config.training.at(server_round, self.config.rounds)
+        training = self.config.training
+        work = training.declared(server_round, self.config.rounds)
         return ClientDeclaration(
             algorithm=training.algorithm,
             model=self.config.model.name,
@@ -122,13 +123,7 @@ class Federation:
             classes=self.spec.classes,
             mean=self.spec.mean,
             std=self.spec.std,
-            optimizer=training.optimizer,
-            lr=training.lr,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            augmentation=tuple(training.augmentation),
-            dropout=dropout_rate(self.model),
-            batch_size=training.batch_size,
+            **(work | {"dropout": dropout_rate(self.model)}),
             defenses=tuple(self.config.defenses),
             encryption=self.config.encryption.scheme,
         )

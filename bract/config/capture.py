@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from bract.config.sections import Fraction, Positive, Section
+from bract.config.sections import Fraction
+from bract.config.work import Positive, Section
 from bract.errors import BractError, shown
 from bract.names import check_name
 

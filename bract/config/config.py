@@ -28,14 +28,13 @@ from bract.config.sections import (
     IidPartition,
     ModelConfig,
     Partition,
-    Positive,
-    Section,
     ShardsPartition,
     SizesPartition,
     StrategyConfig,
     StrategySection,
     TrainingConfig,
 )
+from bract.config.work import Positive, Section
 from bract.errors import BractError, listed, shown
 from bract.registry import unknown
 from bract.strict_yaml import parse_yaml

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from bract.config.sections import Section
+from bract.config.work import Section
 from bract.errors import BractError
 from bract.names import check_name
 

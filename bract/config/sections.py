@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     SerializeAsAny,
@@ -21,18 +20,12 @@ from pydantic import (
 )
 
 from bract.config.schedule import SCHEDULES, ConstantRate, LrSchedule, scheduled_lr
+from bract.config.work import LocalWork, NotNegative, Positive, Probability, Rate, Section
 from bract.errors import BractError, shown
 from bract.registry import Registry
 from bract.strict_yaml import parse_yaml
 
-Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """A section: an unknown key is an error, no value changes, and numbers are finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _usable(path: Path) -> Path:
@@ -116,22 +109,18 @@ def _names(value: Any) -> Any:
     return [] if value is None else value
 
 
-def _each_once(names: list[Augmentation]) -> list[Augmentation]:
+def _each_once(names: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
     if len(set(names)) < len(names):
         raise ValueError(f"{shown(names)} names one twice; name each once")
     return names
 
 
-class TrainingConfig(Section):
+class TrainingConfig(LocalWork):
     """What a client does with the model in one round.
 
     ``fedsgd`` uploads the gradient of one batch; ``fedavg`` trains for ``local_steps`` batches,
     or ``local_epochs`` passes where ``local_steps`` is not given, and uploads the difference.
-    ``lr`` is that of the first round, ``lr_schedule`` that of later ones.
-    ``weight_decay`` is the optimizer's: a step follows the gradient plus that times the weights.
-    ``augmentation`` names what a client does to every image before it trains on it
-    (`bract.client.augmentation`), in order. ``dropout`` is the rate of the model's dropout layers,
-    or of one before the output layer where the model has none; null leaves its own rates.
+    The augmentations are those of `bract.client.augmentation`.
     """
 
     algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
@@ -139,16 +128,16 @@ class TrainingConfig(Section):
     local_epochs: Positive = 1
     local_steps: Positive | None = None
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: Annotated[float, Field(gt=0.0)] = 0.1
+    lr: Rate = 0.1
     lr_schedule: LrSchedule = ConstantRate(kind="constant")
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    momentum: Probability = 0.0
+    weight_decay: NotNegative = 0.0
     augmentation: Annotated[
-        list[Augmentation],
+        tuple[Augmentation, ...],
         BeforeValidator(_names, json_schema_input_type=list[Augmentation] | None),
         AfterValidator(_each_once),
-    ] = []
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    ] = ()
+    dropout: Probability | None = None
 
     def at(self, server_round: int, rounds: int) -> TrainingConfig:
         """Return what a client does in one round of a federation of ``rounds`` rounds.

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from bract.config.work import Augmentations, Count, NotNegative, Probability
 from bract.errors import BractError, one_line
 from bract.names import check_name
 
@@ -30,9 +31,6 @@ OBSERVATION_SCHEMA: Literal[4] = 4
 not hold the proximal term; version 3, which is read as well, holds what was sent once a client."""
 
 READ_SCHEMAS = (3, 4)
-
-MOST_EXAMPLES = 10**9
-"""Largest number of examples that a client may claim; it decides the client's weight."""
 
 MISSED = "missed.jsonl"
 """Beside the captures: one `MissedCapture` a line."""
@@ -74,7 +72,6 @@ def _defense(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: _bounded(value) for key, value in entry.items()}
 
 
-Count = Annotated[int, Field(ge=1, le=MOST_EXAMPLES)]
 Side = Annotated[int, Field(ge=1, le=4096)]
 Text = Annotated[str, Field(max_length=64)]
 Reason = Annotated[str, Field(max_length=2000)]
@@ -82,9 +79,6 @@ Moment = Annotated[float, Field(allow_inf_nan=False)]
 Scale = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Name = Annotated[str, AfterValidator(_known_as)]
 DefenseEntry = Annotated[dict[str, Any], AfterValidator(_defense)]
-Augmentations = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)
-]
 Defenses = Annotated[tuple[DefenseEntry, ...], Field(max_length=16)]
 
 
@@ -139,15 +133,15 @@ class ClientDeclaration:
     std: Annotated[tuple[Scale, ...], Field(max_length=64)] | None = None
     loss: Text = "cross_entropy"
     optimizer: Text = "sgd"
-    lr: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
-    momentum: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    proximal_mu: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    lr: NotNegative | None = None
+    momentum: NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
+    proximal_mu: NotNegative | None = None
     local_steps: Count | None = None
     batch_size: Count | None = None
     num_examples: Count | None = None
     augmentation: Augmentations = ()
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] | None = None
+    dropout: Probability | None = None
     norm_mode: Literal["train", "eval"] = "train"
     defenses: Defenses = ()
     encryption: Text = "none"

@@ -18,14 +18,12 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 from pydantic import model_validator as check_all
 
-from bract.config import ConstantRate, CosineRate, DataConfig, LrSchedule, scheduled_lr
-from bract.config.sections import Positive, Section
+from bract.config import ConstantRate, CosineRate, DataConfig
+from bract.config.work import Count, LocalWork, NotNegative, Section
 from bract.errors import BractError, listed, one_line, shown
 from bract.registry import unknown
 from bract.schema.capture import (
-    Augmentations,
     ClientDeclaration,
-    Count,
     Defenses,
     Moment,
     Name,
@@ -38,7 +36,6 @@ DESCRIPTION = "bract.yaml"
 """Name of the file, beside ``captures/``."""
 
 Shape = tuple[Annotated[int, Field(ge=1, le=64)], Side, Side]
-Rate = Annotated[float, Field(gt=0.0)]
 
 
 def _named_entries(value: Any) -> Any:
@@ -85,27 +82,17 @@ class InputSection(Section):
         return self
 
 
-class WorkSection(Section):
+class DescribedWork(LocalWork):
     """What one client does in a round; a client's own section lists what differs.
 
     Steps follow from ``local_epochs``, ``batch_size`` and each capture's number of examples, or
     are ``local_steps``. ``drop_last`` leaves out a last batch that is smaller than the others.
-    ``lr`` is that of round 1, and ``lr_schedule`` makes of it that of each capture's round.
+    ``proximal_mu`` is FedProx's.
     """
 
-    optimizer: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    lr: Rate | None = None
-    lr_schedule: LrSchedule | None = None
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
-    batch_size: Count | None = None
-    local_epochs: Positive | None = None
-    local_steps: Positive | None = None
     drop_last: bool | None = None
     num_examples: Count | None = None
-    proximal_mu: Annotated[float, Field(ge=0.0)] | None = None
-    augmentation: Augmentations | None = None
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    proximal_mu: NotNegative | None = None
 
     @check_all(mode="after")
     def _schedule_says_all(self) -> Self:
@@ -170,8 +157,8 @@ class AppDescription(Section):
     buffers: Annotated[
         tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)
     ] = ()
-    training: WorkSection = WorkSection()
-    clients: Annotated[dict[Name, WorkSection], Field(max_length=10_000)] = {}
+    training: DescribedWork = DescribedWork()
+    clients: Annotated[dict[Name, DescribedWork], Field(max_length=10_000)] = {}
     defenses: Annotated[Defenses, BeforeValidator(_named_entries)] | None = None
     data: DataConfig | None = None
     guessed: Annotated[dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=100)] = {}
@@ -219,13 +206,13 @@ class AppDescription(Section):
         over |= self._work(declaration, client, server_round)
         return declaration.updated({k: v for k, v in over.items() if v is not None})
 
-    def work(self, client: str) -> WorkSection:
+    def work(self, client: str) -> DescribedWork:
         """Return what one client does: its own section laid over that of all."""
-        own = self.clients.get(client, WorkSection()).model_dump(exclude_none=True)
+        own = self.clients.get(client, DescribedWork()).model_dump(exclude_none=True)
         common = self.training.model_dump(exclude_none=True)
         if own.keys() & {"local_steps", "local_epochs"}:
             common = {k: v for k, v in common.items() if k not in ("local_steps", "local_epochs")}
-        return WorkSection.model_validate(common | own)
+        return DescribedWork.model_validate(common | own)
 
     def _work(
         self, declaration: ClientDeclaration, client: str, server_round: int
@@ -236,22 +223,11 @@ class AppDescription(Section):
         steps = work.local_steps
         if steps is None and work.local_epochs is not None and examples and batch:
             steps = planned_steps(examples, batch, work.local_epochs, bool(work.drop_last))
-        if batch and examples:
-            batch = min(batch, examples)
-        rate = work.lr
-        if rate is not None and work.lr_schedule is not None:
-            rate = scheduled_lr(rate, work.lr_schedule, server_round)
-        return {
-            "optimizer": work.optimizer,
-            "lr": rate,
-            "momentum": work.momentum,
-            "weight_decay": work.weight_decay,
-            "batch_size": batch,
+        return work.declared(server_round) | {
+            "batch_size": min(batch, examples) if batch and examples else batch,
             "local_steps": steps,
             "num_examples": work.num_examples,
             "proximal_mu": work.proximal_mu,
-            "augmentation": work.augmentation,
-            "dropout": work.dropout,
         }
 
 
@@ -367,7 +343,7 @@ def _problems(error: ValidationError | RecursionError) -> str:
 
 def _keys_at(location: list[str]) -> list[str]:
     if location[:1] == ["clients"]:
-        return list(WorkSection.model_fields)
+        return list(DescribedWork.model_fields)
     section: type[BaseModel] = AppDescription
     for part in location:
         annotation = section.model_fields[part].annotation if part in section.model_fields else None

@@ -1,13 +1,17 @@
 """bract.yaml: what it may say, what it makes of a capture's declaration, and its errors."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bract.config import TrainingConfig
+from bract.config.work import LocalWork
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration
 from bract.schema.description import (
+    DescribedWork,
     build_description,
     dump_description,
     parse_description,
@@ -143,3 +147,17 @@ def test_a_schedule_gives_every_capture_the_rate_of_its_round() -> None:
 def test_what_a_description_cannot_mean_is_refused(training: Any, words: str) -> None:
     with pytest.raises(BractError, match=words):
         build_description({"training": training})
+
+
+def test_configuration_description_and_declaration_share_one_vocabulary() -> None:
+    work = set(LocalWork.model_fields)
+    assert work <= set(TrainingConfig.model_fields) and work <= set(DescribedWork.model_fields)
+    declared = {f.name for f in fields(ClientDeclaration)}
+    assert set(LocalWork(lr=0.1).declared(1)) <= declared
+
+
+def test_declared_rate_is_that_of_the_round() -> None:
+    work = LocalWork.model_validate(
+        {"lr": 0.8, "lr_schedule": {"kind": "step", "factor": 0.5, "every": 2}}
+    )
+    assert [work.declared(r)["lr"] for r in (1, 2, 3, 5)] == [0.8, 0.8, 0.4, 0.2]
