@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bract.errors import BractError
@@ -27,3 +31,21 @@ def read_private(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise BractError(f"{path}: cannot be read ({error}); mend its permissions") from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock ``path`` while the block runs; wait for other processes and threads.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be made or locked.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -18,6 +18,7 @@ from flwr.app import Context, RecordDict
 from torch import Tensor
 
 from bract.client.defenses import DefenseState
+from bract.client.encrypted.failures import FailedAggregates, record_folder
 from bract.client.encrypted.keys import check_key, read_key
 from bract.client.encrypted.pins import Pins
 from bract.client.encrypted.sharing import deal_keys, join_partials, partials_of
@@ -65,9 +66,6 @@ RECORD = "bract.encryption"
 
 CLIPPED_WARNING = 0.001
 """Share of clipped values above which a client says so in its log."""
-
-MOST_UNDECRYPTABLE = 3
-"""Aggregates of a key that may turn out altered: each such answer tells a server about a value."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +115,7 @@ class EncryptedClient:
             name=RECORD,
         )
         self._state = EncryptedState(store, self.session)
+        self._memory = context.state
         self.key: Key | None = None
         if config.encryption.keys == "provisioned":
             self.key = read_key(site.paillier_key)
@@ -272,36 +271,46 @@ class EncryptedClient:
         RefusedHelpError
             If a partial decryption is damaged or not proven.
         BractError
-            If there are too few, or the update does not belong to the key or to the run's
-            configuration, or gives no values of its layout; after `MOST_UNDECRYPTABLE` such
-            aggregates nothing more is decrypted under the key.
+            If there are too few, the update does not belong to the key or to the run's
+            configuration, or gives no values of its layout, or `FailedAggregates` refuses the key.
         """
         assert self.key is not None
         check_plan(update, self.config.encryption, self.model)
-        key_id = update.key_id
-        if (failed := self._state.undecryptable(key_id)) >= MOST_UNDECRYPTABLE:
-            raise BractError(
-                f"decrypts nothing more under key {key_id}: {failed} aggregates gave no values of "
-                "their run's layout; read this client's log, then deal another key"
-            )
+        failures = self._failures()
+        failures.check()
         try:
-            if not isinstance(self.key, KeyShare):
-                return decrypt_mean(self.key, update)
-            helpers = open_bundle(
-                content, tag, self._known_identity(), session=self.session, recipient=self.node_id
-            )
-            self.pins.check_peers(h.identity for h in helpers if h.sender != self.node_id)
-            return join_partials(self.key, update, helpers, tag, index)
+            mean = self._decrypt(update, content, tag, index)
         except BractError as error:
             if not isinstance(error.__cause__, UndecryptableError):
                 raise
             # What exactly is wrong would tell a server that altered the aggregate what is inside.
-            self._state.count_undecryptable(key_id)
             _log.error("%s, update %d: %s", tag, index, error)
+            failures.count(update)
             raise BractError(
                 f"{tag} does not decrypt to values of this run's layout; this client's log says "
                 "what was found"
             ) from None
+        failures.check()
+        return mean
+
+    def _decrypt(
+        self, update: EncryptedUpdate, content: RecordDict, tag: str, index: int
+    ) -> dict[str, Tensors]:
+        assert self.key is not None
+        if not isinstance(self.key, KeyShare):
+            return decrypt_mean(self.key, update)
+        helpers = open_bundle(
+            content, tag, self._known_identity(), session=self.session, recipient=self.node_id
+        )
+        self.pins.check_peers(h.identity for h in helpers if h.sender != self.node_id)
+        return join_partials(self.key, update, helpers, tag, index)
+
+    def _failures(self) -> FailedAggregates:
+        assert self.key is not None
+        folder = record_folder(
+            self.site.paillier_key, self.pins.identity_key, state_dir=self.site.state_dir
+        )
+        return FailedAggregates(self.key.public.key_id, folder, self._memory)
 
     def encrypt(
         self, update: Tensors, buffers: Tensors

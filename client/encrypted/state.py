@@ -17,7 +17,6 @@ from bract.protocol.update import Tensors
 _log = logging.getLogger(__name__)
 
 _MODEL = "model."
-_UNDECRYPTABLE = "undecryptable."
 
 
 class EncryptedState:
@@ -26,7 +25,7 @@ class EncryptedState:
     Parameters
     ----------
     store
-        Where it lives between messages. State of another run in it is dropped, but for counts.
+        Where it lives between messages. State of another run in it is dropped.
     session
         Identity of the run.
     """
@@ -35,9 +34,7 @@ class EncryptedState:
         self._store = store
         self._state = store.load()
         if _from(self._state.get("session")) != session.encode():
-            # Whoever names sessions, the server, must not reset what is counted for a key.
-            counted = {n: v for n, v in self._state.items() if n.startswith(_UNDECRYPTABLE)}
-            self._state = {"session": _to(session.encode()), **counted}
+            self._state = {"session": _to(session.encode())}
 
     @property
     def model_round(self) -> int:
@@ -83,15 +80,6 @@ class EncryptedState:
         identity = make_identity()
         self._keep(identity=_to(identity.private + identity.public))
         return identity
-
-    def undecryptable(self, key_id: str) -> int:
-        """Return how many aggregates under a key gave no values of their layout."""
-        return int(self._state.get(f"{_UNDECRYPTABLE}{key_id}", torch.tensor(0)))
-
-    def count_undecryptable(self, key_id: str) -> None:
-        """Count one more."""
-        count = self.undecryptable(key_id) + 1
-        self._keep(**{f"{_UNDECRYPTABLE}{key_id}": torch.tensor(count)})
 
     def write_model(self, folder: Path | None, name: str) -> Path | None:
         """Write the model to ``<folder>/<name>-final.safetensors``, mode 0600.

@@ -1,0 +1,161 @@
+"""How many aggregates under a key decrypted to no values of their layout, kept with the key.
+
+Each such answer tells a server that alters ciphertexts about a value inside. The count belongs to
+the key, not to a run or a federation, whose names the server chooses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bract.client.private import locked, read_private
+from bract.errors import BractError
+from bract.files import write_text
+from bract.protocol.ciphertexts import EncryptedUpdate
+
+MOST_FAILED = 3
+"""Different aggregates under one key that may fail before it decrypts nothing more."""
+
+RECORD = "bract.failed-aggregates"
+"""Name of the record in Flower's client-side ``context.state``, where there is no folder."""
+
+_Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Failed(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    failed: list[_Digest] = Field(default_factory=list)
+
+
+class FailedAggregates:
+    """The failed aggregates of one key at this site, over all runs, clients and restarts.
+
+    The same aggregate once more tells nothing new and is not counted again: clients of one machine
+    that share a key file share this record, and all of them are sent each aggregate.
+
+    Parameters
+    ----------
+    key_id
+        Identity of the key.
+    folder
+        Where the record is kept, as ``failed-<key id>.json``, mode 0600; None keeps it in
+        ``record``, the ``context.state`` of the message.
+    """
+
+    def __init__(self, key_id: str, folder: Path | None, record: RecordDict) -> None:
+        self._key_id = key_id
+        self._record = record
+        self._path = None if folder is None else folder / f"failed-{key_id}.json"
+
+    def check(self) -> None:
+        """Refuse the key where too many aggregates failed under it.
+
+        To be asked before a decryption, and before anything of it is used: others may have failed
+        meanwhile, in whatever process.
+
+        Raises
+        ------
+        BractError
+            If `MOST_FAILED` aggregates failed, or the record cannot be read.
+        """
+        self._refuse(self._load())
+
+    def count(self, update: EncryptedUpdate) -> None:
+        """Count an aggregate that failed, before the server learns of it.
+
+        Raises
+        ------
+        BractError
+            As `check`, or if it cannot be written down.
+        """
+        with self._locked():
+            found = self._load()
+            self._refuse(found)
+            digest = _digest(update)
+            if digest not in found.failed:
+                found.failed.append(digest)
+                self._save(found)
+
+    def _refuse(self, found: _Failed) -> None:
+        if len(found.failed) >= MOST_FAILED:
+            raise BractError(
+                f"decrypts nothing more under key {self._key_id}: {len(found.failed)} aggregates "
+                "gave no values of their run's layout; read this client's log, then deal another "
+                "key"
+            )
+
+    def _load(self) -> _Failed:
+        if self._path is None:
+            stored = self._record.get(RECORD)
+            text = stored.get(self._key_id) if isinstance(stored, ConfigRecord) else None
+            data = None if text is None else str(text).encode()
+        else:
+            data = read_private(self._path)
+        try:
+            return _Failed() if data is None else _Failed.model_validate_json(data)
+        except ValidationError as error:
+            raise BractError(
+                f"{self._path or RECORD}: the record of failed aggregates is damaged "
+                f"({error.error_count()} errors); restore it, or deal another key"
+            ) from error
+
+    def _save(self, found: _Failed) -> None:
+        text = found.model_dump_json()
+        if self._path is not None:
+            write_text(self._path, text, private=True)
+            return
+        stored = self._record.get(RECORD)
+        others = dict(stored) if isinstance(stored, ConfigRecord) else {}
+        self._record[RECORD] = ConfigRecord({**others, self._key_id: text})
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._path is None:
+            yield
+            return
+        try:
+            with locked(self._path.with_name(f".{self._path.name}.lock")):
+                yield
+        except OSError as error:
+            raise BractError(
+                f"{self._path}: the record of failed aggregates cannot be written ({error}); keep "
+                "the key, or state-dir, in a folder that this client may write"
+            ) from error
+
+
+def record_folder(*secrets: Path | None, state_dir: Path | None) -> Path | None:
+    """Return where the record of a key belongs: with the first secret file, else in ``state_dir``.
+
+    A file's folder that this client may not write, as one mounted read-only, is passed over.
+
+    Raises
+    ------
+    BractError
+        If there is a secret file, but no folder to write into: a restart would forget the record.
+    """
+    files = [path.resolve() for path in secrets if path is not None]
+    for file in files:
+        if os.access(file.parent, os.W_OK):
+            return file.parent
+    if files and state_dir is None:
+        raise BractError(
+            f"{files[0].parent}: this client may not write here, where it counts the aggregates "
+            "that fail under its key; set state-dir in the node config"
+        )
+    return state_dir
+
+
+def _digest(update: EncryptedUpdate) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(update.to_tensors().items()):
+        data = tensor.numpy().tobytes()
+        found.update(f"{name}:{len(data)}:".encode() + data)
+    return found.hexdigest()
