@@ -15,7 +15,6 @@ Longer than most modules: one record, and everything that a request may change i
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import re
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from pydantic import ValidationError
 from bract.client.accounting import Mechanism, total_epsilon
 from bract.client.answered import TRAIN, Answered, Request
 from bract.client.policy import PolicyError, SitePolicy
-from bract.client.private import read_private
+from bract.client.private import locked, read_private
 from bract.client.replies import pack, unpack
 from bract.errors import BractError
 from bract.files import write_bytes, write_text
@@ -87,6 +86,12 @@ class Answers:
             If the round was answered, is not declared, or a limit is reached.
         """
         answered = self._load()
+        if request.key not in answered.runs:
+            _log.info(
+                "run %d is given %s; a policy file changes that (policy in the node config)",
+                request.run,
+                self._policy.caps(request.last_round),
+            )
         last = answered.last(request)
         if last is not None and last.digest == request.digest:
             kept = self._kept(request)
@@ -96,10 +101,10 @@ class Answers:
         self._check(answered, request, mechanism)
         return None
 
-    def commit(
-        self, request: Request, reply: RecordDict, mechanism: Mechanism | None = None
-    ) -> None:
-        """Write down that ``reply`` leaves; nothing may leave where this raises.
+    def commit(self, request: Request, mechanism: Mechanism | None = None) -> None:
+        """Count a message as answered, before this site's data is touched for it.
+
+        Whatever becomes of the answer then costs its round: an error is an answer, too.
 
         Raises
         ------
@@ -112,7 +117,19 @@ class Answers:
             answered = self._load()
             self._check(answered, request, mechanism)
             answered.add(request, mechanism)
-            self._save(answered, request, reply)
+            self._save(answered)
+
+    def keep(self, request: Request, reply: RecordDict) -> None:
+        """Keep the reply of a message that was counted, for the same message once more.
+
+        Raises
+        ------
+        BractError
+            If it cannot be written.
+        """
+        path = self._reply_path(request.kind)
+        if path is not None:
+            write_bytes(path, pack(reply, f"{request.key}/{request.digest}"), private=True)
 
     def has_trained(self, federation: str) -> bool:
         """Tell whether an update of this federation, in whatever run, has left."""
@@ -155,13 +172,18 @@ class Answers:
                 f"{request.last_round}; raise rounds in the federation's configuration"
             )
         for found, limit, where in (
-            (0 if last is None else last.count, policy.max_rounds_per_run, "max_rounds_per_run"),
+            (
+                0 if last is None else last.count,
+                policy.most_rounds(request.last_round),
+                "max_rounds_per_run",
+            ),
             (answered.totals.get(kind, 0), policy.max_rounds_total, "max_rounds_total"),
         ):
             if limit is not None and found >= limit:
+                undeclared = request.last_round is None and policy.max_rounds_per_run is None
                 raise PolicyError(
                     f"this site answered {found} {kind} messages, and its policy allows {where}: "
-                    f"{limit}; ask the site"
+                    f"{limit}{' of a run that declares no rounds' * undeclared}; ask the site"
                 )
         if policy.max_epsilon is not None and request.trains:
             self._check_epsilon(answered, mechanism, policy.max_epsilon)
@@ -215,16 +237,12 @@ class Answers:
                 f"({error.error_count()} errors); restore it. Who removes it forgets every limit"
             ) from error
 
-    def _save(self, answered: Answered, request: Request, reply: RecordDict) -> None:
+    def _save(self, answered: Answered) -> None:
         text = answered.model_dump_json()
-        path = self._reply_path(request.kind)
-        if self._path is None or path is None:
+        if self._path is None:
             self._record[RECORD] = ConfigRecord({"answered": text})
-            return
-        # The reply first: without the record nobody asks for it, and a record without its reply
-        # only refuses.
-        write_bytes(path, pack(reply, f"{request.key}/{request.digest}"), private=True)
-        write_text(self._path, text, private=True)
+        else:
+            write_text(self._path, text, private=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -233,9 +251,7 @@ class Answers:
             yield
             return
         try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with (self._directory / f".{self._name}-answered.lock").open("a") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with locked(self._directory / f".{self._name}-answered.lock"):
                 yield
         except OSError as error:
             raise BractError(

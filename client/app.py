@@ -10,8 +10,9 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import bract
-from bract.client.session import open_encrypted, open_session
+from bract.client.session import Session, open_encrypted, open_session
 from bract.client.training import train_locally
+from bract.data import ClientData
 from bract.errors import BractError, shown
 from bract.protocol.fused import MODELS_KEY, answer_fused
 from bract.protocol.records import (
@@ -39,53 +40,62 @@ def train(message: Message, context: Context) -> Message:
         with span("load data"):
             data = session.data()
         session.check_training(data)
-        config = session.config
-        # The received model is judged before training on it: no extra message round is needed.
-        with span("validate"):
-            metrics = session.validate(data)
-        step = ("train", session.site.partition, session.server_round)
-        with span("train"):
-            result = train_locally(
-                session.model,
-                data.images,
-                data.labels,
-                config=config.training.at(session.server_round, config.rounds),
-                spec=session.spec,
-                seed=derive_seed(config.seed, *step),
-                device=session.device,
-                proximal_mu=_proximal_mu(session.instructions.get(PROXIMAL_KEY, 0.0)),
-            )
-        trained = time.perf_counter()
-        with span("defend"):
-            session.check_buffers(result.buffers)
-            update = session.protect(result, data)
-        metrics["defense_seconds"] = time.perf_counter() - trained
-        with span("keep truth, judge"):
-            metrics |= session.training_metrics(result, data)
-            session.keep_truth(result, data)
-        with span("encrypt"):
-            encrypted, figures = session.encrypt(update, result.buffers)
-        metrics |= figures
-        reply = write_reply(
-            client=session.site.name,
-            version=bract.__version__,
-            update=update,
-            buffers=result.buffers,
-            num_examples=len(result.used),
-            metrics=session.rounded(metrics) | {"seconds": time.perf_counter() - started},
-            declaration={
-                "local_steps": result.steps,
-                "num_examples": len(result.used),
-                "batch_size": min(config.training.batch_size, len(result.used)),
-                "encryption": config.encryption.scheme,
-                **session.defending.declaration(),
-            },
-            reply_to=message,
-            packed=session.instructions.get(PACKING_KEY) is True,
-            **encrypted,
-        )
+        session.check_buffers()
+        mu = _proximal_mu(session.instructions.get(PROXIMAL_KEY, 0.0))
+        with session.answering():
+            reply = _train(session, data, mu, message, started)
         with span("keep the answer"):
             return session.answer(reply)
+
+
+def _train(
+    session: Session, data: ClientData, proximal_mu: float, message: Message, started: float
+) -> Message:
+    """Train, defend and encrypt; ``started`` is when the message came, by `time.perf_counter`."""
+    config = session.config
+    # The received model is judged before training on it: no extra message round is needed.
+    with span("validate"):
+        metrics = session.validate(data)
+    step = ("train", session.site.partition, session.server_round)
+    with span("train"):
+        result = train_locally(
+            session.model,
+            data.images,
+            data.labels,
+            config=config.training.at(session.server_round, config.rounds),
+            spec=session.spec,
+            seed=derive_seed(config.seed, *step),
+            device=session.device,
+            proximal_mu=proximal_mu,
+        )
+    trained = time.perf_counter()
+    with span("defend"):
+        update = session.protect(result, data)
+    metrics["defense_seconds"] = time.perf_counter() - trained
+    with span("keep truth, judge"):
+        metrics |= session.training_metrics(result, data)
+        session.keep_truth(result, data)
+    with span("encrypt"):
+        encrypted, figures = session.encrypt(update, result.buffers)
+    metrics |= figures
+    return write_reply(
+        client=session.site.name,
+        version=bract.__version__,
+        update=update,
+        buffers=result.buffers,
+        num_examples=len(result.used),
+        metrics=session.rounded(metrics) | {"seconds": time.perf_counter() - started},
+        declaration={
+            "local_steps": result.steps,
+            "num_examples": len(result.used),
+            "batch_size": min(config.training.batch_size, len(result.used)),
+            "encryption": config.encryption.scheme,
+            **session.defending.declaration(),
+        },
+        reply_to=message,
+        packed=session.instructions.get(PACKING_KEY) is True,
+        **encrypted,
+    )
 
 
 @app.evaluate()
@@ -96,7 +106,8 @@ def evaluate_global(message: Message, context: Context) -> Message:
             return Message(session.instead, reply_to=message)
         data = session.data()
         session.check_validation(data)
-        loss, accuracy = session.score(data.validation_images, data.validation_labels)
+        with session.answering():
+            loss, accuracy = session.score(data.validation_images, data.validation_labels)
         found = session.rounded({"loss": loss, "accuracy": accuracy})
         metrics = MetricRecord({NUM_EXAMPLES_KEY: len(data.validation_images), **found})
         return session.answer(Message(RecordDict({METRICS: metrics}), reply_to=message))
@@ -108,8 +119,9 @@ def evaluate_fused(message: Message, context: Context) -> Message:
     with open_session(message, context) as session:
         if session.instead is not None:
             return Message(session.instead, reply_to=message)
+        session.check_fused(session.instructions.get(MODELS_KEY))
         data = session.data()
-        session.check_validation(data, models=session.instructions.get(MODELS_KEY))
+        session.check_validation(data)
         position = itertools.count()
 
         def score(arrays: Tensors) -> tuple[float, float]:
@@ -121,7 +133,13 @@ def evaluate_fused(message: Message, context: Context) -> Message:
             loss, accuracy = session.score(data.validation_images, data.validation_labels)
             return session.policy.rounded(loss), session.policy.rounded(accuracy)
 
-        reply = answer_fused(message, score, num_examples=len(data.validation_images))
+        with session.answering():
+            reply = answer_fused(
+                message,
+                score,
+                num_examples=len(data.validation_images),
+                signal=session.config.strategy.scored,
+            )
         return session.answer(reply)
 
 
@@ -133,7 +151,8 @@ def finish(message: Message, context: Context) -> Message:
             return Message(session.instead, reply_to=message)
         assert session.encrypted is not None
         data = session.data()
-        metrics = session.validate(data)
+        with session.answering():
+            metrics = session.validate(data)
         session.encrypted.keep_final()
         reply = write_final(
             session.site.name,

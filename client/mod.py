@@ -25,12 +25,13 @@ from bract.client.defenses import (
     DefenseState,
     build_defenses,
 )
+from bract.client.failures import hiding
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
 from bract.client.replies import digest
 from bract.errors import BractError
 from bract.flower import ClientAppCallable, ErrorCode
-from bract.protocol.fused import TRAINING_SCORES
+from bract.protocol.fused import FUSED_TYPE, MODELS_KEY, TRAINING_SCORES
 from bract.protocol.records import BUFFER_ENDINGS, DEFENSES, NUM_EXAMPLES_KEY, ROUND_KEY
 from bract.protocol.update import Tensors
 
@@ -59,8 +60,8 @@ class DefenseMod:
     """Replace the update in every train reply by a defended one, or by an error.
 
     The update is what the app received minus what it returns; the reply then holds what it received
-    minus the defended update. So any server that averages arrays works as before. Messages of
-    other types pass through.
+    minus the defended update. So any server that averages arrays works as before. Evaluations are
+    held to the site's policy, with or without a file; messages of other types pass through.
 
     Floating arrays are protected. Integer arrays, and the running statistics of batch
     normalisation, are no parameters and pass as they are; they tell the server about the data.
@@ -109,17 +110,19 @@ class DefenseMod:
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Handle one message; the state is read per message, in Flower's fresh process."""
         kind = msg.metadata.message_type.partition(".")[0]
-        path = context.node_config.get("policy")
-        trains = kind == MessageType.TRAIN
-        if not trains and (kind != MessageType.EVALUATE or path is None):
+        if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return self._judge(msg, context, call_next)
         try:
+            path = context.node_config.get("policy")
             policy = load_policy(None if path is None else Path(str(path)))
             active = self._active(context)
             chain = self.defenses if active else build_defenses([])
             check(policy, chain)
             _check_visible(policy)
-            mechanism = mechanism_of(chain) if trains else None
+            if active and kind == MessageType.TRAIN and policy.max_epsilon is not None:
+                self._check_buffers(msg.content.array_records)
+            _check_models(msg, policy)
+            mechanism = mechanism_of(chain) if kind == MessageType.TRAIN else None
             answers = Answers(
                 context.state, directory=_folder(context), site=_client(context), policy=policy
             )
@@ -127,22 +130,38 @@ class DefenseMod:
             kept = answers.admit(request, mechanism)
             if kept is not None:
                 return Message(kept, reply_to=msg)
-            sent = {name: dict(record) for name, record in msg.content.array_records.items()}
+            answers.commit(request, mechanism)
             own = OwnModel(chain, self._store(context))
-            with own.taking():
-                reply = call_next(msg, context)
-            if reply.has_error():
-                return reply
-            if trains:
-                if active:
-                    self._protect(sent, reply, own, policy)
-                _withhold(reply, policy, hidden=bool(len(chain)))
-            else:
+            with hiding(f"DefenseMod: {request.kind} of round {request.server_round}"):
+                reply = self._answer(msg, context, call_next, own, policy, active=active)
+            if kind == MessageType.EVALUATE:
                 _check_split(reply, policy)
-            _round(reply, policy)
-            answers.commit(request, reply.content, mechanism)
+            answers.keep(request, reply.content)
         except BractError as error:
             return _refuse(msg, error)
+        return reply
+
+    def _answer(
+        self,
+        msg: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+        own: OwnModel,
+        policy: SitePolicy,
+        *,
+        active: bool,
+    ) -> Message:
+        """Return the app's reply, of which the update is defended and the metrics are rounded."""
+        sent = {name: dict(record) for name, record in msg.content.array_records.items()}
+        with own.taking():
+            reply = call_next(msg, context)
+        if reply.has_error():
+            raise BractError(f"the app replied with an error: {reply.error.reason}")
+        if msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
+            if active:
+                self._protect(sent, reply, own, policy)
+            _withhold(reply, policy, hidden=active and bool(len(self.defenses)))
+        _round(reply, policy)
         return reply
 
     def _judge(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -188,17 +207,14 @@ class DefenseMod:
                 f"({', '.join(replied)}), expected one; nothing was sent"
             )
         name, returned = next(iter(replied.items()))
+        if policy.max_epsilon is not None:
+            self._check_buffers(replied)
         received = _match(sent, name, returned)
         update: Tensors = {}
         before: Tensors = {}
         for key, array in returned.items():
             value = array.numpy()
             if value.dtype.kind in "iub" or key.rpartition(".")[2] in self.buffers:
-                if policy.max_epsilon is not None and value.dtype.kind == "f":
-                    raise DefenseError(
-                        f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave "
-                        "without noise; take a model without batch normalisation"
-                    )
                 continue
             if value.dtype.kind != "f":
                 raise DefenseError(
@@ -223,6 +239,15 @@ class DefenseMod:
         }
         reply.content[name] = ArrayRecord(arrays)
         reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(self.defenses.public())})
+
+    def _check_buffers(self, records: Mapping[str, Mapping[str, Array]]) -> None:
+        """Refuse floating arrays that no noise covers."""
+        for key, array in ((k, a) for record in records.values() for k, a in record.items()):
+            if key.rpartition(".")[2] in self.buffers and "float" in array.dtype:
+                raise DefenseError(
+                    f"DefenseMod: this site's policy sets max_epsilon, but {key} would leave "
+                    "without noise; take a model without batch normalisation"
+                )
 
     def _store(self, context: Context) -> DefenseState:
         return DefenseState(
@@ -268,6 +293,12 @@ def _check_visible(policy: SitePolicy) -> None:
         )
 
 
+def _check_models(msg: Message, policy: SitePolicy) -> None:
+    found = [record.get(MODELS_KEY) for record in msg.content.config_records.values()]
+    if msg.metadata.message_type == FUSED_TYPE:
+        policy.check_models(next((n for n in found if n is not None), None))
+
+
 def _check_split(reply: Message, policy: SitePolicy) -> None:
     found = [record.get(NUM_EXAMPLES_KEY) for record in reply.content.metric_records.values()]
     for number in found or [None]:
@@ -296,9 +327,10 @@ def _withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
 
 
 def _round(reply: Message, policy: SitePolicy) -> None:
+    """Round what was measured; the number of examples is a count, also where it is a float."""
     for record in reply.content.metric_records.values():
         for name, value in list(record.items()):
-            if isinstance(value, float):
+            if isinstance(value, float) and name != NUM_EXAMPLES_KEY:
                 record[name] = policy.rounded(value)
             elif isinstance(value, list):
                 record[name] = [policy.rounded(v) if isinstance(v, float) else v for v in value]

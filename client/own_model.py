@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bract.client.defenses import DefenseChain, DefenseState
-from bract.defenses import Defense, DefenseError, ProtectContext, Stage
+from bract.client.failures import IndependentError
+from bract.defenses import Defense, ProtectContext, Stage
 from bract.defenses.own_model import TAKER, first_batch
 from bract.protocol.update import Tensors
 
@@ -48,7 +49,7 @@ class OwnModel:
         mine = next((d for d in self._chain.defenses if d.name == defense.name), None)
         if mine is None or mine.public() != defense.public():
             has = ", ".join(str(entry) for entry in self._chain.public())
-            raise DefenseError(
+            raise IndependentError(
                 f"the app prepares its model for {defense.public()}, its DefenseMod has {has}; "
                 "give both the same defense and hyper-parameters"
             )
@@ -64,15 +65,17 @@ class OwnModel:
 
         Raises
         ------
+        IndependentError
+            If the app never said which model it trains.
         DefenseError
-            If the app never said which model it trains, or a defense fails.
+            If a defense fails.
         """
         unprepared = [
             d.name for d in self._chain.defenses if d.stage is Stage.MODEL or "model" in d.needs
         ]
         if unprepared and self._model is None:
             line = "keylock(net)" if "fedkl" in unprepared else f"defended(net, {unprepared[0]!r})"
-            raise DefenseError(
+            raise IndependentError(
                 f"DefenseMod: {', '.join(unprepared)} needs the model that the app trains; write "
                 f"net = {line} where the app makes it, at the server too (bract.defenses); nothing "
                 "was sent"

@@ -22,6 +22,16 @@ model up gets any precision that it likes. Guessing among 22,000 classes costs a
 SCORE_DECIMALS = 2
 """Of FedBoosting's training score: with the cut above, 10 bits a round."""
 
+MOST_ROUNDS = 1000
+"""Answers of one kind in one run, where a policy sets no ``max_rounds_per_run``."""
+
+MOST_UNDECLARED = 20
+"""The same, where the run does not declare its rounds either."""
+
+SIGNIFICANT_DIGITS = 3
+"""Of a replied measurement, where a policy sets no ``metric_decimals``: at most 20 bits, and no
+cut that would spoil a metric of another range."""
+
 Number = int | float
 _Count = Annotated[int, Field(ge=1)]
 
@@ -126,8 +136,11 @@ class SitePolicy(_Section):
         Fewest images on which a model is scored for the server.
     max_rounds_per_run, max_rounds_total
         How many messages of one kind (training, each kind of evaluation) are answered with a
-        result, in one run and in all runs of this site together; None leaves the run's own
-        ``rounds`` as the only bound.
+        result, in one run and in all runs of this site together. None allows those that the run
+        declares, up to `MOST_ROUNDS`, or `MOST_UNDECLARED` where it declares none; over all runs
+        it sets no bound.
+    max_fused_models
+        Most fused models that are scored in one round; a run never has more than its clients.
     max_epsilon, delta
         Largest (epsilon, delta) that all updates of this site may spend together; None keeps
         count, but sets no bound.
@@ -135,7 +148,8 @@ class SitePolicy(_Section):
         ``from-seed`` compares the first model with what the run's ``seed`` gives.
     metric_decimals
         Decimals d that replied measurements keep, after losses are cut at `LARGEST_LOSS`: one
-        number then carries log2(10^(d+1) + 1) bits at most. None rounds and cuts nothing.
+        number then carries log2(10^(d+1) + 1) bits at most. None keeps `SIGNIFICANT_DIGITS`
+        digits and cuts nothing.
     train_metrics
         Whether loss and accuracy on the very images behind an update are sent beside it: for one
         image and known parameters each is an equation about its pixels. ``auto`` sends them beside
@@ -153,6 +167,7 @@ class SitePolicy(_Section):
     min_validation_images: _Count = 10
     max_rounds_per_run: _Count | None = None
     max_rounds_total: _Count | None = None
+    max_fused_models: _Count = 64
     max_epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
     initial_model: Literal["any", "from-seed"] = "any"
@@ -182,10 +197,61 @@ class SitePolicy(_Section):
             return None
         return round(min(value, LARGEST_LOSS), SCORE_DECIMALS)
 
+    def check_models(self, models: object, clients: int | None = None) -> None:
+        """Refuse to score more fused models than a round of so many clients has.
+
+        Parameters
+        ----------
+        models
+            How many the message says that it asks to score.
+        clients
+            As many as the run declares; None where that cannot be seen.
+
+        Raises
+        ------
+        PolicyError
+            Naming what was found and demanded.
+        """
+        asked = f"was asked to score {shown(models)} fused models"
+        if not isinstance(models, int) or (clients is not None and models > clients):
+            raise PolicyError(
+                f"{asked}, but the run declares clients: {clients}; a round fuses one model a "
+                "client"
+            )
+        if models > self.max_fused_models:
+            raise PolicyError(
+                f"{asked}, and this site's policy allows max_fused_models: "
+                f"{self.max_fused_models}; ask the site"
+            )
+
+    def most_rounds(self, declared: int | None) -> int:
+        """Return how many messages of a kind a run gets answered that declares so many rounds."""
+        if self.max_rounds_per_run is not None:
+            return self.max_rounds_per_run
+        return MOST_UNDECLARED if declared is None else MOST_ROUNDS
+
+    def caps(self, declared: int | None) -> str:
+        """Say what a run that declares so many rounds is given, and which keys change it."""
+        digits = (
+            f"{SIGNIFICANT_DIGITS} significant digits"
+            if self.metric_decimals is None
+            else f"{self.metric_decimals} decimals"
+        )
+        total = "no bound" if self.max_rounds_total is None else self.max_rounds_total
+        return (
+            f"at most {self.most_rounds(declared)} answers of a kind (max_rounds_per_run), over "
+            f"all runs {total} (max_rounds_total); no score of fewer than "
+            f"{self.min_validation_images} images (min_validation_images) nor of more than "
+            f"{self.max_fused_models} fused models a round (max_fused_models); measurements with "
+            f"{digits} (metric_decimals)"
+        )
+
     def rounded(self, value: float) -> float:
         """Cut and round a measurement as it may be sent."""
-        if self.metric_decimals is None or math.isnan(value):
+        if math.isnan(value):
             return value
+        if self.metric_decimals is None:
+            return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
         return round(max(-LARGEST_LOSS, min(value, LARGEST_LOSS)), self.metric_decimals)
 
 

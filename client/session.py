@@ -20,6 +20,7 @@ from bract.client.agreement import agree, check_start, request_of
 from bract.client.answered import Request
 from bract.client.answers import Answers
 from bract.client.defending import Defending
+from bract.client.failures import hiding
 from bract.client.policy import PolicyError, SitePolicy, refuse
 from bract.client.site import Site, pick_device
 from bract.client.training import LocalResult, planned_steps
@@ -33,7 +34,7 @@ from bract.models.evaluation import evaluate
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.fused import TRAINING_SCORE_KEY
 from bract.protocol.records import ARRAYS
-from bract.protocol.update import Tensors
+from bract.protocol.update import Tensors, buffers_of
 
 if TYPE_CHECKING:
     from bract.client.encrypted.client import EncryptedClient
@@ -79,15 +80,27 @@ class Session:
         """Return loss and accuracy of the model as it stands."""
         return evaluate(self.model, images, labels, spec=self.spec, device=self.device)
 
-    def answer(self, reply: Message) -> Message:
-        """Write down that ``reply`` leaves, and return it.
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count the message as answered, then work on this site's data for it.
+
+        A failure that depends on the data, such as NaN where an image is dark, is one more answer:
+        it costs the round, and reads the same whatever failed.
 
         Raises
         ------
+        PolicyError
+            If the message must not be answered.
         BractError
-            If it must not leave after all.
+            `bract.client.failures.FAILED`, if the block fails.
         """
-        self.answers.commit(self.request, reply.content, self.mechanism)
+        self.answers.commit(self.request, self.mechanism)
+        with hiding(f"{self.request.kind} of round {self.server_round}"):
+            yield
+
+    def answer(self, reply: Message) -> Message:
+        """Keep ``reply`` for the same message once more, and return it."""
+        self.answers.keep(self.request, reply.content)
         return reply
 
     def check_training(self, data: ClientData) -> None:
@@ -108,13 +121,8 @@ class Session:
             )
         refuse(problems, self.defending.chain)
 
-    def check_validation(self, data: ClientData, models: object = 1) -> None:
+    def check_validation(self, data: ClientData) -> None:
         """Refuse scores from which the server could read single images.
-
-        Parameters
-        ----------
-        models
-            How many models the message asks to score.
 
         Raises
         ------
@@ -127,11 +135,26 @@ class Session:
                 f"was asked to score a model on {found} images, and this site's policy demands "
                 f"min_validation_images: {least}; raise data.validation, or ask the site"
             )
-        if not isinstance(models, int) or models > self.config.clients:
+
+    def check_fused(self, models: object) -> None:
+        """Refuse to score more fused models than a round of the run's strategy has.
+
+        Parameters
+        ----------
+        models
+            How many the message says that it asks to score.
+
+        Raises
+        ------
+        PolicyError
+            Naming what was found and demanded.
+        """
+        if self.config.strategy.scored is None:
             raise PolicyError(
-                f"was asked to score {models!r} fused models, but the run declares clients: "
-                f"{self.config.clients}; a round fuses one model a client"
+                f"was asked to score fused models, but the run's strategy "
+                f"{self.config.strategy.name!r} fuses none"
             )
+        self.policy.check_models(models, self.config.clients)
 
     def training_metrics(self, result: LocalResult, data: ClientData) -> dict[str, float]:
         """Return what the server is told of local training, and FedBoosting's score T.
@@ -166,7 +189,7 @@ class Session:
             for name, value in metrics.items()
         }
 
-    def check_buffers(self, buffers: Tensors) -> None:
+    def check_buffers(self) -> None:
         """Refuse statistics of the data that no noise covers, where epsilon is limited.
 
         Raises
@@ -174,6 +197,7 @@ class Session:
         PolicyError
             If there are any and they would leave unencrypted.
         """
+        buffers = buffers_of(self.model)
         names = [name for name, value in buffers.items() if value.is_floating_point()]
         if self.policy.max_epsilon is not None and names and self.encrypted is None:
             raise PolicyError(

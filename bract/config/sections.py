@@ -163,6 +163,11 @@ class StrategySection(Section):
     tolerate_failures: bool = False
     timeout: Annotated[float, Field(gt=0.0)] = 600.0
 
+    @property
+    def scored(self) -> Literal["accuracy", "loss"] | None:
+        """Which score of fused models (`bract.protocol.fused`) a round asks for; None: of none."""
+        return None
+
 
 class FedAvgConfig(StrategySection):
     """Average the updates, by number of examples or uniformly.
@@ -196,6 +201,11 @@ class FedBoostingConfig(StrategySection):
     training_scores: bool = True
     fusing: Literal["fixed", "random"] = "fixed"
     p_hat: Annotated[float, Field(gt=0.5, le=1.0)] = 0.9
+
+    @property
+    def scored(self) -> Literal["accuracy", "loss"]:
+        """The ``signal``: the other score stays at the clients."""
+        return self.signal
 
 
 def _plugin_problem(name: str, entry: object) -> str | None:

@@ -45,7 +45,11 @@ def write_fused(models: Sequence[ArrayRecord], config: ConfigRecord) -> RecordDi
 
 
 def answer_fused(
-    message: Message, score: Callable[[Tensors], tuple[float, float]], *, num_examples: int
+    message: Message,
+    score: Callable[[Tensors], tuple[float, float]],
+    *,
+    num_examples: int,
+    signal: str | None = None,
 ) -> Message:
     """Score every fused model of ``message`` and build the reply.
 
@@ -56,6 +60,8 @@ def answer_fused(
         models are decoded one after another, so one is in memory at a time.
     num_examples
         Size of the validation split.
+    signal
+        ``accuracy`` or ``loss``: the one that is sent; None sends both.
     """
     arrays = message.content.array_records
     config = message.content.config_records.get(CONFIG)
@@ -67,13 +73,12 @@ def answer_fused(
     if missing:
         raise BractError(f"the server announced {shown(count)} fused models, but sent no {missing}")
     scores = [score(from_arrays(arrays[f"fused-{i}"])) for i in range(count)]
-    metrics = MetricRecord(
-        {
-            "loss": [float(loss) for loss, _ in scores],
-            "accuracy": [float(accuracy) for _, accuracy in scores],
-            NUM_EXAMPLES_KEY: num_examples,
-        }
-    )
+    found = {
+        "loss": [float(loss) for loss, _ in scores],
+        "accuracy": [float(accuracy) for _, accuracy in scores],
+    }
+    sent = {name: values for name, values in found.items() if signal in (name, None)}
+    metrics = MetricRecord({**sent, NUM_EXAMPLES_KEY: num_examples})
     return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
 

@@ -184,11 +184,12 @@ def test_the_sites_policy_stops_the_run_before_training(tmp_path: Path) -> None:
 
 
 def test_a_broken_defense_fails_the_round_and_nothing_is_captured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(AdaDefense, "protect", lambda self, update, *_: {})
-    with pytest.raises(RunFailedError, match="client-0: defense 'adadefense' changed the names"):
+    with pytest.raises(RunFailedError, match="client-0: work on this site's data failed"):
         federate(tmp_path, ["adadefense"])
+    assert "defense 'adadefense' changed the names" in caplog.text
     assert not list((tmp_path / "run" / "captures").glob("*"))
 
 

@@ -93,7 +93,7 @@ def test_the_clients_report_the_accuracy_that_the_server_cannot_measure(
     assert [row.round for row in rows] == [0, 1, 2]
     assert all(row.evaluation.split == "test" for row in rows)
     for row, plain in zip(rows, plain_run.metrics(), strict=False):
-        assert row.evaluation.loss == pytest.approx(plain.evaluation.loss, abs=1e-3)
+        assert row.evaluation.loss == pytest.approx(plain.evaluation.loss, abs=6e-3)
     assert not list(run.models.iterdir())
 
 
@@ -532,7 +532,10 @@ def test_two_clients_are_warned_about(
 
 
 def test_nan_never_leaves_a_client(
-    tmp_path: Path, whole_key: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    whole_key: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     original = vars(client_app)["train_locally"]
 
@@ -542,8 +545,9 @@ def test_nan_never_leaves_a_client(
         return result
 
     monkeypatch.setattr(client_app, "train_locally", diverged)
-    with pytest.raises(RunFailedError, match=r"client-0: .*NaN"):
+    with pytest.raises(RunFailedError, match=r"client-0: work on this site's data failed"):
         encrypted_run(tmp_path, [whole_key] * 3)
+    assert "NaN" in caplog.text
 
 
 def test_a_missing_key_file_is_named(tmp_path: Path, whole_key: Any) -> None:

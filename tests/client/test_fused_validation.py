@@ -68,7 +68,7 @@ def test_the_clients_score_the_fused_models_on_their_own_validation_split(tmp_pa
         for j in range(3):
             data = client_data(config, j)
             _, accuracy = evaluate(model, data.validation_images, data.validation_labels, spec=spec)
-            assert row.V[i][j] == pytest.approx(accuracy)
+            assert row.V[i][j] == float(f"{accuracy:.3g}")
 
 
 def test_a_poisoned_client_gets_less_than_the_uniform_weight_from_the_second_round_on(

@@ -14,7 +14,9 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 from torch import nn
 
+from bract.client.answers import RECORD
 from bract.client.defenses import AdaDefense, DefenseChain, ProtectContext
+from bract.client.failures import FAILED
 from bract.client.mod import DefenseMod
 from bract.defenses import Soteria
 from bract.errors import BractError
@@ -29,7 +31,12 @@ def network() -> Any:
 
 
 def quickstart(
-    mods: Any, *, tamper: Any = lambda arrays: arrays, fail: Any = False, metrics: Any = None
+    mods: Any,
+    *,
+    tamper: Any = lambda arrays: arrays,
+    fail: Any = False,
+    metrics: Any = None,
+    scored: Any = 8,
 ) -> Any:
     """An app as Flower's quickstart writes it."""
     app = ClientApp(mods=mods)
@@ -53,11 +60,17 @@ def quickstart(
         }
         return Message(RecordDict(content), reply_to=msg)
 
+    @app.evaluate("fused")
     @app.evaluate()
     def evaluate(msg: Any, context: Any) -> Any:
         calls.append("evaluate")
-        metrics = MetricRecord({"num-examples": 8, "accuracy": 1.0})
+        metrics = MetricRecord({"num-examples": scored, "accuracy": 1.0, "error": 1234.56})
         return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+    @app.query()
+    def query(msg: Any, context: Any) -> Any:
+        calls.append("query")
+        return Message(RecordDict({"metrics": MetricRecord({"rows": 8})}), reply_to=msg)
 
     return app
 
@@ -162,8 +175,8 @@ def test_a_list_of_defenses_is_a_chain_and_is_declared_in_the_reply() -> None:
 
 
 def test_other_messages_pass_untouched() -> None:
-    reply, app, grid = exchange([DefenseMod("adadefense")], kind="evaluate")
-    assert app.calls == ["evaluate"]
+    reply, app, grid = exchange([DefenseMod("adadefense")], kind="query")
+    assert app.calls == ["query"]
     assert list(reply.content) == ["metrics"]
     assert not grid.contexts[1].state
 
@@ -257,7 +270,7 @@ def change(name: Any, value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "said"),
+    ("tamper", "logged"),
     [
         (change("fc.bias", torch.tensor([0.0, float("nan"), 0.0])), "holds NaN"),
         (change("fc.bias", torch.zeros(4)), r"received as torch.float32 \(3,\)"),
@@ -267,16 +280,18 @@ def change(name: Any, value: Any) -> Any:
         (lambda arrays: {"fc.bias": arrays["fc.bias"]}, "are not those the app received"),
     ],
 )
-def test_a_reply_that_cannot_be_protected_becomes_an_error(tamper: Any, said: Any) -> None:
+def test_a_reply_that_cannot_be_protected_becomes_the_same_error(
+    tamper: Any, logged: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     reply, _, _ = exchange([DefenseMod("adadefense")], tamper=tamper)
     assert not reply.has_content()
-    assert "nothing was sent" in reply.error.reason
-    assert re.search(said, reply.error.reason)
+    assert reply.error.reason == FAILED
+    assert re.search(logged, caplog.text)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
 def test_a_defense_that_breaks_never_lets_the_bare_update_out(
-    monkeypatch: pytest.MonkeyPatch, error: Any
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Any
 ) -> None:
     def broken(self: Any, update: Any, state: Any, context: Any) -> None:
         raise error("broken on purpose")
@@ -285,8 +300,8 @@ def test_a_defense_that_breaks_never_lets_the_bare_update_out(
     reply, app, grid = exchange([DefenseMod("adadefense")])
     assert app.calls == ["train"]
     assert not reply.has_content()
-    assert "broken on purpose" in reply.error.reason
-    assert not grid.contexts[1].state
+    assert "broken on purpose" in (reply.error.reason if error is MemoryError else caplog.text)
+    assert list(grid.contexts[1].state) == [RECORD]
 
 
 def test_a_defense_that_hands_back_nan_never_lets_anything_out(
@@ -299,9 +314,16 @@ def test_a_defense_that_hands_back_nan_never_lets_anything_out(
     assert not reply.has_content()
 
 
-def test_an_app_that_fails_stays_a_failure() -> None:
-    reply, _, _ = exchange([DefenseMod("adadefense")], fail=True)
-    assert "no data" in reply.error.reason
+def test_an_app_that_fails_stays_a_failure_and_costs_its_round(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reply, app, grid = exchange([DefenseMod("adadefense")], fail=True)
+    assert reply.error.reason == FAILED
+    assert "no data" in caplog.text
+    content = RecordDict({"config": ConfigRecord({"server-round": 1})})
+    (again,) = grid.send_and_receive([grid.create_message(content, "train", 1, "1")])
+    assert "was answered" in again.error.reason
+    assert app.calls == ["train"]
 
 
 def test_what_a_mod_cannot_do_is_refused_when_the_app_is_built(
@@ -357,6 +379,41 @@ def test_rounds_beyond_those_that_the_run_declares_are_refused() -> None:
     assert app.calls == []
 
 
+@pytest.mark.parametrize(("declared", "answered"), [({}, 20), ({"num-server-rounds": 58}, 58)])
+def test_rounds_that_no_run_config_declares_are_answered_up_to_a_cap(
+    declared: Any, answered: Any
+) -> None:
+    reply, app, _ = exchange(
+        [DefenseMod("noise", std=0.1)], run_config=declared, numbers=range(1, 60)
+    )
+    assert app.calls == ["train"] * answered
+    assert reply.has_error()
+
+
+def test_without_a_policy_an_evaluation_of_few_images_or_of_a_round_again_is_refused() -> None:
+    mods = [DefenseMod("adadefense")]
+    reply, _, _ = exchange(mods, kind="evaluate", scored=1)
+    assert "demands min_validation_images: 10" in reply.error.reason
+    reply, app, _ = exchange(mods, kind="evaluate", scored=10, numbers=(1, 1))
+    assert "was answered" in reply.error.reason
+    assert app.calls == ["evaluate"]
+    reply, _, _ = exchange(mods, kind="evaluate", scored=10.0)
+    assert dict(reply.content["metrics"]) == {
+        "num-examples": 10.0,
+        "accuracy": 1.0,
+        "error": 1230.0,
+    }
+
+
+def test_a_message_that_asks_for_many_scores_does_not_reach_the_app() -> None:
+    app = quickstart([DefenseMod("adadefense")], scored=12)
+    content = RecordDict({"config": ConfigRecord({"server-round": 1, "models": 400})})
+    grid = LoopbackGrid(app, [{}])
+    (reply,) = grid.send_and_receive([grid.create_message(content, "evaluate.fused", 1, "1")])
+    assert "allows max_fused_models: 64" in reply.error.reason
+    assert app.calls == []
+
+
 def test_a_message_that_names_no_round_is_refused_unless_the_site_counts_messages(
     tmp_path: Path,
 ) -> None:
@@ -383,7 +440,7 @@ def test_under_a_policy_evaluations_are_held_to_it_as_well(tmp_path: Path) -> No
 
     assert "demands min_validation_images: 10" in evaluate("").error.reason
     rounded = evaluate("{min_validation_images: 8, metric_decimals: 0}").content["metrics"]
-    assert dict(rounded) == {"num-examples": 8, "accuracy": 1.0}
+    assert dict(rounded) == {"num-examples": 8, "accuracy": 1.0, "error": 10.0}
     few = "{min_validation_images: 8, max_rounds_per_run: 2}"
     assert evaluate(few, (1, 2)).has_content()
     assert "max_rounds_per_run: 2" in evaluate(few, (1, 2, 3)).error.reason

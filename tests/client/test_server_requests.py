@@ -14,10 +14,13 @@ from torch import nn
 
 import bract
 import bract.client.app as client_app
+from bract.client.answered import Answered, Request
 from bract.client.answers import Answers
-from bract.client.policy import SitePolicy
+from bract.client.failures import FAILED
+from bract.client.policy import PolicyError, SitePolicy
 from bract.config import build_config, dump_config
 from bract.data import client_data, data_spec
+from bract.errors import BractError
 from bract.models import create_model, initialise
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.fused import FUSED_TYPE, write_fused
@@ -119,6 +122,9 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Answers, "commit", lambda *_: None)
 
 
+FEDBOOSTING = {"name": "fedboosting"}
+
+
 # --- Averaging the noise of one round away ---
 
 NOISY = {"defenses": [{"name": "noise", "std": 0.08, "clip": 1.0}]}
@@ -213,16 +219,6 @@ def test_without_a_folder_the_same_message_is_refused_rather_than_answered_anew(
     assert "was answered" in server.ask(nonce=0).error.reason
 
 
-def test_a_round_whose_defense_failed_was_not_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = Server(configured(**NOISY), tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr("bract.defenses.Noise.protect", lambda *_: {})
-        assert "changed the names" in server.ask(nonce=0).error.reason
-    assert server.ask(nonce=0).has_content()
-
-
 def test_the_record_is_private_and_never_read_when_it_is_not(tmp_path: Path) -> None:
     server = Server(configured(), tmp_path)
     server.ask()
@@ -299,7 +295,8 @@ def test_seventy_four_evaluations_do_not_read_the_one_image_of_a_split(
     assert "asked to score a model on 1 images" in reply.error.reason
     # What it is worth: without the bound the image is read to the last digit.
     (tmp_path / "off").mkdir()
-    found = read_image(Server(longer, tmp_path / "off", policy="min_validation_images: 1"))
+    exact = "{min_validation_images: 1, metric_decimals: 15}"
+    found = read_image(Server(longer, tmp_path / "off", policy=exact))
     torch.testing.assert_close(found, image, atol=1e-3, rtol=1e-3)
     # The run's own rounds bound it as well: a kind of message is answered once a round.
     (tmp_path / "short").mkdir()
@@ -345,19 +342,161 @@ def test_an_evaluation_of_a_round_is_answered_once_and_a_full_split_still_is() -
     assert server.ask("train", 1).has_content()
 
 
+def fused(server: Any, models: Any, number: Any = 1) -> Any:
+    instructions = {ROUND_KEY: number, VERSION_KEY: bract.__version__}
+    content = write_fused([to_arrays(server.first_model())] * models, ConfigRecord(instructions))
+    return server.send(content, FUSED_TYPE)
+
+
 def test_more_fused_models_than_clients_are_refused() -> None:
-    server = Server(configured())
-
-    def ask(models: Any, number: Any) -> Any:
-        instructions = {ROUND_KEY: number, VERSION_KEY: bract.__version__}
-        model = to_arrays(server.first_model())
-        content = write_fused([model] * models, ConfigRecord(instructions))
-        return server.send(content, FUSED_TYPE)
-
-    assert len(ask(2, 1).content[METRICS]["loss"]) == 2
+    server = Server(configured(strategy=FEDBOOSTING))
+    scores = fused(server, 2, 1).content[METRICS]
+    assert set(scores) == {"accuracy", "num-examples"}
+    assert len(scores["accuracy"]) == 2
     assert "asked to score 3 fused models, but the run declares clients: 2" in (
-        ask(3, 2).error.reason
+        fused(server, 3, 2).error.reason
     )
+
+
+def test_one_message_does_not_give_four_hundred_scores(tmp_path: Path) -> None:
+    many = {"clients": 400, "data": {"image_size": 8, "validation": 0.5}}
+    assert "'fedavg' fuses none" in fused(Server(configured(**many)), 400).error.reason
+    boosting = configured(**many, strategy=FEDBOOSTING)
+    few = Server(boosting, tmp_path, policy="min_validation_images: 1")
+    assert "allows max_fused_models: 64" in fused(few, 400).error.reason
+    assert len(fused(few, 64).content[METRICS]["accuracy"]) == 64
+
+
+def test_a_measurement_keeps_three_digits_where_no_policy_says_more(tmp_path: Path) -> None:
+    server = Server(configured())
+    exact = Server(configured(), tmp_path, policy="metric_decimals: 15")
+    for kind in ("evaluate", "train"):
+        rounded, whole = (dict(s.ask(kind).content[METRICS]) for s in (server, exact))
+        names = [name for name in rounded if name.endswith(("loss", "accuracy"))]
+        assert names
+        for name in names:
+            assert rounded[name] == float(f"{whole[name]:.3g}")
+        assert any(rounded[name] != whole[name] for name in names)
+
+
+def test_a_run_that_declares_more_gets_a_thousand_rounds_without_a_policy() -> None:
+    def answered(policy: SitePolicy, declared: int | None) -> int:
+        answers = Answers(RecordDict(), directory=None, site="a", policy=policy)
+        for number in itertools.count(1):
+            request = Request("train", number, str(number), RUN, "asked", "config", declared)
+            try:
+                answers.commit(request)
+            except PolicyError as error:
+                assert "max_rounds_per_run" in str(error)
+                return number - 1
+        raise AssertionError
+
+    assert answered(SitePolicy(), 10**6) == 1000
+    assert answered(SitePolicy(), None) == 20
+    for declared in (10**6, None):
+        assert answered(SitePolicy(max_rounds_per_run=30), declared) == 30
+
+
+def test_the_log_says_once_a_run_which_caps_are_in_force(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bract")
+    server = Server(configured())
+    for number in (1, 2):
+        assert server.ask(number=number).has_content()
+    (said,) = [r.getMessage() for r in caplog.records if "max_rounds_per_run" in r.getMessage()]
+    for key in ("max_rounds_total", "min_validation_images", "max_fused_models", "metric_decimals"):
+        assert f"({key})" in said
+
+
+# --- Reading what makes a client fail ---
+
+
+def overflowing(pixel: int, scale: float) -> Any:
+    """A model whose loss is NaN for an image of which ``pixel`` lies above 3.4e38 / ``scale``."""
+    weight = torch.zeros(10, 64)
+    weight[0, pixel] = scale
+    return {"1.weight": weight, "1.bias": torch.zeros(10)}
+
+
+def test_a_model_that_fails_on_some_images_costs_its_round_and_its_epsilon(tmp_path: Path) -> None:
+    one = {"training": {"lr": 0.1, "local_steps": 1, "batch_size": 1}, **NOISY}
+    server = Server(configured(**one), tmp_path)
+    # Each message would be a bit: five of them bracket a pixel.
+    pixel = 27
+    assert FAILED in server.ask(arrays=overflowing(pixel, math.inf)).error.reason
+    for scale in (1e38, 2e38, 3e38):
+        assert "was answered" in server.ask(arrays=overflowing(pixel, scale)).error.reason
+    record = Answered.model_validate_json(
+        (tmp_path / "state" / "client-0-answered.json").read_bytes()
+    )
+    assert record.totals == {"train": 1}
+    assert sum(record.spent().values()) == 1
+    assert server.ask(number=2).has_content()
+
+
+def test_a_failure_reads_the_same_whatever_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(configured(**NOISY), tmp_path)
+    causes = {
+        "bract.client.app.train_locally": RuntimeError("pixel 27 is 0.9"),
+        "bract.defenses.Noise.protect": KeyError("27"),
+        "bract.client.session.Session.validate": BractError("a loss of 3"),
+        "bract.client.session.Session.encrypt": ValueError("NaN in w"),
+    }
+    reasons = set()
+    for number, (place, error) in enumerate(causes.items(), start=1):
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place, fail)
+            reasons.add(server.ask(number=number).error.reason)
+    broken = {n: torch.full_like(v, math.nan) for n, v in server.first_model().items()}
+    reasons.add(server.ask(number=5, arrays=broken).error.reason)
+    (reason,) = reasons
+    assert FAILED in reason
+    for detail in ("pixel 27 is 0.9", "a loss of 3", "NaN in w", "holds NaN"):
+        assert detail not in reason
+        assert detail in caplog.text
+
+
+def test_a_client_that_is_killed_while_it_trains_has_spent_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise SystemExit
+
+    server = Server(configured(**NOISY), tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr("bract.client.app.train_locally", killed)
+        server.ask(nonce=0)
+    restarted = Server(configured(**NOISY), tmp_path)
+    assert "was answered" in restarted.ask(nonce=0).error.reason
+    assert restarted.ask(number=2).has_content()
+
+
+def test_a_refusal_that_rests_on_no_data_names_its_reason_and_costs_nothing() -> None:
+    server = Server(configured())
+    small = {"1.weight": torch.zeros(3, 3)}
+    assert "do not fit model" in server.ask(arrays=small).error.reason
+    assert server.ask().has_content()
+
+
+@pytest.mark.parametrize("kind", ["evaluate", FUSED_TYPE])
+def test_a_score_that_fails_costs_its_round(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(configured(strategy=FEDBOOSTING))
+
+    def ask() -> Any:
+        return fused(server, 1) if kind == FUSED_TYPE else server.ask(kind)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a loss of 3")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bract.client.session.Session.score", fail)
+        assert FAILED in ask().error.reason
+    assert "was answered" in ask().error.reason
 
 
 # --- Beside the update ---
@@ -393,10 +532,10 @@ def test_loss_and_accuracy_of_training_stay_at_home_beside_a_defended_update(
         assert found["local_steps"] == 1.0
 
 
-def test_the_loss_of_one_image_would_be_an_equation_about_its_pixels() -> None:
+def test_the_loss_of_one_image_would_be_an_equation_about_its_pixels(tmp_path: Path) -> None:
     # Of a linear model the loss is log sum exp(W x + b) - (W x + b)_y: exact to rounding.
     config = configured(training={"lr": 0.1, "local_steps": 1, "batch_size": 1})
-    server = Server(config)
+    server = Server(config, tmp_path, policy="metric_decimals: 15")
     reply = server.ask()
     spec, data = data_spec(config.data), client_data(config, 0)
     order = torch.Generator().manual_seed(derive_seed(config.seed, "train", 0, 1))
@@ -409,7 +548,6 @@ def test_the_loss_of_one_image_would_be_an_equation_about_its_pixels() -> None:
     assert "train_loss" not in told(configured(**NOISY))
 
 
-FEDBOOSTING = {"name": "fedboosting"}
 SCORED = {"training-score": True}
 
 
@@ -436,7 +574,8 @@ def test_a_training_score_of_few_images_stays_beside_a_defended_update_alone(
     assert "trained_accuracy" not in told(configured(**NOISY, **few), **SCORED)
     assert "the training score of 9 images stays here" in caplog.text
     exact = {"strategy": {**FEDBOOSTING, "signal": "loss"}, "training": few["training"]}
-    found = told(configured(**NOISY, **exact), tmp_path, "train_metrics: always", **SCORED)
+    policy = "{train_metrics: always, metric_decimals: 15}"
+    found = told(configured(**NOISY, **exact), tmp_path, policy, **SCORED)
     assert found["trained_loss"] != round(found["trained_loss"], 2)
 
 
