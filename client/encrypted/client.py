@@ -23,6 +23,7 @@ from bract.client.encrypted.keys import check_key, read_key
 from bract.client.encrypted.pins import Pins
 from bract.client.encrypted.sharing import deal_keys, join_partials, partials_of
 from bract.client.encrypted.state import EncryptedState
+from bract.client.failures import IndependentError
 from bract.client.site import Site
 from bract.config import FederationConfig
 from bract.errors import BractError
@@ -65,7 +66,8 @@ RECORD = "bract.encryption"
 """Name of the record in Flower's client-side ``context.state``."""
 
 CLIPPED_WARNING = 0.001
-"""Share of clipped values above which a client says so in its log."""
+"""Share of clipped values above which a client says so: in figures in its log, to the server as one
+digit. The server chooses ``encryption.clip``: exact counts would be the update's distribution."""
 
 _log = logging.getLogger(__name__)
 
@@ -242,8 +244,10 @@ class EncryptedClient:
 
         Raises
         ------
+        IndependentError
+            If the help to decrypt it is refused.
         BractError
-            If this client does not hold the model that the round started from.
+            As `open`, or if this client does not hold the model that the round started from.
         """
         if self.model_round != server_round - 1:
             raise BractError(
@@ -251,7 +255,10 @@ class EncryptedClient:
                 f"{server_round} started from"
             )
         update = EncryptedUpdate.from_tensors(tensors)
-        mean = self.open(update, content, fused_tag(server_round), index)
+        try:
+            mean = self.open(update, content, fused_tag(server_round), index)
+        except RefusedHelpError as error:
+            raise IndependentError(str(error)) from error
         return apply_mean(self.model, mean, self.config.strategy.server_lr)
 
     def open(
@@ -327,7 +334,7 @@ class EncryptedClient:
         Returns
         -------
         tuple of EncryptedUpdate and dict
-            The ciphertexts, and how many values were clipped.
+            The ciphertexts, and about how many values were clipped.
         """
         assert self.key is not None
         started = time.perf_counter()
@@ -337,7 +344,8 @@ class EncryptedClient:
         key = self.key.public if isinstance(self.key, KeyShare) else self.key
         encrypted, clipped = encrypt_update(key, update, change, self.config.encryption)
         total = sum(value.numel() for value in update.values())
-        if clipped > CLIPPED_WARNING * total:
+        many = clipped > CLIPPED_WARNING * total
+        if many:
             _log.warning(
                 "%d of %d values lay outside [-%g, %g] and were clipped; raise encryption.clip",
                 clipped,
@@ -346,7 +354,7 @@ class EncryptedClient:
                 self.config.encryption.clip,
             )
         self.seconds["encrypt_seconds"] += time.perf_counter() - started
-        return encrypted, {"clipped": float(clipped)}
+        return encrypted, {"clipped": float(f"{clipped:.1g}") if many else 0.0}
 
     def partial(self, content: RecordDict) -> RecordDict:
         """Apply this client's share to the aggregates of a message, for the named clients.

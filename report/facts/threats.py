@@ -174,9 +174,9 @@ def clipped_values(files: RunFiles) -> list[str]:
         return []
     number, client, most = max(found, key=lambda entry: entry[2])
     return [
-        f"Encryption cut {sum(count for *_, count in found)} values that lay outside the clip "
-        f"range, {most} of them in round {number} at {client}. The mean is that of the cut values: "
-        "raise encryption.clip where they are many."
+        f"Encryption cut about {sum(count for *_, count in found)} values that lay outside the "
+        f"clip range, {most} of them in round {number} at {client}. The mean is that of the cut "
+        "values: raise encryption.clip where they are many."
     ]
 
 

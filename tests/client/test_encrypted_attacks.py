@@ -1,18 +1,27 @@
 """What a server that breaks the protocol gets out of a client of an encrypted run: nothing."""
 
 import dataclasses
+import json
 import logging
 import math
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from encrypted_runs import key_secrets, small, small_grid, train
+import torch
+from encrypted_runs import key_secrets, small, small_grid, tiny, train
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import bract
+from bract.client.encrypted.client import EncryptedClient
+from bract.client.encrypted.failures import FailedAggregates, record_folder
+from bract.client.failures import FAILED
 from bract.config import dump_config
+from bract.errors import BractError
 from bract.paillier import (
     Layout,
     deal,
@@ -26,8 +35,9 @@ from bract.paillier import (
 )
 from bract.paillier.cipher import from_matrix, to_matrix
 from bract.protocol.arrays import from_arrays, to_arrays
-from bract.protocol.ciphertexts import EncryptedUpdate
+from bract.protocol.ciphertexts import EncryptedUpdate, decrypt_mean, plan_layout
 from bract.protocol.keyexchange import box_keys, write_key_box, write_recipients
+from bract.protocol.partials import RefusedHelpError
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}
@@ -343,6 +353,216 @@ def test_what_an_altered_aggregate_decrypts_to_is_told_alike_and_three_times_at_
     ]
     again = RecordDict({**content, "config": renamed, "arrays": initial})
     assert "decrypts nothing more under key" in refused(ask(grid, again))
+
+
+# --- A server that asks value by value ---
+
+
+def beyond(public: Any, query: int) -> Any:
+    """Return a change of a vector that adds to its first slot more than codes can give."""
+
+    def change(vector: Any) -> Any:
+        top = vector.weight * 2 * vector.layout.fixed_point.levels
+        added = (1 << vector.layout.slot_bits) - 1 - top - query
+        numbers = from_matrix(vector.data)
+        numbers[0] = numbers[0] * (1 + added * public.n) % public.n**2
+        return dataclasses.replace(vector, data=to_matrix(numbers, vector.data.shape[1]))
+
+    return change
+
+
+class Oracle:
+    """A server that alters an aggregate, under the name of another federation in each query."""
+
+    def __init__(self, folder: Path, key: Any) -> None:
+        self.public = key.public
+        self.grid, self.content = final_content(folder, [key] * 3)
+        first = next(m for m in self.grid.log if m.metadata.message_type == "train")
+        self.initial = first.content.array_records["arrays"]
+        self.queries = 0
+
+    def message(self, node: int, *, altered: bool = True) -> Message:
+        self.queries += 1
+        name = f"oracle-{self.queries}"
+        config = small(name=name, encryption=PAILLIER)
+        self.grid.contexts[node].run_config["federation"] = dump_config(config)
+        content = self.content
+        if altered:
+            content = with_vector(content, beyond(self.public, self.queries))
+        instructions = {**content.config_records["config"], "bract-session": name}
+        renamed = {**content, "config": ConfigRecord(instructions), "arrays": self.initial}
+        return Message(RecordDict(renamed), node, "evaluate.final")
+
+    def ask(self, node: int = 1, *, altered: bool = True) -> Any:
+        (reply,) = self.grid.send_and_receive([self.message(node, altered=altered)])
+        return reply
+
+
+ANSWERED = "does not decrypt to values"
+
+
+def test_renaming_the_federation_reads_no_more_than_three_answers_under_a_key(
+    tmp_path: Path, whole_key: Any
+) -> None:
+    oracle = Oracle(tmp_path, whole_key)
+    assert not oracle.ask(altered=False).has_error()
+    reasons = []
+    for _ in range(6):
+        reasons.append(refused(oracle.ask()))
+        # Neither a restart of the client nor the loss of its run's folder gives further answers.
+        oracle.grid.contexts[1].state.clear()
+        shutil.rmtree(tmp_path / "state-0")
+    assert [ANSWERED in reason for reason in reasons] == [True] * 3 + [False] * 3
+    assert "decrypts nothing more" in refused(oracle.ask(altered=False))
+    (record,) = (tmp_path / "keys").glob("failed-*.json")
+    assert record.name == f"failed-{whole_key.public.key_id}.json"
+    assert record.stat().st_mode & 0o777 == 0o600
+    record.write_text("[]")
+    assert "record of failed aggregates is damaged" in refused(oracle.ask(altered=False))
+
+
+def test_clients_with_one_key_answer_three_times_together_also_at_the_same_time(
+    tmp_path: Path, whole_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = Oracle(tmp_path, whole_key)
+    oracle.ask(1)
+    oracle.ask(2)
+    # Three clients have decrypted, and none has counted it yet.
+    together = threading.Barrier(3)
+
+    def waiting(*arguments: Any) -> Any:
+        together.wait(30)
+        return decrypt_mean(*arguments)
+
+    monkeypatch.setattr("bract.client.encrypted.client.decrypt_mean", waiting)
+    messages = [oracle.message(node) for node in (1, 2, 3)]
+    with ThreadPoolExecutor(3) as pool:
+        replies = list(pool.map(oracle.grid._answer, messages))
+    assert sum(ANSWERED in refused(reply) for reply in replies) == 1
+
+
+def test_one_aggregate_that_fails_at_every_client_is_one_failure(
+    tmp_path: Path, whole_key: Any
+) -> None:
+    oracle = Oracle(tmp_path, whole_key)
+    same = with_vector(oracle.content, beyond(whole_key.public, 0))
+    for _ in range(5):
+        assert ANSWERED in refused(ask(oracle.grid, same))
+    assert not ask(oracle.grid, oracle.content).has_error()
+
+
+def test_a_key_that_came_in_band_is_counted_in_the_sites_state_or_in_memory(
+    tmp_path: Path, whole_key: Any
+) -> None:
+    update = aggregate_of(whole_key.public)
+    other = aggregate_of(whole_key.public)
+    for folder in (tmp_path, None):
+        memory = RecordDict()
+
+        def kept(key_id: str, folder: Any = folder, memory: Any = memory) -> Any:
+            return FailedAggregates(key_id, folder, memory)
+
+        for found in (update, update, other, aggregate_of(whole_key.public)):
+            kept("a" * 32).check()
+            kept("a" * 32).count(found)
+        with pytest.raises(BractError, match="decrypts nothing more under key aaa"):
+            kept("a" * 32).check()
+        kept("b" * 32).check()
+
+
+def test_the_count_lies_with_the_key_and_where_that_is_read_only_in_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, state = tmp_path / "keys" / "client-0.pem", tmp_path / "state"
+    identity = tmp_path / "identity" / "identity.pem"
+    for folder in (key.parent, identity.parent):
+        folder.mkdir()
+    (tmp_path / "link.pem").symlink_to(key)
+    assert record_folder(tmp_path / "link.pem", None, state_dir=state) == key.parent
+    assert record_folder(None, identity, state_dir=state) == identity.parent
+    assert record_folder(None, None, state_dir=state) == state
+    assert record_folder(None, None, state_dir=None) is None
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert record_folder(key, None, state_dir=state) == state
+    with pytest.raises(BractError, match="set state-dir"):
+        record_folder(key, None, state_dir=None)
+
+
+def test_a_value_that_cannot_be_encrypted_reads_like_any_failure(
+    tmp_path: Path, whole_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = grid_of(tmp_path, [whole_key] * 3)
+    nan = {n: torch.full_like(v, math.nan) for n, v in tiny().state_dict().items()}
+    reasons = {refused(send(grid, "train", arrays=to_arrays(nan)))}
+    with monkeypatch.context() as patch:
+        patch.setattr("bract.client.app.train_locally", None)
+        content = {"arrays": to_arrays(tiny().state_dict())}
+        reasons.add(refused(send(grid, "train", 2, **content)).replace("client-1", "client-0"))
+    assert len(reasons) == 1
+    assert FAILED in reasons.pop()
+
+
+def test_a_fused_model_that_fails_is_counted_and_refused_help_still_names_its_helper(
+    tmp_path: Path, whole_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"kind": "sizes", "sizes": [60, 60, 60]}
+    config = small(
+        encryption=PAILLIER,
+        rounds=9,
+        strategy={"name": "fedboosting"},
+        data={"image_size": 8, "validation": 0.5, "partition": sizes},
+    )
+    grid = small_grid(tmp_path, config, [whole_key] * 3)
+    layout = plan_layout(config.encryption, "parameters", 1210)
+    initial = to_arrays(tiny().state_dict())
+    shapes = tuple((name, tuple(v.shape)) for name, v in tiny().state_dict().items())
+
+    def ask_fused(number: int) -> Any:
+        vector, _ = encrypt(whole_key.public, np.zeros(1210), layout)
+        update = EncryptedUpdate({"parameters": vector}, {"parameters": shapes})
+        fused = with_vector(
+            RecordDict({"aggregate-1": to_arrays(update.to_tensors())}),
+            beyond(whole_key.public, number),
+        )
+        return send(
+            grid,
+            "evaluate.fused",
+            config={"server-round": number, "models": 1},
+            **{"fused-0": fused["aggregate-1"]},
+        )
+
+    send(grid, "train", arrays=initial)
+    assert FAILED in refused(ask_fused(1))
+    (record,) = (tmp_path / "keys").glob("failed-*.json")
+    assert len(json.loads(record.read_text())["failed"]) == 1
+    assert "was answered" in refused(ask_fused(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(EncryptedClient, "model_round", property(lambda _: 1))
+        patch.setattr(EncryptedClient, "catch_up", lambda *_: True)
+
+        def unproven(*_: Any) -> Any:
+            raise RefusedHelpError("fused-2", {7: "not proven"})
+
+        patch.setattr(EncryptedClient, "open", unproven)
+        assert "node 7: not proven" in refused(ask_fused(2))
+
+
+def test_clip_ranges_that_the_server_tries_do_not_count_an_update_s_values(
+    tmp_path: Path, whole_key: Any
+) -> None:
+    """Exact counts at one clip after the other would be the distribution of the update's values."""
+
+    def clipped(clip: float) -> float:
+        folder = tmp_path / str(clip)
+        config = small(encryption={**PAILLIER, "clip": clip}, rounds=1)
+        grid = small_grid(folder, config, [whole_key] * 3)
+        reply = send(grid, "train", arrays=to_arrays(tiny().state_dict()))
+        return float(reply.content["metrics"]["clipped"])
+
+    torch.manual_seed(0)
+    counts = [clipped(clip) for clip in (1e-6, 1e-3, 2e-3, 5e-3)]
+    assert counts[0] > 0.0
+    assert all(count == float(f"{count:.1g}") for count in counts)
 
 
 @pytest.mark.parametrize(
