@@ -181,9 +181,10 @@ class Answers:
         ):
             if limit is not None and found >= limit:
                 undeclared = request.last_round is None and policy.max_rounds_per_run is None
+                declare = "declare num-server-rounds in the run config, or "
                 raise PolicyError(
                     f"this site answered {found} {kind} messages, and its policy allows {where}: "
-                    f"{limit}{' of a run that declares no rounds' * undeclared}; ask the site"
+                    f"{limit}; {declare if undeclared else ''}ask the site"
                 )
         if policy.max_epsilon is not None and request.trains:
             self._check_epsilon(answered, mechanism, policy.max_epsilon)
