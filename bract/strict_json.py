@@ -26,7 +26,7 @@ def dump_json(value: Any, *, ascii_only: bool = True) -> str:
 
 
 def parse_json(text: str | bytes, *, most: int = 65_536, constants: bool = False) -> Any:
-    """Read JSON that somebody else wrote.
+    """Read JSON of another party: whole numbers of 64 bits, and numbers that are finite.
 
     Parameters
     ----------
@@ -38,17 +38,42 @@ def parse_json(text: str | bytes, *, most: int = 65_536, constants: bool = False
     Raises
     ------
     BractError
-        If it is longer, no JSON, nested too deeply to be read, or holds NaN or an infinity
-        without ``constants``.
+        If it is longer, no JSON, nested too deeply to be read, or holds a larger whole number, or
+        NaN or an infinity without ``constants``.
     """
     if len(text) > most:
         raise BractError(f"{len(text)} characters of JSON, expected at most {most}")
     try:
-        return json.loads(text, parse_constant=None if constants else _refuse)
+        return json.loads(
+            text,
+            parse_int=_whole,
+            parse_float=None if constants else _finite,
+            parse_constant=None if constants else _refuse,
+        )
     except RecursionError:
         raise BractError("JSON that is nested too deeply") from None
     except ValueError as error:
         raise BractError(f"no JSON: {one_line(error, 200)}") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) <= 20:
+        value = int(digits)
+        if in_64_bits(value):
+            return value
+    raise ValueError(f"a whole number of {len(digits)} digits; expected at most 64 bits")
+
+
+def in_64_bits(value: int) -> bool:
+    """Whether a whole number is one that files of other parties may hold."""
+    return -(1 << 63) <= value < 1 << 64
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large for a float")
+    return value
 
 
 def _refuse(constant: str) -> Any:

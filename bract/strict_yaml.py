@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 
 from bract.errors import BractError, one_line, shown
+from bract.strict_json import in_64_bits
 
 MOST_CHARACTERS = 1 << 20
 _MOST_DEPTH = 64
 _MOST_NODES = 100_000
-_MOST_BITS = 1024
 
 
 def parse_yaml(text: str) -> Any:
@@ -23,7 +23,7 @@ def parse_yaml(text: str) -> Any:
     BractError
         If it is no YAML, longer than `MOST_CHARACTERS`, nested more than 64 deep, larger than
         100,000 values once its aliases are written out, gives a key twice, or holds a tag of
-        something else or a value that its tag does not fit.
+        something else, a value that its tag does not fit, or a whole number beyond 64 bits.
     """
     if len(text) > MOST_CHARACTERS:
         raise BractError(f"{len(text)} characters of YAML, expected at most {MOST_CHARACTERS}")
@@ -66,8 +66,8 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
-            if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-                raise ValueError("no number of this size is written out again")
+            if isinstance(value, int) and not in_64_bits(value):
+                raise ValueError("no whole number of 64 bits")
             return value
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             tag = node.tag.rpartition(":")[2]

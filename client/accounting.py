@@ -65,9 +65,10 @@ class Mechanism:
             If the text is no such pair.
         """
         kind, _, multiplier = text.partition(":")
-        if kind not in ("gaussian", "laplace") or not float(multiplier) > 0.0:
+        found = float(multiplier)
+        if kind not in ("gaussian", "laplace") or not 0.0 < found < math.inf:
             raise ValueError(f"{text!r} is no mechanism")
-        return cls("gaussian" if kind == "gaussian" else "laplace", float(multiplier))
+        return cls("gaussian" if kind == "gaussian" else "laplace", found)
 
 
 def mechanism_of(chain: DefenseChain) -> Mechanism | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -55,11 +56,14 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+
+
 class Last(_Part):
     """The last answer of one kind in one run, and how many there were."""
 
-    round: int
-    count: int
+    round: Count
+    count: Count
     digest: str
 
 
@@ -86,9 +90,9 @@ class Answered(_Part):
     """
 
     schema_version: int = 1
-    totals: dict[str, int] = Field(default_factory=dict)
-    mechanisms: dict[str, int] = Field(default_factory=dict)
-    without_guarantee: int = 0
+    totals: dict[str, Count] = Field(default_factory=dict)
+    mechanisms: dict[str, Count] = Field(default_factory=dict)
+    without_guarantee: Count = 0
     runs: dict[str, Run] = Field(default_factory=dict)
 
     def last(self, request: Request) -> Last | None:

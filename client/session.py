@@ -369,7 +369,7 @@ def _open(site: Site, message: Message, context: Context) -> Session:
         return session
     if encrypted is not None:
         session.receive(encrypted.model)
-    elif ARRAYS in message.content:
-        session.receive(from_arrays(message.content.array_records[ARRAYS]))
+    elif (sent := message.content.array_records.get(ARRAYS)) is not None:
+        session.receive(from_arrays(sent))
     defending.attach(model)
     return session

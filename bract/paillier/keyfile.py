@@ -176,10 +176,16 @@ def public_from_fields(fields: dict[str, object], *, insecure: bool) -> PublicKe
 def integer_field(fields: dict[str, object], name: str) -> int:
     """Return one number of a key: a small JSON integer, or hexadecimal text of up to 8192 bits."""
     value = fields.get(name)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31:
-        return value
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         return int(value, 16)
+    return small_field(fields, name)
+
+
+def small_field(fields: dict[str, object], name: str) -> int:
+    """Return one small JSON integer of a key."""
+    value = fields.get(name)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31:
+        return value
     raise PaillierError(f"the key's field {name!r} is missing, not a number, or out of range")
 
 

@@ -10,6 +10,7 @@ from bract.paillier.keyfile import (
     public_fields,
     public_from_fields,
     read_secret,
+    small_field,
     write_file,
 )
 from bract.paillier.sharing import MOST_SHARES, KeyShare
@@ -50,8 +51,9 @@ def load_share(text: bytes, *, insecure: bool = False) -> KeyShare:
         PaillierError: Not a key share, damaged, or of a size that is not offered.
     """
     fields = decode_block("KEY SHARE", text)
-    names = ("index", "threshold", "total", "degree", "value")
-    index, threshold, total, degree, value = (integer_field(fields, name) for name in names)
+    names = ("index", "threshold", "total", "degree")
+    index, threshold, total, degree = (small_field(fields, name) for name in names)
+    value = integer_field(fields, "value")
     found = fields.get("verification")
     if not isinstance(found, list) or len(found) > MOST_SHARES:
         raise PaillierError("the key's field 'verification' is missing or no list of numbers")

@@ -215,6 +215,28 @@ def read_metrics(record: Mapping[str, object]) -> dict[str, float]:
     return found
 
 
+def instructions_of(content: RecordDict) -> ConfigRecord:
+    """Return the server's instructions of a message to a client.
+
+    Raises
+    ------
+    BractError
+        If there are none.
+    """
+    found = content.config_records.get(CONFIG)
+    if found is None:
+        raise BractError(f"the message has no {CONFIG} record; is its server bract's own?")
+    return found
+
+
+def instruction(content: RecordDict, key: str) -> object:
+    """Return one value of the server's instructions, refusing a message without it."""
+    found = instructions_of(content).get(key)
+    if found is None:
+        raise BractError(f"the message's {CONFIG} lacks {key}; is its server bract's own?")
+    return found
+
+
 def read_declared(text: object) -> dict[str, Any]:
     """Read what a client says of its computation; see `bract.schema.ClientStatement` for its use.
 

@@ -59,7 +59,7 @@ from bract.protocol.keyexchange import (
 )
 from bract.protocol.keyfiles import Key, dump_key, parse_key
 from bract.protocol.partials import RefusedHelpError, open_bundle, seal_partials
-from bract.protocol.records import ARRAYS, CONFIG
+from bract.protocol.records import ARRAYS, instruction
 from bract.protocol.update import Tensors, difference
 
 RECORD = "bract.encryption"
@@ -108,7 +108,7 @@ class EncryptedClient:
         self.pins.check_run(config, site.paillier_key)
         self.refused: tuple[int, ...] = ()
         self.node_id = context.node_id
-        self.session = str(content.config_records[CONFIG][SESSION_KEY])
+        self.session = str(instruction(content, SESSION_KEY))
         self.seconds = {"encrypt_seconds": 0.0, "decrypt_seconds": 0.0}
         store = DefenseState(
             context.state,
@@ -201,7 +201,7 @@ class EncryptedClient:
         """
         identity = self._identity()
         unsettled = self.key is None or self._state.unconfirmed
-        if unsettled and KEY_BOX in content and identity is not None:
+        if unsettled and KEY_BOX in content.config_records and identity is not None:
             self.pins.check_dealer(key_box_sender(content))
             text = open_key_box(content, identity, session=self.session, recipient=self.node_id)
             if self.key is not None:
@@ -211,7 +211,7 @@ class EncryptedClient:
             return False
         if self._state.unconfirmed:
             self._state.confirm_key()
-        if self.model_round < 0 and ARRAYS in content:
+        if self.model_round < 0 and ARRAYS in content.array_records:
             self._state.keep_model(from_arrays(content.array_records[ARRAYS]), 0)
         if self.model_round < 0:
             return False
@@ -378,7 +378,7 @@ class EncryptedClient:
             session=self.session,
             sender=self.node_id,
             identity=own,
-            tag=str(content.config_records[CONFIG][TAG_KEY]),
+            tag=str(instruction(content, TAG_KEY)),
         )
         return sealed.to_content()
 

@@ -126,3 +126,20 @@ def test_the_documented_example_is_a_policy_with_every_key(tmp_path: Path) -> No
 
 def test_a_site_without_a_file_still_has_a_policy() -> None:
     assert load_policy(None) == SitePolicy()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("batch_size: {minimum: 8, maximum: 4}", "minimum 8 above maximum 4"),
+        (
+            "require: [{name: noise, minimum: {std: 2.0}, maximum: {std: 1.0}}]",
+            "noise.std has minimum 2.0 above maximum 1.0",
+        ),
+        ("require: [{name: noise, minimum: {std: .nan}}]", "finite number"),
+    ],
+)
+def test_bounds_that_no_run_meets_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "policy.yaml").write_text(text)
+    with pytest.raises(PolicyError, match=said):
+        load_policy(tmp_path / "policy.yaml")
