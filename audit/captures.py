@@ -117,9 +117,10 @@ class Captures:
         object.__setattr__(self, "index", tuple(found))
 
     def _described(self, found: ObservationFile) -> ClientDeclaration:
-        if self.description is None:
-            return found.declaration
-        return self.description.declare(found.declaration, found.client, found.round)
+        declared = found.declaration
+        if self.description is not None:
+            declared = self.description.declare(declared, found.client, found.round)
+        return declared.trusting(self.models)
 
     def load(self, capture: Capture) -> Observation:
         """Read one observation, tensors and all.

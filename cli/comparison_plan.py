@@ -64,6 +64,7 @@ def plan(config: FederationConfig, defenses: Sequence[str] | None = None) -> Pla
     BractError
         If a defense or a setting of one is unknown, or a chain makes no sense.
     """
+    config = config.as_own_word()
     own = {str(entry["name"]): entry for entry in config.defenses}
     if defenses:
         wanted = [(text, parse_defense(text, own)) for text in defenses]

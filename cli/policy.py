@@ -38,12 +38,15 @@ def check_policy(
     from bract.cli.console import print_json, say
     from bract.client.defending import defenses_of
     from bract.client.policy import check_run, load_policy
+    from bract.client.site import Site
     from bract.config import load_config
 
     found = load_policy(file)
     if against is not None:
         config = load_config(against)
-        check_run(found, config, defenses_of(config))
+        paths = () if config.data.path is None else (config.data.path,)
+        site = Site(name="site", partition=0, data_paths=paths, download=config.data.download)
+        check_run(found, site, config, defenses_of(config))
     if output.is_json:
         print_json(found.model_dump(mode="json"))
     for key in type(found).model_fields:

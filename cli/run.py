@@ -47,6 +47,7 @@ def run_federation(
     """
     if launch.simulate:
         check_simulable(config)
+    config = config.as_own_word()
     check_feasible(config)
     run = RunDirectory(runs / config.name)
     with run.claim():

@@ -22,7 +22,11 @@ from bract.data import DataSpec
 from bract.errors import BractError
 from bract.protocol.arrays import from_arrays
 from bract.protocol.keyexchange import FINAL_TYPE
-from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
+from bract.protocol.records import ARRAYS, ROUND_KEY, VERSION_KEY, instructions_of
+
+_HOW_TO_TRUST = (
+    "list it under models in the site's own file: site.yaml, the policy, or the node config"
+)
 
 
 @dataclass(frozen=True)
@@ -41,19 +45,23 @@ def agree(site: Site, message: Message, context: Context) -> Agreed:
     Raises
     ------
     BractError
-        If the versions differ, the configuration is wrong, or the site's policy refuses the run.
+        If the versions differ, the configuration is wrong or names code that this site does not
+        vouch for, or the site's policy refuses the run.
     """
-    instructions = message.content.config_records[CONFIG]
+    instructions = instructions_of(message.content)
     theirs = str(instructions.get(VERSION_KEY))
     if theirs != bract.__version__:
         raise BractError(
             f"the server runs bract {theirs}, this client {bract.__version__}; "
             "install the same version on both"
         )
-    config = config_of_run(context.run_config)
+    policy = load_policy(site.policy)
+    config = config_of_run(context.run_config).trusting(
+        {*site.models, *(policy.models or ())}, how=_HOW_TO_TRUST
+    )
     Pins.from_node_config(context.node_config).check_run(config, site.paillier_key)
-    policy, chain = load_policy(site.policy), defenses_of(config)
-    check_run(policy, site.local(config), chain)
+    chain = defenses_of(config)
+    check_run(policy, site, config, chain)
     return Agreed(config, instructions, policy, chain)
 
 

@@ -1,15 +1,20 @@
-"""What a site demands of every run, whatever the server asks for: the site's policy file."""
+"""What a site demands of every run, whatever the server asks for: the site's policy file.
+
+Longer than most modules: one file, and everything that it may say.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bract.client.defenses import DefenseChain
-from bract.config import FederationConfig
+from bract.client.site import Site
+from bract.config import DataConfig, FederationConfig
 from bract.defenses import DEFENSES
 from bract.errors import BractError, listed, shown
 from bract.registry import unknown
@@ -42,7 +47,15 @@ class PolicyError(BractError):
 
 class _Section(BaseModel):
     # Strict: a quoted "false" must not pass for a switch that is on.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _check_order(what: str, minimum: Number, maximum: Number) -> None:
+    if minimum > maximum:
+        raise ValueError(
+            f"{what} has minimum {shown(minimum)} above maximum {shown(maximum)}, which no run "
+            "meets; exchange or remove one"
+        )
 
 
 class Requirement(_Section):
@@ -55,6 +68,12 @@ class Requirement(_Section):
     minimum: dict[str, Number] = Field(default_factory=dict)
     maximum: dict[str, Number] = Field(default_factory=dict)
     equal: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> Requirement:
+        for key in self.minimum.keys() & self.maximum.keys():
+            _check_order(f"{self.name}.{key}", self.minimum[key], self.maximum[key])
+        return self
 
     def violations(self, declared: dict[str, dict[str, Any]]) -> list[str]:
         """Say how the run's defenses, by name, fall short of this requirement."""
@@ -77,6 +96,12 @@ class Bounds(_Section):
     minimum: _Count | None = None
     maximum: _Count | None = None
 
+    @model_validator(mode="after")
+    def _can_be_met(self) -> Bounds:
+        if self.minimum is not None and self.maximum is not None:
+            _check_order("a bound", self.minimum, self.maximum)
+        return self
+
     def violations(self, what: str, found: int) -> list[str]:
         """Say how ``found`` lies outside of the bounds."""
         if self.minimum is not None and found < self.minimum:
@@ -89,29 +114,35 @@ class Bounds(_Section):
 class DataPolicy(_Section):
     """Which data a run may name.
 
-    ``names`` lists data sets, ``paths`` folders in or below which ``data.path`` must lie; a run
-    without ``data.path`` then meets no path. None allows every one.
+    ``names`` lists data sets; None allows every one. ``paths`` are folders in or below which
+    ``data.path`` must lie; a run without ``data.path`` then meets no path. None allows those of
+    the node config, and ``download`` None what the node config says: no folder and no download
+    where it says nothing.
     """
 
     names: list[str] | None = None
     paths: list[str] | None = None
-    download: bool = True
+    download: bool | None = None
 
-    def violations(self, name: str, path: Path | None, download: bool) -> list[str]:
-        """Say what of the run's ``data`` section this site does not read."""
-        found = []
+    def violations(self, site: Site, data: DataConfig) -> list[str]:
+        """Say what of the run's ``data`` section, as it is at a site, the site does not read."""
+        name, path, found = data.name, data.path, []
         if self.names is not None and name not in self.names:
             found.append(f"data.name must be one of {self.names}, the run has {name!r}")
         if self.paths is not None:
-            # Resolved, so that neither `..` nor a link leads out of an allowed folder.
-            inside = path is not None and any(
-                path.resolve().is_relative_to(Path(allowed).resolve()) for allowed in self.paths
+            if path is None or not _inside(path, self.paths):
+                run = None if path is None else str(path)
+                found.append(f"data.path must lie in one of {self.paths}, the run has {run!r}")
+        elif path not in (None, site.data_path) and not _inside(path, site.data_paths):
+            found.append(
+                f"data.path is the site's to allow, the run has {shown(str(path))}; set data in "
+                "site.yaml, data.paths in the policy, or data-paths in the node config"
             )
-            if not inside:
-                shown = None if path is None else str(path)
-                found.append(f"data.path must lie in one of {self.paths}, the run has {shown!r}")
-        if download and not self.download:
-            found.append("data.download must be false, the run has true")
+        if data.download and not (site.download if self.download is None else self.download):
+            found.append(
+                "data.download must be false, the run has true; set data.download in the policy "
+                "where this site may download"
+            )
         return found
 
 
@@ -125,7 +156,8 @@ class SitePolicy(_Section):
     plain_updates
         Whether an update may leave that is not encrypted.
     models
-        Allowed values of ``model.name``; None allows all.
+        Allowed values of ``model.name``, references to the site's own code among them; None
+        allows every registered name.
     data
         Allowed data.
     local_steps, local_epochs, batch_size
@@ -300,7 +332,16 @@ def check(policy: SitePolicy, defenses: DefenseChain) -> None:
     refuse(_defense_violations(policy, defenses), defenses)
 
 
-def check_run(policy: SitePolicy, config: FederationConfig, defenses: DefenseChain) -> None:
+def _inside(path: Path | None, folders: Iterable[str | Path]) -> bool:
+    # Resolved, so that neither `..` nor a link leads out of an allowed folder.
+    return path is not None and any(
+        path.resolve().is_relative_to(Path(allowed).resolve()) for allowed in folders
+    )
+
+
+def check_run(
+    policy: SitePolicy, site: Site, config: FederationConfig, defenses: DefenseChain
+) -> None:
     """Refuse a run that its configuration shows to be against the policy.
 
     Raises
@@ -315,8 +356,7 @@ def check_run(policy: SitePolicy, config: FederationConfig, defenses: DefenseCha
         problems.append(
             f"model.name must be one of {policy.models}, the run has {config.model.name!r}"
         )
-    data = config.data
-    problems += policy.data.violations(data.name, data.path, data.download)
+    problems += policy.data.violations(site, site.local(config).data)
     training = config.training
     if training.algorithm == "fedavg" and training.local_steps is None:
         problems += policy.local_epochs.violations("training.local_epochs", training.local_epochs)

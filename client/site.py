@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from bract.config import FederationConfig, IidPartition
 from bract.errors import BractError, one_line, shown
 from bract.names import check_name
+from bract.references import check_reference
 
 MOST_SEED_DIGITS = 1000
 """Of a private seed; 256 random bits are 77."""
@@ -37,6 +39,14 @@ class Site:
     data_path
         Folder of this site's own data, in place of the run's ``data.path`` and all of it this
         site's; None takes this site's part of what the run names.
+    models
+        References ``package.module:callable`` that a run's ``model.name`` may name here, as
+        ``models`` holds them with spaces between. Any other is refused, registered names are not.
+    data_paths
+        Folders in or below which a run's ``data.path`` may be, as ``data-paths`` holds them with
+        colons between.
+    download
+        Whether a run may let torchvision download a data set here.
     truth_dir
         Where to keep what was trained on, for scoring an audit; None keeps nothing.
     state_dir
@@ -64,6 +74,9 @@ class Site:
     private_seed: int | None = None
     paillier_key: Path | None = None
     public_test: bool = False
+    models: tuple[str, ...] = ()
+    data_paths: tuple[Path, ...] = ()
+    download: bool = False
 
     @classmethod
     def from_node_config(cls, node_config: Mapping[str, object]) -> Site:
@@ -72,8 +85,9 @@ class Site:
         Raises
         ------
         BractError
-            If ``partition-id`` is missing or no whole number from 0, or a private seed stands in
-            the node config itself or in a file that others may read.
+            If ``partition-id`` is missing or no whole number from 0, ``models`` holds what is no
+            reference, or a private seed stands in the node config itself or in a file that others
+            may read.
         """
         found = node_config.get("partition-id")
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
@@ -104,6 +118,9 @@ class Site:
             private_seed=read_private_seed(seed_file) if seed_file else None,
             paillier_key=path("paillier-key"),
             public_test=bool(node_config.get("public-test", False)),
+            models=_references(node_config.get("models")),
+            data_paths=_folders(node_config.get("data-paths")),
+            download=node_config.get("download") is True,
         )
 
     def local(self, config: FederationConfig) -> FederationConfig:
@@ -119,6 +136,17 @@ class Site:
     def part(self) -> int:
         """Which part of the data of `local` is this site's."""
         return self.partition if self.data_path is None else 0
+
+
+def _references(found: object) -> tuple[str, ...]:
+    try:
+        return tuple(check_reference(name) for name in str(found or "").split())
+    except ValueError as error:
+        raise BractError(f"node config: models: {error}") from None
+
+
+def _folders(found: object) -> tuple[Path, ...]:
+    return tuple(Path(path) for path in str(found or "").split(os.pathsep) if path)
 
 
 def read_private_seed(path: Path) -> int:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib
 import io
 import os
-import re
 import tomllib
 import zipfile
 import zlib
@@ -27,6 +26,7 @@ from typing import Any
 from bract.deploy.rules import replace
 from bract.errors import BractError, one_line, shown
 from bract.flower import CLIENTAPP, SUPERNODE
+from bract.references import TrustedReference, check_reference, import_reference
 
 APP = "BRACT_CLIENT_APP"
 """Environment variable with the one ClientApp that a SuperNode runs, ``package.module:name``."""
@@ -37,7 +37,6 @@ LARGEST_MANIFEST = 1 << 20
 """Bytes of the largest ``pyproject.toml`` that is read from a bundle."""
 
 _COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 class RefusedAppError(BractError):
@@ -53,12 +52,13 @@ def pinned_app() -> str:
         If none is named, or the name is no ``package.module:name``: then nothing runs.
     """
     reference = os.environ.get(APP, "")
-    if not _REFERENCE.fullmatch(reference):
+    try:
+        return check_reference(reference)
+    except ValueError as error:
         raise BractError(
-            f"the app of this site is {reference!r}, expected package.module:name; "
+            f"the app of this site is {error}; "
             f"start the SuperNode with `bract supernode --app {DEFAULT_APP}`"
-        )
-    return reference
+        ) from None
 
 
 def declared_app(bundle: bytes) -> str:
@@ -130,13 +130,7 @@ def load_app(app: str) -> Any:
     """
     from flwr.clientapp import ClientApp
 
-    module, _, attributes = app.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
-    except (ImportError, AttributeError) as error:
-        raise BractError(f"the app of this site, {app!r}, cannot be imported: {error}") from error
+    found = import_reference(TrustedReference(app), what="the app of this site,")
     if not isinstance(found, ClientApp):
         raise BractError(
             f"the app of this site, {app!r}, is a {type(found).__name__}; expected a "

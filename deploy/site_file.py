@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from bract.deploy.kit import SITE_FILE, Kit, KitError, read_text
 from bract.deploy.pinned import DEFAULT_APP
 from bract.errors import BractError, listed, one_line, shown
 from bract.files import utf8
+from bract.references import check_reference
 from bract.registry import unknown
 from bract.strict_yaml import parse_yaml
 
@@ -30,6 +31,9 @@ class SiteFile(BaseModel):
     data
         Folder of this site's own data in the place of the run's ``data.path``; all of it is the
         site's. None reads what the run names.
+    models
+        References ``package.module:callable`` to installed code that a run's ``model.name`` may
+        name here, besides registered names.
     policy
         The site's policy file; None demands nothing.
     state
@@ -54,6 +58,7 @@ class SiteFile(BaseModel):
     partition: Annotated[int, Field(ge=0)]
     device: str = "auto"
     data: str | None = None
+    models: list[Annotated[str, AfterValidator(check_reference)]] = Field(default_factory=list)
     policy: str | None = None
     state: str = "state"
     truth: str | None = None
@@ -82,6 +87,8 @@ class SiteFile(BaseModel):
             "device": self.device,
         }
         values |= {key: utf8(folder / path) for key, path in paths.items() if path is not None}
+        if self.models:
+            values["models"] = " ".join(self.models)
         if self.public_test:
             values["public-test"] = True
         if self.require_encryption:

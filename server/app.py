@@ -51,7 +51,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _train(grid: Grid, context: Context, tell: Callable[[Told], None]) -> None:
-    config = config_of_run(context.run_config)
+    # Who submits a run is the SuperLink's operator, whose ServerApp runs here in any case.
+    config = config_of_run(context.run_config).as_own_word()
     named = context.run_config.get("run-dir")
     folder = Path(str(named)) if named else run_folder(config.name, context.run_id)
     run = _ToldRun(folder.absolute(), tell)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
 from bract.config import FedBoostingConfig, FederationConfig, StrategyConfig
 from bract.errors import BractError
+from bract.references import TrustedReference, import_reference
 from bract.registry import Registry
 from bract.seeds import derive_seed
 from bract.strategies.fedavg import FedAvg
@@ -64,14 +64,9 @@ def strategy_class(section: StrategyConfig) -> type[FedAvg]:
     """
     if not section.implementation:
         return STRATEGIES[section.name]
-    module_name, _, attribute = section.implementation.partition(":")
-    try:
-        kind = getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BractError(
-            f"strategy {section.name!r}: {section.implementation} cannot be imported ({error}); "
-            "expected package.module:Class"
-        ) from error
+    # Of the installed package's own class: no configuration sets it.
+    implementation = TrustedReference(section.implementation)
+    kind = import_reference(implementation, what=f"strategy {section.name!r}:")
     if not (isinstance(kind, type) and issubclass(kind, FedAvg)):
         raise BractError(
             f"strategy {section.name!r}: {section.implementation} is no subclass of "

@@ -71,7 +71,7 @@ def small(**changes: Any) -> FederationConfig:
             "training": {"lr": 0.1},
             **changes,
         }
-    )
+    ).as_own_word()
 
 
 def key_files(folder: Path, keys: Sequence[PrivateKey | KeyShare]) -> list[Path]:
@@ -99,6 +99,7 @@ def small_grid(
     nodes = []
     for client in range(config.clients):
         node: dict[str, Any] = {"partition-id": client, "public-test": True}
+        node["models"] = "encrypted_runs:tiny"
         if state:
             node["state-dir"] = str(folder / f"state-{client}")
         if files:

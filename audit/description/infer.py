@@ -31,6 +31,7 @@ from bract.defenses import prepare_model
 from bract.errors import BractError, listed, one_line
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration, Observation
+from bract.references import vouched
 from bract.schema.description import AppDescription, build_description
 
 SIDES = (32, 28, 64, 224, 8, 16, 48, 96, 128, 256, 24, 12, 14, 20, 40, 56, 80, 112, 160, 192, 299)
@@ -150,11 +151,7 @@ class _Work:
                 "bract.yaml: model is not given and no capture declares it; give it as "
                 "--model package.module:callable"
             )
-        if ":" in name and name not in self.captures.models:
-            raise BractError(
-                f"bract.yaml names the model {name}, code that this command would import and run; "
-                f"if it is yours, name it: --model {name}"
-            )
+        name = vouched(name, self.captures.models, what="the model", how=f"name it: --model {name}")
         classes = declared.classes or self._rows() or 10
         shape = declared.image_shape or (self._channels()[0], SIDES[0], SIDES[0])
         model = create_model(

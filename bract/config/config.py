@@ -5,7 +5,7 @@ Longer than most modules: what the sections must agree on is checked where they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +36,7 @@ from bract.config.sections import (
 )
 from bract.config.work import Positive, Section
 from bract.errors import BractError, listed, shown
+from bract.references import own_word, vouched
 from bract.registry import unknown
 from bract.strict_yaml import parse_yaml
 
@@ -162,6 +163,21 @@ class FederationConfig(Section):
     capture: CaptureConfig = CaptureConfig()
     audit: AuditConfig = AuditConfig()
     deployment: DeploymentConfig | None = None
+
+    def trusting(self, allowed: Collection[str], *, how: str) -> FederationConfig:
+        """Return another party's configuration, whose code is on the allow-list.
+
+        See `bract.references.vouched`, which refuses what is not.
+        """
+        return self._with_model(vouched(self.model.name, allowed, what="model.name", how=how))
+
+    def as_own_word(self) -> FederationConfig:
+        """Return the configuration of the person who runs this process: its code is trusted."""
+        return self._with_model(own_word(self.model.name))
+
+    def _with_model(self, name: str) -> FederationConfig:
+        model = self.model.model_copy(update={"name": name})
+        return self.model_copy(update={"model": model})
 
     @model_validator(mode="after")
     def _encryption_cannot_overflow(self) -> FederationConfig:

@@ -88,7 +88,10 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """The global model: a name of the registry, or ``package.module:callable``."""
+    """The global model: a registered name, or ``package.module:callable``.
+
+    Read from text, ``name`` is never a trusted reference: see `FederationConfig.trusting`.
+    """
 
     name: str = "lenet"
     activation: Literal["sigmoid", "relu"] = "sigmoid"

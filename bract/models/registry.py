@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
-from bract.errors import BractError, one_line
+from bract.errors import BractError, one_line, shown
+from bract.references import TrustedReference, import_reference, is_reference
 from bract.registry import Registry
 
 
@@ -41,12 +41,12 @@ def activation_layer(name: str) -> nn.Module:
 def create_model(
     name: str, *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
 ) -> nn.Module:
-    """Build a model of the zoo, or one from somebody else's code.
+    """Build a registered model, or one of the code that this process' user vouches for.
 
     Parameters
     ----------
     name
-        A registered name, or ``package.module:callable``; the callable takes no arguments.
+        A registered name, or a `TrustedReference` to a callable without arguments.
     classes, channels, image_size
         Number of classes, input channels, and the side of the square input in pixels.
     activation
@@ -60,31 +60,21 @@ def create_model(
     Raises
     ------
     BractError
-        If the name is unknown or the factory cannot be imported.
+        If the name is unknown or a reference that is not trusted, or the callable fails.
     """
-    if ":" in name:
-        return _import_factory(name)
+    if isinstance(name, TrustedReference):
+        return _call_factory(name)
+    if is_reference(name):
+        raise BractError(
+            f"model {shown(name)} is code for which nothing on this machine vouches; not imported"
+        )
     return MODELS[name](
         classes=classes, channels=channels, image_size=image_size, activation=activation
     )
 
 
-def _import_factory(reference: str) -> nn.Module:
-    module_name, _, attribute = reference.partition(":")
-    try:
-        factory: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            factory = getattr(factory, part)
-    except (ImportError, AttributeError) as error:
-        raise BractError(
-            f"model {reference!r} cannot be imported ({error}); "
-            "expected package.module:callable on the Python path, or in the current folder"
-        ) from error
-    except Exception as error:
-        raise BractError(
-            f"model {reference!r} cannot be imported: its module raised "
-            f"{type(error).__name__}: {one_line(error, 200)}"
-        ) from error
+def _call_factory(reference: TrustedReference) -> nn.Module:
+    factory = import_reference(reference, what="model")
     try:
         model = factory()
     except Exception as error:

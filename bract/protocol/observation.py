@@ -369,6 +369,7 @@ class ObservationStore:
         declaration = description.declaration
         if declaration.imports and declaration.model not in self.models:
             declaration = replace(declaration, model=None)
+        declaration = declaration.trusting(self.models)
         return Observation(
             round=description.round,
             client=description.client,

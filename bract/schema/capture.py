@@ -8,7 +8,7 @@ Longer than most modules: what a client may say is bounded beside what it is com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
 )
 from pydantic.dataclasses import dataclass
@@ -25,6 +27,7 @@ from pydantic.dataclasses import dataclass
 from bract.config.work import Augmentations, Count, NotNegative, Probability
 from bract.errors import BractError, one_line
 from bract.names import check_name
+from bract.references import TrustedReference, is_reference
 
 OBSERVATION_SCHEMA: Literal[4] = 4
 """Version of ``observation.json``. Version 1 took what a client declared as it came; version 2 did
@@ -56,7 +59,7 @@ def _bounded(value: Any) -> Any:
         return [_bounded(item) for item in value]
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int | float) and math.isfinite(value) and abs(value) <= 1e18:
+    if isinstance(value, int | float) and abs(value) <= 1e18:  # NaN is no smaller than that
         return value
     if isinstance(value, str) and len(value) <= 200:
         return value
@@ -72,6 +75,13 @@ def _defense(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: _bounded(value) for key, value in entry.items()}
 
 
+def _keep_trust(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Check text, and keep a `TrustedReference` one: this process made it, no parser does."""
+    found = check(value)
+    return value if isinstance(value, TrustedReference) else found
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 Side = Annotated[int, Field(ge=1, le=4096)]
 Text = Annotated[str, Field(max_length=64)]
 Reason = Annotated[str, Field(max_length=2000)]
@@ -95,7 +105,8 @@ class ClientDeclaration:
         ``fedsgd``: the update is the gradient of one batch. ``fedavg``: it is
         ``w_global - w_local`` after ``local_steps`` steps.
     model
-        Name of the registry or ``package.module:callable``, and the activation.
+        Registered name or ``package.module:callable``, and the activation. A reference is
+        imported only where `trusting` found it on its user's list.
     image_shape
         ``(C, H, W)`` of one input.
     classes
@@ -125,7 +136,7 @@ class ClientDeclaration:
     """
 
     algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
-    model: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    model: Annotated[ModelName, WrapValidator(_keep_trust)] | None = None
     activation: Text = "sigmoid"
     image_shape: tuple[Annotated[int, Field(ge=1, le=64)], Side, Side] | None = None
     classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
@@ -169,7 +180,13 @@ class ClientDeclaration:
     @property
     def imports(self) -> bool:
         """Whether ``model`` names code to import, rather than a model of the registry."""
-        return self.model is not None and ":" in self.model
+        return self.model is not None and is_reference(self.model)
+
+    def trusting(self, allowed: Collection[str]) -> ClientDeclaration:
+        """Return a copy whose model may be imported, where the allow-list holds it."""
+        if self.model is None or not self.imports or self.model not in allowed:
+            return self
+        return replace(self, model=TrustedReference(self.model))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""

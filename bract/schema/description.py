@@ -21,6 +21,7 @@ from pydantic import model_validator as check_all
 from bract.config import ConstantRate, CosineRate, DataConfig
 from bract.config.work import Count, LocalWork, NotNegative, Section
 from bract.errors import BractError, listed, one_line, shown
+from bract.references import check_reference, is_reference
 from bract.registry import unknown
 from bract.schema.capture import (
     ClientDeclaration,
@@ -46,12 +47,7 @@ def _named_entries(value: Any) -> Any:
 
 
 def _reference(name: str) -> str:
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        parts = [*module.split("."), *attribute.split(".")]
-        if not all(part.isidentifier() for part in parts):
-            raise ValueError("expected package.module:callable, such as my_app.task:Net")
-    return name
+    return check_reference(name) if is_reference(name) else name
 
 
 class InputSection(Section):

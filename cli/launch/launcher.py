@@ -29,6 +29,7 @@ from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.errors import BractError, RunFailedError, one_line
 from bract.files import readable_size, utf8, write_text
 from bract.randomness import SecretStream
+from bract.references import is_reference
 from bract.rundir import RunDirectory
 from bract.schema import MetricsRow
 from bract.timeline import merge
@@ -284,13 +285,23 @@ class LocalFederation:
         )
 
     def _node_config(self, client: int, keys: Sequence[Path]) -> dict[str, str | int]:
-        """Return what a client is told of its place: who it is, its folders, keys and device."""
+        """Return a client's own word: who it is, its folders, keys and device, and what runs.
+
+        Code and data of the configuration are those of the person at the keyboard, whose clients
+        these are.
+        """
         name = f"client-{client}"
         node: dict[str, str | int] = {
             "partition-id": client,
             "num-partitions": self.config.clients,
             "state-dir": utf8(self.run.root / "state" / name),
         }
+        if is_reference(self.config.model.name):
+            node["models"] = str(self.config.model.name)
+        if self.config.data.path is not None:
+            node["data-paths"] = utf8(self.config.data.path)
+        if self.config.data.download:
+            node["download"] = True
         if self.launch.private_seed is not None:
             node["private-seed-file"] = utf8(self._private_seed(client, self.launch.private_seed))
         if self.config.encryption.enabled:

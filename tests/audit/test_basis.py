@@ -26,6 +26,7 @@ HARMLESS = {
     "bract.logs",
     "bract.names",
     "bract.plugins",
+    "bract.references",
     "bract.rundir",
     "bract.strict_yaml",
     "bract.versions",

@@ -106,7 +106,7 @@ def test_dropout_that_somebodys_own_model_cannot_take_is_refused_before_anything
     monkeypatch.setattr(sys, "path", list(sys.path))
     asked = "{{model: {{name: 'headless_by_hand:{}'}}, training: {{dropout: {}}}}}"
     with pytest.raises(BractError, match=r"training.dropout is 0.5: .*dropout: null"):
-        check_feasible(parse_config(asked.format("net", 0.5)))
-    check_feasible(parse_config(asked.format("net", "null")))
+        check_feasible(parse_config(asked.format("net", 0.5)).as_own_word())
+    check_feasible(parse_config(asked.format("net", "null")).as_own_word())
     # It may be on the clients' path alone.
-    check_feasible(parse_config(asked.format("missing", 0.5)))
+    check_feasible(parse_config(asked.format("missing", 0.5)).as_own_word())

@@ -206,6 +206,7 @@ def test_the_audit_builds_the_locked_model_of_a_stranger(tmp_path: Path) -> None
         {"model": f"{__name__}:Net", "image_shape": (1, 8, 8), "classes": 4, "lr": 0.1}
         | {"local_steps": 1, "batch_size": 4}
     )
+    declared = declared.trusting([f"{__name__}:Net"])
     opened = Observation(**(vars(observation) | {"declaration": declared}))
     assert key_locks(target_model_of(opened).model)
     (case,), _ = open_cases([opened], AttackTask(tier="adaptive"), attack="ig")

@@ -60,7 +60,7 @@ def configured(**changes: Any) -> Any:
             "training": {"lr": 0.1, "local_steps": 1},
             **changes,
         }
-    )
+    ).as_own_word()
 
 
 class Server:
@@ -69,7 +69,7 @@ class Server:
     def __init__(
         self, config: Any, folder: Any = None, *, policy: Any = None, run_id: Any = RUN
     ) -> None:
-        node: dict[str, Any] = {"partition-id": 0}
+        node: dict[str, Any] = {"partition-id": 0, "models": "test_server_requests:linear"}
         if folder is not None:
             node["state-dir"] = str(folder / "state")
         if policy is not None:

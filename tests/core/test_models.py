@@ -6,6 +6,7 @@ import torch
 
 from bract.errors import BractError
 from bract.models import MODELS, create_model, initialise
+from bract.references import own_word
 
 
 def make(name: Any, size: Any = 32, channels: Any = 1, activation: Any = "sigmoid") -> Any:
@@ -62,7 +63,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(BractError, match="unknown activation 'tanh'"):
         make("lenet", activation="tanh")
     with pytest.raises(BractError, match="cannot be imported"):
-        make("no.such.module:Net")
+        make(own_word("no.such.module:Net"))
     assert "lenet" in MODELS
 
 
@@ -73,6 +74,8 @@ def test_a_strangers_model_is_built_from_its_own_code(
         "from torch import nn\ndef net():\n    return nn.Linear(2, 3)\ndef no():\n    return 5\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert make("theirs:net").out_features == 3
+    assert make(own_word("theirs:net")).out_features == 3
     with pytest.raises(BractError, match=r"made a int, expected a torch\.nn\.Module"):
-        make("theirs:no")
+        make(own_word("theirs:no"))
+    with pytest.raises(BractError, match="not imported"):
+        make("theirs:net")

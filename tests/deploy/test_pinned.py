@@ -58,7 +58,7 @@ def test_a_site_without_an_app_runs_nothing(monkeypatch: pytest.MonkeyPatch, nam
     if named is not None:
         monkeypatch.setenv(pinned.APP, named)
     for guard in (pinned_app, pinned.guard_supernode, pinned.guard_clientapp):
-        with pytest.raises(BractError, match=r"expected package\.module:name"):
+        with pytest.raises(BractError, match=r"expected package\.module:"):
             guard()
 
 

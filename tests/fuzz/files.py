@@ -200,7 +200,7 @@ def _config(data: bytes, folder: Path) -> object:
 def _policy(data: bytes, folder: Path) -> object:
     policy = load_policy(_write(folder, "policy.yaml", data))
     config = parse_config("defenses: [{name: noise, clip: 1.0, std: 0.5}]")
-    check_run(policy, config, defenses_of(config))
+    check_run(policy, Site(name="site", partition=0), config, defenses_of(config))
     return policy
 
 

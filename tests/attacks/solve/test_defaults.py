@@ -17,6 +17,7 @@ from bract.attacks.solve.regularizers import TotalVariation
 from bract.defenses import prepare_model
 from bract.errors import BractError
 from bract.models import MODELS, create_model
+from bract.references import own_word
 
 DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
 SHALLOW = ModelTraits(weight_layers=4, smooth=True)
@@ -41,7 +42,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> Any:
             create_model, name, classes=10, channels=1, image_size=16, activation="sigmoid"
         )
         setattr(module, f"model_{number}", build)
-        names[name] = f"strangers:model_{number}"
+        names[name] = own_word(f"strangers:model_{number}")
     monkeypatch.setitem(sys.modules, "strangers", module)
     return names
 

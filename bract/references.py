@@ -1,0 +1,106 @@
+"""Which code may be imported by name: the one place that decides, and the one that imports it.
+
+A run's configuration, a message, a capture and a file may name code, ``package.module:attribute``,
+and each of them may come from another party. Such a name stays plain text, which is looked up in a
+registry and nowhere else. It becomes a `TrustedReference`, which alone can be imported, where the
+person who runs this process vouches for it: on the command line, in his own configuration, or in
+the site's own file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection
+from typing import Any
+
+from bract.errors import BractError, one_line, shown
+
+
+class TrustedReference(str):
+    """``package.module:attribute`` for which the person who runs this process vouches.
+
+    Made by `own_word` and `vouched` only. Text that is parsed or validated is never one, so trust
+    does not survive a file or a message.
+    """
+
+    __slots__ = ()
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name is of code to import, rather than of a registry's entry."""
+    return ":" in name
+
+
+def own_word(name: str) -> str:
+    """Return what the person who runs this process named, trusted where it is a reference."""
+    return TrustedReference(name) if is_reference(name) else name
+
+
+def vouched(name: str, allowed: Collection[str], *, what: str, how: str) -> str:
+    """Return a name from another party, trusted where the allow-list holds it.
+
+    Parameters
+    ----------
+    allowed
+        The references for which the person who runs this process vouches.
+    what
+        What is named ("model"), for the error.
+    how
+        How to vouch for it, for the error.
+
+    Raises
+    ------
+    BractError
+        If it is a reference that is not on the list.
+    """
+    if not is_reference(name):
+        return name
+    if name in allowed:
+        return TrustedReference(name)
+    raise BractError(
+        f"{what} {shown(name)} is code that would be imported and called here, and another party "
+        f"named it; take a registered name, or, if you trust that code, {how}"
+    )
+
+
+def check_reference(name: str) -> str:
+    """Return a reference as it is, refusing with ValueError what is none."""
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise ValueError(
+            f"{shown(name)}: expected package.module:callable, such as my_app.task:Net"
+        )
+    return name
+
+
+def import_reference(reference: TrustedReference, *, what: str) -> Any:
+    """Import what a trusted reference names.
+
+    Parameters
+    ----------
+    what
+        What is imported ("model"), for the error.
+
+    Raises
+    ------
+    BractError
+        If there is no such module or attribute, or its module raises.
+    """
+    if not isinstance(reference, TrustedReference):
+        raise TypeError(f"{what} {shown(reference)}: not vouched for, so not imported")
+    module_name, _, attributes = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BractError(
+            f"{what} {shown(reference)} cannot be imported ({one_line(error, 200)}); "
+            "expected package.module:attribute on the Python path, or in the current folder"
+        ) from error
+    except Exception as error:
+        raise BractError(
+            f"{what} {shown(reference)} cannot be imported: its module raised "
+            f"{type(error).__name__}: {one_line(error, 200)}"
+        ) from error
+    return found
