@@ -19,7 +19,7 @@ from bract.client.replies import digest
 from bract.client.site import Site
 from bract.config import FederationConfig, config_of_run, dump_config
 from bract.data import DataSpec
-from bract.errors import BractError
+from bract.errors import BractError, one_line, shown
 from bract.protocol.arrays import from_arrays
 from bract.protocol.keyexchange import FINAL_TYPE
 from bract.protocol.records import ARRAYS, ROUND_KEY, VERSION_KEY, instructions_of
@@ -52,7 +52,7 @@ def agree(site: Site, message: Message, context: Context) -> Agreed:
     theirs = str(instructions.get(VERSION_KEY))
     if theirs != bract.__version__:
         raise BractError(
-            f"the server runs bract {theirs}, this client {bract.__version__}; "
+            f"the server runs bract {one_line(theirs, 40)}, this client {bract.__version__}; "
             "install the same version on both"
         )
     policy = load_policy(site.policy)
@@ -70,7 +70,7 @@ def request_of(agreed: Agreed, message: Message, context: Context) -> Request:
     server_round = agreed.instructions.get(ROUND_KEY)
     if not isinstance(server_round, int) or isinstance(server_round, bool):
         raise BractError(
-            f"the message's {ROUND_KEY} is {server_round!r}, expected a whole number; is its "
+            f"the message's {ROUND_KEY} is {shown(server_round)}, expected a whole number; is its "
             "server bract's own?"
         )
     kind = message.metadata.message_type

@@ -69,7 +69,8 @@ class Session:
             self.model.load_state_dict(arrays)
         except RuntimeError as error:
             raise BractError(
-                f"the received parameters do not fit model {self.config.model.name!r}: {error}"
+                f"the received parameters do not fit model {self.config.model.name!r}: "
+                f"{one_line(error, 300)}"
             ) from error
 
     def data(self) -> ClientData:

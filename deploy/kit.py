@@ -49,6 +49,9 @@ LARGEST = 1 << 22
 _LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
 class KitError(BractError):
     """A kit that cannot be used as it is."""
 
@@ -86,8 +89,8 @@ class Kit(VersionedRecord):
     authority: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     made_by: str
     server: str
-    port: int
-    superlink_port: int
+    port: Port
+    superlink_port: Port
     issued: str
 
     @property
