@@ -10,6 +10,7 @@ from typing import Literal
 
 from bract.client.defenses import DefenseChain
 from bract.defenses import Noise
+from bract.errors import shown
 
 ORDERS: tuple[float, ...] = (
     *(1.0 + x / 10.0 for x in range(1, 100)),
@@ -67,7 +68,7 @@ class Mechanism:
         kind, _, multiplier = text.partition(":")
         found = float(multiplier)
         if kind not in ("gaussian", "laplace") or not 0.0 < found < math.inf:
-            raise ValueError(f"{text!r} is no mechanism")
+            raise ValueError(f"{shown(text)} is no mechanism")
         return cls("gaussian" if kind == "gaussian" else "laplace", found)
 
 

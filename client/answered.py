@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from bract.client.accounting import Mechanism
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 
 TRAIN = "train"
 
@@ -112,7 +112,7 @@ class Answered(_Part):
             return {Mechanism.from_text(text): n for text, n in self.mechanisms.items()}
         except ValueError as error:
             raise BractError(
-                f"the record of what this site answered is damaged: {error}"
+                f"the record of what this site answered is damaged: {one_line(error, 200)}"
             ) from error
 
     def add(self, request: Request, mechanism: Mechanism | None) -> None:
