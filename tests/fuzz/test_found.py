@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from fuzz.files import TENSORS
+from fuzz.files import DESCRIPTION, TENSORS
 from fuzz.messages import SENT, _update
 from fuzz.outcome import outcome
 from fuzz.parsers import PARSERS
 from safetensors.torch import save
 
+import bract
 from bract.protocol.arrays import to_arrays
 
 BY_NAME = {parser.name: parser for parser in PARSERS}
@@ -62,6 +63,32 @@ FOUND: dict[str, tuple[str, Callable[[], object]]] = {
     "fused models without end": (
         "fused models",
         lambda: RecordDict({"config": ConfigRecord({"models": 2**62})}),
+    ),
+    "a capture whose clip is beyond floats": (
+        "observation.json",
+        lambda: json.dumps(DESCRIPTION[0]).replace('"clip": 1.0', f'"clip": {10**400}').encode(),
+    ),
+    "a record with a long mechanism": (
+        "record of answers",
+        lambda: json.dumps({"mechanisms": {"9" * 5000: 1}}).encode(),
+    ),
+    "a record of endless rounds": (
+        "record of answers",
+        lambda: b'{"totals": {"train": ' + b"9" * 400 + b"}}",
+    ),
+    "a message without instructions": ("message at a client", RecordDict),
+    "parameters of many names": (
+        "message at a client",
+        lambda: RecordDict(
+            {
+                "arrays": to_arrays({"x" * 500: torch.ones(1)}),
+                "config": ConfigRecord({"server-round": 1, "bract-version": bract.__version__}),
+            }
+        ),
+    ),
+    "a policy that no run meets": (
+        "site policy",
+        lambda: b"batch_size: {minimum: 8, maximum: 4}",
     ),
     "a kept reply that is deep": ("kept reply", lambda: kept('{"label": ' + DEEP)),
     "a kept reply that is a list": ("kept reply", lambda: kept('["label"]')),
