@@ -55,6 +55,7 @@ from bract.audit.scoring.scoring import Truth, check_truth, load_truth
 from bract.audit.uncaptured import check_at_hand
 from bract.config import DataConfig, FederationConfig
 from bract.errors import BractError, shown
+from bract.permissions import make_private_folder
 from bract.protocol.observation import Observation
 from bract.rundir import RunDirectory
 from bract.schema import AuditBudget, AuditResult
@@ -365,7 +366,7 @@ class Audit:
     ) -> Iterator[AuditResult]:
         unfinished = self._files.unfinished(batch.attack)
         # Half-made reconstructions are personal data too.
-        unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(unfinished)
         unfinished = unfinished / self._basis.state
         engine = Engine(device=self.choice.device, progress=progress, checkpoint=unfinished)
         opened: list[tuple[Capture, Observation]] = []

@@ -31,6 +31,7 @@ from bract.audit.choice import AuditChoice
 from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.locks import lock
+from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
 from bract.schema import LiveAudit
 from bract.strict_json import dump_json
@@ -194,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     _first_to_go()
     try:
-        options.run.mkdir(parents=True, exist_ok=True)
+        make_private_folder(options.run)
         run = RunDirectory(options.run)
         follower = Follower(run, options.attack, options.every, options.model)
         with lock(run.live_lock_path, what=str(run.root), doing="live audit"):

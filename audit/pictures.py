@@ -31,4 +31,4 @@ def save_picture(image: Tensor, beside: Path, index: int, role: str) -> str:
     path = beside.with_name(f"{beside.stem}--{index:02d}-{role}.png")
     content = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(content, "PNG")
-    return write_bytes(path, content.getvalue(), private=True).name
+    return write_bytes(path, content.getvalue()).name

@@ -57,9 +57,9 @@ class Results:
             return None
 
     def write(self, attack: str, capture: Capture, repeat: int, result: AuditResult) -> None:
-        """Write one result whole, mode 0600."""
+        """Write one result whole."""
         path = self.path(attack, capture, repeat)
-        write_text(path, dump_json(result.to_dict()), private=True)
+        write_text(path, dump_json(result.to_dict()))
 
     def keep(
         self,
@@ -69,10 +69,10 @@ class Results:
         result: AuditResult,
         pictures: Mapping[str, bytes],
     ) -> None:
-        """Write one result and, before it, the pictures that it names, all mode 0600."""
+        """Write one result and, before it, the pictures that it names."""
         for image in result.images:
             for name in filter(None, (image.reconstruction, image.original)):
-                write_bytes(self.folder(attack) / name, pictures[name], private=True)
+                write_bytes(self.folder(attack) / name, pictures[name])
         self.write(attack, capture, repeat, result)
 
     def remove(self, attack: str, capture: Capture, repeat: int | None = None) -> None:

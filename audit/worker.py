@@ -16,6 +16,7 @@ from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.audit.choice import AuditChoice
 from bract.errors import BractError
+from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
 
 
@@ -88,7 +89,7 @@ class Worker:
         # Of the thread that calls, which need not be the one that imported torch.
         torch.set_num_threads(self._threads)
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True, mode=0o700)
+        make_private_folder(self._folder)
         try:
             audit = self._audit(choice)
             for _ in audit.execute([audit.batch(attack, repeat, keys)], self._note):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterable
 from pathlib import PurePath
@@ -53,6 +54,18 @@ def one_line(text: object, most: int = 500) -> str:
     line = " ".join(whole[: 4 * most].split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+_USER = re.compile(r"(?<=//)[^\s/'\"]*@")
+_QUERY = re.compile(r"(://[^\s?#'\"]*)[?#][^\s'\"]*")
+
+
+def without_credentials(text: object) -> str:
+    """Return the first 4000 characters of text, its URLs without user, password, query, fragment.
+
+    Signed links and passwords stand there; what libraries say of a failure repeats them.
+    """
+    return _QUERY.sub(r"\1", _USER.sub("", str(text)[:4000]))
 
 
 def shown(value: object, most: int = 80) -> str:

@@ -2,7 +2,7 @@
 
 A reader sees the earlier content or the new one, never a part. The temporary name is drawn at
 random and created exclusively, so no link that somebody else planted is followed. A file of lines
-of JSON grows by `append_line`.
+of JSON grows by `append_line`. Other users cannot read what is written (`bract.permissions`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bract.errors import WriteFailedError
-
-PRIVATE = 0o600
+from bract.permissions import make_private_folder, open_private
 
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> Path:
@@ -31,7 +30,8 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> Path:
     Parameters
     ----------
     private
-        Whether the owner alone may read and write it (mode 0600), from its first byte on.
+        Whether the owner alone may read it, also where ``BRACT_GROUP`` names a group; for keys and
+        a client's own state.
 
     Raises
     ------
@@ -39,9 +39,9 @@ def write_bytes(path: Path, content: bytes, *, private: bool = False) -> Path:
         If it cannot be written, naming the file, what was needed and what is free; an earlier
         file of that name is then still there, and nothing else is left.
     """
-    with replacing(path, size=len(content)) as temporary:
-        mode = PRIVATE if private else 0o666
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with replacing(path, size=len(content), private=private) as temporary:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = open_private(temporary, flags, private=private)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
@@ -77,7 +77,7 @@ def tensors_as_bytes(
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, size: int | None = None) -> Iterator[Path]:
+def replacing(path: Path, *, size: int | None = None, private: bool = False) -> Iterator[Path]:
     """Give a temporary name beside ``path``; what was made under it becomes ``path`` at the end.
 
     It may be made a file or a folder; an earlier folder of that name is removed.
@@ -86,6 +86,8 @@ def replacing(path: Path, *, size: int | None = None) -> Iterator[Path]:
     ----------
     size
         Bytes that are going to be written, for the error message.
+    private
+        Whether folders above it that are missing are their owner's alone.
 
     Raises
     ------
@@ -94,7 +96,7 @@ def replacing(path: Path, *, size: int | None = None) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent, private=private)
         yield temporary
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -122,8 +124,8 @@ def append_line(path: Path, line: str) -> None:
     """
     content = line.encode("utf-8", errors="backslashreplace") + b"\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        make_private_folder(path.parent)
+        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             end = _end_of_lines(file)
             try:

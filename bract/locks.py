@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bract.errors import BractError, one_line
+from bract.permissions import open_private
 
 LOCK = ".lock"
 """Name of the file in a run directory that is locked by the command that works on the run."""
@@ -54,7 +55,7 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
     """
     deadline = time.monotonic() + patience
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise BractError(f"{path}: cannot be written: {error.strerror or error}") from error
     with os.fdopen(descriptor, "r+b") as file:
@@ -95,9 +96,9 @@ def reading(path: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+                descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
             except OSError:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+                descriptor = open_private(path, os.O_RDONLY)
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
@@ -113,7 +114,7 @@ def alone(path: Path) -> Iterator[bool]:
         If the file cannot be made or locked.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise BractError(f"{path}: cannot be written: {error.strerror or error}") from error
     with os.fdopen(descriptor, "rb") as file:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from bract.permissions import open_private
 
 FIRST_SECONDS = 5.0
 """Work that takes less says nothing of how far it is; more does about as often."""
@@ -31,6 +34,7 @@ def log_to_file(path: Path) -> Iterator[None]:
     """
     logger = logging.getLogger("bract")
     level = logger.level
+    os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))

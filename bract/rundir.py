@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bract.config import FederationConfig, dump_config, load_config
-from bract.errors import BractError
+from bract.errors import BractError, without_credentials
 from bract.files import append_line, write_text
 from bract.locks import LOCK, holder, lock
+from bract.permissions import make_private_folder, warn_if_open
 from bract.protocol.observation import ObservationStore
 from bract.schema import LiveAudit, MetricsRow, RecordError, RunState
 from bract.schema.description import AppDescription, read_description
@@ -75,7 +76,7 @@ class RunDirectory:
         """Make the folder and write the configuration."""
         try:
             for folder in (self.root, self.logs, self.models):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_private_folder(folder)
             write_text(self.config_path, dump_config(config))
         except OSError as error:
             raise BractError(f"{self.root}: cannot be written: {error}") from error
@@ -90,9 +91,10 @@ class RunDirectory:
             If another command works on it, naming its process.
         """
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.root)
         except OSError as error:
             raise BractError(f"{self.root}: cannot be written: {error}") from error
+        warn_if_open(self.root)
         with lock(self.lock_path, what=str(self.root), doing=_command()):
             yield
 
@@ -235,4 +237,4 @@ def captures_in(root: Path) -> Path:
 
 
 def _command() -> str:
-    return " ".join(["bract", *sys.argv[1:]])
+    return without_credentials(" ".join(["bract", *sys.argv[1:]]))

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from bract.permissions import open_private
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -52,7 +54,10 @@ def note(name: str, began: int, ended: int | None = None) -> None:
     fields = {"name": name, "pid": pid, "ts": began // 1000, "dur": (ended - began) // 1000}
     line = json.dumps({**fields, "process": whose}) + "\n"
     # A profile is worth less than the run that it is of.
-    with contextlib.suppress(OSError), (Path(folder) / f"{pid}.jsonl").open("a") as file:
+    with (
+        contextlib.suppress(OSError),
+        open(Path(folder) / f"{pid}.jsonl", "a", opener=open_private) as file,
+    ):
         file.write(line)
 
 

@@ -31,6 +31,7 @@ from bract.deploy.validity import (
     expiry,
 )
 from bract.errors import BractError
+from bract.permissions import make_private_folder
 
 Check = Callable[[], str]
 
@@ -218,7 +219,7 @@ def _data(folder: Path, site: SiteFile) -> str:
 def _state(folder: Path, site: SiteFile) -> str:
     path = folder / site.state
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path, private=True)
     except OSError as error:
         raise KitError(f"{path}: cannot be made: {error.strerror or error}") from error
     if not os.access(path, os.W_OK | os.X_OK):

@@ -7,6 +7,7 @@ from pathlib import Path
 from bract.cli.console import print_json, say, working
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
+from bract.permissions import make_private_folder
 
 PUBLIC = "public.pem"
 PRIVATE = "private.pem"
@@ -47,7 +48,7 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
             "another folder or remove the old files"
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder, private=True)
         with readable():
             if config.threshold is None:
                 key = generate_keypair(config.key_bits, randomness=config.randomness)
@@ -106,7 +107,7 @@ def keygen_identity(folder: Path, *, as_json: bool = False) -> None:
 
     identity, path = make_identity(), folder / IDENTITY
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder, private=True)
         with readable():
             save_identity(identity, path)
     except OSError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,7 @@ from bract.errors import (
     one_line,
     out_of_memory,
 )
+from bract.permissions import UMASK
 
 app = typer.Typer(
     name="bract",
@@ -671,6 +673,7 @@ def main(command: typer.Typer = app, name: str = "bract") -> None:
     from bract.cli.console import say
 
     listen()
+    os.umask(UMASK)  # TensorBoard, MLflow and Flower make files of their own
     try:
         command(prog_name=name)
     except RunFailedError as error:

@@ -22,6 +22,7 @@ import bract
 from bract.cli.console import say
 from bract.errors import BractError
 from bract.files import readable_size, replacing
+from bract.permissions import open_private
 from bract.rundir import RunDirectory
 from bract.schema import Record, VersionedRecord
 from bract.schema.record import MOST_BYTES
@@ -128,7 +129,7 @@ def _described(name: str, file: Content) -> Packed:
 
 def _write_file(out: Path, contents: Contents, files: dict[str, Content]) -> None:
     with replacing(out) as temporary:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(descriptor, "wb") as file:
             _write(file, contents, files)
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from bract.cli.packing import CONTENTS, LAST, METRICS, MODEL, MOST, REPORT, Contents, Packed
 from bract.errors import BractError, one_line
 from bract.files import readable_size, replacing, write_bytes, write_text
+from bract.permissions import make_private_folder, open_private
 from bract.schema import MetricsRow, RecordError, Report
 from bract.strict_json import dump_json
 
@@ -51,7 +52,7 @@ def pull(source: str, out: Path) -> Contents:
     except OSError as error:
         raise BractError(f"{source}: cannot be read: {error.strerror or error}") from error
     with opened, replacing(out) as folder:
-        folder.mkdir(mode=0o700)
+        make_private_folder(folder)
         return _take(_Pack(opened, "stdin" if source == "-" else source), folder)
 
 
@@ -138,7 +139,7 @@ def _contents(packed: _Pack) -> Contents:
 
 def _store(packed: _Pack, expected: Packed, path: Path) -> None:
     digest = hashlib.sha256()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with os.fdopen(descriptor, "wb") as file:
         for piece in packed.content(expected.size):
             digest.update(piece)
@@ -156,8 +157,8 @@ def _check_report(path: Path) -> None:
         raise ValueError("it is not redacted")
     report = report.redact()
     text = dump_json(report.to_dict(), ascii_only=False)
-    write_text(path, text + "\n", private=True)
-    write_text(path.with_name(PAGE), render(path.parent, report), private=True)
+    write_text(path, text + "\n")
+    write_text(path.with_name(PAGE), render(path.parent, report))
 
 
 def _check_metrics(path: Path) -> None:
@@ -165,7 +166,7 @@ def _check_metrics(path: Path) -> None:
         MetricsRow.parse_text(line, source=path.name) for line in path.read_bytes().splitlines()
     ]
     text = "".join(f"{row.model_dump_json(by_alias=True)}\n" for row in rows)
-    write_bytes(path, text.encode(), private=True)
+    write_bytes(path, text.encode())
 
 
 def _check_model(path: Path) -> None:

@@ -28,6 +28,7 @@ from bract.client.defenses import (
 from bract.client.failures import hiding
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
+from bract.client.private import warn_of_open_folders
 from bract.client.replies import digest
 from bract.errors import BractError
 from bract.flower import ClientAppCallable, ErrorCode
@@ -250,6 +251,7 @@ class DefenseMod:
                 )
 
     def _store(self, context: Context) -> DefenseState:
+        warn_of_open_folders(context.state, _folder(context))
         return DefenseState(
             context.state,
             directory=_folder(context),

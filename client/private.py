@@ -1,4 +1,4 @@
-"""Files that are a client's own: never read where others may read or write them."""
+"""Files and folders that are a client's own, which others may neither read nor write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flwr.app import ConfigRecord, RecordDict
+
 from bract.errors import BractError
+from bract.permissions import warn_if_open
+
+_WARNED = "bract.warned-of-folders"
+
+
+def warn_of_open_folders(state: RecordDict, *folders: Path | None) -> None:
+    """Log which folders of this client others can read, once a run.
+
+    Parameters
+    ----------
+    state
+        ``context.state`` of the running message: each message has a process of its own.
+    """
+    seen = state.get(_WARNED)
+    known = set(seen["folders"]) if isinstance(seen, ConfigRecord) else set()
+    warned = {str(f) for f in folders if f and str(f) not in known and warn_if_open(f)}
+    if warned:
+        state[_WARNED] = ConfigRecord({"folders": sorted(known | warned)})
 
 
 def read_private(path: Path) -> bytes | None:

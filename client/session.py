@@ -22,6 +22,7 @@ from bract.client.answers import Answers
 from bract.client.defending import Defending
 from bract.client.failures import hiding
 from bract.client.policy import PolicyError, SitePolicy, refuse
+from bract.client.private import warn_of_open_folders
 from bract.client.site import Site, pick_device
 from bract.client.training import LocalResult, planned_steps
 from bract.client.truth import save_report, save_truth
@@ -298,6 +299,7 @@ def _named(context: Context) -> Iterator[Site]:
     try:
         site = Site.from_node_config(context.node_config)
         name = site.name
+        warn_of_open_folders(context.state, site.state_dir, site.truth_dir)
         yield site
     except BractError as error:
         raise type(error)(f"{name}: {error}") from error

@@ -12,9 +12,11 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
+from bract.client.private import warn_of_open_folders
 from bract.errors import BractError
 from bract.files import write_tensors, write_text
 from bract.names import node_name
+from bract.permissions import make_private_folder
 from bract.protocol.records import ROUND_KEY
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ def keep(
     if number is None:
         _log.warning("nothing is kept to score an audit: the message has no %s", ROUND_KEY)
         return trainloader
+    warn_of_open_folders(context.state, Path(str(chosen)))
     return _Kept(trainloader, Path(str(chosen)) / node_name(context.node_id), number)
 
 
@@ -132,7 +135,7 @@ def _examples(batch: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) -> Path:
-    """Write the images and labels of one round's update, mode 0600.
+    """Write the images and labels of one round's update.
 
     Parameters
     ----------
@@ -143,12 +146,12 @@ def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) 
 
 
 def _save(folder: Path, server_round: int, tensors: Mapping[str, Tensor]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(folder)
     path = folder / f"round-{server_round:04d}.safetensors"
-    return write_tensors(path, tensors, private=True)
+    return write_tensors(path, tensors)
 
 
 def save_report(folder: Path, server_round: int, report: Mapping[str, float]) -> Path:
-    """Write what the defenses measured on one round's private update, mode 0600."""
+    """Write what the defenses measured on one round's private update."""
     path = folder / f"round-{server_round:04d}.defense.json"
-    return write_text(path, json.dumps(dict(report), indent=1), private=True)
+    return write_text(path, json.dumps(dict(report), indent=1))

@@ -22,6 +22,7 @@ from bract.deploy import clock, heartbeats, pace, pinned, shim, simulation, sock
 from bract.deploy.rules import check_version, replace
 from bract.errors import BractError
 from bract.flower import COMMANDS, STARTERS
+from bract.permissions import UMASK
 from bract.timeline import note, span
 
 NODE_CONFIG = "BRACT_NODE_CONFIG"
@@ -61,6 +62,7 @@ def run(name: str) -> None:
         app.
     """
     check_version()
+    os.umask(UMASK)  # its database, and what it puts into its home
     entry = load(name)
     clock.keep_even()
     pace.ask_again_soon()

@@ -25,6 +25,7 @@ from pathlib import Path
 from bract.deploy import flower
 from bract.errors import BractError
 from bract.flower import COMMANDS
+from bract.permissions import UMASK
 
 _PRELOADED = (
     "torch",
@@ -48,6 +49,7 @@ def serve(socket_path: str, *, parent: int | None = None) -> None:
 
     With ``parent`` it ends by itself, within two seconds of the process of that number.
     """
+    os.umask(UMASK)
     for name in COMMANDS:
         flower.load(name)
     for module in _PRELOADED:

@@ -40,6 +40,7 @@ from bract.deploy.site_file import (
 from bract.deploy.sites import Issued, Sites
 from bract.errors import BractError
 from bract.files import replacing, write_bytes, write_failed, write_text
+from bract.permissions import make_private_folder
 from bract.strict_json import dump_json
 
 AUTHORITY, OPERATOR = "authority", "operator"
@@ -76,7 +77,7 @@ def provision(config: FederationConfig, out: Path, *, source: Path) -> None:
     config, secrets = with_secrets(config)
     authority = Authority.create(config.name, deployment.days * _CA_LIFETIMES)
     with replacing(out) as made:
-        made.mkdir(mode=0o700)
+        make_private_folder(made, private=True)
         issued: dict[str, Issued] = {}
         for number, site in enumerate(deployment.sites):
             key = new_key()
@@ -183,7 +184,7 @@ def write_site(
         _render(made / "compose.yaml", "compose-site.yaml.j2", facts)
         _render(made / "bract-site.service", "supernode.service.j2", facts)
         _render(made / "start.sh", "start-site.sh.j2", facts)
-        (made / "state").mkdir(mode=0o700)
+        make_private_folder(made / "state", private=True)
 
 
 def write_operator(
@@ -228,7 +229,7 @@ def write_operator(
         _render(made / "register.sh", "register.sh.j2", facts)
         _render(made / "start.sh", "start-operator.sh.j2", facts)
         for name in ("state", "sockets", "runs"):
-            (made / name).mkdir(mode=0o700)
+            make_private_folder(made / name, private=True)
 
 
 def write_authority(
@@ -269,7 +270,7 @@ def _kit_folder(folder: Path, kit: Kit, authority: Authority) -> Iterator[Path]:
     stay as they are.
     """
     with replacing(folder) if not folder.is_dir() else _beside(folder) as made:
-        made.mkdir(mode=0o700, parents=True)
+        make_private_folder(made, private=True)
         write_bytes(made / kits.CA, certificate_pem(authority.certificate))
         write_text(made / kits.KIT, dump_json(kit.to_dict()) + "\n")
         yield made
@@ -325,7 +326,7 @@ def _render(path: Path, template: str, facts: Mapping[str, object]) -> None:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     write_text(path, environment.from_string(text).render(facts))
     if path.suffix == ".sh":
-        path.chmod(0o755)
+        path.chmod(0o700)
 
 
 def _tag(version: str) -> str:

@@ -20,6 +20,7 @@ from bract.deploy.validity import (
     check_signed,
 )
 from bract.errors import BractError
+from bract.permissions import make_private_folder, warn_if_open
 
 FORK_SOCKET = "fork.sock"
 """The fork server's socket, beside that of a SuperNode."""
@@ -102,6 +103,8 @@ def start_superlink(
     options += ["--enable-supernode-auth"] if authenticate else []
     options += ["--database", str(database)] if database else []
     options += ["--isolation", "process"] if external else []
+    if database is not None:
+        warn_if_open(database)
     _check_free(address)
     os.environ[sockets.OPEN] = address
     if clients_ca is not None:
@@ -189,7 +192,7 @@ def _become(
     name: str, port: int, folder: Path, options: list[str], *, warm: bool = False
 ) -> NoReturn:
     check_version()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder, private=True)
     os.environ[sockets.FOLDER] = str(folder.absolute())
     place = sockets.path(port)
     if sockets.is_served(place):

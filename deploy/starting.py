@@ -24,6 +24,7 @@ from bract.deploy.serving import (
 from bract.deploy.site_file import (
     read_site,
 )
+from bract.permissions import make_private_folder
 
 SOCKETS, STATE, RUNS = "sockets", "state", "runs"
 
@@ -46,7 +47,7 @@ def start_superlink_of(folder: Path, sockets: Path | None, *, external: bool = F
         folder / kits.SUPERLINK, folder / kits.SUPERLINK_KEY, folder / kits.CA
     )
     state = folder / STATE
-    state.mkdir(mode=0o700, exist_ok=True)
+    make_private_folder(state, private=True)
     _say_where_runs_go(folder)
     start_superlink(
         address=kit.superlink,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bract.errors import BractError
+from bract.permissions import make_private_folder, open_private
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +66,8 @@ class AuditBeside:
         # The app's own folder is on this process's path, and its model may be declared.
         paths = os.pathsep.join(path for path in sys.path if path)
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            with (self.root / LOG).open("ab") as log:
+            make_private_folder(self.root)
+            with open(self.root / LOG, "ab", opener=open_private) as log:
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.PIPE,

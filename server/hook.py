@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from bract.config import CaptureConfig
 from bract.errors import BractError
 from bract.names import ClientNames
+from bract.permissions import warn_if_open
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.remote import RemoteStore, local_folder
 from bract.server.beside import AuditBeside, checked_attacks, checked_store
@@ -240,8 +241,11 @@ def _placed(store: ObservationStore | RemoteStore | Path | str) -> ObservationSt
         return store
     if not isinstance(store, ObservationStore):
         folder = local_folder(store)
-        return RemoteStore(str(store)) if folder is None else ObservationStore(store_folder(folder))
+        if folder is None:
+            return RemoteStore(str(store))
+        store = ObservationStore(folder)
     placed = store_folder(store.root)
+    warn_if_open(placed)
     if placed == store.root:
         return store
     return ObservationStore(placed, models=store.models, quota=store.quota)

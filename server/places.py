@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bract.errors import BractError
 from bract.flower import TaskIdentity
+from bract.permissions import make_private_folder, warn_if_open
 
 CAPTURES = "BRACT_CAPTURES"
 """Environment variable of the SuperLink, or of the process that starts its server apps, with the
@@ -45,12 +46,13 @@ def usable_captures_folder() -> Path | None:
     if folder is None:
         return None
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
     except OSError as error:
         raise BractError(
             f"{CAPTURES}={folder}: cannot be made ({error.strerror or error}); name a folder that "
             "this user may write in"
         ) from error
+    warn_if_open(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise BractError(
             f"{CAPTURES}={folder}: this user may not write there; name a folder of its own, or "

@@ -18,10 +18,10 @@ from bract.versions import RESULT_CODE, code_digest
 
 
 def write_atomically(path: Path, content: Any) -> None:
-    """Save with `torch.save`, as `write_bytes` does; the owner alone may read it."""
+    """Save with `torch.save`, as `write_bytes` does."""
     held = io.BytesIO()
     torch.save(content, held)
-    write_bytes(path, held.getvalue(), private=True)
+    write_bytes(path, held.getvalue())
 
 
 def made_by() -> tuple[str, str, str]:

@@ -35,6 +35,7 @@ from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.refinement import refine
 from bract.attacks.solve.regularizers import NaturalImages
 from bract.errors import BractError, RunFailedError, out_of_memory
+from bract.permissions import make_private_folder
 from bract.protocol.observation import Observation
 
 CPU_TRIALS = 8
@@ -230,7 +231,7 @@ class Engine:
         """
         store = None
         if self.checkpoint is not None:
-            self.checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(self.checkpoint)
             declared = observation.declaration.to_dict()
             settled = ("evidence", tier, observation.key, declared, *made_by())
             seen = captured(observation) | {"update": observation.update}
@@ -256,7 +257,7 @@ class Engine:
         if self.checkpoint is None:
             return None
         # Half-made reconstructions are personal data too.
-        self.checkpoint.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(self.checkpoint)
         names = [(case.observation.key, r, content_of(case)) for case, r in chunk]
         limits = [seed, iterations, budget.seconds, budget.max_images, repr(self.plateau)]
         text = json.dumps([identity, names, limits, made_by()])

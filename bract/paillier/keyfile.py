@@ -18,6 +18,7 @@ from pathlib import Path
 from bract.paillier.errors import PaillierError
 from bract.paillier.exchange import Identity, identity_of
 from bract.paillier.keys import PrivateKey, PublicKey, check_size
+from bract.permissions import open_private
 
 _BLOCK = re.compile(
     r"\s*-----BEGIN BRACT PAILLIER ([A-Z ]+)-----\s*(.*?)\s*-----END BRACT PAILLIER \1-----\s*",
@@ -64,13 +65,13 @@ def load_private(text: bytes, *, insecure: bool = False) -> PrivateKey:
 
 
 def save_public(key: PublicKey, path: Path | str) -> None:
-    """Write a public key file, readable by everyone; an existing file is not overwritten."""
-    write_file(path, dump_public(key), mode=0o644)
+    """Write a public key file; an existing file is not overwritten."""
+    write_file(path, dump_public(key))
 
 
 def save_private(key: PrivateKey, path: Path | str) -> None:
     """Write a private key file with mode 0600; an existing file is not overwritten."""
-    write_file(path, dump_private(key), mode=0o600)
+    write_file(path, dump_private(key))
 
 
 def read_public(path: Path | str, *, insecure: bool = False) -> PublicKey:
@@ -98,7 +99,7 @@ def dump_identity(identity: Identity) -> bytes:
 
 def save_identity(identity: Identity, path: Path | str) -> None:
     """Write a site's X25519 key pair with mode 0600; an existing file is not overwritten."""
-    write_file(path, dump_identity(identity), mode=0o600)
+    write_file(path, dump_identity(identity))
 
 
 def read_identity(path: Path | str) -> Identity:
@@ -115,22 +116,22 @@ def read_identity(path: Path | str) -> Identity:
         raise PaillierError(f"{path}: {error}") from error
 
 
-def write_file(path: Path | str, text: bytes, *, mode: int) -> None:
-    """Write a new file that never has a wider mode, and leave none where writing fails.
+def write_file(path: Path | str, text: bytes) -> None:
+    """Write a new file of mode 0600, and leave none where writing fails.
 
     Raises:
         FileExistsError: The file exists; a key in use must not be replaced silently.
     """
     target = Path(path)
     try:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = open_private(target, flags, private=True)
     except FileExistsError as error:
         raise FileExistsError(
             f"{target} exists: remove it first, or choose another name for the new key"
         ) from error
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(stream.fileno(), mode)
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

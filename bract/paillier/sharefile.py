@@ -18,7 +18,7 @@ from bract.paillier.sharing import MOST_SHARES, KeyShare
 
 def save_share(share: KeyShare, path: Path | str) -> None:
     """Write a key share file with mode 0600; an existing file is not overwritten."""
-    write_file(path, dump_share(share), mode=0o600)
+    write_file(path, dump_share(share))
 
 
 def read_share(path: Path | str, *, insecure: bool = False) -> KeyShare:

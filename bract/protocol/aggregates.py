@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from bract.errors import BractError, one_line
 from bract.files import write_bytes, write_tensors, write_text
+from bract.permissions import make_private_folder
 from bract.protocol.update import Tensors
 from bract.strict_json import parse_json
 
@@ -45,7 +46,7 @@ class Aggregates:
         self.session = uuid.uuid4().hex
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         description = folder / "aggregates.json"
         try:
             if description.is_file():

@@ -25,6 +25,7 @@ from bract.errors import BractError, SchemaError, one_line
 from bract.files import append_line, readable_size, replacing, write_bytes
 from bract.locks import alone, reading
 from bract.names import check_name
+from bract.permissions import make_private_folder
 from bract.protocol.packing import SUFFIX, most_bytes, unpacked
 from bract.protocol.rounding import widened
 from bract.protocol.storing import (
@@ -57,7 +58,7 @@ __all__ = ["SCHEMA_VERSION", "ClientDeclaration", "Observation", "ObservationSto
 
 SCHEMA_VERSION = OBSERVATION_SCHEMA
 
-_LONGEST_DESCRIPTION = 16 * 2**20
+LONGEST_DESCRIPTION = 16 * 2**20
 
 _READERS = ".reading.lock"
 """In a store: held by who reads it, so that no round is removed meanwhile."""
@@ -245,7 +246,7 @@ class ObservationStore:
         self._used = used_within(self.quota, self._used, size - earlier, self._count)
         _check_room(final, size)
         with replacing(final, size=size) as temporary:
-            temporary.mkdir()
+            make_private_folder(temporary)
             for name, content in encoded.own.items():
                 write_bytes(temporary / name, content)
             # A reader finds what was sent before the capture that refers to it.
@@ -391,8 +392,8 @@ class ObservationStore:
         path = folder / DESCRIPTION
         try:
             with path.open("rb") as file:
-                text = file.read(_LONGEST_DESCRIPTION + 1)
-            content = parse_json(text, most=_LONGEST_DESCRIPTION)
+                text = file.read(LONGEST_DESCRIPTION + 1)
+            content = parse_json(text, most=LONGEST_DESCRIPTION)
             if not isinstance(content, dict):
                 raise BractError(f"expected an object, found a {type(content).__name__}")
             found = content.get("schema")

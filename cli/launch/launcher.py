@@ -28,6 +28,7 @@ from bract.deploy.flower import NODE_CONFIG
 from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.errors import BractError, RunFailedError, one_line
 from bract.files import readable_size, utf8, write_text
+from bract.permissions import make_private_folder
 from bract.randomness import SecretStream
 from bract.references import is_reference
 from bract.rundir import RunDirectory
@@ -121,7 +122,7 @@ class LocalFederation:
         if self.launch.profile:
             self.processes.profile = self._profile
             shutil.rmtree(self._profile, ignore_errors=True)
-            self._profile.mkdir()
+            make_private_folder(self._profile)
         try:
             self._start()
         except BaseException:
@@ -382,14 +383,11 @@ class LocalFederation:
 
     def _write_connection(self, address: str) -> None:
         home = Path(self.processes.environment("launcher")["FLWR_HOME"])
-        (home / "config.toml").write_text(connection(address), encoding="utf-8")
+        write_text(home / "config.toml", connection(address))
 
     def _write_app(self) -> None:
         folder = self.processes.folder / "app"
-        folder.mkdir()
-        (folder / "pyproject.toml").write_text(
-            app_manifest(self.config, self.run.root), encoding="utf-8"
-        )
+        write_text(folder / "pyproject.toml", app_manifest(self.config, self.run.root))
 
 
 def _said(output: str) -> str:

@@ -23,11 +23,12 @@ from bract.deploy import clock, shim, sockets
 from bract.deploy.flower import command_line
 from bract.deploy.private_ray import SESSION_BYTES
 from bract.errors import BractError, RunFailedError, one_line
+from bract.files import write_bytes
+from bract.permissions import UMASK, make_private_folder, open_private
 
 READY_TIMEOUT = 90.0
 
 _FORK_SERVER = "fork-server"
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _log = logging.getLogger(__name__)
@@ -117,8 +118,8 @@ class Processes:
     def _bring_log(self) -> None:
         """Copy what the fork server wrote before the folder of the logs was known."""
         early = self.folder / f"{_FORK_SERVER}.log"
-        with contextlib.suppress(OSError):
-            shutil.copyfile(early, self._logs / early.name)
+        with contextlib.suppress(OSError, BractError):
+            write_bytes(self._logs / early.name, early.read_bytes())
 
     def _start_reaper(self) -> None:
         place = [] if self._run is None else [str(self._run.absolute())]
@@ -150,7 +151,7 @@ class Processes:
         arguments.
         """
         log = self._logs / f"{name}.log"
-        with log.open("ab") as file:
+        with open(log, "ab", opener=open_private) as file:
             handle = subprocess.Popen(
                 command,
                 env=self.environment(name) | dict(private or {}),
@@ -158,6 +159,7 @@ class Processes:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=UMASK,
             )
         self._running.append(_Process(name, handle, log))
 
@@ -167,14 +169,12 @@ class Processes:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the environment of the process ``name``, whose Flower home is its own."""
-        home = self.folder / "flower" / name
-        home.mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ,
             MARK: self._mark,
             sockets.FOLDER: str(self.sockets),
             clock.EPOCH: self._epoch,
-            "FLWR_HOME": str(home),
+            "FLWR_HOME": str(make_private_folder(self.folder / "flower" / name)),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",

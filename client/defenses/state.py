@@ -14,6 +14,7 @@ from torch import Tensor
 from bract.defenses import DefenseError
 from bract.errors import BractError, one_line
 from bract.files import write_tensors
+from bract.permissions import make_private_folder
 from bract.protocol.update import Tensors
 
 RECORD = "bract.defense-state"
@@ -86,7 +87,7 @@ class DefenseState:
                 del self._record[self._name]
             return
         try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(self._directory, private=True)
             write_tensors(self.path, held, private=True)
         except (OSError, BractError) as error:
             raise DefenseError(

@@ -74,8 +74,8 @@ def write_comparison(
         facts = facts.redact()
     page = render_comparison(root, facts)
     content = dump_json(facts.to_dict(), ascii_only=False)
-    write_text(root / "comparison.json", content + "\n", private=True)
-    return write_text(root / "report.html", page, private=True)
+    write_text(root / "comparison.json", content + "\n")
+    return write_text(root / "report.html", page)
 
 
 def gather_comparison(

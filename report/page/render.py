@@ -49,8 +49,8 @@ def write_report(run_dir: Path, redact: bool = False) -> Path:
         report = report.redact()
     page = render(run_dir, report)
     content = dump_json(report.to_dict(), ascii_only=False)
-    write_text(run_dir / "report.json", content + "\n", private=True)
-    return write_text(run_dir / "report.html", page, private=True)
+    write_text(run_dir / "report.json", content + "\n")
+    return write_text(run_dir / "report.html", page)
 
 
 def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
