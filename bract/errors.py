@@ -71,8 +71,10 @@ def without_credentials(text: object) -> str:
 def shown(value: object, most: int = 80) -> str:
     """Return a value that was found as it is written in Python, shortened, on one line.
 
-    What is long, deep, wide or refers to itself costs no more than its beginning.
+    What is long, deep, wide or refers to itself costs no more than its beginning. A URL is shown
+    without its credentials.
     """
+    value = without_credentials(value) if isinstance(value, str) else value
     return one_line(_Shortened().repr(value), most)
 
 

@@ -25,7 +25,8 @@ def warn_of_open_folders(state: RecordDict, *folders: Path | None) -> None:
         ``context.state`` of the running message: each message has a process of its own.
     """
     seen = state.get(_WARNED)
-    known = set(seen["folders"]) if isinstance(seen, ConfigRecord) else set()
+    stored = seen["folders"] if isinstance(seen, ConfigRecord) else []
+    known = set(map(str, stored)) if isinstance(stored, list) else set()
     warned = {str(f) for f in folders if f and str(f) not in known and warn_if_open(f)}
     if warned:
         state[_WARNED] = ConfigRecord({"folders": sorted(known | warned)})

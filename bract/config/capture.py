@@ -12,13 +12,20 @@ from bract.config.work import Positive, Section
 from bract.errors import BractError, shown
 from bract.names import check_name
 
-__all__ = ["URL", "CaptureConfig", "Compression", "Dtype", "bytes_of"]
+__all__ = ["URL", "CaptureConfig", "Compression", "Dtype", "bytes_of", "check_store"]
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Compression = Literal["none", "zstd"]
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:::|://).+")
 """What makes a store a place of fsspec's rather than a folder."""
+
+_KINDS = (
+    *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "tos", "hdfs", "hf"),
+    *("sftp", "ssh", "ftp", "smb", "webdav", "webhdfs", "http", "https", "memory", "file", "local"),
+)
+"""Kinds of URL that hold captures. fsspec knows others that run code: ``reference::`` renders
+templates out of the file that it is pointed at."""
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{middle}b": base**power
@@ -51,13 +58,30 @@ def _name(name: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def check_store(url: str) -> None:
+    """Refuse a URL that is no place for captures.
+
+    Raises
+    ------
+    ValueError
+        If it is of another kind than `_KINDS`, or one URL within another (``::``).
+    """
+    scheme, found, _ = url.partition("://")
+    if not found or scheme.lower() not in _KINDS or "::" in url:
+        raise ValueError(
+            f"expected one URL that begins with one of {', '.join(_KINDS)}, such as "
+            "s3://bucket/folder, and no `::` in it"
+        )
+
+
 def _url(text: str) -> str:
     if not URL.fullmatch(text) or not text.isprintable():
         raise ValueError(
             "expected a URL such as s3://bucket/folder; captures of a run lie in its folder "
             "`captures` where there is none"
         )
-    if re.search(r"//[^/]*:[^/]*@|[?#]", text):
+    check_store(text)
+    if re.search(r"//[^/]*:[^/]*@|^https?://[^/]*@|[?#]", text):
         raise ValueError(
             "expected a URL without password, query and fragment: reports show the configuration; "
             "credentials stand where fsspec looks for them, such as the environment"

@@ -10,6 +10,7 @@ Longer than most modules: what is put, fetched and removed follows one order of 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import time
@@ -17,11 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bract.config.capture import URL, Compression
-from bract.errors import BractError, one_line
+from bract.config.capture import URL, Compression, check_store
+from bract.errors import BractError, one_line, without_credentials
 from bract.files import readable_size, replacing, write_bytes
 from bract.names import check_name
-from bract.protocol.observation import Observation
+from bract.permissions import make_private_folder, open_private
+from bract.protocol.observation import LONGEST_DESCRIPTION, Observation
 from bract.protocol.packing import SUFFIX
 from bract.protocol.storing import (
     DESCRIPTION,
@@ -39,6 +41,8 @@ from bract.schema.capture import MISSED, REMOVED, RemovedRound
 _SENT_FILE = re.compile(r"[0-9a-f]{64}\.safetensors")
 _OWN_FILES = {DESCRIPTION, UPDATE + SUFFIX, *(f"{group}.safetensors" for group in GROUPS)}
 _LISTS = (MISSED, REMOVED)
+_PIECE = 1 << 23
+"""Bytes that are copied at a time."""
 
 
 def local_folder(where: Path | str) -> Path | None:
@@ -58,22 +62,24 @@ class RemoteStore:
     Raises
     ------
     BractError
-        If the URL is of no kind that fsspec knows, or needs a package that is not installed.
+        If the URL is of no kind that holds captures, or needs a package that is not installed.
     """
 
     def __init__(self, url: str, *, quota: int | None = None) -> None:
-        import fsspec
-
         self.url = re.sub(r"(?<=[^/:])/+$", "", url)
         self.quota = quota
         self.compression: Compression = "none"
         self._used: int | None = None
         self._lists: dict[str, bytes] = {}
         try:
+            check_store(self.url)
+            import fsspec
+
             self._files, root = fsspec.core.url_to_fs(self.url)
         except Exception as error:
             raise BractError(f"{_safe(url)}: cannot be used as a store: {_words(error)}") from error
         self._root = str(root).rstrip("/")
+        self._is_local = local_folder(self.url) is not None
 
     @property
     def place(self) -> str:
@@ -200,11 +206,11 @@ class RemoteStore:
         fetched = [home for home in homes if self._fetch(home, there, out)]
         for name in _LISTS:
             if name in there:
-                write_bytes(out / name, self._get(name))
+                self._copy(name, there[name], out / name)
         return fetched
 
     def _fetch(self, home: str, there: dict[str, int], out: Path) -> bool:
-        description = self._get(f"{home}/{DESCRIPTION}")
+        description = self._text(f"{home}/{DESCRIPTION}")
         final = out / home
         number = home.partition("/")[0]
         own = {n: s for n, s in there.items() if n.rpartition("/")[0] == home and _known(n)}
@@ -217,13 +223,15 @@ class RemoteStore:
             local = out / name
             mine = name.startswith(f"{number}/{SENT}/") and _known(name)
             if mine and _size(local) != size:
-                write_bytes(local, self._get(name))
+                self._copy(name, size, local)
         with replacing(final) as temporary:
-            temporary.mkdir()
-            for name in own:
+            make_private_folder(temporary)
+            for name, size in own.items():
                 file = name.rpartition("/")[2]
-                content = description if file == DESCRIPTION else self._get(name)
-                write_bytes(temporary / file, content)
+                if file == DESCRIPTION:
+                    write_bytes(temporary / file, description)
+                else:
+                    self._copy(name, size, temporary / file)
         return True
 
     def _check_room(self, out: Path, wanted: int) -> None:
@@ -240,12 +248,47 @@ class RemoteStore:
         return f"{self._root}/{name}" if name else self._root
 
     def _put(self, name: str, content: bytes) -> None:
+        if self._is_local:
+            write_bytes(Path(self._at(name)), content)
+            return
         self._files.makedirs(self._at(name).rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(self._at(name), content)
 
-    def _get(self, name: str) -> bytes:
-        with self._asked(BractError):
-            return bytes(self._files.cat_file(self._at(name)))
+    def _text(self, name: str) -> bytes:
+        """Return a description; one that is too long is read no further than that."""
+        with self._asked(BractError), self._files.open(self._at(name), "rb") as file:
+            return bytes(file.read(LONGEST_DESCRIPTION + 1))
+
+    def _copy(self, name: str, size: int, to: Path) -> None:
+        """Write a file of the place, of which it listed the size, to this disk."""
+        with (
+            replacing(to, size=size) as temporary,
+            open(temporary, "xb", opener=open_private) as file,
+        ):
+            for piece in self._pieces(name, size):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _pieces(self, name: str, size: int) -> Iterator[bytes]:
+        """Return the bytes of a file in pieces, and never more than were listed.
+
+        Raises
+        ------
+        BractError
+            If it cannot be read, or has another size: the disk has room for that one.
+        """
+        left = size
+        with self._asked(BractError), self._files.open(self._at(name), "rb") as source:
+            while left >= 0 and (piece := source.read(min(_PIECE, left + 1))):
+                left -= len(piece)
+                if left >= 0:
+                    yield piece
+        if left:
+            raise BractError(
+                f"{self.place}: {name} has {'more' if left < 0 else 'fewer'} bytes than the "
+                f"{size:,} that were listed; fetch again when nothing is written there"
+            )
 
     def _size(self, name: str) -> int | None:
         self._files.invalidate_cache()
@@ -299,11 +342,11 @@ def _known(name: str) -> bool:
 
 def _safe(url: str) -> str:
     """Return a URL as one line, without user, password and query."""
-    return one_line(re.sub(r"\?.*", "", re.sub(r"//[^/@]*@", "//", url)), 300)
+    return one_line(without_credentials(url), 300)
 
 
 def _words(error: Exception) -> Any:
-    text = one_line(error, 300) or "no reason given"
+    text = one_line(without_credentials(error), 300) or "no reason given"
     return (
         text if isinstance(error, ValueError | ImportError) else f"{type(error).__name__}: {text}"
     )

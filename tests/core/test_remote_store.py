@@ -1,6 +1,8 @@
 """Captures at URLs of fsspec's: its memory and its local file system."""
 
 import itertools
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,11 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from modes import open_to_others
 
 from bract.audit.captures import Captures
 from bract.audit.uncaptured import read_missed, read_removed
+from bract.config import build_config
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.remote import RemoteStore, local_folder
@@ -90,17 +94,17 @@ def test_the_description_comes_last_and_goes_first(
     store = RemoteStore(url)
     files = type(store._files)
     order: list[str] = []
-    pipe, remove = files.pipe_file, files.rm_file
+    put_file, remove = RemoteStore._put, files.rm_file
 
-    def piped(self: Any, path: str, value: bytes, **more: Any) -> Any:
-        order.append(f"put {path.rpartition('/')[2]}")
-        return pipe(self, path, value, **more)
+    def piped(self: Any, name: str, content: bytes) -> None:
+        order.append(f"put {name.rpartition('/')[2]}")
+        put_file(self, name, content)
 
     def removed(self: Any, path: str) -> Any:
         order.append(f"rm {path.rpartition('/')[2]}")
         return remove(self, path)
 
-    monkeypatch.setattr(files, "pipe_file", piped)
+    monkeypatch.setattr(RemoteStore, "_put", piped)
     monkeypatch.setattr(files, "rm_file", removed)
     store.save(seen())
     assert order[-2:] == ["put update.safetensors", "put observation.json"] and len(order) == 4
@@ -177,9 +181,9 @@ def test_the_quota_and_the_last_rounds_hold_there_too(url: str, tmp_path: Path) 
 
 
 def test_whatever_a_place_raises_is_one_line_that_loses_the_round(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = RemoteStore(url)
+    store = RemoteStore("memory://bract-fails")
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("403 Forbidden\nrequest 7")
@@ -224,3 +228,92 @@ def test_no_password_is_shown() -> None:
 )
 def test_a_url_is_told_from_a_folder(where: Any, folder: Any) -> None:
     assert local_folder(where) == folder
+
+
+def template_that_runs_code(folder: Path) -> Path:
+    """A file of references as fsspec's ``reference::`` renders them, with Jinja."""
+    run = f"cycler.__init__.__globals__.os.mkdir('{folder}/ran')"
+    gen = {"key": f"{{{{ {run} }}}}{{{{i}}}}", "url": "x", "dimensions": {"i": [0]}}
+    path = folder / "references.json"
+    path.write_text(json.dumps({"version": 1, "templates": {}, "gen": [gen], "refs": {}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "url", ["reference::file://{}", "memory://x::reference::file://{}", "reference://{}"]
+)
+def test_a_url_that_runs_code_is_no_store(url: str, tmp_path: Path) -> None:
+    place = url.format(template_that_runs_code(tmp_path))
+    with pytest.raises(BractError, match="expected one URL that begins with"):
+        RemoteStore(place)
+    with pytest.raises(BractError, match=r"capture\.store"):
+        build_config({"capture": {"store": place}})
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["git", "github", "dask", "zip", "simplecache", "jupyter", "x-y"])
+def test_a_kind_of_url_that_holds_no_captures_is_refused(kind: str) -> None:
+    with pytest.raises(BractError, match="cannot be used as a store: expected one URL"):
+        RemoteStore(f"{kind}://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("ftp://someone:p@ss@host/x", "ss@"),
+        ("https://token@host/x", "token"),
+        ("https://host/x?signature=abc", "abc"),
+        ("https://host/x#abc", "abc"),
+    ],
+)
+def test_what_a_place_says_of_a_failure_shows_no_credentials(
+    url: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RemoteStore("memory://bract-secret")
+    store.url = url
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError(f"404, message='Not Found', url=URL('{url}')")
+
+    monkeypatch.setattr(type(store._files), "find", fail)
+    with pytest.raises(BractError, match="Not Found") as caught:
+        store.fetch(Path("out"))
+    assert secret not in str(caught.value) and "host/x" in str(caught.value)
+
+
+def test_a_token_in_a_configuration_is_refused() -> None:
+    for store in ("https://secret@host/x", "s3://key:secret@host/x", "s3://host/x?key=secret"):
+        with pytest.raises(BractError, match="without password") as caught:
+            build_config({"capture": {"store": store}})
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("grown", [2, -2])
+def test_a_file_of_another_size_than_was_listed_is_not_taken(
+    grown: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RemoteStore(f"memory://bract-size-{next(COUNT)}")
+    store.save(seen())
+    listed = RemoteStore._below
+
+    def lied(self: RemoteStore, name: str) -> dict[str, int]:
+        found = listed(self, name)
+        return {n: s - grown if n.endswith("update.safetensors") else s for n, s in found.items()}
+
+    monkeypatch.setattr(RemoteStore, "_below", lied)
+    with pytest.raises(BractError, match="more" if grown > 0 else "fewer"):
+        store.fetch(tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("update.*"))
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+
+
+def test_what_is_put_into_a_local_place_and_fetched_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = RemoteStore(f"file://{tmp_path}/there/deep")
+        store.save(seen())
+        store.note(MISSED, "{}")
+        store.fetch(tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert open_to_others(tmp_path) == []
