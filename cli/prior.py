@@ -140,6 +140,7 @@ def show(
 ) -> None:
     """Say what a generator makes, and what it was trained on."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from bract.attacks.problem.trained_prior import load_prior
@@ -151,5 +152,5 @@ def show(
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), "-" if value is None else str(value))
+        table.add_row(name.replace("_", " "), "-" if value is None else escape(str(value)))
     Console(file=sys.stdout, highlight=False).print(table)

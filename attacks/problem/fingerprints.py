@@ -18,6 +18,7 @@ MOST_SHIFT = 4
 """Most pixels by which a copy is shifted; less where that is more than an eighth of the side."""
 
 _ROWS = 1 << 13
+_PAIRS = 1 << 14
 _INNER = slice(1, SIDE - 1)
 
 
@@ -73,9 +74,10 @@ def _is_copy(image: Tensor, known: Tensor) -> bool:
         # Sums of squares of whole numbers, below 2^24 for three channels: float32 holds them.
         own = rows[..., _INNER, _INNER].flatten(1).float()
         squares = inner.square().sum(1)[:, None] + own.square().sum(1) - 2.0 * inner @ own.T
-        for variant, row in (squares <= most).nonzero().tolist():
+        # In pieces: known fingerprints may be made so that very many come this far.
+        for variant, row in (p.unbind(1) for p in (squares <= most).nonzero().split(_PAIRS)):
             off = (asked[variant].to(torch.int16) - rows[row].to(torch.int16)).abs()
-            if int((off * cells[variant]).max()) <= NEAR:
+            if bool(((off * cells[variant][:, None]).flatten(1).amax(1) <= NEAR).any()):
                 return True
     return False
 

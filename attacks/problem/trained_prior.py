@@ -7,6 +7,7 @@ record beside the tensors, and nothing in it is executed.
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,12 @@ from bract.strict_json import dump_json
 
 MOST_BYTES = 1 << 28
 """Largest file that is read; the digits' takes a hundredth of it."""
+
+MOST_HEADER_BYTES = 1 << 20
+"""Largest header of a file; a prior's names about ten tensors."""
+
+MOST_WEIGHT = 1e4
+"""Largest magnitude of a weight; trained ones are below 100, and far larger ones make no image."""
 
 _FACTS = "bract.prior"
 _FINGERPRINTS = "fingerprints"
@@ -172,11 +179,7 @@ def load_prior(path: Path) -> TrainedPrior:
         If it is not there, too large, no such file, or holds tensors other than its record says.
     """
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise BractError(
-                f"{path}: {size:,} bytes, a prior has at most {MOST_BYTES:,}; train a smaller one"
-            )
+        _check_size(path)
         with safe_open(str(path), framework="pt") as file:
             told = (file.metadata() or {}).get(_FACTS)
             if told is None:
@@ -188,13 +191,39 @@ def load_prior(path: Path) -> TrainedPrior:
     except (OSError, SafetensorError, ValueError) as error:
         raise BractError(f"{path}: the prior cannot be read ({one_line(error, 200)})") from error
     known = tensors.pop(_FINGERPRINTS)
-    strange = [n for n, v in tensors.items() if v.dtype != torch.float32 or not v.isfinite().all()]
+    strange = [name for name, value in tensors.items() if not _is_usable(value)]
     if strange or known.dtype != torch.uint8:
         name = strange[0] if strange else _FINGERPRINTS
-        raise BractError(f"{path}: {name} does not hold finite numbers of its type; train it again")
+        raise BractError(
+            f"{path}: {name} does not hold finite numbers of its type, of at most {MOST_WEIGHT:g}; "
+            "train it again"
+        )
     if hashlib.sha256(known.numpy().tobytes()).hexdigest() != facts.digest:
         raise BractError(f"{path}: the digest of the training images is not theirs; train it again")
     return TrainedPrior(facts, tensors, known)
+
+
+def _is_usable(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and bool((weight.abs() <= MOST_WEIGHT).all())
+
+
+def _check_size(path: Path) -> None:
+    """Refuse what is no file, or larger than a prior is, before any of it is read."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise BractError(f"{path}: is no file; name what `bract prior train` wrote")
+    if found.st_size > MOST_BYTES:
+        raise BractError(
+            f"{path}: {found.st_size:,} bytes, a prior has at most {MOST_BYTES:,}; train a smaller "
+            "one"
+        )
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > MOST_HEADER_BYTES:
+        raise BractError(
+            f"{path}: a header of {header:,} bytes, a prior's has at most {MOST_HEADER_BYTES:,}; "
+            "train it again"
+        )
 
 
 def _check_shapes(path: Path, facts: PriorFacts, found: dict[str, tuple[int, ...]]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from bract.errors import one_line
 from bract.schema.record import Number, VersionedRecord
 
 PRIOR_SCHEMA: Literal[1] = 1
@@ -33,7 +34,7 @@ class PriorFacts(VersionedRecord):
     latent: Annotated[int, Field(ge=1, le=1024)]
     width: Annotated[int, Field(ge=1, le=256)]
     classes: Annotated[int, Field(ge=0, le=10_000)] = 0
-    source: Annotated[str, Field(max_length=200)]
+    source: Annotated[str, Field(max_length=200), AfterValidator(one_line)]
     images: Annotated[int, Field(ge=1, le=2_000_000)]
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     epochs: Annotated[int, Field(ge=0)] = 0

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from bract.attacks.problem.fingerprints import fingerprints
+from bract.attacks.problem.fingerprints import NEAR, copies_among, fingerprints
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, load_prior, make_prior
 from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.errors import BractError
@@ -111,6 +112,8 @@ def damaged(path: Path, **changes: Any) -> Path:
         ({"extra": torch.zeros(3)}, "extra is"),
         ({"last__bias": torch.full((4,), float("nan"))}, "last.bias does not hold finite"),
         ({"last__bias": torch.zeros(4, dtype=torch.float16)}, "last.bias does not hold"),
+        ({"last__bias": torch.full((4,), 3e38)}, "last.bias does not hold"),
+        ({"last__bias": torch.full((4,), -float("inf"))}, "last.bias does not hold"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_sentence(
@@ -141,6 +144,79 @@ def test_a_file_that_is_too_large_is_not_read(
     monkeypatch.setattr("bract.attacks.problem.trained_prior.MOST_BYTES", 1000)
     with pytest.raises(BractError, match="a prior has at most 1,000"):
         load_prior(path)
+
+
+def header(path: Path, content: bytes, length: int | None = None) -> Path:
+    """Write a safetensors file that is little but its header."""
+    length = len(content) if length is None else length
+    path.write_bytes(length.to_bytes(8, "little") + content)
+    return path
+
+
+def test_a_header_that_is_a_bomb_is_not_read(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    many = json.dumps({f"t{i}": entry for i in range(20_000)}).encode()
+    with pytest.raises(BractError, match="a header of"):
+        load_prior(header(tmp_path / "many", many))
+    with pytest.raises(BractError, match="a header of"):
+        load_prior(header(tmp_path / "claimed", b"{}", 2**63))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]},
+        {"dtype": "F32", "shape": [2**32, 2**32], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 0]},
+        {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]},
+        {"dtype": "os.system", "shape": [1], "data_offsets": [0, 4]},
+    ],
+)
+def test_tensors_that_a_file_does_not_hold_take_no_memory(
+    trained: TrainedPrior, entry: dict[str, Any], tmp_path: Path
+) -> None:
+    told = {"__metadata__": {"bract.prior": json.dumps(trained.facts.to_dict())}}
+    path = header(tmp_path / "p.safetensors", json.dumps(told | {"first.weight": entry}).encode())
+    with pytest.raises(BractError, match=r"p\.safetensors: "):
+        load_prior(path)
+
+
+def test_a_record_s_largest_network_takes_no_memory(trained: TrainedPrior, tmp_path: Path) -> None:
+    largest = {"image_shape": [3, 256, 256], "latent": 1024, "width": 256, "classes": 10_000}
+    path = damaged(trained.save(tmp_path / "p.safetensors"), facts=largest)
+    with pytest.raises(BractError, match="its record makes it"):
+        load_prior(path)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(BractError, match="is no file"):
+            load_prior(path)
+
+
+def test_weights_within_the_bound_make_numbers(trained: TrainedPrior, tmp_path: Path) -> None:
+    largest = {n: torch.full_like(v, 1e4) for n, v in trained.weights.items()}
+    largest["last.weight"][::2] *= -1
+    path = damaged(trained.save(tmp_path / "p.safetensors"), **largest)
+    assert load_prior(path).sample([0, 1, 2], seed=0).isfinite().all()
+
+
+def test_what_a_prior_says_of_its_source_is_one_printable_line(
+    trained: TrainedPrior, tmp_path: Path
+) -> None:
+    said = {"source": "\x1b[2Jdigits\nsplit"}
+    found = load_prior(damaged(trained.save(tmp_path / "p.safetensors"), facts=said))
+    assert found.facts.source.isprintable() and found.text.isprintable()
+
+
+def test_fingerprints_that_are_nearly_the_image_end_in_time() -> None:
+    """Each of very many rows comes close to every variant of a flat image, and none is one."""
+    near = torch.zeros(20_000, 64, dtype=torch.uint8)
+    near[:, 9] = NEAR + 1
+    assert not copies_among(torch.zeros(1, 1, 16, 16), near).any()
+    near[-1, 9] = 0
+    assert copies_among(torch.zeros(1, 1, 16, 16), near).all()
 
 
 def test_fingerprints_are_the_reduced_image_in_256_steps() -> None:
