@@ -1,17 +1,23 @@
-"""``bract export``: a run's figures by round for TensorBoard or MLflow. No picture goes there."""
+"""``bract export``: a run's figures by round for TensorBoard or MLflow. No picture goes there.
+
+What leaves is what a redacted report holds: MLflow may run on another party's machine. The run may
+have been made by another party, too: no name in it becomes a path.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 from bract.cli.console import print_json, say
-from bract.errors import BractError
+from bract.errors import BractError, RunFailedError, one_line, without_credentials
+from bract.permissions import make_private_folder, open_private
 from bract.registry import unknown
 from bract.report import gather
-from bract.report.facts.series import Figure, figures_by_round, settings
+from bract.report.facts.series import Figure, figures_by_round, part_of_name, settings
 from bract.rundir import RunDirectory
 from bract.schema import Report
 
@@ -32,19 +38,29 @@ def export_run(root: Path, to: str, where: str | None, *, as_json: bool = False)
     ------
     BractError
         If ``root`` is no run, the tool is unknown or not installed, or there is nothing to write.
+    RunFailedError
+        If the tool does not take the figures.
     """
     writers = {"tensorboard": _to_tensorboard, "mlflow": _to_mlflow}
     if to not in writers:
         raise BractError(unknown("target of --to", to, list(writers)))
     run = RunDirectory.open(root)
-    report = gather(run.root)
+    report = gather(run.root).redact()
     figures = list(figures_by_round(report))
     if not figures:
         raise BractError(f"{run.root}: no round has any figure yet; train or audit it first")
-    written = writers[to](run, report, figures, where)
+    try:
+        written = writers[to](run, report, figures, where)
+    except BractError:
+        raise
+    except Exception as error:
+        raise RunFailedError(
+            f"--to {to}: {type(error).__name__}: {one_line(without_credentials(error), 300)}"
+        ) from error
+    shown = without_credentials(written)
     if as_json:
-        print_json({"to": to, "where": written, "figures": len(figures)})
-    say(f"done: {len(figures)} figures in {written}")
+        print_json({"to": to, "where": shown, "figures": len(figures)})
+    say(f"done: {len(figures)} figures in {shown}")
     return written
 
 
@@ -52,21 +68,23 @@ def _to_tensorboard(
     run: RunDirectory, report: Report, figures: list[Figure], where: str | None
 ) -> str:
     writer_of = _needed("torch.utils.tensorboard", "tensorboard").SummaryWriter
-    folder = Path(where) if where else run.root / "tensorboard"
-    began = report.run.started or ""
-    with writer_of(str(folder / _name(report))) as writer:
+    folder = Path(where) if where else _own(run.root / "tensorboard")
+    with writer_of(str(make_private_folder(_own(folder / _name(report))))) as writer:
         for figure in figures:
             writer.add_scalar(figure.name, figure.value, figure.round)
-        text = "\n".join(f"    {name}: {value}" for name, value in settings(report).items())
-        writer.add_text("run", f"{report.run.name}, {report.run.status} {began}\n\n{text}")
+        facts = {"name": report.run.name, "status": report.run.status} | settings(report)
+        # Indented, so that TensorBoard shows it as it is rather than as Markdown with its links.
+        lines = [f"    {name}: {one_line(value)}" for name, value in facts.items()]
+        writer.add_text("run", "\n".join(lines))
     say(f"look at it with: tensorboard --logdir {folder}")
     return str(folder)
 
 
 def _to_mlflow(run: RunDirectory, report: Report, figures: list[Figure], where: str | None) -> str:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     mlflow = _needed("mlflow", "mlflow")
     entities = importlib.import_module("mlflow.entities")
-    uri = where or f"sqlite:///{(run.root / 'mlflow.db').absolute()}"
+    uri = where or f"sqlite:///{_database(run)}"
     client = mlflow.MlflowClient(tracking_uri=uri)
     found = client.get_experiment_by_name("bract")
     experiment = found.experiment_id if found else client.create_experiment("bract")
@@ -80,7 +98,7 @@ def _to_mlflow(run: RunDirectory, report: Report, figures: list[Figure], where: 
     for start in range(0, len(params), _PARAMS):
         client.log_batch(one.info.run_id, params=params[start : start + _PARAMS], tags=tags)
     client.set_terminated(one.info.run_id, "FINISHED")
-    say(f"look at it with: mlflow ui --backend-store-uri {uri}")
+    say(f"look at it with: mlflow ui --backend-store-uri {without_credentials(uri)}")
     return uri
 
 
@@ -98,5 +116,19 @@ def _needed(module: str, extra: str) -> Any:
         ) from error
 
 
+def _database(run: RunDirectory) -> Path:
+    """Return where MLflow keeps its SQLite file, which is made here for its mode."""
+    path = _own(run.root / "mlflow.db")
+    os.close(open_private(path, os.O_RDWR | os.O_CREAT))
+    return path.absolute()
+
+
+def _own(path: Path) -> Path:
+    """Return a place in a run's folder, which must be no link to somewhere else."""
+    if path.is_symlink():
+        raise BractError(f"{path}: is a link, which is not followed; remove it or give --where")
+    return path
+
+
 def _name(report: Report) -> str:
-    return report.run.name
+    return part_of_name(report.run.name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from bract.schema import ClientRow, Report
@@ -18,6 +19,9 @@ class Figure(NamedTuple):
     value: float
 
 
+_LONGEST_PART = 64
+_LAST_ROUND = 2**31 - 1
+
 _OF_CLIENTS = ("train_loss", "validation_accuracy", "seconds", "weight")
 _OF_LEAKAGE = ("ssim_mean", "ssim_best", "psnr_mean", "leaked", "scored")
 
@@ -27,16 +31,23 @@ def figures_by_round(report: Report) -> Iterator[Figure]:
 
     Names have parts between slashes, of letters, digits and ``_ - .``: ``global/accuracy``,
     ``clients/client-0/train_loss``, ``leakage/auto-oblivious/client-0/ssim_mean``. What is not
-    known is left out.
+    known is left out, and so are rounds that no tool counts.
     """
+    yield from (f for f in _figures(report) if 0 <= f.round <= _LAST_ROUND)
+
+
+def _figures(report: Report) -> Iterator[Figure]:
+    clients = _parts(
+        {found.client for found in report.leakage}.union(*(row.clients for row in report.rounds))
+    )
     for row in report.rounds:
         yield from _known("global", row.round, {"accuracy": row.accuracy, "loss": row.loss})
         yield from _known("round", row.round, {"seconds": row.seconds, "failures": row.failures})
         for client, trained in row.clients.items():
-            yield from _known(f"clients/{_part(client)}", row.round, _of(trained))
+            yield from _known(f"clients/{clients[client]}", row.round, _of(trained))
     for found in report.leakage:
-        attack = _part(f"{found.attack}-{found.tier}")
-        yield from _known(f"leakage/{attack}/{_part(found.client)}", found.round, _of(found))
+        attack = part_of_name(f"{found.attack}-{found.tier}")
+        yield from _known(f"leakage/{attack}/{clients[found.client]}", found.round, _of(found))
 
 
 def settings(report: Report) -> dict[str, str]:
@@ -65,5 +76,21 @@ def _known(group: str, number: int, values: dict[str, float | None]) -> Iterator
             yield Figure(f"{group}/{name}", number, float(value))
 
 
-def _part(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+def part_of_name(name: str) -> str:
+    """Return a name as one part of a path: at most 64 letters, digits and ``_ - .``."""
+    part = re.sub(r"[^A-Za-z0-9_.-]", "_", name[:_LONGEST_PART])
+    return part if part.strip(".") else part.replace(".", "_") or "_"
+
+
+def _parts(names: Iterable[str]) -> dict[str, str]:
+    """Return each name as a part of a path, all of them different."""
+    parts: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in sorted(names):
+        part = part_of_name(name)
+        if part in taken:
+            digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+            part = f"{part[: _LONGEST_PART - 9]}-{digest[:8]}"
+        taken.add(part)
+        parts[name] = part
+    return parts

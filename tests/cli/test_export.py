@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,90 @@ def test_a_tool_that_is_not_installed_is_named_with_what_installs_it(
     monkeypatch.setattr("bract.cli.export.importlib.import_module", missing)
     with pytest.raises(BractError, match=r"pip install 'bract\[mlflow\]'"):
         export_run(run.root, "mlflow", None)
+
+
+def hostile(run: RunDirectory, **changes: Any) -> None:
+    """Make the run one of another party, whose records say what they like."""
+    run.update_state(**changes)
+    names = ["../../x", "..", "", "a/b", "a_b", "x" * 5000, "![](http://host/x)", "\x1b[2J\n"]
+    row = ClientRow.of({"train_loss": 1e308}, num_examples=1, weight=1.0)
+    clients = dict.fromkeys(names, row)
+    for number in (3, -1, 2**63, 10**30):
+        run.append_metrics(MetricsRow(round=number, clients=clients))
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/", "..", "", "x" * 400, "a\0b"])
+def test_a_run_s_own_names_are_no_paths(run: RunDirectory, name: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    hostile(run, name=name)
+    before = {path for path in tmp_path.rglob("*") if run.root not in path.parents}
+    folder = Path(export_run(run.root, "tensorboard", None))
+    (made,) = folder.iterdir()
+    assert made.is_dir() and any(made.iterdir())
+    assert {path for path in tmp_path.rglob("*") if run.root not in path.parents} == before
+
+
+def test_hostile_names_and_figures_reach_mlflow_as_series_of_their_own(run: RunDirectory) -> None:
+    mlflow: Any = pytest.importorskip("mlflow")
+    hostile(run, name="../../x")
+    client = mlflow.MlflowClient(tracking_uri=export_run(run.root, "mlflow", None))
+    experiment = client.get_experiment_by_name("bract")
+    (found,) = client.search_runs([experiment.experiment_id])
+    mine = [name for name in found.data.metrics if name.endswith("/train_loss")]
+    assert len(mine) == 1 + 8
+    assert all(len(name) < 250 and ".." not in name for name in mine)
+
+
+def test_no_link_in_a_run_is_written_through(run: RunDirectory, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("tensorboard", "mlflow.db"):
+        (run.root / name).symlink_to(outside / name)
+    for to in ("tensorboard", "mlflow"):
+        with pytest.raises(BractError, match="is a link"):
+            export_run(run.root, to, None)
+    (run.root / "tensorboard").unlink()
+    (run.root / "tensorboard").mkdir()
+    (run.root / "tensorboard" / "digits").symlink_to(outside)
+    with pytest.raises(BractError, match="is a link"):
+        export_run(run.root, "tensorboard", None)
+    assert not list(outside.iterdir())
+
+
+def test_what_a_redacted_report_leaves_out_is_not_exported(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr("bract.cli.export._to_mlflow", lambda _run, report, *_: sent.append(report))
+    monkeypatch.setattr("bract.cli.export.without_credentials", str)
+    export_run(run.root, "mlflow", None)
+    assert sent[0].redacted
+
+
+@pytest.mark.parametrize("to", ["tensorboard", "mlflow"])
+def test_what_a_tool_raises_is_one_line_without_credentials(
+    to: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> str:
+        raise RuntimeError("no answer\nfrom https://user:secret@host/x?token=secret")
+
+    monkeypatch.setattr(f"bract.cli.export._to_{to}", fail)
+    with pytest.raises(BractError, match="RuntimeError: no answer from https://host/x") as caught:
+        export_run(run.root, to, "https://user:secret@host")
+    assert "secret" not in str(caught.value)
+    where = "https://user:secret@host/x"
+    monkeypatch.setattr(f"bract.cli.export._to_{to}", lambda *_: where)
+    export_run(run.root, to, where, as_json=True)
+    shown = capsys.readouterr()
+    assert "secret" not in shown.out + shown.err and "https://host/x" in shown.out
+
+
+def test_mlflow_reports_no_use_of_it_to_its_makers(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
+    monkeypatch.setattr("bract.cli.export._needed", lambda *_: 1 / 0)
+    with pytest.raises(BractError, match="ZeroDivisionError"):
+        export_run(run.root, "mlflow", None)
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
