@@ -129,7 +129,7 @@ def test_hostile_names_and_figures_reach_mlflow_as_series_of_their_own(run: RunD
     (found,) = client.search_runs([experiment.experiment_id])
     mine = [name for name in found.data.metrics if name.endswith("/train_loss")]
     assert len(mine) == 1 + 8
-    assert all(len(name) < 250 and ".." not in name for name in mine)
+    assert all(len(name) < 250 and ".." not in name.split("/") for name in mine)
 
 
 def test_no_link_in_a_run_is_written_through(run: RunDirectory, tmp_path: Path) -> None:
