@@ -31,7 +31,6 @@ from bract.client.private import locked, read_private
 from bract.client.replies import pack, unpack
 from bract.errors import BractError
 from bract.files import write_bytes, write_text
-from bract.permissions import make_private_folder, open_private
 
 RECORD = "bract.answered"
 """Name of the record in Flower's client-side ``context.state``, where there is no folder."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, RecordDict
 
 from bract.errors import BractError
-from bract.permissions import warn_if_open
+from bract.permissions import make_private_folder, open_private, warn_if_open
 
 _WARNED = "bract.warned-of-folders"
 
@@ -63,8 +63,8 @@ def locked(path: Path) -> Iterator[None]:
     OSError
         If the file cannot be made or locked.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    make_private_folder(path.parent, private=True)
+    descriptor = open_private(path, os.O_RDWR | os.O_CREAT, private=True)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
