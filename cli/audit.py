@@ -1,7 +1,4 @@
-"""``bract audit``: choose what to attack, attack it, say what came back.
-
-Longer than most modules: every option of the command passes through here.
-"""
+"""``bract audit``: choose what to attack, attack it, say what came back."""
 
 from __future__ import annotations
 

@@ -2,9 +2,6 @@
 
 Exit codes: 0 done, 1 failed, 2 bad input, 3 leakage above ``--fail-on`` or nothing for it
 to judge, 128 and the signal's number where one ended it (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP).
-
-Longer than most modules: every command is declared here, with its options, and imports what it
-needs when it runs, so that help and errors come at once.
 """
 
 from __future__ import annotations
@@ -668,14 +665,14 @@ def doctor(
     examine(as_json=output.is_json)
 
 
-def main(command: typer.Typer = app, name: str = "bract") -> None:
+def main(command: typer.Typer | None = None, name: str = "bract") -> None:
     """Run a command line, bract's own by default; never show a traceback for bad input."""
     from bract.cli.console import say
 
     listen()
     os.umask(UMASK)  # TensorBoard, MLflow and Flower make files of their own
     try:
-        command(prog_name=name)
+        (command or app)(prog_name=name)
     except RunFailedError as error:
         say(f"error: {error}")
         sys.exit(1)

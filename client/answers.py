@@ -9,8 +9,6 @@ The same message once more, because its reply was lost, gets the very same bytes
 the server nothing new, whereas a reply computed anew would hold other noise. The last reply of each
 kind is kept for that in ``state-dir``. Without that folder the record lives as long as the
 SuperNode, and a repeated message is refused.
-
-Longer than most modules: one record, and everything that a request may change in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The defenses as a Flower mod, for any ClientApp.
-
-Longer than most modules: what leaves a stranger's app is checked in one place.
-"""
+"""The defenses as a Flower mod, for any ClientApp."""
 
 from __future__ import annotations
 

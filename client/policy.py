@@ -1,7 +1,4 @@
-"""What a site demands of every run, whatever the server asks for: the site's policy file.
-
-Longer than most modules: one file, and everything that it may say.
-"""
+"""What a site demands of every run, whatever the server asks for: the site's policy file."""
 
 from __future__ import annotations
 

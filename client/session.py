@@ -1,7 +1,4 @@
-"""One message at one client: what it was sent, what it agreed to, and what is its own.
-
-Longer than most modules: what a message may ask is checked where its content is opened.
-"""
+"""One message at one client: what it was sent, what it agreed to, and what is its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Make the start-up kits of a federation: one for each party, with nobody else's secret in it.
-
-Longer than most modules: what each kind of kit holds is written side by side.
-"""
+"""Make the start-up kits of a federation: one for each party, with nobody else's secret in it."""
 
 from __future__ import annotations
 

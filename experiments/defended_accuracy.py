@@ -16,9 +16,6 @@ t-interval over seeds, for these 360 digits; ``points_images_ci95`` half of the 
 mean over digits. ``sees_a_point`` tells whether the first is below one point, ``at_chance`` how
 many seeds ended below 20 %. ``norm`` and ``cosine`` are those of the true update and of what leaves
 to it, in the first round and over the later ones: means over clients, rounds and seeds.
-
-Longer than most modules: the loop, its settings, its figures and the file of finished runs are one
-experiment.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Pair what a server sent with what came back, and store it; what fails is noted, never raised.
-
-Longer than most modules: what is taken of a message and a reply is decided in one place.
-"""
+"""Pair what a server sent with what came back, and store it; what fails is noted, never raised."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The configuration of one federation: one YAML file, checked before any process starts.
-
-Longer than most modules: what the sections must agree on is checked where they meet.
-"""
+"""The configuration of one federation: one YAML file, checked before any process starts."""
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ vector, and names and shapes of the tensors in order) and one ``uint8`` matrix f
 a threshold a second record may hold the ``n``-th powers of each vector's ciphertexts
 (`bract.paillier.stripping`), which spares the server most of its work; it is neither captured nor
 kept, since anybody can compute it.
-
-Longer than most modules: what is written and what is read of it stand side by side.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ partial decryptions that are not proven, answers with a `Hello` of its present s
 what it lacks.
 
 Every reader here takes what anybody may have written: what is wrong with it raises `BractError`.
-
-Longer than most modules, so that each message is written and read in one place.
 """
 
 from __future__ import annotations

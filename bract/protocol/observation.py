@@ -1,7 +1,4 @@
-"""What an honest-but-curious server holds about one client in one round, and its store on disk.
-
-Longer than most modules: the store stands beside what it stores.
-"""
+"""What an honest-but-curious server holds about one client in one round, and its store on disk."""
 
 from __future__ import annotations
 

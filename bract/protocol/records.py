@@ -5,8 +5,6 @@ reply carries ``update`` (see `bract.protocol.update`), ``buffers`` where the mo
 ``metrics`` and ``declared``: the client's name, its version of bract, and what the protocol
 declares. Where updates are encrypted (see `bract.protocol.ciphertexts`), ``ciphertexts`` replaces
 ``update`` and ``buffers``.
-
-Longer than most modules, so that each record is written and read in one place.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A file is put whole, and a capture's ``observation.json`` last, so nobody who reads takes half a
 capture for a whole one. An audit reads a local copy (`fetch`). A URL that begins with ``file://``
 is a local folder.
-
-Longer than most modules: what is put, fetched and removed follows one order of files.
 """
 
 from __future__ import annotations

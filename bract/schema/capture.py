@@ -1,8 +1,6 @@
 """The records of a capture: what the protocol declares, what a client may say, where it came from.
 
 Everything is typed and bounded, because a capture may come from somebody else.
-
-Longer than most modules: what a client may say is bounded beside what it is compared with.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 It lies beside ``captures/``. People write it, or ``bract describe``; the audit and the report lay
 it over what each capture declares. It holds names and numbers only: the code that ``model`` names
 is imported where the reader names it too.
-
-Longer than most modules: the file is read, checked, laid over and written in one place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Start a federation as real processes on this machine, watch it, and leave none behind.
-
-Longer than most modules: what may end during a run is watched in the loop that follows the run.
-"""
+"""Start a federation as real processes on this machine, watch it, and leave none behind."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 The server sends aggregates as ciphertexts. A client decrypts each one once, in order, and moves the
 model that it keeps; it starts from the initial model, which is public. What it keeps belongs to one
 run and outlives a message, and a restart of the SuperNode where ``state-dir`` is set.
-
-Longer than most modules: every answer changes the same key, model and identity.
 """
 
 from __future__ import annotations

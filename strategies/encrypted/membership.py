@@ -1,7 +1,4 @@
-"""Who takes part in an encrypted run, under which key; the first phase of it.
-
-Longer than most modules: seats, keys and boxes are settled together, in one phase.
-"""
+"""Who takes part in an encrypted run, under which key; the first phase of it."""
 
 from __future__ import annotations
 

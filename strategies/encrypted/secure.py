@@ -5,8 +5,6 @@ aggregate with the train message of round r+1, and the last one in a phase of it
 rounds has the phases of a plain one and three more: one before it, in which the clients say which
 key they hold (two where the key itself travels in-band), and one after it. With a threshold, every
 decryption costs one more phase.
-
-Longer than most modules: one round of the three strategies, whose phases share one state.
 """
 
 from __future__ import annotations
