@@ -7,7 +7,7 @@ JOBS ?= auto
 COMPOSE ?= docker compose -f docker/compose.yaml
 ROOMS := strategies client attacks audit report server deploy cli
 
-.PHONY: demo docker-demo test check slow federations faults deployment containers docs release lint tree install clean
+.PHONY: demo docker-demo images test check slow federations faults deployment containers docs release lint tree install clean
 
 demo: install
 	$(BIN)/bract demo
@@ -18,6 +18,11 @@ docker-demo:
 	$(COMPOSE) up --abort-on-container-failure federation audit && \
 	mkdir -p runs && rm -rf runs/docker && $(COMPOSE) cp audit:/results/docker runs/docker && \
 	echo "report: runs/docker/report.html"
+
+# The images of demo and kits, tagged with the version in docker/.env.
+images:
+	$(COMPOSE) build
+	docker compose -f docker/compose.gateway.yaml build
 
 # The quick tests: no process of a federation, no fault, no slow reference.
 test: install lint

@@ -64,7 +64,7 @@ class BareContainers:
         self.folder = folder
         self.mark = folder.name + str(os.getpid())
         self.started: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports = {"superlink": _free_port(), **{name: _free_port() for name in CLIENTS}}
+        self._ports = {"superlink": free_port(), **{name: free_port() for name in CLIENTS}}
         folder.joinpath("federation.yaml").write_text(federation)
         for service in SERVICES:
             for mount in mounts(service):
@@ -173,7 +173,8 @@ class BareContainers:
             time.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port where nothing listens."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

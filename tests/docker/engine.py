@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
+import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +18,11 @@ import yaml
 from containers import FOLDER, ROOT
 
 FILE = FOLDER / "compose.yaml"
-PARTS = ("client", "server", "audit", "gateway")
+TAG = next(
+    line.removeprefix("BRACT_VERSION=")
+    for line in (FOLDER / ".env").read_text().splitlines()
+    if line.startswith("BRACT_VERSION=")
+)
 
 
 def why_not() -> str | None:
@@ -93,41 +100,68 @@ class Project:
 
 
 class Party(Project):
-    """The Compose project of one start-up kit, with this machine's images and networks laid over.
+    """The Compose project of one start-up kit, started as its README says.
 
     Parameters
     ----------
     name
-        Prefix of its containers.
+        Prefix of its containers; None is the kit's own.
     kit
         Folder of the kit.
     over
-        What is laid over the kit's own compose file.
+        What is laid over the kit's own compose file; None leaves it as it is.
     """
 
-    def __init__(self, name: str, kit: Path, over: dict[str, Any]) -> None:
-        super().__init__(name, kit)
-        laid = kit.with_name(f"{kit.name}.over.yaml")
-        laid.write_text(yaml.safe_dump(over))
-        self._files = [str(kit / "compose.yaml"), str(laid)]
-        owner = kit.stat()
+    def __init__(self, kit: Path, name: str | None = None, over: dict[str, Any] | None = None):
+        own = yaml.safe_load((kit / "compose.yaml").read_text())
+        super().__init__(name or own["name"], kit)
+        self.kit = kit
+        self._files = [str(kit / "compose.yaml")]
+        if over is not None:
+            laid = kit.with_name(f"{kit.name}.over.yaml")
+            laid.write_text(yaml.safe_dump(over))
+            self._files.append(str(laid))
         self.environment |= {
-            "BRACT_USER": f"{owner.st_uid}:{owner.st_gid}",
-            **{f"BRACT_{part.upper()}_IMAGE": f"bract-{part}:local" for part in PARTS},
+            "COMPOSE_FILE": os.pathsep.join(self._files),
+            "COMPOSE_PROJECT_NAME": self.name,
         }
+
+    def readme(self) -> list[str]:
+        """Return the commands that the kit's README prints, in its order."""
+        blocks = re.findall(r"^```sh$(.*?)^```$", (self.kit / "README.md").read_text(), re.M | re.S)
+        return [line for block in blocks for line in block.strip().splitlines()]
+
+    def begin(self, command: str) -> subprocess.Popen[str]:
+        """Start a command in the kit's folder."""
+        return subprocess.Popen(
+            shlex.split(command),
+            cwd=self.kit,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, command: str = "sh start.sh", *, code: int = 0, timeout: float = 300) -> str:
+        """Return what a command prints in the kit's folder, and expect its exit code."""
+        begun = self.begin(command)
+        said, _ = begun.communicate(timeout=timeout)
+        assert begun.returncode == code, f"{command}: {begun.returncode}\n{said[-3000:]}"
+        return said
+
+    def killed(self, service: str) -> None:
+        """Kill a container's process as the kernel would, so that its restart policy answers."""
+        os.kill(inspect(self.container(service), "{{json .State.Pid}}"), signal.SIGKILL)
 
 
 @functools.cache
 def build_images() -> None:
-    """Build the images once; the cache answers where nothing changed.
-
-    The gateway's stands for ``nginx:stable`` where no registry is.
-    """
-    Project("bract-test", ROOT).compose("build", timeout=1700)
-    subprocess.run(
-        ["docker", "compose", "-f", FOLDER / "compose.gateway.yaml", "build"],
-        check=True, capture_output=True, timeout=600,
-    )  # fmt: skip
+    """Build the images once; the cache answers where nothing changed."""
+    built = subprocess.run(
+        ["make", "images"], cwd=ROOT, capture_output=True, text=True, timeout=1700
+    )
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
 
 
 def docker(*arguments: str, check: bool = True) -> str:
@@ -152,7 +186,7 @@ def run_image(
     """Run a command in a new container of one of the three images, as Compose would."""
     hardened = ("--rm", "--network", "none", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp")
     return subprocess.run(
-        ["docker", "run", *hardened, *options, f"bract-{part}:local", *command],
+        ["docker", "run", *hardened, *options, f"bract-{part}:{TAG}", *command],
         capture_output=True,
         text=True,
         timeout=180,

@@ -137,7 +137,12 @@ def test_no_port_is_published_but_on_loopback_and_no_network_leads_out() -> None
         assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", []))
         assert service.get("network_mode", "none") == "none"
         assert set(service.get("networks", [])) <= set(COMPOSE["networks"])
-    assert all(network == {"internal": True} for network in COMPOSE["networks"].values())
+    # Nor to the engine's machine, which has no address on them.
+    closed = {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
+    assert all(network == closed for network in COMPOSE["networks"].values())
     assert SERVICES["audit"]["network_mode"] == "none"
     of_clients = [set(SERVICES[client]["networks"]) for client in CLIENTS]
     assert len(set.union(*of_clients)) == sum(map(len, of_clients)), "clients share a network"
@@ -161,7 +166,7 @@ IMAGES = {"superlink": "server", "federation": "server", "audit": "audit"}
 def test_every_service_runs_the_image_of_its_part_without_privileges() -> None:
     for name, service in SERVICES.items():
         part = IMAGES.get(name, "client")
-        assert service["image"] == f"bract-{part}:${{BRACT_VERSION:-local}}"
+        assert service["image"] == f"bract-{part}:${{BRACT_VERSION:?see docker/.env}}"
         if "build" in service:
             assert service["build"]["target"] == part
         assert service["cap_drop"] == ["ALL"]
@@ -193,7 +198,12 @@ def test_an_image_is_the_shared_one_with_its_rooms_a_label_and_no_root(part: Any
 
 def test_the_images_hold_the_whole_package_at_pinned_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed = {"constraints.txt", "pyproject.toml", project["project"]["readme"]}
+    needed = {
+        "constraints.txt",
+        "docker/trim_torch.py",
+        "pyproject.toml",
+        project["project"]["readme"],
+    }
     needed |= set(project["project"]["license-files"])
     needed |= set(project["tool"]["setuptools"]["package-dir"].values())
     assert set(copied()) == needed
@@ -224,10 +234,23 @@ def test_the_folders_of_the_volumes_are_the_user_s() -> None:
                 assert volume["volume"] == {"nocopy": True}
 
 
-def test_torch_is_the_build_without_cuda_unless_the_gpu_file_is_laid_over() -> None:
-    (index,) = re.findall(r"^ARG TORCH_INDEX=(.*)$", DOCKERFILE, re.MULTILINE)
+def test_torch_leaves_out_what_a_gpu_needs_unless_it_is_asked_for() -> None:
+    defaults = dict(re.findall(r"^ARG (TORCH\w*)=(.*)$", DOCKERFILE, re.MULTILINE))
+    assert defaults == {"TORCH": "cpu", "TORCH_WHEELS": ""}
     args = SERVICES["superlink"]["build"]["args"]
-    assert args["TORCH_INDEX"] == f"${{TORCH_INDEX:-{index}}}"
+    for name, default in defaults.items():
+        assert args[name] == f"${{{name}:-{default}}}"
+    assert 'if [ "$TORCH" = cpu ]; then /opt/bract/bin/python trim_torch.py' in stage("runtime")
+
+
+def test_the_tag_of_the_images_is_the_version_that_kits_ask_for() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"BRACT_VERSION={version}" in (FOLDER / ".env").read_text().splitlines()
+    gateway = yaml.safe_load((FOLDER / "compose.gateway.yaml").read_text())["services"]["gateway"]
+    assert gateway["image"] == "bract-gateway:${BRACT_VERSION:?see docker/.env}"
+
+
+def test_the_gpu_file_gives_the_gpus_to_clients_and_audit() -> None:
     assert set(GPU) == {*CLIENTS, "audit"}
     for name in GPU:
         (device,) = GPU[name]["deploy"]["resources"]["reservations"]["devices"]

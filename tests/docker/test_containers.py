@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from containers import CLIENTS, FOLDER, ROOT
-from engine import Project, build_images, inspect, run_image, what_runs, why_not
+from engine import TAG, Project, build_images, inspect, run_image, what_runs, why_not
 
 PARTS = ("client", "server", "audit")
 LACKS = {
@@ -46,10 +48,10 @@ def test_an_image_holds_its_own_rooms_and_no_others(part: Any) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_an_image_runs_without_root_without_pip_and_says_what_it_is(part: Any) -> None:
-    assert inspect(f"bract-{part}:local", "{{json .Config.User}}") == "49999:49999"
-    labels = inspect(f"bract-{part}:local", "{{json .Config.Labels}}")
+    assert inspect(f"bract-{part}:{TAG}", "{{json .Config.User}}") == "49999:49999"
+    labels = inspect(f"bract-{part}:{TAG}", "{{json .Config.Labels}}")
     assert labels["org.opencontainers.image.title"] == f"bract {part}"
-    assert labels["org.opencontainers.image.version"] == "local"
+    assert labels["org.opencontainers.image.version"] == TAG
     ran = run_image(
         part, ["sh", "-c", "id -u; touch /opt/bract/x; python3 -m pip --version; bract --version"]
     )
@@ -119,6 +121,32 @@ for place in sys.argv[1:]:
     except OSError as error:
         print(place, "no")
 """
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    """A port of every address of the engine's machine."""
+    with socket.create_server(("", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def addresses_of_this_machine() -> list[str]:
+    """The IPv4 addresses of all its interfaces, and of each network's first container port."""
+    shown = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True)
+    found = re.findall(r"inet ([0-9.]+)/", shown.stdout)
+    networks = subprocess.run(
+        ["docker", "network", "inspect", "bract-test_site-0"], capture_output=True, text=True
+    )
+    configured = json.loads(networks.stdout)[0]["IPAM"]["Config"]
+    return [ip for ip in found if ip != "127.0.0.1"] + [c["Gateway"] for c in configured]
+
+
+def test_a_client_reaches_nothing_that_listens_on_the_engine_s_machine(
+    running: Project, listening: int
+) -> None:
+    asked = [f"{address}:{listening}" for address in addresses_of_this_machine()]
+    told = running.inside("client-0", "python3", "-c", REACH, *asked).splitlines()
+    assert told == [f"{place} no" for place in asked]
 
 
 def test_a_client_reaches_the_superlink_and_nothing_else(running: Project) -> None:
