@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+import bract
+from bract.cli.console import say
 from bract.deploy.pinned import DEFAULT_APP
 from bract.errors import BractError
 
@@ -69,6 +71,17 @@ def superlink(
         authenticate=authenticate,
         database=database,
         external=external,
+    )
+
+
+def _say_whose(folder: Path) -> None:
+    """Say what starts here before the imports, which take seconds."""
+    from bract.deploy.kit import read_kit
+
+    kit = read_kit(folder)
+    say(
+        f"{kit.name} of the federation {kit.federation}, bract {bract.__version__}: starts, and "
+        f"connects to {kit.address}"
     )
 
 
@@ -135,6 +148,7 @@ def supernode(
             raise BractError(
                 "--kit says it all but --sockets, --health and --cold; leave the rest out"
             )
+        _say_whose(kit)
         from bract.deploy.starting import start_supernode_of
 
         start_supernode_of(kit, sockets, health=health, warm=warm)

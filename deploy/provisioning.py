@@ -65,6 +65,7 @@ def provision(config: FederationConfig, out: Path, *, source: Path) -> None:
         If the configuration names no sites, ``out`` is there already, or a policy cannot be read.
     """
     deployment = deployment_of(config, source)
+    config.check_chosen_clients([site.name for site in deployment.sites], str(source))
     if out.exists() or out.is_symlink():
         raise BractError(
             f"{out}: exists already, and keys that are in use must not be replaced; name another "
@@ -164,6 +165,12 @@ def write_site(
         "address": kit.address,
         "version": kit.made_by,
         "tag": _tag(kit.made_by),
+        "what": f"the site {site.name} of {config.name}",
+        "done": f"{site.name}: the SuperNode answers; what it logs: sh start.sh logs --follow",
+        "folders": "state",
+        "profile": "",
+        "services": "supernode",
+        "commands": "supernode",
         "data": site.data,
         "data_mount": _mount(site.data),
         "cuda": site.device.startswith("cuda"),
@@ -180,7 +187,8 @@ def write_site(
         write_text(made / kits.SITE_FILE, _site_text(file))
         _render(made / "compose.yaml", "compose-site.yaml.j2", facts)
         _render(made / "bract-site.service", "supernode.service.j2", facts)
-        _render(made / "start.sh", "start-site.sh.j2", facts)
+        _render(made / "start.sh", "start.sh.j2", facts)
+        _render(made / "README.md", "README-site.md.j2", facts)
         make_private_folder(made / "state", private=True)
 
 
@@ -204,6 +212,13 @@ def write_operator(
         "superlink_port": kit.superlink_port,
         "version": kit.made_by,
         "tag": _tag(kit.made_by),
+        "run": config.name,
+        "what": f"the server of {config.name}",
+        "done": f"{config.name}: SuperLink, server apps and gateway answer; next: README.md",
+        "folders": "state sockets runs",
+        "profile": " --profile commands",
+        "services": "",
+        "commands": "operator|audit",
     }
     superlink, gateway = new_key(), new_key()
     local = ["superlink", "localhost", "127.0.0.1"]
@@ -223,8 +238,10 @@ def write_operator(
         _render(made / "superlink.service", "superlink.service.j2", facts)
         _render(made / "superexec.service", "superexec.service.j2", facts)
         _render(made / "gateway.service", "gateway.service.j2", facts)
+        _render(made / "gateway.logrotate", "gateway.logrotate.j2", facts)
         _render(made / "register.sh", "register.sh.j2", facts)
-        _render(made / "start.sh", "start-operator.sh.j2", facts)
+        _render(made / "start.sh", "start.sh.j2", facts)
+        _render(made / "README.md", "README-operator.md.j2", facts)
         for name in ("state", "sockets", "runs"):
             make_private_folder(made / name, private=True)
 

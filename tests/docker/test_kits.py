@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -72,7 +71,7 @@ class Hospitals:
     ) -> Party:
         joined = {site: {"external": True, "name": self.network(site)} for site in networks}
         over = {"services": {service: {"networks": networks, **more}}, "networks": joined}
-        return Party(f"{self.name}-{kit}", self.kits / kit, over)
+        return Party(self.kits / kit, f"{self.name}-{kit}", over)
 
     def network(self, site: str) -> str:
         """Return the name of a site's own network."""
@@ -80,10 +79,10 @@ class Hospitals:
 
     def start(self) -> None:
         """Start every party, and register the sites."""
-        self.operator.compose("up", "--detach", "--wait", "--wait-timeout", "180")
+        self.operator.run()
         self.operate("site", "register", "--kit", "/kit")
         for party in self.sites.values():
-            party.compose("up", "--detach", "--wait", "--wait-timeout", "180")
+            party.run()
 
     def operate(self, *command: str) -> str:
         """Run one of the operator's commands as the kit's compose file has it."""
@@ -262,11 +261,6 @@ def test_a_container_holds_no_other_party_s_secret(hospitals: Hospitals) -> None
     assert not {"superlink.key", "gateway.key", "ca.key"} & set(site)
 
 
-def killed(party: Party, service: str) -> None:
-    """Kill a container's process as the kernel would, so that its restart policy answers."""
-    os.kill(inspect(party.container(service), "{{json .State.Pid}}"), signal.SIGKILL)
-
-
 def paused(party: Party, service: str) -> None:
     container = party.container(service)
     docker("pause", container)
@@ -286,12 +280,12 @@ def unplugged(hospitals: Hospitals, site: str) -> None:
 
 
 FAULTS: dict[str, Callable[[Hospitals], None]] = {
-    "superlink killed": lambda h: killed(h.operator, "superlink"),
+    "superlink killed": lambda h: h.operator.killed("superlink"),
     "superlink paused": lambda h: paused(h.operator, "superlink"),
     "superlink restarted": lambda h: restarted(h.operator, "superlink"),
-    "gateway killed": lambda h: killed(h.operator, "gateway"),
+    "gateway killed": lambda h: h.operator.killed("gateway"),
     "gateway paused": lambda h: paused(h.operator, "gateway"),
-    "hospital killed": lambda h: killed(h.sites[SITES[1]], "supernode"),
+    "hospital killed": lambda h: h.sites[SITES[1]].killed("supernode"),
     "hospital paused": lambda h: paused(h.sites[SITES[1]], "supernode"),
     "hospital unplugged": lambda h: unplugged(h, SITES[1]),
 }
@@ -326,7 +320,7 @@ def test_a_run_whose_server_app_is_killed_fails_at_once_and_resumes(hospitals: H
     run = hospitals.submit("superexec")
     wait_for(lambda: hospitals.round_of("superexec") >= 1 or run.poll() is not None, hospitals.logs)
     started = time.monotonic()
-    killed(hospitals.operator, "superexec")
+    hospitals.operator.killed("superexec")
     said, _ = run.communicate(timeout=300)
     seconds = time.monotonic() - started
     assert run.returncode == 1, said
