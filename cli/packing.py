@@ -76,6 +76,11 @@ def pack(root: Path, out: str) -> None:
         files = _chosen(run, stack)
         if not files:
             raise BractError(f"{run.root}: holds no report, metrics or model to pack yet")
+        if not any(run.audit.glob("*")):
+            say(
+                f"warning: {run.root} was not audited, so this pack says nothing of what leaks; "
+                f"first: bract audit {run.root}"
+            )
         contents = Contents(
             bract=bract.__version__,
             run=run.config().name if run.is_configured else run.root.resolve().name,

@@ -48,6 +48,7 @@ def run_federation(
     if launch.simulate:
         check_simulable(config)
     config = config.as_own_word()
+    _check_chosen_clients(config, local=launch.superlink is None)
     check_feasible(config)
     run = RunDirectory(runs / config.name)
     with run.claim():
@@ -131,6 +132,14 @@ def _note(run: RunDirectory, **changes: Any) -> None:
             run.update_state(finished=time.time(), **changes)
     except BractError as error:
         say(f"warning: {error}")
+
+
+def _check_chosen_clients(config: FederationConfig, *, local: bool) -> None:
+    """Refuse to capture or audit clients that this run does not have."""
+    started_here = [f"client-{number}" for number in range(config.clients)]
+    clients = started_here if local else config.sites
+    if clients is not None:  # else each client of the SuperLink has a name of its own choice
+        config.check_chosen_clients(clients, config.name)
 
 
 def check_feasible(config: FederationConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,6 +33,7 @@ from bract.config.sections import (
 )
 from bract.config.work import Positive, Section
 from bract.errors import BractError, listed, shown
+from bract.names import RESERVED
 from bract.references import own_word, vouched
 from bract.registry import unknown
 from bract.strict_yaml import parse_yaml
@@ -175,6 +176,32 @@ class FederationConfig(Section):
     def _with_model(self, name: str) -> FederationConfig:
         model = self.model.model_copy(update={"name": name})
         return self.model_copy(update={"model": model})
+
+    @property
+    def sites(self) -> list[str] | None:
+        """The names of the clients where the federation says them; None where it has none."""
+        return None if self.deployment is None else [site.name for site in self.deployment.sites]
+
+    def check_chosen_clients(self, clients: Sequence[str], source: str) -> None:
+        """Refuse to capture or audit what is no client of this federation.
+
+        Parameters
+        ----------
+        clients
+            The names of all clients.
+        source
+            What names the configuration in errors.
+        """
+        for key, chosen in (
+            ("audit.clients", self.audit.clients),
+            ("capture.clients", self.capture.clients),
+        ):
+            unknown_names = sorted(set(chosen or ()) - {*clients, *RESERVED})
+            if unknown_names:
+                raise BractError(
+                    f"{source}: {key} names {listed(map(shown, unknown_names))}, and the clients "
+                    f"are {', '.join(clients)}; correct the name, or remove it"
+                )
 
     @model_validator(mode="after")
     def _encryption_cannot_overflow(self) -> FederationConfig:

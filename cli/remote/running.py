@@ -120,8 +120,10 @@ def check_remote(config: FederationConfig) -> None:
     Raises
     ------
     BractError
-        If nobody would make the keys of an encrypted run.
+        If nobody would make the keys of an encrypted run, or it audits no client of its own.
     """
+    if config.sites is not None:
+        config.check_chosen_clients(config.sites, config.name)
     encryption = config.encryption
     if encryption.enabled and encryption.keys == "provisioned" and encryption.key_id is None:
         raise BractError(

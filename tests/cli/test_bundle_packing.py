@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -133,6 +134,19 @@ def test_where_no_report_can_be_made_the_rest_is_packed(
     assert set(pull(str(tmp_path / "pack"), tmp_path / "here").files) == {
         *("metrics.jsonl", "final.safetensors")
     }
+
+
+def test_a_pack_of_a_run_that_was_not_attacked_is_said_to_lack_an_audit(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack(run.root, str(tmp_path / "audited"))
+    assert "not audited" not in capsys.readouterr().err
+    shutil.rmtree(run.audit)
+    pack(run.root, str(tmp_path / "pack"))
+    assert (
+        f"not audited, so this pack says nothing of what leaks; first: bract audit {run.root}"
+        in (capsys.readouterr().err.replace("\n", " "))
+    )
 
 
 def test_a_folder_that_is_there_is_not_touched(packed: Path, tmp_path: Path) -> None:

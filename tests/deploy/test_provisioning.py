@@ -15,6 +15,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from sites import NGINX, federation
 
+from bract.cli.launch.launcher import Launch
+from bract.cli.remote.running import check_remote
+from bract.cli.run import run_federation
 from bract.client.site import Site
 from bract.config import load_config
 from bract.deploy import kit as kits
@@ -100,6 +103,27 @@ def assert_no_foreign_secret(folder: Path) -> int:
                 for form in forms:
                     assert form not in held and form not in decoded(held), (owner, name, other)
     return count
+
+
+@pytest.mark.parametrize("key", ["audit", "capture"])
+def test_a_client_to_audit_or_capture_that_is_no_site_is_refused(key: str, tmp_path: Path) -> None:
+    config = federation(*THREE, **{key: {"clients": ["hospital-a", "hospital-d"]}})
+    with pytest.raises(BractError, match=rf"{key}\.clients names 'hospital-d'") as refused:
+        provision(config, tmp_path / "kits", source=tmp_path / "federation.yaml")
+    assert ", ".join(THREE) in str(refused.value)
+    assert not (tmp_path / "kits").exists()
+    check_remote(federation(*THREE, **{key: {"clients": ["hospital-a", "aggregate"]}}))
+    with pytest.raises(BractError, match="hospital-d"):
+        check_remote(config)
+
+
+@pytest.mark.parametrize("key", ["audit", "capture"])
+def test_a_run_refuses_to_audit_a_client_that_it_does_not_have(key: str, tmp_path: Path) -> None:
+    config = federation(*THREE, **{key: {"clients": ["client-0", "hospital-a"]}})
+    for superlink, unknown in ((None, "hospital-a"), ("sockets/8000.sock", "client-0")):
+        with pytest.raises(BractError, match=rf"{key}\.clients names '{unknown}'"):
+            run_federation(config, tmp_path, Launch(superlink=superlink))
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_kit_holds_a_secret_of_another_party(provisioned: Path) -> None:
