@@ -48,7 +48,7 @@ faults: install
 docs: install tree
 	$(BIN)/mkdocs build --strict --quiet
 
-# Builds and checks distributions of the tag at HEAD, and stops before publishing.
+# Passes the container tests, builds and checks distributions of the tag at HEAD, stops before publishing.
 release: install
 	.ci/release
 
@@ -57,7 +57,8 @@ release: install
 deployment: install
 	$(BIN)/pytest -m deployment
 
-# On a real Docker engine: builds the images first, the first time some minutes.
+# On a real Docker engine, without every fault in every phase: builds the images first, the first time
+# some minutes.
 containers: install
 	$(BIN)/pytest -m "containers and not deployment"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import ipaddress
 import json
 import os
 import re
@@ -178,6 +179,12 @@ def inspect(thing: str, template: str) -> Any:
     )
     assert asked.returncode == 0, asked.stderr
     return json.loads(asked.stdout)
+
+
+def gateway_of(network: str) -> str:
+    """Return the address that the engine's machine has on a network, or would have."""
+    (config,) = inspect(network, "{{json .IPAM.Config}}")
+    return config.get("Gateway") or str(ipaddress.ip_network(config["Subnet"])[1])
 
 
 def run_image(

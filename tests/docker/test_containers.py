@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from containers import CLIENTS, FOLDER, ROOT
-from engine import TAG, Project, build_images, inspect, run_image, what_runs, why_not
+from engine import TAG, Project, build_images, gateway_of, inspect, run_image, what_runs, why_not
 
 PARTS = ("client", "server", "audit")
 LACKS = {
@@ -131,14 +131,10 @@ def listening() -> Iterator[int]:
 
 
 def addresses_of_this_machine() -> list[str]:
-    """The IPv4 addresses of all its interfaces, and of each network's first container port."""
+    """The IPv4 addresses of its interfaces, and the one that a site's network would give it."""
     shown = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True)
     found = re.findall(r"inet ([0-9.]+)/", shown.stdout)
-    networks = subprocess.run(
-        ["docker", "network", "inspect", "bract-test_site-0"], capture_output=True, text=True
-    )
-    configured = json.loads(networks.stdout)[0]["IPAM"]["Config"]
-    return [ip for ip in found if ip != "127.0.0.1"] + [c["Gateway"] for c in configured]
+    return [ip for ip in found if ip != "127.0.0.1"] + [gateway_of("bract-test_site-0")]
 
 
 def test_a_client_reaches_nothing_that_listens_on_the_engine_s_machine(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from containers import free_port
-from engine import Party, build_images, inspect, why_not
+from engine import Party, build_images, gateway_of, inspect, why_not
 
 from bract.config import build_config
 from bract.deploy.provisioning import provision
@@ -54,7 +54,7 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "strategy": {"timeout": 60, "tolerate_failures": True},
             "encryption": {"scheme": "paillier", "threshold": 2, "clip": 0.5},
             "deployment": {
-                "server": inspect("bridge", "{{json (index .IPAM.Config 0).Gateway}}"),
+                "server": gateway_of("bridge"),
                 "port": free_port(),
                 "sites": list(SITES),
             },
