@@ -114,6 +114,8 @@ def test_a_round_runs_through_the_gateway_under_the_names_of_the_sites(
     checked = bract("doctor", "--kit", deployment.kit("hospital-a"))
     assert checked.returncode == 0, checked.stderr
     assert "answers, certificate valid until" in checked.stderr
+    accessed = (deployment.folder / "nginx" / "access.log").read_text()
+    assert ' 127.0.0.1 "POST /v1/fleet/pull-messages HTTP/1.1" 200 ' in accessed
 
     # Submitted from a machine that shares no folder: the run lies in the operator's kit.
     done = bract(

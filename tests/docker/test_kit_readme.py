@@ -40,6 +40,12 @@ def own(folder: Path, user: int) -> None:
         os.chown(path, user, user)
 
 
+def copied(kit: Path, to: Path, owner: int = OWNER) -> Path:
+    shutil.copytree(kit, to / kit.name)
+    own(to / kit.name, owner)
+    return to / kit.name
+
+
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kits of three hospitals, which reach the gateway at this machine's own bridge."""
@@ -61,13 +67,13 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     provision(config, folder / "kits", source=folder / "federation.yaml")
-    own(folder / "kits", OWNER)
     return folder / "kits"
 
 
 @pytest.fixture
-def parties(kits: Path) -> Iterator[dict[str, Party]]:
-    made = {name: Party(kits / name) for name in ("operator", *SITES)}
+def parties(kits: Path, tmp_path: Path) -> Iterator[dict[str, Party]]:
+    """The parties, each with its kit as it was issued."""
+    made = {name: Party(copied(kits / name, tmp_path)) for name in ("operator", *SITES)}
     try:
         yield made
     finally:
@@ -76,7 +82,7 @@ def parties(kits: Path) -> Iterator[dict[str, Party]]:
 
 
 def test_the_readmes_lead_to_an_audited_run_that_survives_a_killed_hospital(
-    parties: dict[str, Party], kits: Path
+    parties: dict[str, Party],
 ) -> None:
     operator = parties["operator"]
     start, register, train, audit, report = operator.readme()
@@ -124,22 +130,22 @@ def rounds_of(directory: RunDirectory) -> int:
 
 def test_a_kit_of_root_is_refused_by_name(kits: Path, tmp_path: Path) -> None:
     for name in ("operator", SITES[0]):
-        shutil.copytree(kits / name, tmp_path / name)
-        own(tmp_path / name, 0)
-        said = Party(tmp_path / name).run(code=2)
+        kit = copied(kits / name, tmp_path, owner=0)
+        said = Party(kit).run(code=2)
         assert "this folder is root's" in said and said.count("\n") == 1
-        assert not (tmp_path / name / ".env").exists()
+        assert not (kit / ".env").exists()
 
 
 def test_compose_alone_names_start_sh_until_it_ran(kits: Path, tmp_path: Path) -> None:
-    shutil.copytree(kits / SITES[0], tmp_path / "kit")
-    (tmp_path / "kit" / ".env").unlink(missing_ok=True)
-    assert "sh start.sh" in Party(tmp_path / "kit").run("docker compose up -d", code=1)
+    party = Party(copied(kits / SITES[0], tmp_path))
+    assert "sh start.sh" in party.run("docker compose up -d", code=1)
 
 
 @pytest.mark.parametrize("command", ["sh start.sh", "sh start.sh run --rm supernode true"])
-def test_an_image_that_is_missing_is_named_with_what_makes_it(kits: Path, command: str) -> None:
-    party = Party(kits / SITES[0])
+def test_an_image_that_is_missing_is_named_with_what_makes_it(
+    kits: Path, tmp_path: Path, command: str
+) -> None:
+    party = Party(copied(kits / SITES[0], tmp_path))
     party.environment["BRACT_CLIENT_IMAGE"] = "bract-client:0.0.0"
     said = party.run(command, code=2)
     assert "the image bract-client:0.0.0 is not on this machine" in said and "make images" in said
@@ -149,16 +155,15 @@ def test_an_image_that_is_missing_is_named_with_what_makes_it(kits: Path, comman
 def test_a_service_that_fails_is_one_line_with_its_last_words_and_starts_once_repaired(
     kits: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(kits / SITES[2], tmp_path / "kit")
-    own(tmp_path / "kit", OWNER)
-    issued = (tmp_path / "kit" / "ca.crt").read_bytes()
-    (tmp_path / "kit" / "ca.crt").write_bytes(issued + b"\n")
-    party = Party(tmp_path / "kit", f"bract-broken-{os.getpid()}")
+    kit = copied(kits / SITES[2], tmp_path)
+    issued = (kit / "ca.crt").read_bytes()
+    (kit / "ca.crt").write_bytes(issued + b"\n")
+    party = Party(kit, f"bract-broken-{os.getpid()}")
     try:
         said = party.run(code=1)
         assert "supernode does not start" in said and "ca.crt is not the file" in said
         assert said.count("\n") == 1
-        (tmp_path / "kit" / "ca.crt").write_bytes(issued)
+        (kit / "ca.crt").write_bytes(issued)
         party.run()  # the gateway that does not answer yet is waited for
     finally:
         party.end()
