@@ -112,7 +112,7 @@ def test_a_client_to_audit_or_capture_that_is_no_site_is_refused(key: str, tmp_p
         provision(config, tmp_path / "kits", source=tmp_path / "federation.yaml")
     assert ", ".join(THREE) in str(refused.value)
     assert not (tmp_path / "kits").exists()
-    check_remote(federation(*THREE, **{key: {"clients": ["hospital-a", "aggregate"]}}))
+    check_remote(federation(*THREE, **{key: {"clients": ["hospital-a"]}}))
     with pytest.raises(BractError, match="hospital-d"):
         check_remote(config)
 
