@@ -168,8 +168,6 @@ def write_site(
         "what": f"the site {site.name} of {config.name}",
         "done": f"{site.name}: the SuperNode answers; what it logs: sh start.sh logs --follow",
         "folders": "state",
-        "profile": "",
-        "services": "supernode",
         "commands": "supernode",
         "data": site.data,
         "data_mount": _mount(site.data),
@@ -216,8 +214,6 @@ def write_operator(
         "what": f"the server of {config.name}",
         "done": f"{config.name}: SuperLink, server apps and gateway answer; next: README.md",
         "folders": "state sockets runs",
-        "profile": " --profile commands",
-        "services": "",
         "commands": "operator|audit",
     }
     superlink, gateway = new_key(), new_key()
