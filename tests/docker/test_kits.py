@@ -316,6 +316,7 @@ def test_a_run_goes_on_after(fault: str, phase: str, hospitals: Hospitals) -> No
     print(f"{scheme}, {phase}, {fault}: finished {time.monotonic() - started:.1f} s after")
 
 
+@pytest.mark.deployment
 def test_a_run_whose_server_app_is_killed_fails_at_once_and_resumes(hospitals: Hospitals) -> None:
     run = hospitals.submit("superexec")
     wait_for(lambda: hospitals.round_of("superexec") >= 1 or run.poll() is not None, hospitals.logs)
