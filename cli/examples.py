@@ -76,8 +76,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract prior train --data /srv/pictures --size 32 --crops 20 --out pictures.safetensors",
     ),
     "prior show": ("bract prior show digits.safetensors --format json",),
-    "provision": ("bract provision federation.yaml --out kits",),
-    "site add": ("bract site add hospital-d --kits kits --data /srv/images",),
+    "provision": (
+        "bract provision federation.yaml --out kits",
+        "bract provision federation.yaml --out kits --requests requests",
+    ),
+    "site add": (
+        "bract site add hospital-d --kits kits --data /srv/images",
+        "bract site add hospital-d --kits kits --request hospital-d.json",
+    ),
+    "site request": ("bract site request hospital-a --out keys",),
+    "site accept": ("bract site accept hospital-a --keys keys",),
     "site revoke": ("bract site revoke hospital-d --kits kits",),
     "site renew": ("bract site renew --kits kits", "bract site renew --kits kits --authority"),
     "site list": ("bract site list --kits kits --format json",),

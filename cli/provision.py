@@ -31,13 +31,31 @@ site = typer.Typer(
 def provision(
     config: Annotated[Path, typer.Argument(help="YAML configuration with a deployment section.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to make, one kit a party in it.")],
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            "--requests",
+            help="Folder with one request a site, from `bract site request`: sites keep their "
+            "private keys, and kits hold none.",
+        ),
+    ] = None,
 ) -> None:
     """Make one start-up kit for the operator, one for each site, and one for who provisions."""
     from bract.config import load_config
+    from bract.deploy.kit import read_kit
+    from bract.deploy.provisioning import deployment_of
     from bract.deploy.provisioning import provision as make
+    from bract.deploy.requests import read_requests
 
     federation = load_config(config)
-    make(federation, out, source=config)
+    names = [site.name for site in deployment_of(federation, config).sites]
+    taken = {} if requests is None else read_requests(requests, names)
+    make(federation, out, source=config, requests=taken)
+    for name, request in taken.items():
+        say(f"{name}: compare with the site, by telephone: {request.fingerprint}")
+    if taken:
+        authority = read_kit(out / "operator").authority
+        say(f"CA, which the sites compare with what `bract site accept` prints: {authority}")
     assert federation.deployment is not None
     count = len(federation.deployment.sites)
     say(f"{out / 'authority'}: the CA's key; it stays with you, and is no part of any machine here")
@@ -57,20 +75,58 @@ def add(
     policy: Annotated[
         Path | None, typer.Option("--policy", help="Policy file that goes into the kit.")
     ] = None,
+    request: Annotated[
+        Path | None,
+        typer.Option("--request", help="The site's request.json: it made its key itself."),
+    ] = None,
 ) -> None:
     """Make the kit of one more site."""
     from pydantic import ValidationError
 
     from bract.config import SiteConfig
     from bract.deploy.administration import add_site
+    from bract.deploy.requests import read_request
 
+    asked = None if request is None else read_request(request)
+    if asked is not None and asked.name != name:
+        raise BractError(f"{request}: of {asked.name}, expected one of {name}")
     try:
         wanted = SiteConfig(
             name=name, device=device, data=data, policy=None if policy is None else str(policy)
         )
     except ValidationError as error:
         raise BractError("; ".join(problem["msg"] for problem in error.errors())) from None
-    _change(kits, lambda provisioned: add_site(provisioned, wanted))
+    _change(kits, lambda provisioned: add_site(provisioned, wanted, request=asked))
+    if asked is not None:
+        say(f"{name}: compare with the site, by telephone: {asked.fingerprint}")
+
+
+@site.command("request", epilog=epilog("site request"))
+def make_request(
+    name: Annotated[str, typer.Argument(help="This site's name in the federation.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to make, for this site's keys.")],
+) -> None:
+    """Make this site's keys here, and the request that who provisions answers with a kit."""
+    from bract.deploy.requests import REQUEST
+    from bract.deploy.requests import make_request as make
+
+    request = make(name, out)
+    say(f"{out}: this site's private keys; keep them here, and back them up")
+    say(f"{out / REQUEST}: send it to who provisions; it holds no secret")
+    say(f"compare with who provisions, by telephone: {request.fingerprint}")
+
+
+@site.command(epilog=epilog("site accept"))
+def accept(
+    kit: Annotated[Path, typer.Argument(help="Kit that was made for this site's request.")],
+    keys: Annotated[Path, typer.Option("--keys", help="Folder that `bract site request` made.")],
+) -> None:
+    """Put this site's own keys into the kit that was returned for its request."""
+    from bract.deploy.requests import accept_kit
+
+    authority = accept_kit(kit, keys)
+    say(f"{kit}: complete; the federation's CA, to compare with who provisions: {authority}")
+    say(f"next: bract doctor --kit {kit}")
 
 
 @site.command(epilog=epilog("site revoke"))

@@ -12,8 +12,6 @@ from bract.deploy import kit as kits
 from bract.deploy.certificates import (
     Authority,
     certificate_pem,
-    new_key,
-    node_public_text,
     read_certificate,
     read_key,
 )
@@ -32,6 +30,8 @@ from bract.deploy.provisioning import (
     write_operator,
     write_site,
 )
+from bract.deploy.requests import SiteRequest
+from bract.deploy.run_keys import node_secrets
 from bract.deploy.sites import Issued, Sites, read_sites
 from bract.deploy.validity import (
     check_certificate,
@@ -83,9 +83,18 @@ def open_kits(folder: Path, *, doing: str) -> Iterator[Provisioned]:
 
 
 def add_site(
-    provisioned: Provisioned, site: SiteConfig, *, policy_from: Path = Path()
+    provisioned: Provisioned,
+    site: SiteConfig,
+    *,
+    policy_from: Path = Path(),
+    request: SiteRequest | None = None,
 ) -> list[str]:
     """Make the kit of one more site; return what is to be done with it.
+
+    Parameters
+    ----------
+    request
+        Of a site that made its key itself; its kit holds no private key.
 
     Raises
     ------
@@ -110,18 +119,22 @@ def add_site(
         raise BractError(f"{folder}: is there already; move it away, then add the site")
     check_certificate(provisioned.folder / AUTHORITY / kits.CA, mend=RENEW_CA)
     policy = read_policy(site, policy_from / FEDERATION)
-    key = new_key()
+    secrets = node_secrets(request)
+    if secrets.public_key in {*sites.revoked_keys, *(i.public_key for i in sites.active.values())}:
+        raise BractError(
+            f"the key of {site.name}'s request was issued before, and a revoked key is never taken "
+            "again; have the site make a new request"
+        )
     used = {issued.partition for issued in sites.active.values()}
     partition = next(number for number in range(len(used) + 1) if number not in used)
-    issued = Issued(
-        public_key=node_public_text(key.public_key()), partition=partition, issued=today()
-    )
+    issued = Issued(public_key=secrets.public_key, partition=partition, issued=today())
     former = [*sites.former]
     if site.name in sites.sites:
         former.append(sites.sites[site.name].public_key)
     changed = Sites(sites=sites.sites | {site.name: issued}, former=former)
     config = _with_sites(config, [*_kept(config, changed, without=site.name), site], changed)
-    write_site(folder, config, provisioned.authority, site, partition, key, policy=policy)
+    signer = provisioned.authority
+    write_site(folder, config, signer, site, partition, policy=policy, secrets=secrets)
     _update_lists(provisioned, config, changed)
     return [
         f"{folder}: bring it to {site.name} by a way that nobody else can read",

@@ -29,6 +29,7 @@ SITE_FILE = "site.yaml"
 NODE_KEY = "node.key"
 NODE_PUBLIC = "node.pub"
 PAILLIER_KEY = "paillier.pem"
+PAILLIER_SEALED = "paillier.sealed"
 IDENTITY_KEY = "identity.pem"
 PEERS = "peers.txt"
 SITES = "sites.json"
@@ -40,7 +41,7 @@ GATEWAY_KEY = "gateway.key"
 SECRETS = frozenset({NODE_KEY, PAILLIER_KEY, IDENTITY_KEY, SUPERLINK_KEY, GATEWAY_KEY, "ca.key"})
 """Files that their owner alone may read."""
 
-FIXED = SECRETS | {KIT, CA, NODE_PUBLIC, SUPERLINK, GATEWAY, PEERS}
+FIXED = SECRETS | {KIT, CA, NODE_PUBLIC, SUPERLINK, GATEWAY, PEERS, PAILLIER_SEALED}
 """Files that nobody changes: a kit that has others was damaged, or mixed with another kit."""
 
 LARGEST = 1 << 22
@@ -222,7 +223,13 @@ def check_files(folder: Path) -> Files:
         If there are no checksums, or they cannot be read.
     """
     found = Files()
-    for name, digest in _issued(folder).items():
+    issued = _issued(folder)
+    if NODE_PUBLIC in issued and NODE_KEY not in issued:
+        found.broken.append(
+            f"{NODE_KEY} is not in it yet, because the site made its keys: `bract site accept "
+            f"{folder} --keys DIR` puts them here"
+        )
+    for name, digest in issued.items():
         file = folder / name
         try:
             if file.is_symlink() and name in FIXED:

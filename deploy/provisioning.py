@@ -12,7 +12,6 @@ from pathlib import Path
 
 import jinja2
 import yaml
-from cryptography.hazmat.primitives.asymmetric import ec
 
 import bract
 from bract.config import FederationConfig, SiteConfig, dump_config
@@ -24,13 +23,12 @@ from bract.deploy.certificates import (
     fingerprint,
     key_pem,
     new_key,
-    node_key_text,
-    node_public_text,
 )
 from bract.deploy.kit import (
     Kit,
 )
-from bract.deploy.run_keys import NONE, Secrets, with_secrets
+from bract.deploy.requests import SiteRequest
+from bract.deploy.run_keys import Secrets, with_secrets
 from bract.deploy.site_file import (
     SiteFile,
 )
@@ -51,13 +49,21 @@ _CA_LIFETIMES = 10
 """How many times as long as the certificates that it signs the CA is valid."""
 
 
-def provision(config: FederationConfig, out: Path, *, source: Path) -> None:
+def provision(
+    config: FederationConfig,
+    out: Path,
+    *,
+    source: Path,
+    requests: Mapping[str, SiteRequest] | None = None,
+) -> None:
     """Write a kit a party below ``out``: all of them, or nothing.
 
     Parameters
     ----------
     source
         The federation's file; policies of sites are named from its folder.
+    requests
+        Of sites that made their keys themselves, by name: their kits hold no private key.
 
     Raises
     ------
@@ -72,15 +78,14 @@ def provision(config: FederationConfig, out: Path, *, source: Path) -> None:
             "folder, or add a site to these kits with `bract site add`"
         )
     policies = {site.name: read_policy(site, source) for site in deployment.sites}
-    config, secrets = with_secrets(config)
     authority = Authority.create(config.name, deployment.days * _CA_LIFETIMES)
+    config, secrets = with_secrets(config, requests or {}, fingerprint(authority.certificate))
     with replacing(out) as made:
         make_private_folder(made, private=True)
         issued: dict[str, Issued] = {}
         for number, site in enumerate(deployment.sites):
-            key = new_key()
             issued[site.name] = Issued(
-                public_key=node_public_text(key.public_key()),
+                public_key=secrets[site.name].public_key,
                 partition=number,
                 issued=today(),
                 identity=secrets[site.name].identity,
@@ -91,7 +96,6 @@ def provision(config: FederationConfig, out: Path, *, source: Path) -> None:
                 authority,
                 site,
                 number,
-                key,
                 policy=policies[site.name],
                 secrets=secrets[site.name],
             )
@@ -139,10 +143,9 @@ def write_site(
     authority: Authority,
     site: SiteConfig,
     partition: int,
-    key: ec.EllipticCurvePrivateKey,
     *,
     policy: bytes | None,
-    secrets: Secrets = NONE,
+    secrets: Secrets,
 ) -> None:
     """Write the kit of one site."""
     assert config.deployment is not None
@@ -153,8 +156,8 @@ def write_site(
         data=site.data,
         policy=POLICY if policy is not None else None,
         require_encryption=config.encryption.enabled,
-        paillier_key=_given(secrets, kits.PAILLIER_KEY),
-        identity_key=_given(secrets, kits.IDENTITY_KEY),
+        paillier_key=_given(secrets, kits.PAILLIER_KEY, kits.PAILLIER_SEALED),
+        identity_key=kits.IDENTITY_KEY if secrets.identity is not None else None,
         peers=kits.PEERS if secrets.peers is not None else None,
     )
     kit = _kit(config, authority, "site", site.name)
@@ -174,8 +177,7 @@ def write_site(
         "cuda": site.device.startswith("cuda"),
     }
     with _kit_folder(folder, kit, authority) as made:
-        _write_secret(made / kits.NODE_KEY, node_key_text(key))
-        write_text(made / kits.NODE_PUBLIC, node_public_text(key.public_key()) + "\n")
+        write_text(made / kits.NODE_PUBLIC, secrets.public_key + "\n")
         for name, content in secrets.files.items():
             _write_secret(made / name, content)
         if secrets.peers is not None:
@@ -323,8 +325,8 @@ def _mount(data: str | None) -> str:
     return yaml.safe_dump(f"{data}:{data}:ro", width=10_000).splitlines()[0] if data else ""
 
 
-def _given(secrets: Secrets, name: str) -> str | None:
-    return name if name in secrets.files else None
+def _given(secrets: Secrets, name: str, sealed: str) -> str | None:
+    return name if {name, sealed} & set(secrets.files) else None
 
 
 def _write_secret(path: Path, content: bytes) -> None:

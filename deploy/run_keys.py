@@ -1,70 +1,117 @@
-"""What encrypted runs need of each site: its Paillier key or share, or its identity."""
+"""Secrets of each site: its node key, and of encrypted runs its Paillier key, share or identity."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bract.config import FederationConfig
+from bract.config.encryption import EncryptionConfig
 from bract.deploy import kit as kits
+from bract.deploy.certificates import new_key, node_key_text, node_public_text
+from bract.deploy.requests import SiteRequest, seal_for
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What encrypted runs need of one site: the texts of its key files, by name; all its own."""
+    """Keys of one site.
 
+    Attributes
+    ----------
+    public_key
+        Of its SuperNode, one line as OpenSSH writes it.
+    files
+        Texts of its key files, by name; none that the site made itself is among them.
+    peers, identity
+        Of encrypted runs whose keys come in-band: all sites' public identities, and its own.
+    """
+
+    public_key: str
     files: Mapping[str, bytes]
     peers: str | None = None
     identity: str | None = None
 
 
-NONE = Secrets({})
+def node_secrets(request: SiteRequest | None = None) -> Secrets:
+    """Make a SuperNode's key, or take the public one of a request."""
+    if request is not None:
+        return Secrets(request.public_key, {})
+    key = new_key()
+    return Secrets(node_public_text(key.public_key()), {kits.NODE_KEY: node_key_text(key)})
 
 
-def with_secrets(config: FederationConfig) -> tuple[FederationConfig, dict[str, Secrets]]:
-    """Make what encrypted runs need, and return the configuration that names its public part."""
+def with_secrets(
+    config: FederationConfig, requests: Mapping[str, SiteRequest], authority: str
+) -> tuple[FederationConfig, dict[str, Secrets]]:
+    """Make every site's secrets, and return the configuration that names their public part.
+
+    Parameters
+    ----------
+    requests
+        Of the sites that made their keys themselves, by name.
+    authority
+        Fingerprint of the federation's CA.
+    """
     assert config.deployment is not None
     names = [site.name for site in config.deployment.sites]
+    secrets = {name: node_secrets(requests.get(name)) for name in names}
     encryption = config.encryption
     if not encryption.enabled:
-        return config, dict.fromkeys(names, NONE)
-    from bract.paillier import (
-        deal,
-        dump_private,
-        dump_share,
-        generate_keypair,
-        make_identity,
-    )
-    from bract.paillier.keyfile import dump_identity
+        return config, secrets
     from bract.protocol.ciphertexts import readable
 
     with readable():
         if encryption.keys == "in-band":
-            identities = {name: make_identity() for name in names}
-            public = tuple(identities[name].public.hex() for name in names)
+            identities = {name: _identity(requests.get(name)) for name in names}
+            public = tuple(identity for identity, _ in identities.values())
             peers = "".join(f"{identity}\n" for identity in public)
-            update = encryption.model_copy(update={"identities": public})
-            secrets = {
-                name: Secrets(
-                    {kits.IDENTITY_KEY: dump_identity(identity)}, peers, identity.public.hex()
+            update: dict[str, object] = {"identities": public}
+            for name, (identity, files) in identities.items():
+                secrets[name] = replace(
+                    secrets[name],
+                    files={**secrets[name].files, **files},
+                    peers=peers,
+                    identity=identity,
                 )
-                for name, identity in identities.items()
-            }
-        elif encryption.threshold is not None:
-            shares = deal(
-                encryption.threshold,
-                len(names),
-                encryption.key_bits,
-                degree=encryption.degree,
-                randomness=encryption.randomness,
-            )
-            update = encryption.model_copy(update={"key_id": shares[0].public.key_id})
-            secrets = {
-                name: Secrets({kits.PAILLIER_KEY: dump_share(share)})
-                for name, share in zip(names, shares, strict=True)
-            }
         else:
-            key = generate_keypair(encryption.key_bits, randomness=encryption.randomness)
-            update = encryption.model_copy(update={"key_id": key.public.key_id})
-            secrets = dict.fromkeys(names, Secrets({kits.PAILLIER_KEY: dump_private(key)}))
-    return config.model_copy(update={"encryption": update}), secrets
+            key_id, texts = _paillier_keys(encryption, names)
+            update = {"key_id": key_id}
+            for name, text in texts.items():
+                request = requests.get(name)
+                file = (
+                    {kits.PAILLIER_KEY: text}
+                    if request is None
+                    else {kits.PAILLIER_SEALED: seal_for(request, text, config.name, authority)}
+                )
+                secrets[name] = replace(secrets[name], files={**secrets[name].files, **file})
+    encryption = encryption.model_copy(update=update)
+    return config.model_copy(update={"encryption": encryption}), secrets
+
+
+def _identity(request: SiteRequest | None) -> tuple[str, dict[str, bytes]]:
+    """Return a site's public identity, and its key file where it is made here."""
+    from bract.paillier import make_identity
+    from bract.paillier.keyfile import dump_identity
+
+    if request is not None:
+        return request.identity, {}
+    identity = make_identity()
+    return identity.public.hex(), {kits.IDENTITY_KEY: dump_identity(identity)}
+
+
+def _paillier_keys(encryption: EncryptionConfig, names: list[str]) -> tuple[str, dict[str, bytes]]:
+    """Deal shares, or make one key for all sites; return the key's id and each site's text."""
+    from bract.paillier import deal, dump_private, dump_share, generate_keypair
+
+    if encryption.threshold is None:
+        key = generate_keypair(encryption.key_bits, randomness=encryption.randomness)
+        return key.public.key_id, dict.fromkeys(names, dump_private(key))
+    shares = deal(
+        encryption.threshold,
+        len(names),
+        encryption.key_bits,
+        degree=encryption.degree,
+        randomness=encryption.randomness,
+    )
+    texts = {name: dump_share(share) for name, share in zip(names, shares, strict=True)}
+    return shares[0].public.key_id, texts
