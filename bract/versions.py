@@ -10,6 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import bract
+from bract.errors import BractError, one_line
+
+PROTOCOL = 1
+"""Number of what servers and clients of bract exchange: messages, the run's configuration, and what
+both mean. A release that changes any of it in a way that an earlier one would misread raises it."""
 
 PACKAGES = ("flwr", "torch", "torchvision", "safetensors", "numpy")
 
@@ -27,6 +32,40 @@ RESULT_CODE = tuple(
     )
 )
 """What attacks and scores use of the core, by the names of packages and modules."""
+
+
+def release() -> str:
+    """Return version and protocol number as they are sent, such as ``0.1.0/1``."""
+    return f"{bract.__version__}/{PROTOCOL}"
+
+
+def check_release(theirs: str, *, at: str = "the server") -> None:
+    """Refuse a server whose release does not work together with this one.
+
+    Two releases do where their protocol numbers are the same; versions may differ.
+
+    Parameters
+    ----------
+    theirs
+        What the server's `release` returned.
+    at
+        What the error calls it.
+
+    Raises
+    ------
+    BractError
+        Naming both releases, and which side is to be upgraded.
+    """
+    version, _, number = theirs.partition("/")
+    if number == str(PROTOCOL):
+        return
+    newer = number.isdecimal() and len(number) < 9 and int(number) > PROTOCOL
+    older = "this client" if newer else at
+    raise BractError(
+        f"{at} runs bract {one_line(version, 40)} (protocol {one_line(number, 20) or 'unknown'}), "
+        f"this client {bract.__version__} (protocol {PROTOCOL}); upgrade {older}: both need the "
+        "same protocol number"
+    )
 
 
 @cache

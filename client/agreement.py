@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message
 
-import bract
 from bract.client.answered import TRAIN, Request
 from bract.client.answers import Answers
 from bract.client.defending import defenses_of
@@ -19,10 +18,11 @@ from bract.client.replies import digest
 from bract.client.site import Site
 from bract.config import FederationConfig, config_of_run, dump_config
 from bract.data import DataSpec
-from bract.errors import BractError, one_line, shown
+from bract.errors import BractError, shown
 from bract.protocol.arrays import from_arrays
 from bract.protocol.keyexchange import FINAL_TYPE
 from bract.protocol.records import ARRAYS, ROUND_KEY, VERSION_KEY, instructions_of
+from bract.versions import check_release
 
 _HOW_TO_TRUST = (
     "list it under models in the site's own file: site.yaml, the policy, or the node config"
@@ -49,12 +49,7 @@ def agree(site: Site, message: Message, context: Context) -> Agreed:
         vouch for, or the site's policy refuses the run.
     """
     instructions = instructions_of(message.content)
-    theirs = str(instructions.get(VERSION_KEY))
-    if theirs != bract.__version__:
-        raise BractError(
-            f"the server runs bract {one_line(theirs, 40)}, this client {bract.__version__}; "
-            "install the same version on both"
-        )
+    check_release(str(instructions.get(VERSION_KEY)))
     policy = load_policy(site.policy)
     config = config_of_run(context.run_config).trusting(
         {*site.models, *(policy.models or ())}, how=_HOW_TO_TRUST

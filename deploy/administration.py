@@ -18,6 +18,7 @@ from bract.deploy.certificates import (
 from bract.deploy.kit import (
     KitError,
     open_kit,
+    read_kit,
 )
 from bract.deploy.provisioning import (
     AUTHORITY,
@@ -27,6 +28,7 @@ from bract.deploy.provisioning import (
     read_policy,
     today,
     write_authority,
+    write_gateway,
     write_operator,
     write_site,
 )
@@ -42,6 +44,12 @@ from bract.locks import lock
 from bract.strict_json import dump_json
 
 RENEW_CA = "renew the CA (`bract site renew --authority`), and bring each site its new ca.crt"
+
+_AT_THE_OPERATOR = (
+    f"bring {kits.SITES}, {FEDERATION}, {kits.NGINX} and {kits.SUMS} to the operator, have the "
+    "gateway read them (systemctl reload gateway, or sh start.sh restart gateway) and run "
+    "`bract site register --kit DIR`"
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,7 @@ def add_site(
     BractError
         If there is a site of that name, or the keys of encrypted runs are dealt.
     """
+    _check_operator(provisioned)
     config, sites = provisioned.config, provisioned.sites
     taken = {name.casefold(): name for name in sites.active}
     if site.name.casefold() in taken:
@@ -138,7 +147,7 @@ def add_site(
     _update_lists(provisioned, config, changed)
     return [
         f"{folder}: bring it to {site.name} by a way that nobody else can read",
-        f"run `bract site register --kit {provisioned.folder / OPERATOR}` at the operator",
+        f"{provisioned.folder / OPERATOR}: {_AT_THE_OPERATOR}",
         f"federations now have {config.clients} clients",
     ]
 
@@ -151,6 +160,7 @@ def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
     BractError
         If there is no such site, or it was revoked.
     """
+    _check_operator(provisioned)
     config, sites = provisioned.config, provisioned.sites
     if name not in sites.active:
         state = "was revoked already" if name in sites.sites else "is not among the sites"
@@ -163,8 +173,8 @@ def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
     config = _with_sites(config, _kept(config, changed), changed)
     _update_lists(provisioned, config, changed)
     told = [
-        f"{name} is revoked; run `bract site register --kit {provisioned.folder / OPERATOR}` at "
-        "the operator, which shuts its key out for good",
+        f"{name} is revoked; {provisioned.folder / OPERATOR}: {_AT_THE_OPERATOR}, which shuts its "
+        "key out for good",
         f"federations now have {config.clients} clients",
     ]
     beyond = {
@@ -215,6 +225,13 @@ def renew(provisioned: Provisioned, *, authority: bool) -> list[str]:
         "again; the sites need nothing",
         *told,
     ]
+
+
+def _check_operator(provisioned: Provisioned) -> None:
+    """Refuse to change an operator's kit that is of another bract than the one installed here."""
+    operator = provisioned.folder / OPERATOR
+    if operator.is_dir():
+        kits.check_version(read_kit(operator), operator)
 
 
 def _operators(folder: Path, config: FederationConfig) -> FederationConfig:
@@ -271,4 +288,8 @@ def _update_lists(provisioned: Provisioned, config: FederationConfig, sites: Sit
     for role, written in configs.items():
         write_text(folder / role / kits.SITES, dump_json(sites.to_dict()) + "\n")
         write_text(folder / role / FEDERATION, dump_config(written))
-        kits.reissue(folder / role, [kits.SITES, FEDERATION])
+        changed = [kits.SITES, FEDERATION]
+        if role == OPERATOR:
+            write_gateway(folder / role, read_kit(folder / role), sites)
+            changed.append(kits.NGINX)
+        kits.reissue(folder / role, changed)

@@ -6,6 +6,7 @@ SHA-384. Nothing here starts a process.
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 from collections.abc import Iterable
@@ -123,6 +124,14 @@ def node_public_text(key: ec.EllipticCurvePublicKey) -> str:
     return key.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     ).decode()
+
+
+def header_key(text: str) -> str:
+    """Return a public key of OpenSSH's as Flower's requests carry it: PEM in base64."""
+    pem = serialization.load_ssh_public_key(text.encode()).public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return base64.b64encode(pem).decode()
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:

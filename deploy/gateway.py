@@ -12,7 +12,6 @@ from pathlib import Path
 
 from cryptography import x509
 
-import bract
 from bract.deploy.kit import (
     CA,
     Kit,
@@ -21,6 +20,7 @@ from bract.deploy.validity import (
     expiry,
 )
 from bract.errors import BractError, one_line
+from bract.versions import check_release
 
 TIMEOUT = 10.0
 """Seconds for connecting, and again for an answer."""
@@ -52,7 +52,7 @@ class Gateway:
     ahead
         Seconds by which the clock here is ahead of the gateway's; negative where it is behind.
     version
-        The bract that the operator runs; empty where the gateway does not say.
+        The operator's `release`; empty where the gateway does not say.
     """
 
     certificate: x509.Certificate
@@ -74,18 +74,15 @@ def ask(kit: Kit, folder: Path) -> Gateway:
         If its name is unknown here, nothing answers, or the SuperLink behind it does not.
     BractError
         If its certificate is expired, foreign or another host's, the clock here is off by more
-        than Flower accepts, or the operator runs another version of bract.
+        than Flower accepts, or the operator's bract has another protocol number.
     """
     try:
         gateway = _answer(kit, _trusting(folder / CA))
     except ssl.SSLCertVerificationError as error:
         raise _refused(kit, folder, error) from error
     check_clock(gateway.ahead, kit)
-    if gateway.version not in ("", bract.__version__):
-        raise BractError(
-            f"the operator of {kit.address} runs bract {gateway.version}, and here "
-            f"{bract.__version__} is installed; install bract {gateway.version}"
-        )
+    if gateway.version:
+        check_release(gateway.version, at=f"the operator of {kit.address}")
     return gateway
 
 

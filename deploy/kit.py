@@ -37,6 +37,7 @@ SUPERLINK = "superlink.crt"
 SUPERLINK_KEY = "superlink.key"
 GATEWAY = "gateway.crt"
 GATEWAY_KEY = "gateway.key"
+NGINX = "nginx.conf"
 
 SECRETS = frozenset({NODE_KEY, PAILLIER_KEY, IDENTITY_KEY, SUPERLINK_KEY, GATEWAY_KEY, "ca.key"})
 """Files that their owner alone may read."""

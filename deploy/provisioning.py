@@ -21,6 +21,7 @@ from bract.deploy.certificates import (
     Authority,
     certificate_pem,
     fingerprint,
+    header_key,
     key_pem,
     new_key,
 )
@@ -37,6 +38,7 @@ from bract.errors import BractError
 from bract.files import replacing, write_bytes, write_failed, write_text
 from bract.permissions import make_private_folder
 from bract.strict_json import dump_json
+from bract.versions import release
 
 AUTHORITY, OPERATOR = "authority", "operator"
 """Folders of the kits that are no site's."""
@@ -205,12 +207,8 @@ def write_operator(
     facts = {
         "federation": config.name,
         "project": _project(f"{config.name}-operator"),
-        "server": f"[{deployment.server}]" if ":" in deployment.server else deployment.server,
-        "by_name": _is_name(deployment.server),
         "port": deployment.port,
-        "superlink": kit.superlink,
         "superlink_port": kit.superlink_port,
-        "version": kit.made_by,
         "tag": _tag(kit.made_by),
         "run": config.name,
         "what": f"the server of {config.name}",
@@ -231,7 +229,7 @@ def write_operator(
         write_bytes(made / kits.GATEWAY, certificate_pem(certificate))
         write_text(made / kits.SITES, dump_json(sites.to_dict()) + "\n")
         write_text(made / FEDERATION, dump_config(config))
-        _render(made / "nginx.conf", "nginx.conf.j2", facts)
+        write_gateway(made, kit, sites)
         _render(made / "compose.yaml", "compose-operator.yaml.j2", facts)
         _render(made / "superlink.service", "superlink.service.j2", facts)
         _render(made / "superexec.service", "superexec.service.j2", facts)
@@ -242,6 +240,23 @@ def write_operator(
         _render(made / "README.md", "README-operator.md.j2", facts)
         for name in ("state", "sockets", "runs"):
             make_private_folder(made / name, private=True)
+
+
+def write_gateway(folder: Path, kit: Kit, sites: Sites) -> None:
+    """Write the gateway's configuration, which admits the keys of the active sites alone."""
+    facts = {
+        "federation": kit.federation,
+        "server": f"[{kit.server}]" if ":" in kit.server else kit.server,
+        "by_name": _is_name(kit.server),
+        "port": kit.port,
+        "superlink": kit.superlink,
+        "release": release(),
+        "sites": [
+            {"name": name, "key": header_key(issued.public_key)}
+            for name, issued in sites.active.items()
+        ],
+    }
+    _render(folder / kits.NGINX, "nginx.conf.j2", facts)
 
 
 def write_authority(

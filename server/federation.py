@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-import bract
 from bract.config import FederationConfig
 from bract.data import data_spec, test_data
 from bract.defenses import prepare_model
@@ -31,6 +30,7 @@ from bract.seeds import derive_seed
 from bract.server.hook import HonestButCurious
 from bract.strategies import FedAvg, create_strategy
 from bract.timeline import span
+from bract.versions import release
 
 
 class Federation:
@@ -84,7 +84,7 @@ class Federation:
             to_arrays(parameters_of(self.model) | buffers_of(self.model)),
             num_rounds=rounds,
             timeout=self.config.strategy.timeout,
-            train_config=ConfigRecord({VERSION_KEY: bract.__version__}),
+            train_config=ConfigRecord({VERSION_KEY: release()}),
             evaluate_fn=self._after_round,
         )
 

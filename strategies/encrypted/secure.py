@@ -25,7 +25,6 @@ from flwr.app import (
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-import bract
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.paillier import integer_weights
@@ -48,6 +47,7 @@ from bract.strategies.encrypted.validation import check_ciphertexts
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedboosting import FedBoosting
 from bract.strategies.fedprox import FedProx
+from bract.versions import release
 
 _log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class EncryptedFedAvg(FedAvg):
 
     def _prepare(self, grid: Grid, config: ConfigRecord) -> None:
         self._transport.grid = grid
-        config[VERSION_KEY] = bract.__version__
+        config[VERSION_KEY] = release()
         self._membership.instructions = ConfigRecord(dict(config))
         self._left_out = tuple(self._membership.admit())
         members = self._membership.members

@@ -16,7 +16,6 @@ import torch
 from encrypted_runs import key_secrets, small, small_grid, tiny, train
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-import bract
 from bract.client.encrypted.client import EncryptedClient
 from bract.client.encrypted.failures import FailedAggregates, record_folder
 from bract.client.failures import FAILED
@@ -38,6 +37,7 @@ from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, decrypt_mean, plan_layout
 from bract.protocol.keyexchange import box_keys, write_key_box, write_recipients
 from bract.protocol.partials import RefusedHelpError
+from bract.versions import release
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}
@@ -52,7 +52,7 @@ def quiet() -> None:
 def send(grid: Any, kind: Any, node: Any = 1, **records: Any) -> Any:
     """Send one message as the server does, and return the client's answer."""
     config = ConfigRecord(
-        {"bract-version": bract.__version__, "bract-session": "s", "server-round": 1}
+        {"bract-version": release(), "bract-session": "s", "server-round": 1}
         | records.pop("config", {})
     )
     message = Message(RecordDict({"config": config, **records}), node, kind)

@@ -12,7 +12,6 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from torch import nn
 
-import bract
 import bract.client.app as client_app
 from bract.client.answered import Answered, Request
 from bract.client.answers import Answers
@@ -36,6 +35,7 @@ from bract.protocol.records import (
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 from bract.server.loopback import LoopbackGrid
+from bract.versions import release
 
 RUN = 7
 
@@ -99,7 +99,7 @@ class Server:
         **more: Any,
     ) -> Any:
         nonce = next(self.nonces) if nonce is None else nonce
-        instructions = {ROUND_KEY: number, VERSION_KEY: bract.__version__, "nonce": nonce, **more}
+        instructions = {ROUND_KEY: number, VERSION_KEY: release(), "nonce": nonce, **more}
         content = RecordDict(
             {
                 ARRAYS: to_arrays(self.first_model() if arrays is None else arrays),
@@ -343,7 +343,7 @@ def test_an_evaluation_of_a_round_is_answered_once_and_a_full_split_still_is() -
 
 
 def fused(server: Any, models: Any, number: Any = 1) -> Any:
-    instructions = {ROUND_KEY: number, VERSION_KEY: bract.__version__}
+    instructions = {ROUND_KEY: number, VERSION_KEY: release()}
     content = write_fused([to_arrays(server.first_model())] * models, ConfigRecord(instructions))
     return server.send(content, FUSED_TYPE)
 

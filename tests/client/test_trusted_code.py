@@ -16,6 +16,7 @@ from bract.models import create_model
 from bract.protocol.arrays import to_arrays
 from bract.protocol.records import ARRAYS, CONFIG, ROUND_KEY, VERSION_KEY
 from bract.server.loopback import LoopbackGrid
+from bract.versions import release
 
 ATTACKS = ["os:abort", "ray:init", "os:getpid", "builtins:breakpoint", "trap_for_clients:spring"]
 
@@ -52,7 +53,7 @@ def ask(model: str, node: Any = None, kind: str = "train", **data: Any) -> Any:
     content = RecordDict(
         {
             ARRAYS: to_arrays(own_net().state_dict()),
-            CONFIG: ConfigRecord({ROUND_KEY: 1, VERSION_KEY: bract.__version__}),
+            CONFIG: ConfigRecord({ROUND_KEY: 1, VERSION_KEY: release()}),
         }
     )
     (reply,) = grid.send_and_receive([grid.create_message(content, kind, 1, "")])

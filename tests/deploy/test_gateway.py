@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -337,6 +338,11 @@ def test_a_revoked_site_is_shut_out(deployment: Deployment) -> None:
     assert activate(deployment, own, public_pem(own)) == [200]
     revoked = bract("site", "revoke", "hospital-d", "--kits", deployment.folder / "kits")
     assert revoked.returncode == 0, revoked.stderr
+    # The gateway refuses the key by itself, while the SuperLink still knows it.
+    deployment.processes.started["nginx"].send_signal(signal.SIGHUP)
+    deployment.processes.wait(lambda: activate(deployment, own, public_pem(own)) == [401])
+    others = headers_of(deployment.kit("hospital-c"))
+    assert activate(deployment, others, public_pem(others)) == [200]
     told = bract("site", "register", "--kit", deployment.kit("operator"))
     assert told.returncode == 0 and "shut out: hospital-d" in told.stderr, told.stderr
     own = headers_of(deployment.kit("hospital-d"))

@@ -34,6 +34,7 @@ from bract.deploy.validity import (
     check_certificate,
 )
 from bract.errors import BractError
+from bract.versions import release
 
 DAY = datetime.timedelta(days=1)
 
@@ -52,7 +53,7 @@ def answering(
     port: int,
     *,
     ahead: float = 0.0,
-    version: str = bract.__version__,
+    version: str = release(),
     status: int = 200,
 ) -> Iterator[None]:
     """What answers at the gateway's address, with the certificate of an operator's kit."""
@@ -96,7 +97,7 @@ def test_a_gateway_that_is_in_order_is_told_from_one_that_is_not(tmp_path: Path)
     site = kits_folder / "hospital-a"
     with answering(kits_folder / "operator", port):
         found = asked(site)
-        assert abs(found.ahead) < 3 and found.version == bract.__version__ and found.soon is None
+        assert abs(found.ahead) < 3 and found.version == release() and found.soon is None
     with pytest.raises(UnreachableError, match="does not answer"):
         asked(site)
     with (
@@ -196,8 +197,10 @@ def test_another_version_is_refused_by_name_on_both_sides(
 ) -> None:
     kits_folder, port = provisioned(tmp_path)
     with (
-        answering(kits_folder / "operator", port, version="9.9.9"),
-        pytest.raises(BractError, match=r"runs bract 9\.9\.9, .*install bract 9\.9\.9"),
+        answering(kits_folder / "operator", port, version="9.9.9/9"),
+        pytest.raises(
+            BractError, match=r"runs bract 9\.9\.9 \(protocol 9\), .*upgrade this client"
+        ),
     ):
         asked(kits_folder / "hospital-a")
     monkeypatch.setattr(bract, "__version__", "9.9.9")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from sites import NGINX, federation
+from sites import NGINX, federation, headers_of
 
 from bract.cli.launch.launcher import Launch
 from bract.cli.remote.running import check_remote
@@ -492,3 +492,34 @@ def test_a_sites_own_folder_of_data_is_all_its_own(tmp_path: Path) -> None:
     assert shared.local(config) is config and shared.part == shared.partition == 0
     compose = (tmp_path / "kits" / "hospital-b" / "compose.yaml").read_text()
     assert "/srv/xrays:/srv/xrays:ro" in yaml.safe_load(compose)["services"]["supernode"]["volumes"]
+
+
+def test_the_gateway_names_the_active_sites_keys_as_flowers_requests_carry_them(
+    provisioned: Path,
+) -> None:
+    def admitted() -> set[str]:
+        text = (provisioned / "operator" / kits.NGINX).read_text()
+        return {
+            name
+            for key, name in re.findall(r'"([A-Za-z0-9+/=]{200,})" "([\w-]+)";', text)
+            if key == headers_of(provisioned / name)["flwr-public-key"]
+        }
+
+    assert admitted() == set(THREE)
+    with open_kits(provisioned, doing="test") as opened:
+        revoke_site(opened, "hospital-b")
+    assert admitted() == {"hospital-a", "hospital-c"}
+    assert check_files(provisioned / "operator") == kits.Files()
+
+
+def test_kits_of_another_bract_are_not_changed(
+    provisioned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bract
+
+    monkeypatch.setattr(bract, "__version__", "9.9.9")
+    with (
+        open_kits(provisioned, doing="test") as opened,
+        pytest.raises(KitError, match=r"9\.9\.9 is installed here"),
+    ):
+        revoke_site(opened, "hospital-b")
