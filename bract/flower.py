@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import ListRunsRequest as ListRunsRequest
     from flwr.proto.control_pb2 import RegisterNodeRequest as RegisterNodeRequest
     from flwr.proto.control_pb2 import StartRunRequest as StartRunRequest
+    from flwr.proto.control_pb2 import StartRunResponse as StartRunResponse
     from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
     from flwr.proto.control_pb2 import StreamLogsRequest as StreamLogsRequest
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
@@ -62,6 +63,7 @@ NAMES = {
     "UnregisterNodeRequest": "flwr.proto.control_pb2",
     "ListRunsRequest": "flwr.proto.control_pb2",
     "StartRunRequest": "flwr.proto.control_pb2",
+    "StartRunResponse": "flwr.proto.control_pb2",
     "StopRunRequest": "flwr.proto.control_pb2",
     "StreamLogsRequest": "flwr.proto.control_pb2",
     "SuperLinkConnection": "flwr.cli.typing",

@@ -69,6 +69,25 @@ def declared_app(bundle: bytes) -> str:
     RefusedAppError
         If the bundle cannot be read or names none.
     """
+    found: Any = manifest_of(bundle)
+    try:
+        for key in ("tool", "flwr", "app", "components", "clientapp"):
+            found = found[key]
+    except (KeyError, TypeError) as error:
+        raise _no_app(error) from error
+    if not isinstance(found, str):
+        raise RefusedAppError(f"the run's bundle names {shown(found)}, which is no ClientApp")
+    return found
+
+
+def manifest_of(bundle: bytes) -> dict[str, Any]:
+    """Return the ``pyproject.toml`` of a bundle; nothing is unpacked.
+
+    Raises
+    ------
+    RefusedAppError
+        If it cannot be read.
+    """
     try:
         archive = zipfile.ZipFile(io.BytesIO(bundle))
         with archive:
@@ -79,29 +98,27 @@ def declared_app(bundle: bytes) -> str:
                 text = file.read(LARGEST_MANIFEST + 1)
         if len(text) > LARGEST_MANIFEST:
             raise RefusedAppError(f"its pyproject.toml has more than {LARGEST_MANIFEST} bytes")
-        found: Any = tomllib.loads(text.decode())
-        for key in ("tool", "flwr", "app", "components", "clientapp"):
-            found = found[key]
+        return tomllib.loads(text.decode())
     except (
         zipfile.BadZipFile,
         zipfile.LargeZipFile,
         zlib.error,
         EOFError,
         KeyError,
-        TypeError,
         ValueError,
         RuntimeError,
         NotImplementedError,
         RecursionError,
         OSError,
     ) as error:
-        raise RefusedAppError(
-            f"the run's bundle names no ClientApp ({type(error).__name__}: "
-            f"{one_line(error, 200)}); this site runs only what its operator installed"
-        ) from error
-    if not isinstance(found, str):
-        raise RefusedAppError(f"the run's bundle names {shown(found)}, which is no ClientApp")
-    return found
+        raise _no_app(error) from error
+
+
+def _no_app(error: Exception) -> RefusedAppError:
+    return RefusedAppError(
+        f"the run's bundle names no ClientApp ({type(error).__name__}: {one_line(error, 200)}); "
+        "this site runs only what its operator installed"
+    )
 
 
 def refuse_other(bundle: bytes, app: str) -> None:

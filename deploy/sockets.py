@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from bract.deploy.audit_log import AUDIT_LOG, AuditLog, naming_peers
 from bract.errors import BractError
 
 FOLDER = "BRACT_SOCKETS"
@@ -144,6 +145,9 @@ def serve_on_socket(paths: tuple[str, ...]) -> None:
         if config.host != HOST or sockets is not None:
             raise BractError(f"asked to listen on {config.host}:{config.port}; expected {HOST}")
         certified, config.ssl = config.ssl, None
+        if os.environ.get(AUDIT_LOG):
+            config.loaded_app = AuditLog(config.loaded_app, Path(os.environ[AUDIT_LOG]))
+            config.http_protocol_class = naming_peers(config.http_protocol_class)
         await startup(server, sockets=[listener(config.port)])
         if server.started and os.environ.get(OPEN):
             host, _, port = os.environ[OPEN].rpartition(":")

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from bract.deploy import gateway
 from bract.deploy import kit as kits
+from bract.deploy.audit_log import AUDIT_LOG
 from bract.deploy.kit import (
     KitError,
     check_files,
@@ -49,6 +50,7 @@ def start_superlink_of(folder: Path, sockets: Path | None, *, external: bool = F
     state = folder / STATE
     make_private_folder(state, private=True)
     _say_where_runs_go(folder)
+    os.environ[AUDIT_LOG] = str((state / "audit.jsonl").absolute())
     start_superlink(
         address=kit.superlink,
         folder=sockets or folder / SOCKETS,
