@@ -84,6 +84,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract site add hospital-d --kits kits --data /srv/images",
         "bract site add hospital-d --kits kits --request hospital-d.json",
     ),
+    "site status": (
+        "bract site status --kit kits/hospital-a",
+        "bract site status --kit kits/operator --format json",
+        "bract site status --kit kits/operator --metrics /var/lib/node_exporter/bract.prom",
+    ),
     "site request": ("bract site request hospital-a --out keys",),
     "site accept": ("bract site accept hospital-a --keys keys",),
     "site revoke": ("bract site revoke hospital-d --kits kits",),

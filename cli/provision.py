@@ -12,7 +12,7 @@ import typer
 from bract.cli.console import print_json, say
 from bract.cli.examples import epilog
 from bract.cli.options import Format, FormatOption
-from bract.errors import BractError
+from bract.errors import BractError, RunFailedError
 
 if TYPE_CHECKING:
     from bract.deploy.administration import Provisioned
@@ -24,7 +24,7 @@ KitsOption = Annotated[
 site = typer.Typer(
     no_args_is_help=True,
     suggest_commands=False,
-    help="Sites of a provisioned federation: add, revoke, list, register, renew.",
+    help="Sites of a provisioned federation: keys, certificates, state, and who may connect.",
 )
 
 
@@ -201,6 +201,32 @@ def register(
     ):
         if names:
             say(f"{what}: {', '.join(names)}")
+
+
+@site.command("status", epilog=epilog("site status"))
+def show_status(
+    kit: Annotated[Path, typer.Option("--kit", help="Start-up kit of a site or the operator.")],
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics", help="File to write for Prometheus, such as node_exporter's bract.prom."
+        ),
+    ] = None,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Say how this party's part of the federation is; exit with 1 where something fails."""
+    from bract.deploy.health import examine
+    from bract.deploy.metrics import write_metrics
+
+    health = examine(kit)
+    for what, level, detail in health.findings:
+        say(f"{level:<5} {what}: {detail}")
+    if metrics is not None:
+        write_metrics(metrics, health.samples)
+    if output.is_json:
+        print_json(health.to_dict())
+    if health.failed:
+        raise RunFailedError(f"{kit}: {health.failed} of {len(health.findings)} checks failed")
 
 
 def _change(kits: Path, change: Callable[[Provisioned], list[str]]) -> None:

@@ -26,6 +26,7 @@ from bract.client.failures import hiding
 from bract.client.own_model import OwnModel
 from bract.client.policy import PolicyError, SitePolicy, check, load_policy
 from bract.client.private import warn_of_open_folders
+from bract.client.refusals import note_refusal
 from bract.client.replies import digest
 from bract.errors import BractError
 from bract.flower import ClientAppCallable, ErrorCode
@@ -136,7 +137,7 @@ class DefenseMod:
                 _check_split(reply, policy)
             answers.keep(request, reply.content)
         except BractError as error:
-            return _refuse(msg, error)
+            return _refuse(msg, context, error)
         return reply
 
     def _answer(
@@ -171,7 +172,7 @@ class DefenseMod:
             with OwnModel(chain, self._store(context)).taking():
                 return call_next(msg, context)
         except BractError as error:
-            return _refuse(msg, error)
+            return _refuse(msg, context, error)
 
     def _active(self, context: Context) -> bool:
         own, asked = context.node_config.get(SWITCH_KEY), context.run_config.get(SWITCH_KEY)
@@ -353,6 +354,7 @@ def _describe(value: Tensor) -> str:
     return f"{value.dtype} {tuple(value.shape)}"
 
 
-def _refuse(msg: Message, error: BractError) -> Message:
+def _refuse(msg: Message, context: Context, error: BractError) -> Message:
     _log.error("%s", error)
+    note_refusal(_folder(context), _client(context), error)
     return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(error)), reply_to=msg)

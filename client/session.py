@@ -20,6 +20,7 @@ from bract.client.defending import Defending
 from bract.client.failures import hiding
 from bract.client.policy import PolicyError, SitePolicy, refuse
 from bract.client.private import warn_of_open_folders
+from bract.client.refusals import note_refusal
 from bract.client.site import Site, pick_device
 from bract.client.training import LocalResult, planned_steps
 from bract.client.truth import save_report, save_truth
@@ -292,13 +293,14 @@ def open_encrypted(message: Message, context: Context) -> Iterator[EncryptedClie
 @contextmanager
 def _named(context: Context) -> Iterator[Site]:
     log_to_stderr()
-    name = f"node-{context.node_id}"
+    name, folder = f"node-{context.node_id}", None
     try:
         site = Site.from_node_config(context.node_config)
-        name = site.name
+        name, folder = site.name, site.state_dir
         warn_of_open_folders(context.state, site.state_dir, site.truth_dir)
         yield site
     except BractError as error:
+        note_refusal(folder, name, error)
         raise type(error)(f"{name}: {error}") from error
     except (MemoryError, RuntimeError, ImportError) as error:
         if not out_of_memory(error):

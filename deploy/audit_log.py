@@ -104,7 +104,14 @@ class AuditLog:
             os.close(descriptor)
 
 
-def naming_peers(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
+def audit(config: Any) -> None:
+    """Have uvicorn, which serves on a Unix socket, write requests down where `AUDIT_LOG` says."""
+    if os.environ.get(AUDIT_LOG):
+        config.loaded_app = AuditLog(config.loaded_app, Path(os.environ[AUDIT_LOG]))
+        config.http_protocol_class = _naming_peers(config.http_protocol_class)
+
+
+def _naming_peers(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
     """Return uvicorn's class of connections, with the user at the other end in each request."""
 
     class Named(protocol):  # type: ignore[misc, valid-type]

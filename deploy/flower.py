@@ -18,7 +18,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from bract.deploy import clock, heartbeats, pace, pinned, shim, simulation, sockets, timeline
+from bract.deploy import (
+    audit_log,
+    clock,
+    expiry,
+    heartbeats,
+    pace,
+    pinned,
+    shim,
+    simulation,
+    sockets,
+    timeline,
+)
 from bract.deploy.rules import check_version, replace
 from bract.errors import BractError
 from bract.flower import COMMANDS, STARTERS
@@ -69,7 +80,7 @@ def run(name: str) -> None:
     if sockets.FOLDER in os.environ:
         sockets.route_requests()
         if name in _OPEN_PATHS:
-            sockets.serve_on_socket(_OPEN_PATHS[name])
+            sockets.serve_on_socket(_OPEN_PATHS[name], audit_log.audit)
             for variable in _OPENS_PORT:
                 os.environ.pop(variable, None)
     if name == "flower-supernode":
@@ -81,6 +92,8 @@ def run(name: str) -> None:
         heartbeats.beat_faster()
     elif name == "flwr-simulation":
         simulation.simulate_sites()
+    if name in ("flower-superlink", "flower-supernode"):
+        expiry.watch_as_told()
     if name in STARTERS:
         _restrict_children(name)
     if name == "flower-supernode" and NODE_CONFIG in os.environ:

@@ -65,8 +65,14 @@ class Gateway:
         return expiry(self.certificate, "the gateway's certificate", mend=_RENEW)
 
 
-def ask(kit: Kit, folder: Path) -> Gateway:
+def ask(kit: Kit, folder: Path, *, at: str | None = None) -> Gateway:
     """Connect to the gateway of a kit as a SuperNode does, and check what it says.
+
+    Parameters
+    ----------
+    at
+        Address to connect to in the place of the server's name, for which its certificate is
+        checked all the same.
 
     Raises
     ------
@@ -77,7 +83,7 @@ def ask(kit: Kit, folder: Path) -> Gateway:
         than Flower accepts, or the operator's bract has another protocol number.
     """
     try:
-        gateway = _answer(kit, _trusting(folder / CA))
+        gateway = _answer(kit, _trusting(folder / CA), at)
     except ssl.SSLCertVerificationError as error:
         raise _refused(kit, folder, error) from error
     check_clock(gateway.ahead, kit)
@@ -148,10 +154,15 @@ def _trusting(ca: Path) -> ssl.SSLContext:
     return context
 
 
-def _answer(kit: Kit, context: ssl.SSLContext) -> Gateway:
+def _answer(kit: Kit, context: ssl.SSLContext, at: str | None = None) -> Gateway:
     connection = http.client.HTTPSConnection(kit.server, kit.port, timeout=TIMEOUT, context=context)
     try:
-        connection.connect()
+        plain = socket.create_connection((at or kit.server, kit.port), TIMEOUT)
+        try:
+            connection.sock = context.wrap_socket(plain, server_hostname=kit.server)
+        except BaseException:
+            plain.close()
+            raise
         sock = connection.sock
         certificate = sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else b""
         connection.request("GET", "/health", headers={"Accept": "*/*"})

@@ -7,6 +7,11 @@ so. What an app has to start up stays: thirty seconds from the claim to its firs
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
+from bract.deploy import sockets
 from bract.deploy.rules import replace
 from bract.flower import HEARTBEAT, NODE_TASKS
 
@@ -15,6 +20,24 @@ TOKEN_SECONDS = 30
 
 _SENDER_INTERVAL = 15
 """Flower's sender beats at 0.7 to 0.9 of this less five seconds: every 7 to 9 s."""
+
+
+CONTACT = "contact"
+"""File beside a SuperNode's socket whose time is that of the SuperLink's last answer."""
+
+
+def note_contact() -> None:
+    """Note that the SuperLink has answered this SuperNode."""
+    if sockets.FOLDER in os.environ:
+        (Path(os.environ[sockets.FOLDER]) / CONTACT).touch(mode=0o600)
+
+
+def contact_age(folder: Path) -> float | None:
+    """Return the seconds since then, None where the SuperNode of a folder has had no answer."""
+    try:
+        return max(0.0, time.time() - (folder / CONTACT).stat().st_mtime)
+    except FileNotFoundError:
+        return None
 
 
 def expire_sooner() -> None:

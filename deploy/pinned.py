@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from bract.deploy import heartbeats
 from bract.deploy.rules import replace
 from bract.errors import BractError, one_line, shown
 from bract.flower import CLIENTAPP, SUPERNODE
@@ -170,6 +171,7 @@ def guard_supernode() -> None:
 
         def receive() -> Any:
             received = given["receive"]()
+            heartbeats.note_contact()
             taken.extend(received or ())
             return received
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives import serialization
 
@@ -12,6 +14,9 @@ from bract.deploy import sockets
 from bract.deploy.rules import check_version
 from bract.deploy.sites import Sites
 from bract.errors import BractError, RunFailedError, one_line
+
+if TYPE_CHECKING:
+    from bract.flower import ControlHttpClient
 
 
 @dataclass
@@ -39,29 +44,14 @@ def register(sites: Sites, socket: Path) -> Registered:
     RunFailedError
         If the SuperLink refuses a key.
     """
-    check_version()
-    _require(socket)
     import httpx
 
-    from bract.flower import (
-        ControlHttpClient,
-        ListNodesRequest,
-        RegisterNodeRequest,
-        RuntimeVersionHttpInterceptor,
-        UnregisterNodeRequest,
-    )
+    from bract.flower import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
-    os.environ[sockets.FOLDER] = str(socket.absolute().parent)
-    sockets.route_requests()
     wanted = {_key_bytes(site.public_key): name for name, site in sites.active.items()}
     revoked = {_key_bytes(key) for key in sites.revoked_keys}
     done = Registered()
-    with ControlHttpClient.from_server_address(
-        sockets.address(int(socket.stem)),
-        insecure=True,
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="bract")],
-    ) as client:
+    with _control(socket) as client:
         try:
             known = {
                 node.public_key: node
@@ -90,7 +80,49 @@ def register(sites: Sites, socket: Path) -> Registered:
     return done
 
 
-_UNREGISTERED = "unregistered"
+def online(socket: Path) -> dict[str, bool]:
+    """Return whether each registered site is connected, by name.
+
+    Raises
+    ------
+    BractError
+        If nothing answers there.
+    RunFailedError
+        If the SuperLink's answer is an error.
+    """
+    import httpx
+
+    from bract.flower import ListNodesRequest
+
+    with _control(socket) as client:
+        try:
+            nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        except httpx.HTTPError as error:
+            raise RunFailedError(f"{socket}: {one_line(error, 300)}") from error
+    return {
+        node.name or str(node.node_id): node.status == _ONLINE
+        for node in nodes
+        if node.status != _UNREGISTERED
+    }
+
+
+_ONLINE, _UNREGISTERED = "online", "unregistered"
+
+
+def _control(socket: Path) -> AbstractContextManager[ControlHttpClient]:
+    check_version()
+    _require(socket)
+    from bract.flower import ControlHttpClient, RuntimeVersionHttpInterceptor
+
+    os.environ[sockets.FOLDER] = str(socket.absolute().parent)
+    sockets.route_requests()
+    client: AbstractContextManager[ControlHttpClient] = ControlHttpClient.from_server_address(
+        sockets.address(int(socket.stem)),
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="bract")],
+    )
+    return client
 
 
 def _require(socket: Path) -> None:

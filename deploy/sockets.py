@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bract.deploy.audit_log import AUDIT_LOG, AuditLog, naming_peers
 from bract.errors import BractError
 
 FOLDER = "BRACT_SOCKETS"
@@ -130,8 +129,12 @@ class OnlyPaths:
         await send({"type": "http.response.body", "body": b""})
 
 
-def serve_on_socket(paths: tuple[str, ...]) -> None:
+def serve_on_socket(
+    paths: tuple[str, ...], prepare: Callable[[Any], None] = lambda _: None
+) -> None:
     """Make uvicorn, which serves Flower's APIs, listen on a socket where the host says so.
+
+    ``prepare`` changes uvicorn's configuration before it listens.
 
     Where the environment names an address in `OPEN`, ``paths`` alone are served there, with the
     certificate that Flower was given.
@@ -145,9 +148,7 @@ def serve_on_socket(paths: tuple[str, ...]) -> None:
         if config.host != HOST or sockets is not None:
             raise BractError(f"asked to listen on {config.host}:{config.port}; expected {HOST}")
         certified, config.ssl = config.ssl, None
-        if os.environ.get(AUDIT_LOG):
-            config.loaded_app = AuditLog(config.loaded_app, Path(os.environ[AUDIT_LOG]))
-            config.http_protocol_class = naming_peers(config.http_protocol_class)
+        prepare(config)
         await startup(server, sockets=[listener(config.port)])
         if server.started and os.environ.get(OPEN):
             host, _, port = os.environ[OPEN].rpartition(":")

@@ -10,6 +10,7 @@ from typing import NoReturn
 from bract.deploy import gateway
 from bract.deploy import kit as kits
 from bract.deploy.audit_log import AUDIT_LOG
+from bract.deploy.expiry import KIT
 from bract.deploy.kit import (
     KitError,
     check_files,
@@ -50,6 +51,7 @@ def start_superlink_of(folder: Path, sockets: Path | None, *, external: bool = F
     state = folder / STATE
     make_private_folder(state, private=True)
     _say_where_runs_go(folder)
+    os.environ[KIT] = str(folder.absolute())
     os.environ[AUDIT_LOG] = str((state / "audit.jsonl").absolute())
     start_superlink(
         address=kit.superlink,
@@ -104,6 +106,7 @@ def start_supernode_of(
             _log.warning("%s", soon)
     except gateway.UnreachableError as error:
         _log.warning("%s; it is tried again", error)
+    os.environ[KIT] = str(folder)
     start_supernode(
         superlink=kit.address,
         app=site.app,

@@ -347,7 +347,7 @@ def test_a_revoked_site_is_shut_out(deployment: Deployment) -> None:
     assert revoked.returncode == 0, revoked.stderr
     # The gateway refuses the key by itself, while the SuperLink still knows it.
     deployment.processes.started["nginx"].send_signal(signal.SIGHUP)
-    deployment.processes.wait(lambda: activate(deployment, own, public_pem(own)) == [403])
+    deployment.processes.wait(lambda: activate(deployment, own, public_pem(own)) == [410])
     others = headers_of(deployment.kit("hospital-c"))
     assert activate(deployment, others, public_pem(others)) in ([200], [412])
     told = bract("site", "register", "--kit", deployment.kit("operator"))
