@@ -89,6 +89,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract site status --kit kits/operator --format json",
         "bract site status --kit kits/operator --metrics /var/lib/node_exporter/bract.prom",
     ),
+    "site backup": (
+        "bract site backup --kit kits/hospital-a --out hospital-a.backup",
+        "bract site backup --kit kits/operator --out operator.backup --passphrase-file phrase",
+    ),
+    "site restore": ("bract site restore hospital-a.backup --kit kits/hospital-a",),
     "site request": ("bract site request hospital-a --out keys",),
     "site accept": ("bract site accept hospital-a --keys keys",),
     "site revoke": ("bract site revoke hospital-d --kits kits",),

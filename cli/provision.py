@@ -203,6 +203,53 @@ def register(
             say(f"{what}: {', '.join(names)}")
 
 
+PassphraseOption = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", help="File (mode 0600) with the passphrase; else asked for."),
+]
+
+
+@site.command("backup", epilog=epilog("site backup"))
+def backup(
+    kit: Annotated[Path, typer.Option("--kit", help="Start-up kit of a party.")],
+    out: Annotated[Path, typer.Option("--out", help="File to make.")],
+    passphrase_file: PassphraseOption = None,
+) -> None:
+    """Write an encrypted copy of this party's keys and state."""
+    from bract.deploy.backup import back_up
+
+    count = back_up(kit, out, _passphrase(passphrase_file, confirm=True))
+    say(f"{out}: {count} files of {kit}, encrypted; keep the passphrase apart from it")
+
+
+@site.command("restore", epilog=epilog("site restore"))
+def restore(
+    copy: Annotated[Path, typer.Argument(help="File that `bract site backup` made.")],
+    kit: Annotated[Path, typer.Option("--kit", help="Kit to restore, or to make.")],
+    passphrase_file: PassphraseOption = None,
+) -> None:
+    """Restore a copy, unless the site has answered or spent anything since it was made."""
+    from bract.deploy.backup import restore as put_back
+
+    done = put_back(copy, kit, _passphrase(passphrase_file, confirm=False))
+    say(f"{kit}: restored as of {done.made}; what was answered and spent since is not in it")
+    say(f"next: bract doctor --kit {kit}; end runs that began before {done.made}")
+
+
+def _passphrase(file: Path | None, *, confirm: bool) -> str:
+    from bract.client.private import read_private
+
+    if file is None:
+        said: str = typer.prompt(
+            "passphrase", hide_input=True, confirmation_prompt=confirm, err=True
+        )
+        return said
+    text = read_private(file)
+    if text is None:
+        raise BractError(f"{file}: no such file; write the passphrase to it, mode 0600")
+    return text.decode(errors="replace").strip()
+
+
 @site.command("status", epilog=epilog("site status"))
 def show_status(
     kit: Annotated[Path, typer.Option("--kit", help="Start-up kit of a site or the operator.")],

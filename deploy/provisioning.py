@@ -7,16 +7,15 @@ import datetime
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from pathlib import Path
 
-import jinja2
 import yaml
 
 import bract
 from bract.config import FederationConfig, SiteConfig, dump_config
 from bract.config.deployment import DeploymentConfig
 from bract.deploy import kit as kits
+from bract.deploy import kubernetes
 from bract.deploy.certificates import (
     Authority,
     certificate_pem,
@@ -28,6 +27,7 @@ from bract.deploy.certificates import (
 from bract.deploy.kit import (
     Kit,
 )
+from bract.deploy.rendering import project, render
 from bract.deploy.requests import SiteRequest
 from bract.deploy.run_keys import Secrets, with_secrets
 from bract.deploy.site_file import (
@@ -166,7 +166,7 @@ def write_site(
     facts = {
         "name": site.name,
         "federation": config.name,
-        "project": _project(f"{config.name}-{site.name}"),
+        "project": project(f"{config.name}-{site.name}"),
         "address": kit.address,
         "version": kit.made_by,
         "tag": _tag(kit.made_by),
@@ -187,10 +187,11 @@ def write_site(
         if policy is not None:
             write_bytes(made / POLICY, policy)
         write_text(made / kits.SITE_FILE, _site_text(file))
-        _render(made / "compose.yaml", "compose-site.yaml.j2", facts)
-        _render(made / "bract-site.service", "supernode.service.j2", facts)
-        _render(made / "start.sh", "start.sh.j2", facts)
-        _render(made / "README.md", "README-site.md.j2", facts)
+        render(made / "compose.yaml", "compose-site.yaml.j2", facts)
+        render(made / "bract-site.service", "supernode.service.j2", facts)
+        render(made / "start.sh", "start.sh.j2", facts)
+        render(made / "README.md", "README-site.md.j2", facts)
+        kubernetes.write_for_site(made, facts, config.deployment)
         make_private_folder(made / "state", private=True)
 
 
@@ -206,7 +207,7 @@ def write_operator(
     kit = _kit(config, authority, "operator", OPERATOR)
     facts = {
         "federation": config.name,
-        "project": _project(f"{config.name}-operator"),
+        "project": project(f"{config.name}-operator"),
         "port": deployment.port,
         "superlink_port": kit.superlink_port,
         "tag": _tag(kit.made_by),
@@ -230,14 +231,15 @@ def write_operator(
         write_text(made / kits.SITES, dump_json(sites.to_dict()) + "\n")
         write_text(made / FEDERATION, dump_config(config))
         write_gateway(made, kit, sites)
-        _render(made / "compose.yaml", "compose-operator.yaml.j2", facts)
-        _render(made / "superlink.service", "superlink.service.j2", facts)
-        _render(made / "superexec.service", "superexec.service.j2", facts)
-        _render(made / "gateway.service", "gateway.service.j2", facts)
-        _render(made / "gateway.logrotate", "gateway.logrotate.j2", facts)
-        _render(made / "register.sh", "register.sh.j2", facts)
-        _render(made / "start.sh", "start.sh.j2", facts)
-        _render(made / "README.md", "README-operator.md.j2", facts)
+        render(made / "compose.yaml", "compose-operator.yaml.j2", facts)
+        render(made / "superlink.service", "superlink.service.j2", facts)
+        render(made / "superexec.service", "superexec.service.j2", facts)
+        render(made / "gateway.service", "gateway.service.j2", facts)
+        render(made / "gateway.logrotate", "gateway.logrotate.j2", facts)
+        render(made / "register.sh", "register.sh.j2", facts)
+        render(made / "start.sh", "start.sh.j2", facts)
+        render(made / "README.md", "README-operator.md.j2", facts)
+        kubernetes.write_for_operator(made, facts)
         for name in ("state", "sockets", "runs"):
             make_private_folder(made / name, private=True)
 
@@ -256,7 +258,7 @@ def write_gateway(folder: Path, kit: Kit, sites: Sites) -> None:
             for name, issued in sites.active.items()
         ],
     }
-    _render(folder / kits.NGINX, "nginx.conf.j2", facts)
+    render(folder / kits.NGINX, "nginx.conf.j2", facts)
 
 
 def write_authority(
@@ -348,21 +350,9 @@ def _write_secret(path: Path, content: bytes) -> None:
     write_bytes(path, content, private=True)
 
 
-def _render(path: Path, template: str, facts: Mapping[str, object]) -> None:
-    text = (files("bract.deploy") / "templates" / template).read_text(encoding="utf-8")
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    write_text(path, environment.from_string(text).render(facts))
-    if path.suffix == ".sh":
-        path.chmod(0o700)
-
-
 def _tag(version: str) -> str:
     """Return a version as an image's tag has it, which knows no plus."""
     return version.replace("+", "-")
-
-
-def _project(name: str) -> str:
-    return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")
 
 
 def _is_name(server: str) -> bool:

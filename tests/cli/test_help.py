@@ -53,7 +53,7 @@ def test_commands_that_print_results_take_a_format() -> None:
     # The others serve until they are stopped, or write files that they name.
     silent = {"init", "superlink", "superexec", "supernode", "provision", "stop", "pack"}
     silent |= {"site add", "site revoke", "site renew", "site register"}
-    silent |= {"site request", "site accept"}
+    silent |= {"site request", "site accept", "site backup", "site restore"}
     for name, command in COMMANDS.items():
         assert ("output" in {p.name for p in command.params}) == (name not in silent), name
 
