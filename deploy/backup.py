@@ -135,8 +135,8 @@ def _check_current(folder: Path, kit: Kit, found: Path) -> None:
     grown = [name for name, path in _all(state) if _has_grown(path, found / STATE / name)]
     if grown:
         raise KitError(
-            f"{state}: {', '.join(grown[:3])} went on after this copy was made, and an older record "
-            "would let a server ask for answered rounds again; keep the state that is there"
+            f"{state}: {', '.join(grown[:3])} went on after this copy was made, and an older "
+            "record would let a server ask for answered rounds again; keep the state that is there"
         )
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes manifests of kits: valid, restricted, and with the networks and identities of compose."""
+"""Kubernetes manifests of kits: valid, restricted, with the networks and identities of compose."""
 
 from __future__ import annotations
 
