@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from bract.permissions import open_private
+
+MOST_BYTES = 16 << 20
+"""Bytes of a log after which it is begun anew."""
+
+KEPT = 3
+"""Earlier parts of a log that are kept."""
 
 FIRST_SECONDS = 5.0
 """Work that takes less says nothing of how far it is; more does about as often."""
@@ -26,6 +35,34 @@ def log_to_stderr() -> None:
     logger.setLevel(logging.INFO)
 
 
+def rotate(path: Path, *, most: int = MOST_BYTES, kept: int = KEPT) -> None:
+    """Move a log of over ``most`` bytes to ``<name>.1``, and earlier parts on, up to ``kept``.
+
+    Processes that append to the log go on doing so: its content is copied and then cut, so what is
+    written in between is lost. The parts are as private as the log.
+    """
+    try:
+        if path.stat().st_size <= most:
+            return
+        parts = [path.with_name(f"{path.name}.{number}") for number in range(1, kept + 1)]
+        for older, newer in zip(parts[:0:-1], parts[-2::-1], strict=True):
+            if newer.exists():
+                newer.replace(older)
+        os.close(open_private(parts[0], os.O_WRONLY | os.O_CREAT))
+        shutil.copyfile(path, parts[0])
+        os.truncate(path, 0)
+    except OSError as error:
+        logging.getLogger(__name__).warning("%s: not rotated: %s", path, error)
+
+
+class _PrivateLog(RotatingFileHandler):
+    """A log whose parts are private from their first byte on."""
+
+    def _open(self) -> TextIOWrapper:
+        os.close(open_private(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT))
+        return super()._open()
+
+
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
     """Append the records of bract from INFO on to a file while the block runs.
@@ -34,8 +71,7 @@ def log_to_file(path: Path) -> Iterator[None]:
     """
     logger = logging.getLogger("bract")
     level = logger.level
-    os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _PrivateLog(path, maxBytes=MOST_BYTES, backupCount=KEPT, encoding="utf-8")
     handler.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
     logger.addHandler(handler)

@@ -24,6 +24,7 @@ from bract.deploy.flower import command_line
 from bract.deploy.private_ray import SESSION_BYTES
 from bract.errors import BractError, RunFailedError, one_line
 from bract.files import write_bytes
+from bract.logs import rotate
 from bract.permissions import UMASK, make_private_folder, open_private
 
 READY_TIMEOUT = 90.0
@@ -223,6 +224,8 @@ class Processes:
             _log.warning("the process that cleans up after a crash was killed; another one started")
             self._start_reaper()
         for process in self._running:
+            if process.log.exists():
+                rotate(process.log)
             code = process.handle.poll()
             if code is None or process.name in self._lost:
                 continue
