@@ -51,6 +51,8 @@ def rotate(path: Path, *, most: int = MOST_BYTES, kept: int = KEPT) -> None:
         os.close(open_private(parts[0], os.O_WRONLY | os.O_CREAT))
         shutil.copyfile(path, parts[0])
         os.truncate(path, 0)
+    except FileNotFoundError:
+        return
     except OSError as error:
         logging.getLogger(__name__).warning("%s: not rotated: %s", path, error)
 

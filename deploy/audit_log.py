@@ -115,6 +115,8 @@ def _naming_peers(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
     """Return uvicorn's class of connections, with the user at the other end in each request."""
 
     class Named(protocol):  # type: ignore[misc, valid-type]
+        app_state: dict[str, Any]
+
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             pid, uid = _credentials(transport.get_extra_info("socket"))

@@ -1,4 +1,7 @@
-"""The processes of one federation: each with its log, watched together, none left behind."""
+"""The processes of one federation: each with its log, watched together, none left behind.
+
+Longer than most modules: a process is started, watched and ended in one place.
+"""
 
 from __future__ import annotations
 
@@ -224,8 +227,7 @@ class Processes:
             _log.warning("the process that cleans up after a crash was killed; another one started")
             self._start_reaper()
         for process in self._running:
-            if process.log.exists():
-                rotate(process.log)
+            rotate(process.log)
             code = process.handle.poll()
             if code is None or process.name in self._lost:
                 continue

@@ -124,6 +124,16 @@ def test_a_round_runs_through_the_gateway_under_the_names_of_the_sites(
     assert "answers, certificate valid until" in checked.stderr
     accessed = (deployment.folder / "nginx" / "access.log").read_text()
     assert ' 127.0.0.1 "POST /v1/fleet/pull-messages HTTP/1.1" 200 ' in accessed
+    for party in ("hospital-a", "operator"):
+        status = bract("site", "status", "--kit", deployment.kit(party), "--format", "json")
+        assert status.returncode == 0, status.stderr
+        assert json.loads(status.stdout)["healthy"]
+    online = {
+        one["labels"]["site"]: one["value"]
+        for one in json.loads(status.stdout)["metrics"]
+        if one["name"] == "bract_site_online"
+    }
+    assert online["hospital-a"] == online["hospital-b"] == 1 and online["hospital-d"] == 0
 
     # Submitted from a machine that shares no folder: the run lies in the operator's kit.
     done = bract(
