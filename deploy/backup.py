@@ -2,7 +2,7 @@
 
 The copy is a tar archive under AES-256-GCM, its key derived from a passphrase by scrypt. What a
 site answered and spent only ever grows, so a copy is never restored over a record that has grown
-since: whoever could put an older record in place could ask for the same rounds again.
+since: a server could ask for the same rounds again under an older record.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _SALT, _NONCE = 16, 12
 _COST = 1 << 17
 """scrypt's n; with r = 8 one guess takes 128 MiB and a good part of a second."""
 
-_LEFT_OUT = (SOCKETS, "superlink.db", ".lock", ".reply", ".tmp")
+_LEFT_OUT = (SOCKETS, "superlink.db", ".lock", ".reply", "-refused.json", ".tmp")
 """Beginnings and ends of names that are in no copy: sockets and locks of running processes; the
 SuperLink's database, which `bract site register` fills again; replies, without which a repeated
-message is refused."""
+message is refused; the count of refusals, which limits nothing."""
 
 
 @dataclass(frozen=True)
@@ -154,14 +154,28 @@ def _has_grown(current: Path, copied: Path) -> bool:
 
 
 def _covers(later: Any, earlier: Any) -> bool:
-    """Tell whether no figure of ``earlier`` is missing from ``later`` or lower there."""
-    if isinstance(earlier, dict):
-        return isinstance(later, dict) and all(
-            key in later and _covers(later[key], value) for key, value in earlier.items()
-        )
-    if isinstance(earlier, int | float) and not isinstance(earlier, bool):
-        return isinstance(later, int | float) and later >= earlier
-    return isinstance(later, type(earlier)) or earlier is None
+    """Tell whether ``later`` can be what ``earlier`` became: no figure in it is lower or missing.
+
+    Anything else may differ only beside a figure that has grown.
+    """
+    if not isinstance(earlier, dict) or not isinstance(later, dict):
+        return bool(later == earlier)
+    if not set(earlier) <= set(later):
+        return False
+    pairs = [(value, later[key]) for key, value in earlier.items()]
+    figures = [pair for pair in pairs if _is_figure(pair[0])]
+    if any(not _is_figure(there) or there < here for here, there in figures):
+        return False
+    grown = any(there > here for here, there in figures)
+    return all(
+        _covers(there, here)
+        for here, there in pairs
+        if isinstance(here, dict) or not (grown or _is_figure(here))
+    )
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _files(folder: Path, kit: Kit) -> Iterator[tuple[str, Path]]:

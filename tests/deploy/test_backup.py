@@ -88,6 +88,28 @@ def test_a_wrong_passphrase_or_a_changed_copy_restores_nothing(
         assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("later", "earlier", "covers"),
+    [
+        ({"n": 2}, {"n": 1}, True),
+        ({"n": 1}, {"n": 2}, False),
+        ({}, {"n": 0}, False),
+        ({"n": 1, "more": 1}, {"n": 1}, True),
+        ({"n": 2, "digest": "b"}, {"n": 1, "digest": "a"}, True),
+        ({"n": 1, "digest": "b"}, {"n": 1, "digest": "a"}, False),
+        ({"n": 2, "in": {"m": 1}}, {"n": 1, "in": {"m": 2}}, False),
+        ({"closed": False}, {"closed": True}, False),
+        ({"n": "2"}, {"n": 1}, False),
+        ({"rounds": [1]}, {"rounds": [1, 2]}, False),
+        ([], {}, False),
+    ],
+)
+def test_a_record_covers_another_where_it_can_be_what_that_became(
+    later: object, earlier: object, covers: bool
+) -> None:
+    assert backup._covers(later, earlier) is covers
+
+
 def test_a_damaged_key_is_restored_beside_a_record_that_has_not_grown(
     site: Path, tmp_path: Path
 ) -> None:
@@ -113,6 +135,13 @@ def test_no_record_is_rolled_back(site: Path, tmp_path: Path) -> None:
         with pytest.raises(KitError, match=name):
             restore(tmp_path / "copy", site, PHRASE)
         (site / "state" / name).unlink()
+    # As many answers, but other ones.
+    record(site, 2, digest="e")
+    with pytest.raises(KitError, match="went on"):
+        restore(tmp_path / "copy", site, PHRASE)
+    (site / "state" / "a-refused.json").write_text("{}")
+    record(site, 2)
+    restore(tmp_path / "copy", site, PHRASE)
     # A damaged record cannot be compared.
     (site / "state" / "a-answered.json").write_text("{")
     with pytest.raises(KitError, match="went on"):
