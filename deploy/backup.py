@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from bract.deploy import sockets
-from bract.deploy.kit import Kit, KitError, read_kit
+from bract.deploy.kit import KIT, SITES, Kit, KitError, read_kit
 from bract.deploy.site_file import read_site
 from bract.deploy.starting import SOCKETS, STATE
 from bract.errors import BractError
@@ -133,6 +133,9 @@ def _check_current(folder: Path, kit: Kit, found: Path) -> None:
     if served:
         raise KitError(f"{folder}: its processes run ({served[0]}); end them first")
     grown = [name for name, path in _all(state) if _has_grown(path, found / STATE / name)]
+    # The record of a key's failed aggregates is beside the key.
+    kept = [path for path in folder.glob("*.json") if path.name not in (KIT, SITES)]
+    grown += [path.name for path in kept if _has_grown(path, found / path.name)]
     if grown:
         raise KitError(
             f"{state}: {', '.join(grown[:3])} went on after this copy was made, and an older "
@@ -156,8 +159,10 @@ def _has_grown(current: Path, copied: Path) -> bool:
 def _covers(later: Any, earlier: Any) -> bool:
     """Tell whether ``later`` can be what ``earlier`` became: no figure in it is lower or missing.
 
-    Anything else may differ only beside a figure that has grown.
+    A list has grown at its end. Anything else may differ only beside a figure that has grown.
     """
+    if isinstance(earlier, list) and isinstance(later, list):
+        return later[: len(earlier)] == earlier
     if not isinstance(earlier, dict) or not isinstance(later, dict):
         return bool(later == earlier)
     if not set(earlier) <= set(later):

@@ -100,7 +100,8 @@ def test_a_wrong_passphrase_or_a_changed_copy_restores_nothing(
         ({"n": 2, "in": {"m": 1}}, {"n": 1, "in": {"m": 2}}, False),
         ({"closed": False}, {"closed": True}, False),
         ({"n": "2"}, {"n": 1}, False),
-        ({"rounds": [1]}, {"rounds": [1, 2]}, False),
+        ({"failed": ["a"]}, {"failed": ["a", "b"]}, False),
+        ({"failed": ["a", "b"]}, {"failed": ["a"]}, True),
         ([], {}, False),
     ],
 )
@@ -135,6 +136,10 @@ def test_no_record_is_rolled_back(site: Path, tmp_path: Path) -> None:
         with pytest.raises(KitError, match=name):
             restore(tmp_path / "copy", site, PHRASE)
         (site / "state" / name).unlink()
+    (site / "failed-1.json").write_text('{"failed": ["a"]}')
+    with pytest.raises(KitError, match="failed-1"):
+        restore(tmp_path / "copy", site, PHRASE)
+    (site / "failed-1.json").unlink()
     # As many answers, but other ones.
     record(site, 2, digest="e")
     with pytest.raises(KitError, match="went on"):
