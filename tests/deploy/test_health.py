@@ -18,7 +18,7 @@ from bract.cli.main import app
 from bract.client.answered import Answered, Last, Run
 from bract.client.refusals import note_refusal, read_refusals
 from bract.config import FederationConfig
-from bract.deploy import certificates, expiry, health, heartbeats
+from bract.deploy import certificates, expiry, health, heartbeats, sockets
 from bract.deploy import kit as kits
 from bract.deploy.health import LONGEST_SILENCE, examine
 from bract.deploy.metrics import exposition
@@ -44,7 +44,7 @@ def values(found: health.Health) -> dict[tuple[str, ...], float]:
 @pytest.fixture
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, int]:
     """Kits of a federation whose SuperLink and SuperNodes answer on their sockets."""
-    monkeypatch.setattr(health.sockets, "is_healthy", lambda _: True)
+    monkeypatch.setattr(sockets, "is_healthy", lambda _: True)
     folder, port = provisioned(tmp_path)
     return folder, port
 
