@@ -14,6 +14,7 @@ from bract.client.private import read_private
 from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.locks import lock
+from bract.permissions import make_private_folder
 from bract.schema.record import VersionedRecord
 from bract.strict_json import dump_json
 
@@ -50,7 +51,7 @@ def note_refusal(folder: Path | None, site: str, error: BractError) -> None:
         return
     path = _path(folder, site)
     with contextlib.suppress(BractError, OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         place = path.with_name(f".{path.name}.lock")
         with lock(place, what=str(path), doing="refusal", patience=5):
             changed = {

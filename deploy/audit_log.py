@@ -23,7 +23,7 @@ from typing import Any
 
 from bract.deploy.pinned import RefusedAppError, manifest_of
 from bract.errors import one_line
-from bract.files import PRIVATE
+from bract.permissions import open_private
 
 AUDIT_LOG = "BRACT_AUDIT_LOG"
 """Environment variable of a SuperLink with the file that the lines are appended to."""
@@ -95,8 +95,8 @@ class AuditLog:
     def _append(self, line: dict[str, Any]) -> None:
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         text = json.dumps({"time": time, **line}) + "\n"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        descriptor = os.open(self._path, flags, PRIVATE)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        descriptor = open_private(self._path, flags, private=True)
         try:
             os.write(descriptor, text.encode())
             os.fsync(descriptor)

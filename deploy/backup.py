@@ -28,7 +28,8 @@ from bract.deploy.kit import KIT, SITES, Kit, KitError, read_kit
 from bract.deploy.site_file import read_site
 from bract.deploy.starting import SOCKETS, STATE
 from bract.errors import BractError
-from bract.files import PRIVATE, replacing, write_bytes
+from bract.files import replacing, write_bytes
+from bract.permissions import make_private_folder
 
 SHORTEST = 12
 """Characters of the shortest passphrase."""
@@ -102,7 +103,7 @@ def restore(copy: Path, folder: Path, passphrase: str) -> Restored:
     """
     folder = folder.absolute()
     made = datetime.datetime.fromtimestamp(copy.stat().st_mtime, datetime.UTC)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".restored-") as place:
         found = Path(place) / folder.name
         _unpack(_open(copy, passphrase), found, copy)
@@ -111,10 +112,9 @@ def restore(copy: Path, folder: Path, passphrase: str) -> Restored:
             _check_current(folder, kit, found)
             for name, path in _all(found):
                 target = _target(folder, kit, name)
-                mode = path.stat().st_mode & 0o777
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_bytes(target, path.read_bytes(), private=mode == PRIVATE)
-                target.chmod(mode)
+                make_private_folder(target.parent, private=True)
+                write_bytes(target, path.read_bytes(), private=True)
+                target.chmod(path.stat().st_mode & 0o777)
         else:
             with replacing(folder) as temporary:
                 found.rename(temporary)
