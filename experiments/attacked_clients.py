@@ -1,13 +1,13 @@
-"""The clients of `experiments.papers.clients`, their defenses by the name of a row."""
+"""The clients of `experiments.harness.clients`, their defenses by the name of a row."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from experiments.operating_points import POINTS
-from experiments.papers import clients
-from experiments.papers.clients import NETWORKS, Upload
-from experiments.papers.images import ImageSet
+from experiments.harness import clients
+from experiments.harness.clients import NETWORKS, Upload
+from experiments.harness.images import ImageSet
+from experiments.harness.operating_points import POINTS
 
 __all__ = [
     "DEFENSES",

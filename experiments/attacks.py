@@ -36,8 +36,8 @@ from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import parameters_of
 from bract.versions import RESULT_CODE, code_digest
-from experiments.papers.images import ImageSet, image_set
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import ImageSet, image_set
 
 COLUMNS = (
     "attack",
@@ -376,7 +376,7 @@ def source_digest() -> str:
     """Return a digest of the code that a row follows from."""
     return code_digest(
         *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
-        "experiments.papers.images",
+        "experiments.harness.images",
         "attacks",
     )
 

@@ -61,9 +61,9 @@ from experiments.attacked_clients import (
 )
 from experiments.audit_picture import draw
 from experiments.audit_plan import KNOWN, TIERS, Setting, standard_plan
-from experiments.papers import mnist_package
-from experiments.papers.images import IMAGE_SETS
-from experiments.results_io import emit, note, parser
+from experiments.harness import mnist_package
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import IMAGE_SETS
 
 COLUMNS = (
     *("panel", "data", "model", "trained", "defense", "round", "batch", "steps", "tier"),
@@ -407,10 +407,10 @@ def code() -> str:
         *("bract.client.defenses", "bract.client.training"),
         *(
             "experiments.attacked_clients",
-            "experiments.papers.clients",
-            "experiments.papers.images",
+            "experiments.harness.clients",
+            "experiments.harness.images",
         ),
-        *("experiments.papers.mnist_package", "experiments.papers.places"),
+        *("experiments.harness.mnist_package", "experiments.harness.places"),
     )
     return sha256(f"{code_digest(*modules)} {library_versions()}".encode()).hexdigest()[:16]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from bract.attacks.adaptive.fedkl.known import What
 from experiments.attacked_clients import LOCKS, Situation
-from experiments.operating_points import GUARDIAN
+from experiments.harness.operating_points import GUARDIAN
 
 Tier = Literal[
     "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"

@@ -32,7 +32,7 @@ from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 COLUMNS = ["workers", "uploads", "iterations", "seconds", "cpu_seconds", "cores", "load", "equal"]
 BATCH = 2

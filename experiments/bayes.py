@@ -41,8 +41,8 @@ from bract.data import DataSpec
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, parameters_of
-from experiments.papers.images import ImageSet, image_set
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import ImageSet, image_set
 
 NETWORKS = {"choose": (0,), "score": (1, 2, 3, 4)}
 """Seeds of the networks of each split; what chose the prior is network 0."""

@@ -40,8 +40,8 @@ from bract.models import create_model, initialise
 from bract.models.keylock import Lock
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, flatten, parameters_of
-from experiments.papers.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, _picture
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, _picture
 
 CROP, NETWORKS, LR = 128, 4, 0.1
 NAMES = (*GREY_PICTURES["score"], *PHOTOGRAPHS["score"])

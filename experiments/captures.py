@@ -35,7 +35,7 @@ from bract.protocol.observation import ClientDeclaration, Observation, Observati
 from bract.protocol.rounding import rounded
 from bract.protocol.storing import GROUPS, encode
 from bract.protocol.update import buffers_of, difference, parameters_of
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 MODELS: dict[str, dict[str, Any]] = {
     "lenet": {

@@ -33,9 +33,9 @@ from bract.client.defenses import build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data import test_data
 from bract.models import key_locks, with_random_key
-from experiments.operating_points import POINTS
-from experiments.papers.federation import Clients, correct
-from experiments.results_io import emit, interval, note, parser
+from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.federation import Clients, correct
+from experiments.harness.operating_points import POINTS
 
 JUDGED = 10
 CHOSEN_ON = 0.25

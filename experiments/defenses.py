@@ -23,7 +23,7 @@ from bract.config import TrainingConfig
 from bract.data import DataSpec
 from bract.models import create_model, initialise
 from bract.protocol.update import buffers_of, parameters_of
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 DEFENSES: list[dict[str, Any]] = [
     {"name": "adadefense"},

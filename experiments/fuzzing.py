@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 COLUMNS = ["parser", "room", "inputs", "accepted", "refused", "other", "seconds"]
 SPARE = 4 << 30

@@ -17,7 +17,7 @@ from torch import Tensor
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
 from bract.audit.scoring.scoring import Truth, score_images
 from experiments.attacked_clients import Situation, uploads
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 SHOWN = 5
 ROWS = (

@@ -19,9 +19,9 @@ import torch
 
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
-from experiments.papers.points import SETTINGS, Points, network, score
-from experiments.papers.simulation import STRATEGIES, simulate
-from experiments.results_io import emit, interval, note, parser
+from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.points import SETTINGS, Points, network, score
+from experiments.harness.simulation import STRATEGIES, simulate
 
 COMPARED = ("fedavg-uniform", "fedboosting", "fedboosting-proportional")
 

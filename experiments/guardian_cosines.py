@@ -25,10 +25,10 @@ from bract.models import initialise
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 from experiments.defended_accuracy import Setting
-from experiments.operating_points import GUARDIAN
-from experiments.papers.federation import Clients
-from experiments.papers.images import image_set
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.federation import Clients
+from experiments.harness.images import image_set
+from experiments.harness.operating_points import GUARDIAN
 
 LENGTHS = (0.01, 0.1, 1.0, 4.0, 8.0, 10.0, 14.0, 30.0, 100.0)
 ROUNDS = (0, 5, 20, 60)

@@ -22,8 +22,8 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.identifiability import identifiability
 from bract.schema import Told
 from experiments.bayes import NETWORKS, Setting, uploads
-from experiments.papers.images import image_set
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import image_set
 
 COLUMNS = (
     *("init", "defense", "bound", "bound_low", "bound_high", "guess", "hidden", "images"),

@@ -25,7 +25,7 @@ from bract.attacks import IG, Budget, Engine, Reconstruction, reconstruct
 from bract.attacks.problem.objectives import LayerWeighting
 from bract.attacks.solve.regularizers import NaturalImages
 from experiments import peers
-from experiments.results_io import emit, interval, note, parser
+from experiments.harness.command import emit, interval, note, parser
 
 COLUMNS = (
     *("model", "iterations", "uploads", "settings"),

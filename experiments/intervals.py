@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from bract.audit.scoring.metrics import mean_interval, share_interval
-from experiments.results_io import emit, parser
+from experiments.harness.command import emit, parser
 
 Array = NDArray[np.float64]
 CLIENTS = (2, 3, 4, 8, 16, 30)

@@ -28,8 +28,8 @@ from torch.nn import functional as F
 from bract.audit.scoring.chance import chance, dissimilarity, views
 from bract.config import DataConfig
 from bract.data import open_source
-from experiments.papers import mnist_package
-from experiments.results_io import emit, note, parser
+from experiments.harness import mnist_package
+from experiments.harness.command import emit, note, parser
 
 LEVELS = (5e-2, 1e-2, 1e-3, 1e-4, 1e-5)
 PUBLIC = 20

@@ -30,7 +30,7 @@ from bract.audit.scoring.metrics import ssim
 from bract.audit.scoring.scoring import pair
 from bract.config import DataConfig
 from bract.data import open_source
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 ORIGINALS = (1, 8, 64, 700)
 UPLOADS = (1, 10, 100)

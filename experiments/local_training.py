@@ -29,8 +29,8 @@ from bract.data import DataSpec
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import parameters_of
-from experiments.papers.images import ImageSet, image_set
-from experiments.results_io import emit, interval, note, parser
+from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.images import ImageSet, image_set
 
 COLUMNS = (
     *("attack", "model", "activation", "data", "classes", "images_each", "batch_size", "epochs"),

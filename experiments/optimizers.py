@@ -36,8 +36,8 @@ from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
 from bract.protocol.update import Tensors
 from experiments.attacks import NETWORK_SEEDS, observe
-from experiments.papers.images import image_set
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import image_set
 
 COLUMNS = (
     "attack",

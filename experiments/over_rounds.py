@@ -37,9 +37,9 @@ from bract.errors import BractError
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, parameters_of
-from experiments.operating_points import POINTS
-from experiments.papers.images import image_set
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import image_set
+from experiments.harness.operating_points import POINTS
 
 ROUNDS = 11
 FEDERATIONS = 4

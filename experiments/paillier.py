@@ -37,7 +37,7 @@ from bract.paillier import (
     strip_messages,
     weighted_sum,
 )
-from experiments.results_io import device, emit, note, parser
+from experiments.harness.command import device, emit, note, parser
 
 CLIENTS = 3
 WEIGHTS = [7, 11, 13]

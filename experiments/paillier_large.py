@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bract.paillier import CipherVector, Layout, decrypt, encrypt, generate_keypair, weighted_sum
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 COLUMNS = ["step", "values", "bits", "threads", "seconds", "cpu_seconds", "cpu_us", "MB", "load"]
 CLIP = 0.1

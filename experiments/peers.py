@@ -39,8 +39,8 @@ from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
 from bract.versions import RESULT_CODE, code_digest
-from experiments.papers.images import held_out_images, image_set, training_images
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import held_out_images, image_set, training_images
 
 COLUMNS = (
     *("tool", "attack", "information", "model", "data", "batch", "iterations"),

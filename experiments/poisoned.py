@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from bract.config import build_config
-from experiments.papers.digits import DigitsClient, Judge, start_of
-from experiments.papers.simulation import STRATEGIES, simulate
-from experiments.results_io import emit, interval, note, parser
+from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.digits import DigitsClient, Judge, start_of
+from experiments.harness.simulation import STRATEGIES, simulate
 
 COMPARED = ("fedavg-uniform", "fedboosting", "fedboosting-proportional", "fedboosting-loss")
 CLIENTS = 5

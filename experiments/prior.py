@@ -5,7 +5,7 @@
 
 The generator (`bract.attacks.solve.prior_training`) is trained on the first 10,000 images of
 MNIST's training split, at 32 pixels. Attacked are 8 single images of the test split, written by
-other people, through networks of 4 seeds (`experiments.papers.clients`); every attack gets the same
+other people, through networks of 4 seeds (`experiments.harness.clients`); every attack gets the same
 uploads. Settings were chosen on ``--split choose``: the end of the training split, which the
 generator has not seen, and networks of other seeds. ``reading``: ``plain`` is the update without a
 defense, ``ignored`` the defended one, of which the attacker does not know that it is, ``known`` the
@@ -38,10 +38,10 @@ from bract.attacks import (
 )
 from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.audit.scoring.metrics import psnr, ssim
-from experiments.operating_points import POINTS
-from experiments.papers.clients import Situation, Upload, uploads
-from experiments.papers.images import training_images
-from experiments.results_io import emit, interval, note, parser
+from experiments.harness.clients import Situation, Upload, uploads
+from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.images import training_images
+from experiments.harness.operating_points import POINTS
 
 COLUMNS = (
     *("activation", "defense", "round", "reading", "attack", "images", "iterations", "psnr"),

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m experiments.recursion [--split choose] [--json]
 
-Each row is 8 single images of `experiments.papers.images` (digits of MNIST in grey, photographs in
+Each row is 8 single images of `experiments.harness.images` (digits of MNIST in grey, photographs in
 colour, 32 pixels) through strided LeNets of 4 seeds, one gradient each, undefended. ``trained``
 networks were trained on other images of the same set. ``exact`` counts images above 60 dB,
 ``refused`` updates for which the attack says that it does not arrive; PSNR is that of the others,
@@ -27,8 +27,8 @@ from bract.audit.scoring.metrics import psnr
 from bract.models import MODELS, create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import parameters_of
-from experiments.papers.images import image_set, training_images
-from experiments.results_io import emit, interval, note, parser
+from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.images import image_set, training_images
 
 COLUMNS = (
     *("activation", "data", "channels", "training", "init", "images", "exact", "refused"),

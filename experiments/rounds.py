@@ -37,7 +37,7 @@ from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
 from bract.server.recorder import Recorder
 from experiments.deployed import GATEWAY, PLAIN, TLS, deployment, stock
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 STRATEGIES = ("fedavg", "fedboosting")
 MODES = {

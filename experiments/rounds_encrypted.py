@@ -49,7 +49,7 @@ from bract.rundir import RunDirectory
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 CLIENTS = 3
 REPEATS = 3

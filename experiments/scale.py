@@ -31,7 +31,7 @@ from bract.cli.run import check_feasible
 from bract.config import FederationConfig, build_config
 from bract.rundir import RunDirectory
 from bract.schema import MetricsRow
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 COLUMNS = [
     *("clients", "a round", "model", "rounds", "MB early", "MB late", "MB most", "MB once"),

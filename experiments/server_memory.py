@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 COLUMNS = ["round", "answers", "clients", "values", "MB an answer", "MB", "seconds"]
 CLIP = 0.1

@@ -23,7 +23,7 @@ from bract.cli.launch.launcher import LocalFederation
 from bract.config import build_config
 from bract.errors import BractError
 from bract.rundir import RunDirectory
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
 
 COLUMNS = ["process", "rounds", "MB early", "MB late", "MB most", "fds early", "fds late"]
 EARLY = slice(10, 30)

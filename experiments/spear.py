@@ -26,8 +26,8 @@ from bract.audit.scoring.metrics import at_cap, match, psnr
 from bract.models import MODELS, initialise, perceptron
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import parameters_of
-from experiments.papers.images import image_set, training_images
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.images import image_set, training_images
 
 COLUMNS = (
     *("data", "network", "width", "depth", "batch", "batches", "exact", "refused", "images"),

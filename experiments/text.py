@@ -19,11 +19,11 @@ import torch
 
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
-from experiments.papers.crnn import Architecture, first
-from experiments.papers.readers import Reader, Training, Words, read
-from experiments.papers.simulation import STRATEGIES, simulate
-from experiments.papers.words import STYLES, word_set
-from experiments.results_io import emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.crnn import Architecture, first
+from experiments.harness.readers import Reader, Training, Words, read
+from experiments.harness.simulation import STRATEGIES, simulate
+from experiments.harness.words import STYLES, word_set
 
 COMPARED = ("fedavg-uniform", "fedboosting", "fedboosting-proportional")
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from bract.models import create_model
-from experiments.papers.clients import uploads
-from experiments.papers.points import SETTINGS, Points, network
+from experiments.harness.clients import uploads
+from experiments.harness.points import SETTINGS, Points, network
 from experiments.papers.runners.base import Context, Settings
 from experiments.papers.runners.defense_time import TimeRunner, TimeSettings
 from experiments.papers.runners.federation import FederationRunner, FederationSettings

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.models import create_model, initialise
-from experiments.papers import mnist_package
-from experiments.papers.images import SIZE, training_images
-from experiments.papers.places import open_by_path
+from experiments.harness import mnist_package
+from experiments.harness.images import SIZE, training_images
+from experiments.harness.places import open_by_path
 
 _SEED = 5000
 """Of the network and of the order of its batches; no attacked network has it."""

@@ -18,7 +18,7 @@ from bract.data import DataSpec, Source, open_source
 from bract.errors import BractError
 from bract.models import create_model, initialise
 from bract.protocol.update import Tensors, flatten, parameters_of
-from experiments.papers.places import Split, open_by_path
+from experiments.harness.places import Split, open_by_path
 
 CLASSES = 10
 

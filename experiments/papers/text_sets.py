@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bract.errors import BractError, one_line
-from experiments.papers.places import SCENE_TEXT, Need
-from experiments.papers.words import CHARACTERS
+from experiments.harness.places import SCENE_TEXT, Need
+from experiments.harness.words import CHARACTERS
 
 TRAINING = ("synth90k", "synthtext")
 """One of them at each client, in this order."""

@@ -16,7 +16,7 @@ from bract.rundir import RunDirectory
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
 from experiments import defended_accuracy as benchmark
-from experiments.papers.federation import Clients
+from experiments.harness.federation import Clients
 
 
 @pytest.mark.parametrize(

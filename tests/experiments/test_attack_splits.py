@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments import attacks
-from experiments.papers.images import image_set
+from experiments.harness.images import image_set
 
 
 @pytest.mark.parametrize("init", ["default", "uniform"])

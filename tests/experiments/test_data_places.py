@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from bract.errors import BractError
-from experiments.papers import mnist_package
-from experiments.papers.images import image_set
-from experiments.papers.places import missing, open_by_path
+from experiments.harness import mnist_package
+from experiments.harness.images import image_set
+from experiments.harness.places import missing, open_by_path
 
 IDX = {
     "train-images-idx3-ubyte": (130, 28, 28),

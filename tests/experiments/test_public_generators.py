@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bract.attacks import Refusal
-from experiments.papers.clients import images_of, uploads
+from experiments.harness.clients import images_of, uploads
 from experiments.papers.runners.base import Context
 from experiments.papers.runners.generator import GeneratorRunner, GeneratorSettings, generator
 

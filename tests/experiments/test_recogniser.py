@@ -10,8 +10,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from bract.models import VGGFace, initialise
+from experiments.harness.images import held_out_images
 from experiments.papers.catalog import find
-from experiments.papers.images import held_out_images
 from experiments.papers.recogniser import Recogniser, _he, named
 from experiments.papers.runners.base import Context
 from experiments.papers.runners.reconstruction import ReconstructionRunner, ReconstructionSettings

@@ -12,7 +12,7 @@ from PIL import Image
 
 from bract.defenses.guardian import Guardian
 from bract.errors import BractError
-from experiments.papers.clients import Situation, uploads
+from experiments.harness.clients import Situation, uploads
 from experiments.papers.runners import runner
 from experiments.papers.runners.base import Context
 from experiments.papers.runners.federation import FederationRunner, FederationSettings

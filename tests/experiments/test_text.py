@@ -15,15 +15,15 @@ from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 from bract.strategies import FedAvg, FedBoosting
+from experiments.harness.crnn import CRNN, Architecture, decode, loss_of
+from experiments.harness.readers import Part, Reader, Reading, Training, Words, distance
+from experiments.harness.simulation import simulate
+from experiments.harness.words import CHARACTERS, word_set
 from experiments.papers.catalog import experiments, find
-from experiments.papers.crnn import CRNN, Architecture, decode, loss_of
-from experiments.papers.readers import Part, Reader, Reading, Training, Words, distance
 from experiments.papers.runners.base import Context
 from experiments.papers.runners.text import TextRunner, TextSettings
 from experiments.papers.running import plan
-from experiments.papers.simulation import simulate
 from experiments.papers.text_sets import TESTS, missing_text, open_text
-from experiments.papers.words import CHARACTERS, word_set
 
 SMALL: dict[str, Any] = {
     **{"height": 8, "width": 16, "characters": 3, "longest": 3, "channels": 2, "hidden": 4},

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bract.errors import BractError, one_line
 from bract.versions import RESULT_CODE
-from experiments.papers.places import FOLDER, Need
+from experiments.harness.places import FOLDER, Need
 from experiments.papers.results import Sample
 
 

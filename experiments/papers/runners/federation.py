@@ -13,12 +13,12 @@ from bract.config import FederationConfig, build_config
 from bract.data import test_data
 from bract.errors import BractError
 from bract.models import key_locks, with_random_key
-from experiments.papers.digits import DigitsClient, Judge, start_of
-from experiments.papers.federation import Clients, correct
-from experiments.papers.places import BY_PATH, Need, missing
+from experiments.harness.digits import DigitsClient, Judge, start_of
+from experiments.harness.federation import Clients, correct
+from experiments.harness.places import BY_PATH, Need, missing
+from experiments.harness.simulation import STRATEGIES, simulate
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
-from experiments.papers.simulation import STRATEGIES, simulate
 
 RANDOM_KEYS = 5
 
@@ -32,7 +32,7 @@ class FederationSettings(Settings):
     ----------
     strategy
         ``centralised`` is one client that holds everybody's examples; the names of
-        `experiments.papers.simulation.STRATEGIES` beside it.
+        `experiments.harness.simulation.STRATEGIES` beside it.
     training, partition
         As in a federation's configuration.
     judged
@@ -90,10 +90,10 @@ class FederationRunner(Runner[FederationSettings]):
         *(
             "bract.client",
             "bract.strategies",
-            "experiments.papers.digits",
-            "experiments.papers.federation",
+            "experiments.harness.digits",
+            "experiments.harness.federation",
         ),
-        *("experiments.papers.simulation", "experiments.papers.runners.federation"),
+        *("experiments.harness.simulation", "experiments.papers.runners.federation"),
     )
 
     def count(self, settings: FederationSettings) -> int:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
-from experiments.papers.points import SETTINGS, Points, network, score
+from experiments.harness.points import SETTINGS, Points, network, score
+from experiments.harness.simulation import STRATEGIES, simulate
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
-from experiments.papers.simulation import STRATEGIES, simulate
 
 _SIDE = 64
 _REACH = 6.0
@@ -29,9 +29,9 @@ class GaussiansSettings(Settings):
     Attributes
     ----------
     setting
-        A name of `experiments.papers.points.SETTINGS`.
+        A name of `experiments.harness.points.SETTINGS`.
     strategy
-        ``centralised`` or a name of `experiments.papers.simulation.STRATEGIES`.
+        ``centralised`` or a name of `experiments.harness.simulation.STRATEGIES`.
     samples
         Points of a client; a tenth of them is held out.
     """
@@ -53,7 +53,7 @@ class GaussiansRunner(Runner[GaussiansSettings]):
 
     settings: ClassVar[type[Settings]] = GaussiansSettings
     code: ClassVar[tuple[str, ...]] = (
-        *("bract.strategies", "experiments.papers.points", "experiments.papers.simulation"),
+        *("bract.strategies", "experiments.harness.points", "experiments.harness.simulation"),
         "experiments.papers.runners.gaussians",
     )
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from bract.attacks import Refusal, TrainedPrior
 from bract.attacks.solve.prior_training import PriorSettings, train_prior
-from experiments.papers.clients import Upload
-from experiments.papers.images import ImageSet, image_set
+from experiments.harness.clients import Upload
+from experiments.harness.images import ImageSet, image_set
 from experiments.papers.runners.base import Context, Settings
 from experiments.papers.runners.reconstruction import (
     BASELINES,

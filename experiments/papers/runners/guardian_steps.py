@@ -12,8 +12,8 @@ from bract.defenses.base import cosine_and_ratio
 from bract.defenses.guardian import Guardian
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
-from experiments.papers.clients import Situation, uploads
-from experiments.papers.places import Need, missing
+from experiments.harness.clients import Situation, uploads
+from experiments.harness.places import Need, missing
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
 
@@ -47,8 +47,8 @@ class StepsRunner(Runner[StepsSettings]):
 
     settings: ClassVar[type[Settings]] = StepsSettings
     code: ClassVar[tuple[str, ...]] = (
-        *("bract.client.training", "bract.client.defenses", "experiments.papers.clients"),
-        *("experiments.papers.images", "experiments.papers.runners.guardian_steps"),
+        *("bract.client.training", "bract.client.defenses", "experiments.harness.clients"),
+        *("experiments.harness.images", "experiments.papers.runners.guardian_steps"),
     )
 
     def count(self, settings: StepsSettings) -> int:

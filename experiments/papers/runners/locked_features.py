@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from bract.config import build_config
 from bract.data import test_data
-from experiments.papers.federation import Clients, correct
-from experiments.papers.places import Need, missing
+from experiments.harness.federation import Clients, correct
+from experiments.harness.places import Need, missing
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
 
@@ -41,7 +41,7 @@ class FeaturesRunner(Runner[FeaturesSettings]):
 
     settings: ClassVar[type[Settings]] = FeaturesSettings
     code: ClassVar[tuple[str, ...]] = (
-        *("bract.client", "bract.strategies", "experiments.papers.federation"),
+        *("bract.client", "bract.strategies", "experiments.harness.federation"),
         "experiments.papers.runners.locked_features",
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from experiments.papers.readers import Reading, WordSet
+from experiments.harness.readers import Reading, WordSet
 
 _SCALE = 2
 _MARGIN = 4

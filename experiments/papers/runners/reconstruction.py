@@ -32,9 +32,9 @@ from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.errors import BractError
 from bract.protocol.observation import Observation
-from experiments.papers.clients import Situation, Upload, images_of, uploads
-from experiments.papers.images import ImageSet
-from experiments.papers.places import Need, missing
+from experiments.harness.clients import Situation, Upload, images_of, uploads
+from experiments.harness.images import ImageSet
+from experiments.harness.places import Need, missing
 from experiments.papers.recogniser import Recogniser, named
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
@@ -128,11 +128,11 @@ class ReconstructionRunner(Runner[ReconstructionSettings]):
     code: ClassVar[tuple[str, ...]] = (
         *("bract.attacks", "bract.client.defenses", "bract.client.training"),
         *(
-            "experiments.papers.clients",
-            "experiments.papers.images",
-            "experiments.papers.mnist_package",
+            "experiments.harness.clients",
+            "experiments.harness.images",
+            "experiments.harness.mnist_package",
         ),
-        *("experiments.papers.places", "experiments.papers.recogniser"),
+        *("experiments.harness.places", "experiments.papers.recogniser"),
         *("experiments.papers.runners.reconstruction",),
         *("experiments.papers.runners.objectives", "experiments.papers.runners.pictures"),
         "experiments.papers.runners.samples",

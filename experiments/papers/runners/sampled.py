@@ -18,8 +18,8 @@ from bract.attacks.problem.case import open_case
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import flatten, unflatten
+from experiments.harness.places import Need, Split, missing
 from experiments.papers.minmax import glaus, readings, sample, times_drawn
-from experiments.papers.places import Need, Split, missing
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
 from experiments.papers.runners.pictures import PICTURES, picture
@@ -122,8 +122,8 @@ class SampledRunner(Runner[SampledSettings]):
         *("bract.attacks", "bract.client.defenses", "bract.client.training"),
         *(
             "experiments.papers.minmax",
-            "experiments.papers.mnist_package",
-            "experiments.papers.places",
+            "experiments.harness.mnist_package",
+            "experiments.harness.places",
         ),
         *(
             "experiments.papers.same_class",

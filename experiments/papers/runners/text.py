@@ -12,18 +12,18 @@ from bract.errors import BractError
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 from bract.strategies import FedAvg, FedBoosting
-from experiments.papers.crnn import Architecture, first
-from experiments.papers.places import SCENE_TEXT, Need
-from experiments.papers.readers import Reader, Reading, Training, Words, WordSet, read
+from experiments.harness.crnn import Architecture, first
+from experiments.harness.places import SCENE_TEXT, Need
+from experiments.harness.readers import Reader, Reading, Training, Words, WordSet, read
+from experiments.harness.simulation import simulate
+from experiments.harness.words import CHARACTERS, STYLES, word_set
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
 from experiments.papers.runners.read_words import picture
-from experiments.papers.simulation import simulate
 from experiments.papers.text_sets import TESTS, TRAINING, missing_text, open_text
-from experiments.papers.words import CHARACTERS, STYLES, word_set
 
 RENDERED = "words"
-"""The data set that is rendered on the fly, by `experiments.papers.words`."""
+"""The data set that is rendered on the fly, by `experiments.harness.words`."""
 
 SHOWN = 12
 """Words of a row's picture."""
@@ -111,14 +111,14 @@ class TextRunner(Runner[TextSettings]):
     code: ClassVar[tuple[str, ...]] = (
         *(
             "bract.strategies",
-            "experiments.papers.words",
-            "experiments.papers.crnn",
-            "experiments.papers.readers",
+            "experiments.harness.words",
+            "experiments.harness.crnn",
+            "experiments.harness.readers",
         ),
         *(
             "experiments.papers.text_sets",
             "experiments.papers.sealed",
-            "experiments.papers.simulation",
+            "experiments.harness.simulation",
         ),
         *("experiments.papers.runners.text", "experiments.papers.runners.read_words"),
     )

@@ -16,7 +16,7 @@ from bract.attacks.problem.chain import chain_of
 from bract.audit.scoring.metrics import psnr
 from bract.errors import BractError
 from bract.models import MODELS, create_model, initialise
-from experiments.papers.images import image_set
+from experiments.harness.images import image_set
 
 
 def decibels(found: Tensor, original: Tensor) -> float:

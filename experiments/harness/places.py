@@ -20,8 +20,8 @@ from torch import Tensor
 from bract.config import DataConfig
 from bract.data import Source, open_source
 from bract.errors import BractError
-from experiments.papers import mnist_package
-from experiments.papers.mnist_package import read_arrays
+from experiments.harness import mnist_package
+from experiments.harness.mnist_package import read_arrays
 
 Split = Literal["train", "test"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.protocol.update import Tensors
-from experiments.papers.words import CHARACTERS
+from experiments.harness.words import CHARACTERS
 
 
 @dataclass(frozen=True)

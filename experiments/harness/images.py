@@ -1,6 +1,6 @@
 """Images that attacks are scored on, and others that settings were chosen on.
 
-`IMAGE_SETS` are offline; others lie in a folder (`experiments.papers.places`).
+`IMAGE_SETS` are offline; others lie in a folder (`experiments.harness.places`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from bract.config import DataConfig
 from bract.data import open_source
 from bract.errors import BractError
-from experiments.papers import mnist_package
-from experiments.papers.places import BY_PATH, FOLDER, open_by_path
+from experiments.harness import mnist_package
+from experiments.harness.places import BY_PATH, FOLDER, open_by_path
 
 SIZE = 32
 IMAGE_SETS = ("digits", "mnist", "faces", "grey", "photos")

@@ -26,8 +26,8 @@ from bract.models import create_model, initialise
 from bract.models.keylock import Lock
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, parameters_of
-from experiments.papers.images import SIZE, ImageSet, held_out_images, image_set, training_images
-from experiments.papers.places import FOLDER
+from experiments.harness.images import SIZE, ImageSet, held_out_images, image_set, training_images
+from experiments.harness.places import FOLDER
 
 NETWORKS = 4
 """Networks of a row; clients take turns."""
@@ -45,7 +45,7 @@ class Situation:
     Attributes
     ----------
     data, model
-        A name of `experiments.papers.images.image_set`, a model of the registry.
+        A name of `experiments.harness.images.image_set`, a model of the registry.
     defenses
         A chain of defenses as the configuration has it.
     round

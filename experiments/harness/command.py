@@ -26,7 +26,7 @@ def parser(doc: str, name: str, *, picture: bool = True) -> argparse.ArgumentPar
         made.add_argument(
             "--picture",
             type=Path,
-            default=Path(__file__).parent / "results" / f"{name}-cpu.png",
+            default=Path(__file__).parents[1] / "results" / f"{name}-cpu.png",
             help="where to write the picture",
         )
     return made

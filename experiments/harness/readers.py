@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
-from experiments.papers.crnn import Architecture, decode, loaded, loss_of
+from experiments.harness.crnn import Architecture, decode, loaded, loss_of
 
 _AT_ONCE = 256
 """Words that are judged together."""

@@ -1,0 +1,1 @@
+"""What all experiments share: images, clients, uploads, scores, command line, results."""
