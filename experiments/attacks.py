@@ -9,16 +9,13 @@ normalised, labels are not given to any attack.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bract.attacks import (
     Attacker,
@@ -29,15 +26,15 @@ from bract.attacks import (
     attack,
     reconstruct,
 )
-from bract.attacks.methods.baselines import class_mean, prior_only, random_image
-from bract.audit.scoring.metrics import at_cap, mean_interval
+from bract.attacks.methods.baselines import prior_only
+from bract.audit.scoring.metrics import at_cap
 from bract.audit.scoring.scoring import ScoredImages, Truth, oracle, score_images
-from bract.models import create_model, initialise
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import parameters_of
-from bract.versions import RESULT_CODE, code_digest
-from experiments.harness.command import emit, note, parser
+from bract.protocol.observation import Observation
+from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.images import ImageSet, image_set
+from experiments.harness.result import Row
+from experiments.harness.scores import columns, mean, of_score, without_gradient
+from experiments.harness.uploads import FIRST_SEED, gradient_upload, network_for, plain_spec
 
 COLUMNS = (
     "attack",
@@ -62,9 +59,6 @@ COLUMNS = (
     "cpu_seconds_per_image",
     "loop_ratio",
 )
-
-NETWORK_SEEDS = {"score": 0, "choose": 1000}
-"""Seed of the attacked network's first parameters: the splits share no network either."""
 
 BOTH = ("digits", "photos")
 INITS = ("default", "uniform")
@@ -101,28 +95,8 @@ def observe(
     images: Tensor, labels: Tensor, *, model: str, init: str, network_seed: int, client: str
 ) -> Observation:
     """What a server captures of one batch's gradient."""
-    channels, size, _ = images.shape[1:]
-    network = initialise(
-        create_model(model, classes=10, channels=channels, image_size=size), init, network_seed
-    )
-    loss = nn.functional.cross_entropy(network(images), labels)
-    gradients = torch.autograd.grad(loss, list(network.parameters()))
-    return Observation(
-        round=1,
-        client=client,
-        parameters=parameters_of(network),
-        update={n: g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)},
-        declaration=ClientDeclaration(
-            algorithm="fedsgd",
-            model=model,
-            image_shape=(channels, size, size),
-            classes=10,
-            mean=(0.0,) * channels,
-            std=(1.0,) * channels,
-            batch_size=len(images),
-            num_examples=len(images),
-        ),
-    )
+    network = network_for(plain_spec(images.shape[1:]), model, network_seed, init=init)
+    return gradient_upload(network, images, labels, client=client, model=model)
 
 
 def observations_of(
@@ -138,14 +112,14 @@ def observations_of(
             labels,
             model=setting.model,
             init=setting.init,
-            network_seed=NETWORK_SEEDS[split],
+            network_seed=FIRST_SEED[split],
             client=f"image-{start}",
         )
         found.append((seen, truth, labels))
     return found
 
 
-def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+def run(setting: Setting, options: argparse.Namespace) -> Row:
     """Attack every image of a setting and score it."""
     images = image_set(setting.data, options.images, options.split)
     cases = observations_of(images, setting, options.split)
@@ -185,7 +159,7 @@ def describe(
     results: Sequence[Reconstruction],
     cases: Sequence[tuple[Observation, Tensor, Tensor]],
     images: ImageSet,
-) -> dict[str, Any]:
+) -> Row:
     """Scores of the blind and the oracle pick."""
     blind, best = [], []
     for result, (_, truth, labels) in zip(results, cases, strict=True):
@@ -206,62 +180,36 @@ def describe(
     row["failed"] = sum(r.failed for r in results)
     row["residual"] = statistics.fmean(r.gradient_residual or 0.0 for r in results)
     for name in ("lpips_alex", "lpips_vgg", "stlpips"):
-        known = [v for s in blind for found in s.rows if (v := getattr(found, name)) is not None]
-        if known:
-            row[name] = statistics.fmean(known)
+        if known := of_score(blind, name):
+            row[name] = mean(known)
     return row
 
 
-def scores_row(setting: Setting, scored: Sequence[ScoredImages]) -> dict[str, Any]:
+def scores_row(setting: Setting, scored: Sequence[ScoredImages]) -> Row:
     """Means over images, with intervals."""
-    rows = [row for s in scored for row in s.rows]
-    psnr = [row.psnr for row in rows if row.psnr is not None]
-    ssim = [row.ssim for row in rows if row.ssim is not None]
-    ranks = [row.rank for row in rows if row.rank is not None]
-    accuracy = [s.label_accuracy for s in scored if s.label_accuracy is not None]
-    low, high = mean_interval(psnr) or (None, None)
-    ssim_low, ssim_high = mean_interval(ssim) or (None, None)
+    psnr = of_score(scored, "psnr")
+    ranks = of_score(scored, "rank")
     return {
         **vars(setting),
         "images": len(psnr),
-        "psnr": statistics.fmean(psnr),
-        "psnr_low": low,
-        "psnr_high": high,
+        **columns("psnr", psnr),
         "psnr_at_cap": at_cap(psnr),
         "psnr_worst": min(psnr),
-        "psnr_each": psnr,
-        "ssim": statistics.fmean(ssim),
-        "ssim_low": ssim_low,
-        "ssim_high": ssim_high,
-        "label_accuracy": statistics.fmean(accuracy) if accuracy else None,
-        "top1": statistics.fmean(r <= 1 for r in ranks) if ranks else None,
-        "top5": statistics.fmean(r <= 5 for r in ranks) if ranks else None,
+        **columns("ssim", of_score(scored, "ssim")),
+        "label_accuracy": mean([s.label_accuracy for s in scored if s.label_accuracy is not None]),
+        "top1": mean([rank <= 1 for rank in ranks]),
+        "top5": mean([rank <= 5 for rank in ranks]),
         "candidates": scored[0].candidates,
     }
 
 
-def baselines(data: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def baselines(data: str, options: argparse.Namespace) -> list[Row]:
     """Rows of baselines that see no gradient."""
     images = image_set(data, options.images, options.split)
-    count = len(images.images)
-    baselines = {
-        "class mean (no gradient)": class_mean(
-            images.candidates, images.candidate_labels, images.labels
-        ),
-        "random image (no gradient)": random_image(images.candidates, count, seed=options.seed),
-    }
-    rows = []
-    for name, made in baselines.items():
-        scored = [
-            score_images(
-                made[i : i + 1],
-                Truth(images.images[i : i + 1], images.labels[i : i + 1]),
-                candidates=images.candidates,
-                perceptual=False,
-            )
-            for i in range(count)
-        ]
-        rows.append(scores_row(Setting(name, "-", "-", data, 0), scored))
+    rows = [
+        scores_row(Setting(f"{name} (no gradient)", "-", "-", data, 0), scored)
+        for name, scored in without_gradient(images, options.seed)
+    ]
     for name in ("ig", "grnn"):
         setting = Setting(name, "lenet-strided", "default", data, 100)
         cases = observations_of(images, setting, options.split)
@@ -271,7 +219,7 @@ def baselines(data: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def speed(name: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
+def speed(name: str, model: str, options: argparse.Namespace) -> Row:
     """Many restarts together against a plain loop over the same attack, in turn.
 
     The ratio on a CPU is of the processor's own time, so that other programs count less.
@@ -301,7 +249,7 @@ def speed(name: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Run the plan or one setting."""
-    options_parser = parser(__doc__ or "", "attacks", picture=False)
+    options_parser = parser(__doc__, "split", "seed", "device", "threads", "resume")
     add = options_parser.add_argument
     add("--attack", action="append", help="attacks to run (default: the standard plan)")
     add("--model", action="append", choices=("lenet", "lenet-strided"))
@@ -311,19 +259,13 @@ def main() -> None:
     add("--iterations", type=int)
     add("--restarts", type=int, default=1)
     add("--batch", type=int)
-    add("--split", choices=("score", "choose"), default="score")
-    add("--device", default="cpu")
-    add("--threads", type=int, default=torch.get_num_threads())
-    add("--seed", type=int, default=0)
     add("--trials", type=int, help="restarts that run together in the speed rows")
     add("--speed-iterations", type=int, default=40)
-    add("--resume", type=Path, help="file of finished rows: read first, appended to")
     add("--no-speed", action="store_true")
     add("--speed-only", action="store_true", help="restarts together against a loop, no scores")
     add("--no-baselines", action="store_true")
     add("--quick", action="store_true", help="2 images and 50 iterations a setting")
-    options = options_parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = parse(options_parser)
     plan = [
         Setting(
             s.attack,
@@ -345,18 +287,11 @@ def main() -> None:
         plan = [s for s in plan if s.batch <= options.images]
     if options.speed_only:
         plan, options.no_baselines = [], True
-    rows: list[dict[str, Any]] = []
-    done = _read(options.resume)
-    made_by = {"torch": torch.__version__, "code": source_digest()}
+    rows: list[Row] = []
+    done = Finished(options.resume, "experiments.attacks")
     for setting in plan:
-        key = json.dumps([vars(setting), options.images, options.split, options.seed])
-        if key in done and made_by.items() <= done[key].items():
-            rows.append(done[key])
-            continue
-        if key in done:
-            note(f"{key}: made by {[done[key].get(n) for n in made_by]}, now {made_by}; run again")
-        row = run(setting, options) | made_by
-        _append(options.resume, key, row)
+        about = [vars(setting), options.images, options.split, options.seed]
+        row = done.row(about, partial(run, setting, options))
         note(
             f"{row['attack']} {row['model']} {row['init']} {row['data']} batch {row['batch']}: "
             f"{row['psnr']:.1f} dB, SSIM {row['ssim']:.3f}, {row['seconds_per_image']:.1f} s/image"
@@ -370,28 +305,6 @@ def main() -> None:
             rows.append(speed(name, model, options))
             note(f"{rows[-1]['attack']} on {model}: {rows[-1]['loop_ratio']:.2f} times the loop")
     emit(rows, COLUMNS, as_json=options.json)
-
-
-def source_digest() -> str:
-    """Return a digest of the code that a row follows from."""
-    return code_digest(
-        *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
-        "experiments.harness.images",
-        "attacks",
-    )
-
-
-def _read(path: Path | None) -> dict[str, dict[str, Any]]:
-    if path is None or not path.exists():
-        return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {line["key"]: line["row"] for line in lines}
-
-
-def _append(path: Path | None, key: str, row: dict[str, Any]) -> None:
-    if path is not None:
-        with path.open("a") as file:
-            file.write(json.dumps({"key": key, "row": row}) + "\n")
 
 
 def _plan(options: argparse.Namespace) -> list[Setting]:

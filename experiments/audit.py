@@ -4,8 +4,8 @@
 
 Every upload comes from a client of its own, which trains the model on images of its own and sends
 what the real defense makes of its update; the clients of a row take turns over four networks
-(`attacked_clients`). Tiers: ``plain`` is the same update at the same parameters before the defense,
-``oblivious`` takes the upload at face value, ``adaptive`` knows the defense and its
+(`experiments.harness.clients`). Tiers: ``plain`` is the same update at the same parameters before
+the defense, ``oblivious`` takes the upload at face value, ``adaptive`` knows the defense and its
 hyper-parameters (against noise and pruning he is the Bayes adversary), ``discounting`` trusts noisy
 or pruned coordinates less. ``key known``, ``lock known`` and ``both known`` also hold what FedKL
 keeps secret. Restarts are chosen
@@ -22,15 +22,10 @@ made them. Rows of other code are measured anew, or kept and marked with ``--kee
 """
 
 import argparse
-import json
 import secrets
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from hashlib import sha256
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -45,25 +40,19 @@ from bract.attacks import (
     reconstruct,
 )
 from bract.attacks.adaptive import before_bayes, known
-from bract.attacks.methods.baselines import class_mean, random_image
-from bract.audit.scoring.metrics import mean_interval, share_interval
+from bract.audit.scoring.metrics import share_interval
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.protocol.observation import Observation
 from bract.schema import EXACT_DB
-from bract.versions import RESULT_CODE, code_digest, library_versions
-from experiments.attacked_clients import (
-    DEFENSES,
-    Situation,
-    Upload,
-    images_of,
-    trained_accuracy,
-    uploads,
-)
 from experiments.audit_picture import draw
-from experiments.audit_plan import KNOWN, TIERS, Setting, standard_plan
+from experiments.audit_plan import KNOWN, TIERS, Setting, Situation, standard_plan
 from experiments.harness import mnist_package
-from experiments.harness.command import emit, note, parser
+from experiments.harness.clients import Upload, images_of, trained_accuracy, uploads
+from experiments.harness.command import Finished, emit, note, parser
 from experiments.harness.images import IMAGE_SETS
+from experiments.harness.operating_points import POINTS
+from experiments.harness.result import Row, committed
+from experiments.harness.scores import columns, ends, mean, of_score, without_gradient
 
 COLUMNS = (
     *("panel", "data", "model", "trained", "defense", "round", "batch", "steps", "tier"),
@@ -78,12 +67,10 @@ READABLE = 0.5
 NOTES = ("resolved", "scalars_apart")
 """What an attacker's evidence says of itself that is kept."""
 
-_HERE = Path(__file__).parent
 
-
-def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+def run(setting: Setting, options: argparse.Namespace) -> Row:
     """Attack one row's uploads; return every upload's scores."""
-    situation = setting.situation
+    situation = setting.situation.clients
     images = images_of(situation, options.split)
     captured = uploads(situation, split=options.split, secret=options.secret)
     begun = time.perf_counter()
@@ -91,7 +78,7 @@ def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     found = []
     for number, (outcome, client) in enumerate(zip(outcomes, captured, strict=True)):
-        row: dict[str, Any] = {"network": client.network, "cosine": client.cosine}
+        row: Row = {"network": client.network, "cosine": client.cosine}
         row["at_face_value"] = fallen_back.get(number)
         if isinstance(outcome, Refusal):
             found.append(row | {"refused": outcome.reason})
@@ -170,17 +157,19 @@ def attack_all(
     return outcomes, refused
 
 
-def summary(setting: Setting, measured: dict[str, Any]) -> dict[str, Any]:
+def summary(setting: Setting, measured: Row) -> Row:
     """Return a row of the table: means over images, intervals over clients."""
     done = [u for u in measured["uploads"] if "refused" not in u]
     clients = [i for i, u in enumerate(done) for _ in u["psnr"]]
     psnr = [value for u in done for value in u["psnr"]]
     ssim = [value for u in done for value in u["ssim"]]
+    shares = [float(value >= READABLE) for value in ssim]
     ranks = [value for u in done for value in u["rank"] if value is not None]
     resolved = [u["notes"]["resolved"] for u in done if "resolved" in u["notes"]]
     refused = [u["refused"] for u in measured["uploads"] if "refused" in u]
     fallen_back = [u["at_face_value"] for u in measured["uploads"] if u["at_face_value"]]
-    row = {
+    low, high = (share_interval(shares, groups=clients) if shares else None) or (None, None)
+    return {
         "panel": setting.panel,
         **asdict(setting.situation),
         "tier": setting.tier,
@@ -188,14 +177,14 @@ def summary(setting: Setting, measured: dict[str, Any]) -> dict[str, Any]:
         "iterations": setting.iterations,
         "restarts": setting.restarts,
         "images": len(psnr),
-        "psnr": mean(psnr),
+        **columns("psnr", psnr, clients),
         "at_cap": sum(value >= EXACT_DB for value in psnr),
-        "psnr_each": psnr,
-        "ssim": mean(ssim),
-        "ssim_each": ssim,
+        **columns("ssim", ssim, clients),
         "clients_each": clients,
         "networks_each": [u["network"] for u in done for _ in u["psnr"]],
-        "recognisable": mean([float(value >= READABLE) for value in ssim]),
+        "recognisable": mean(shares),
+        "recognisable_low": low,
+        "recognisable_high": high,
         "label_accuracy": mean([u["label_accuracy"] for u in done]),
         "top1": mean([float(rank <= 1) for rank in ranks]),
         "top5": mean([float(rank <= 5) for rank in ranks]),
@@ -213,28 +202,9 @@ def summary(setting: Setting, measured: dict[str, Any]) -> dict[str, Any]:
         "code": measured["code"],
         "torch": measured["torch"],
     }
-    for name, values in (("psnr", psnr), ("ssim", ssim)):
-        row[f"{name}_low"], row[f"{name}_high"] = interval(values, clients)
-    shares = [float(value >= READABLE) for value in ssim]
-    row["recognisable_low"], row["recognisable_high"] = (
-        share_interval(shares, groups=clients) if shares else None
-    ) or (None, None)
-    return row
 
 
-def interval(
-    values: Sequence[float], groups: Sequence[object]
-) -> tuple[float, float] | tuple[None, None]:
-    """Return the 95 % interval of the mean over clients; None of one client or none."""
-    return (mean_interval(values, groups=groups) if values else None) or (None, None)
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """Return the mean, None of nothing."""
-    return statistics.fmean(values) if values else None
-
-
-def compare_to_plain(rows: list[dict[str, Any]]) -> None:
+def compare_to_plain(rows: list[Row]) -> None:
     """Add each row's paired difference in dB to the undefended update of the same images."""
     plain = {(r["panel"], r["attack"]): r for r in rows if r["tier"] == "plain"}
     for row in rows:
@@ -242,16 +212,14 @@ def compare_to_plain(rows: list[dict[str, Any]]) -> None:
         if same is None or len(same["psnr_each"]) != len(row["psnr_each"]):
             continue
         each = [a - b for a, b in zip(row["psnr_each"], same["psnr_each"], strict=True)]
-        row["to_plain"] = mean(each)
-        row["to_plain_low"], row["to_plain_high"] = interval(each, row["clients_each"])
+        row |= {"to_plain": mean(each), **ends("to_plain", each, row["clients_each"])}
 
 
-def add_accuracy(rows: list[dict[str, Any]]) -> None:
+def add_accuracy(rows: list[Row]) -> None:
     """Add what each defense leaves of a federation's accuracy with the same model."""
     measured = {
         (found["model"], found["defense"]): found["accuracy"]
-        for path in sorted((_HERE / "results").glob("defended-accuracy-*.json"))
-        for found in json.loads(path.read_text())["rows"]
+        for found in committed("defended-accuracy")
         if found.get("activation", "relu") == "sigmoid"
     }
     for row in rows:
@@ -259,69 +227,47 @@ def add_accuracy(rows: list[dict[str, Any]]) -> None:
         row["accuracy"] = measured.get(where) if row["data"] == "digits" else None
 
 
-def baselines(data: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def baselines(data: str, options: argparse.Namespace) -> Iterator[Row]:
     """Yield rows of images that were made without a gradient: one for each original."""
-    images = images_of(Situation(data, "-"), options.split)
-    made = {
-        "class mean": class_mean(images.candidates, images.candidate_labels, images.labels),
-        "random image": random_image(images.candidates, len(images.images), seed=options.seed),
-    }
-    for name, given in made.items():
-        scored = [
-            score_images(
-                given[i : i + 1],
-                Truth(images.images[i : i + 1], images.labels[i : i + 1]),
-                candidates=images.candidates,
-                perceptual=False,
-            ).rows[0]
-            for i in range(len(given))
-        ]
-        psnr = [row.psnr for row in scored if row.psnr is not None]
-        ssim = [row.ssim for row in scored if row.ssim is not None]
-        row: dict[str, Any] = {
+    images = images_of(Situation(data, "-").clients, options.split)
+    for name, scored in without_gradient(images, options.seed):
+        ssim = of_score(scored, "ssim")
+        yield {
             "panel": f"{data}, no gradient",
             **asdict(Situation(data, "-", "-", 0)),
             "tier": "no gradient",
             "attack": name,
-            "images": len(given),
-            "psnr": mean(psnr),
-            "psnr_each": psnr,
-            "ssim": mean(ssim),
-            "ssim_each": ssim,
+            "images": len(scored),
+            **columns("psnr", of_score(scored, "psnr")),
+            **columns("ssim", ssim),
             "recognisable": mean([float(value >= READABLE) for value in ssim]),
-            "top1": mean([float(row.rank == 1) for row in scored]),
+            "top1": mean([float(rank == 1) for rank in of_score(scored, "rank")]),
         }
-        for column, values in (("psnr", psnr), ("ssim", ssim)):
-            row[f"{column}_low"], row[f"{column}_high"] = interval(values, range(len(values)))
-        yield row
 
 
 def main() -> None:
     """Run the plan, or the part of it that was asked for."""
-    options_parser = parser(__doc__ or "", "audit")
+    options_parser = parser(
+        __doc__, "split", "seed", "device", "threads", "resume", picture="audit-cpu"
+    )
     add = options_parser.add_argument
     add("--panel", action="append", help="a part of a panel's name")
     add("--data", action="append", choices=IMAGE_SETS)
     add("--model", action="append")
-    add("--defense", action="append", choices=tuple(DEFENSES))
+    add("--defense", action="append", choices=tuple(POINTS))
     add("--tier", action="append", choices=tuple(TIERS))
     add("--round", action="append", type=int)
     add("--attack", default="grnn")
     add("--uploads", type=int, help="fewer clients than the plan has")
     add("--iterations", type=int, help="instead of the plan's own")
-    add("--split", choices=("score", "choose"), default="score")
-    add("--device", default="cpu")
-    add("--threads", type=int, default=1)
-    add("--seed", type=int, default=0, help="of the attacker")
     add("--secret", type=int, help="of the clients' private numbers; drawn if not given")
-    add("--resume", type=Path, help="file of finished rows: read first, appended to")
     add("--keep-older", action="store_true", help="keep finished rows of other code")
     add("--only-finished", action="store_true", help="leave out rows that are not in the file")
     options = options_parser.parse_args()
     if options.secret is None:
         options.secret = secrets.randbits(256)
     torch.set_num_threads(options.threads)
-    done = read(options.resume)
+    done = Finished(options.resume, keep_older=options.keep_older)
     rows = []
     for setting in standard_plan(options.iterations, options.attack):
         if not wanted(setting, options):
@@ -361,58 +307,15 @@ def wanted(setting: Setting, options: argparse.Namespace) -> bool:
     )
 
 
-def measured(
-    setting: Setting, done: dict[str, dict[str, Any]], options: argparse.Namespace
-) -> dict[str, Any] | None:
+def measured(setting: Setting, done: Finished, options: argparse.Namespace) -> Row | None:
     """Return a row from the file, or measure it and append it there."""
     about = asdict(replace(setting, panel=""))
     about |= {"split": options.split, "seed": options.seed}
-    about["configuration"] = DEFENSES[setting.situation.defense]
-    key = json.dumps(about)
-    kept = done.get(key)
-    made_by = {"code": code(), "torch": torch.__version__}
-    if kept is not None:
-        same = {name: kept[name] for name in made_by} == made_by
-        if same or options.keep_older:
-            return kept
-        note(f"{label(setting)}: measured by other code or another torch; measured anew")
-    if options.only_finished:
-        return None
-    found = run(setting, options) | made_by
-    done[key] = found
-    if options.resume is not None:
-        with options.resume.open("a") as file:
-            file.write(json.dumps({"key": key, "row": found}) + "\n")
-    return found
-
-
-def read(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the finished rows of a file by their key; later ones replace earlier ones."""
-    if path is None or not path.exists():
-        return {}
-    rows = {}
-    for line in path.read_text().splitlines():
-        try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # broken off in the middle of a line
-        rows[content["key"]] = content["row"]
-    return rows
-
-
-def code() -> str:
-    """Return a digest of every source file and library version that a row follows from."""
-    modules = (
-        *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
-        *("bract.client.defenses", "bract.client.training"),
-        *(
-            "experiments.attacked_clients",
-            "experiments.harness.clients",
-            "experiments.harness.images",
-        ),
-        *("experiments.harness.mnist_package", "experiments.harness.places"),
-    )
-    return sha256(f"{code_digest(*modules)} {library_versions()}".encode()).hexdigest()[:16]
+    about["configuration"] = POINTS[setting.situation.defense]
+    kept = done.get(about)
+    if kept is not None or options.only_finished:
+        return kept
+    return done.add(about, run(setting, options))
 
 
 def label(setting: Setting) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.audit_plan import TIERS
+from experiments.harness.pictures import canvas, save
 
 COLOURS = {
     "plain": "#6b7280",
@@ -19,11 +20,6 @@ COLOURS = {
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the panels that hold a defense: a dot an attacker, its interval as a line."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     scored = [r for r in rows if r["tier"] in COLOURS and r["psnr"] is not None]
     defended = {r["panel"] for r in scored if r["defense"] != "none"}
     panels = [p for p in dict.fromkeys(r["panel"] for r in scored) if p in defended]
@@ -31,7 +27,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         return
     wide = min(3, len(panels))
     high = -(-len(panels) // wide)
-    figure, grid = pyplot.subplots(high, wide, figsize=(4.8 * wide, 3.2 * high), squeeze=False)
+    figure, grid = canvas(high, wide, 4.8 * wide, 3.2 * high, squeeze=False)
     for axis in grid.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, panel in zip(grid.flat, panels, strict=False):
@@ -63,5 +59,4 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         list(handles.values()), list(handles.keys()), loc="lower center", ncols=4, fontsize=8
     )
     figure.tight_layout(rect=(0, 0.6 / figure.get_figheight(), 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    save(figure, path, dpi=90)

@@ -1,12 +1,12 @@
 """Rows of the audit of the defenses, panel by panel; what decides most comes first."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from bract.attacks.adaptive.fedkl.known import What
-from experiments.attacked_clients import LOCKS, Situation
-from experiments.harness.operating_points import GUARDIAN
+from experiments.harness import clients
+from experiments.harness.operating_points import GUARDIAN, POINTS
 
 Tier = Literal[
     "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"
@@ -24,6 +24,9 @@ TIERS: dict[Tier, str] = {
 
 MODELS = ("lenet-strided", "lenet")
 LOCKED_MODELS = ("lenet-strided-bn", "lenet-bn")
+LOCKS = ("fedkl", "fedkl, ReLU")
+"""The paper's formula, and the authors' code."""
+
 GUARDIANS = tuple(GUARDIAN)
 TWO_GUARDIANS = ("guardian", "guardian, cosine 0.3")
 ONE_TO_ONE = ("adadefense", "adadefense, eps outside")
@@ -32,6 +35,29 @@ CHAINS = ("adadefense, noise 0.001", "pruning, noise 0.001")
 RANDOM = ("noise 0.001", "noise 0.01", "pruning")
 """Where knowing a defense means the Bayes adversary; ``discounting`` is who only trusts less."""
 KNOWN: dict[Tier, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What clients do in one row: a `clients.Situation` with a name of `POINTS`."""
+
+    data: str
+    model: str
+    defense: str = "none"
+    round: int = 1
+    batch: int = 1
+    steps: int = 0
+    step_images: int = 0
+    trained: bool = False
+    uploads: int = 16
+
+    @property
+    def clients(self) -> clients.Situation:
+        """What these clients do."""
+        given = asdict(self)
+        # Rows without a model are baselines; they name no defense.
+        chain = POINTS.get(given.pop("defense"), [])
+        return clients.Situation(**given, defenses=tuple(chain))
 
 
 @dataclass(frozen=True)

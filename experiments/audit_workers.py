@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-from torch.nn import functional as F
 
 from bract.audit.audit import Audit
 from bract.audit.choice import AuditChoice
@@ -28,11 +26,10 @@ from bract.cli.audit_workers import Crew
 from bract.cli.launch.cluster import Asked, Cluster, connected
 from bract.config import FederationConfig, build_config
 from bract.data import client_data, data_spec
-from bract.models import create_model, initialise
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.update import parameters_of
+from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import emit, note, parse, parser
+from experiments.harness.uploads import gradient_upload, network_for
 
 COLUMNS = ["workers", "uploads", "iterations", "seconds", "cpu_seconds", "cores", "load", "equal"]
 BATCH = 2
@@ -53,19 +50,19 @@ def capture(root: Path, clients: int) -> RunDirectory:
     run.create(config)
     run.update_state(status="finished")
     spec = data_spec(config.data)
-    model = create_model(MODEL, classes=10, channels=1, image_size=16, activation="relu")
-    initialise(model, "default", 0)
-    names = [name for name, _ in model.named_parameters()]
-    declaration = ClientDeclaration(
-        algorithm="fedsgd", model=MODEL, activation="relu", image_shape=spec.image_shape,
-        classes=10, mean=spec.mean, std=spec.std, local_steps=1, batch_size=2, num_examples=2,
-    )  # fmt: skip
+    model = network_for(spec, MODEL, 0, activation="relu")
     for client in range(clients):
         data = client_data(config, client)
-        loss = F.cross_entropy(model(spec.normalise(data.images[:2])), data.labels[:2])
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        update = dict(zip(names, gradients, strict=True))
-        seen = Observation(1, f"client-{client}", parameters_of(model), update, declaration)
+        images, labels = data.images[:BATCH], data.labels[:BATCH]
+        seen = gradient_upload(
+            model,
+            images,
+            labels,
+            spec=spec,
+            client=f"client-{client}",
+            model=MODEL,
+            activation="relu",
+        )
         ObservationStore(run.captures).save(seen)
     return run
 
@@ -120,12 +117,11 @@ def measure(run: RunDirectory, cluster: Cluster, workers: int, iterations: int) 
 
 def main() -> None:
     """Measure, then print the table or JSON."""
-    arguments = parser(__doc__ or "", "audit-workers", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--uploads", type=int, default=16)
     arguments.add_argument("--iterations", type=int, default=2000)
     arguments.add_argument("--repeats", type=int, default=3)
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         run = capture(Path(folder) / "run", options.uploads)

@@ -17,12 +17,10 @@ the two apart by, whoever looks.
 """
 
 import argparse
-import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,17 +30,15 @@ from bract.attacks import Attacker, Budget, Engine, Problem, Refusal, attack, re
 from bract.attacks.adaptive.bayes import bayes_evidence, bayesian, before_bayes
 from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.case import open_case
-from bract.audit.scoring.metrics import mean_interval
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.client.training import train_locally
 from bract.config import TrainingConfig
-from bract.data import DataSpec
-from bract.models import create_model, initialise
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import Tensors, buffers_of, parameters_of
-from experiments.harness.command import emit, note, parser
+from bract.protocol.observation import Observation
+from experiments.harness.command import Finished, emit, note, parser
 from experiments.harness.images import ImageSet, image_set
+from experiments.harness.result import Row
+from experiments.harness.scores import columns, ends, mean, of_score
+from experiments.harness.uploads import network_for, plain_spec, trained_upload
 
 NETWORKS = {"choose": (0,), "score": (1, 2, 3, 4)}
 """Seeds of the networks of each split; what chose the prior is network 0."""
@@ -131,46 +127,23 @@ def uploads(setting: Setting, images: ImageSet, networks: Sequence[int]) -> list
 
 def upload(setting: Setting, images: ImageSet, client: int, seed: int) -> Upload:
     """Compute one client's gradient and protect it."""
-    channels, size, _ = images.images.shape[1:]
-    spec = DataSpec((channels, size, size), 10, (0.0,) * channels, (1.0,) * channels)
-    chain = build_defenses(DEFENSES[setting.defense])
-    model = create_model(setting.model, classes=10, channels=channels, image_size=size)
-    network = initialise(chain.prepare_model(model), setting.init, seed)
     image, label = images.images[[client]], images.labels[[client]]
-    state: Tensors = {}
-    context = ProtectContext(round=1, seed=1000 + client)
-    chain.attach(network, state, context)
-    parameters, buffers = parameters_of(network), buffers_of(network)
-    found = train_locally(
-        network,
+    spec = plain_spec(image.shape[1:])
+    chain = build_defenses(DEFENSES[setting.defense])
+    sent = trained_upload(
+        network_for(spec, setting.model, seed, init=setting.init, chain=chain),
         image,
         label,
-        config=TrainingConfig(algorithm="fedsgd", batch_size=1, lr=0.1),
+        training=TrainingConfig(algorithm="fedsgd", batch_size=1, lr=0.1),
         spec=spec,
+        chain=chain,
+        state={},
+        context=ProtectContext(round=1, seed=1000 + client),
         seed=0,
-        device=torch.device("cpu"),
-    )
-    context = replace(context, model=network, images=image, labels=label)
-    declaration = ClientDeclaration(
-        algorithm="fedsgd",
-        model=setting.model,
-        image_shape=(channels, size, size),
-        classes=10,
-        mean=spec.mean,
-        std=spec.std,
-        batch_size=1,
-        num_examples=1,
-        defenses=tuple(chain.public()),
-    )
-    captured = Observation(
-        round=1,
         client=f"client-{client}",
-        parameters=parameters,
-        buffers=buffers,
-        update=chain.protect(found.update, state, context),
-        declaration=declaration,
+        model=setting.model,
     )
-    return Upload(captured, image, label)
+    return Upload(sent.captured, image, label)
 
 
 def nats(given: Upload) -> float | None:
@@ -193,7 +166,7 @@ def nats(given: Upload) -> float | None:
     return distance(torch.full_like(given.image, 0.5)) - distance(given.image)
 
 
-def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+def run(setting: Setting, options: argparse.Namespace) -> Row:
     """Attack one row's uploads and score what came back."""
     images = image_set("digits", options.images, options.split)
     networks = NETWORKS[options.split]
@@ -218,30 +191,23 @@ def run(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
         if not isinstance(outcome, Refusal)
     ]
     told = [value for given in captured if (value := nats(given)) is not None]
-    psnr = [s.rows[0].psnr for s in scored if s.rows[0].psnr is not None]
-    ssim = [s.rows[0].ssim for s in scored if s.rows[0].ssim is not None]
-    labels = [s.label_accuracy for s in scored if s.label_accuracy is not None]
     return {
         **asdict(setting),
         "split": options.split,
         "networks": list(networks),
         "images": len(captured),
         "nats": mean(told),
-        "psnr": mean(psnr),
-        "psnr_each": psnr,
-        "ssim": mean(ssim),
-        "ssim_each": ssim,
-        "label_accuracy": mean(labels),
+        **columns("psnr", of_score(scored, "psnr")),
+        **columns("ssim", of_score(scored, "ssim")),
+        "label_accuracy": mean([s.label_accuracy for s in scored if s.label_accuracy is not None]),
         "refused": sum(isinstance(o, Refusal) for o in outcomes),
         "reason": next((o.reason for o in outcomes if isinstance(o, Refusal)), None),
         "seconds_per_image": seconds / len(captured),
     }
 
 
-def compare(rows: list[dict[str, Any]]) -> None:
-    """Add intervals, and the paired gain of the likelihood over discounting."""
-    for row in rows:
-        row |= between("psnr", row["psnr_each"]) | between("ssim", row["ssim_each"])
+def compare(rows: list[Row]) -> None:
+    """Add the paired gain of the likelihood over discounting, with its interval."""
     before = {_key(r): r for r in rows if r["attacker"] == "discounting"}
     for row in rows:
         other = before.get(_key(row))
@@ -249,61 +215,30 @@ def compare(rows: list[dict[str, Any]]) -> None:
             continue
         pairs = zip(row["psnr_each"], other["psnr_each"], strict=True)
         each = [a - b for a, b in pairs]
-        row["gain"] = mean(each)
-        row |= between("gain", each)
+        row |= {"gain": mean(each), **ends("gain", each)}
 
 
-def finished(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the rows that an earlier run left."""
-    if path is None or not path.exists():
-        return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {line["key"]: line["row"] for line in lines}
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+def _key(row: Row) -> tuple[Any, ...]:
     return (row["init"], row["defense"], row["attack"])
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """Return the mean, None of nothing."""
-    return statistics.fmean(values) if values else None
-
-
-def between(name: str, values: Sequence[float]) -> dict[str, Any]:
-    """Return the ends of a 95 % t interval."""
-    low, high = mean_interval(list(values)) or (None, None)
-    return {f"{name}_low": low, f"{name}_high": high}
 
 
 def main() -> None:
     """Run the plan."""
-    options_parser = parser(__doc__ or "", "bayes", picture=False)
+    options_parser = parser(__doc__, "split", "seed", "device", "resume")
     add = options_parser.add_argument
     add("--init", action="append", choices=("default", "uniform"))
     add("--defense", action="append", choices=tuple(DEFENSES))
     add("--attack", action="append", help="default: ig and grnn")
     add("--images", type=int, default=8)
     add("--iterations", type=int, default=300)
-    add("--split", choices=("score", "choose"), default="score")
     add("--prior", action="store_true", help="also what the prior makes alone")
-    add("--seed", type=int, default=0)
-    add("--device", default="cpu")
-    add("--resume", type=Path, help="file of finished rows: read first, appended to")
     options = options_parser.parse_args()
     rows = []
-    done = finished(options.resume)
+    done = Finished(options.resume, "experiments.bayes")
     for setting in plan(options):
-        about = [options.images, options.split, options.seed, NETWORKS[options.split]]
-        key = json.dumps([asdict(setting), *about])
-        if key in done:
-            rows.append(done[key])
-            continue
-        row = run(setting, options)
+        about = [asdict(setting), options.images, options.split, options.seed]
+        row = done.row([*about, NETWORKS[options.split]], partial(run, setting, options))
         rows.append(row)
-        if options.resume is not None:
-            with options.resume.open("a") as file:
-                file.write(json.dumps({"key": key, "row": row}) + "\n")
         note(
             f"{setting.init} {setting.defense} {setting.attack} {setting.attacker}: "
             f"{row['psnr'] or 0.0:.2f} dB, SSIM {row['ssim'] or 0.0:.3f}, labels "

@@ -33,15 +33,11 @@ from bract.attacks.solve.start_search import from_best_start
 from bract.audit.scoring.metrics import psnr
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.client.training import train_locally
 from bract.config import TrainingConfig
-from bract.data import DataSpec
-from bract.models import create_model, initialise
-from bract.models.keylock import Lock
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, flatten, parameters_of
-from experiments.harness.command import emit, note, parser
+from bract.protocol.update import flatten
+from experiments.harness.command import emit, note_row, parser
 from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, _picture
+from experiments.harness.uploads import network_for, plain_spec, trained_upload
 
 CROP, NETWORKS, LR = 128, 4, 0.1
 NAMES = (*GREY_PICTURES["score"], *PHOTOGRAPHS["score"])
@@ -73,60 +69,34 @@ def crops(count: int, seed: int) -> tuple[Tensor, Tensor]:
 def uploads(options: Any, model: str, batch: int) -> Iterator[tuple[Any, ...]]:
     """Yield name, capture, undefended gradient, images, labels and lock of every upload."""
     images, labels = crops(options.count * batch, options.seed)
-    spec = DataSpec((1, SIZE, SIZE), 10, (0.0,), (1.0,))
+    spec = plain_spec((1, SIZE, SIZE))
+    training = TrainingConfig(
+        algorithm="fedavg" if options.steps else "fedsgd",
+        batch_size=batch,
+        local_steps=options.steps or None,
+        lr=LR,
+    )
     for number in range(options.count):
         part = slice(number * batch, (number + 1) * batch)
         chain = build_defenses([{"name": options.defense}])
         seed = 5000 + 10 * options.seed + number % NETWORKS
-        network = create_model(model, classes=10, channels=1, image_size=SIZE)
-        network = initialise(chain.prepare_model(network), options.init, seed)
         secret = sha256(f"{12345 + options.seed} {number}".encode()).digest()
-        context = ProtectContext(round=1, seed=int.from_bytes(secret))
-        state: dict[str, Tensor] = {}
-        chain.attach(network, state, context)
-        own = {n.removeprefix("fedkl."): v.clone() for n, v in state.items()}
-        sent, buffers = parameters_of(network), buffers_of(network)
-        steps = options.steps
-        config = TrainingConfig(
-            algorithm="fedavg" if steps else "fedsgd",
-            batch_size=batch,
-            local_steps=steps or None,
-            lr=LR,
-        )
-        done = train_locally(
-            network,
+        sent = trained_upload(
+            network_for(spec, model, seed, init=options.init, chain=chain),
             images[part],
             labels[part],
-            config=config,
+            training=training,
             spec=spec,
+            chain=chain,
+            state={},
+            context=ProtectContext(round=1, seed=int.from_bytes(secret)),
             seed=seed,
-            device=torch.device("cpu"),
-        )
-        context = replace(context, model=network, images=images[part], labels=labels[part])
-        declaration = ClientDeclaration(
-            algorithm=config.algorithm,
-            model=model,
-            image_shape=spec.image_shape,
-            classes=10,
-            mean=spec.mean,
-            std=spec.std,
-            lr=LR,
-            local_steps=steps or 1,
-            batch_size=batch,
-            num_examples=batch,
-            defenses=tuple(chain.public()),
-        )
-        seen = Observation(
-            round=1,
             client=f"client-{number}",
-            parameters=sent,
-            buffers=buffers,
-            update=chain.protect(done.update, state, context),
-            declaration=declaration,
+            model=model,
         )
-        plain = flatten(replace(seen, update=done.update).gradient())
-        lock = Lock.load(own, relu=False) if options.defense == "fedkl" else None
-        yield NAMES[number % len(NAMES)], seen, plain, images[part], labels[part], lock
+        plain = flatten(replace(sent.captured, update=sent.update).gradient())
+        name = NAMES[number % len(NAMES)]
+        yield name, sent.captured, plain, images[part], labels[part], sent.lock
 
 
 def settling(options: Any) -> Iterator[dict[str, Any]]:
@@ -209,7 +179,7 @@ def searching(options: Any) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Run one of the two."""
-    options_parser = parser(__doc__ or "", "blind-signals", picture=False)
+    options_parser = parser(__doc__)
     add = options_parser.add_argument
     add("defense", choices=tuple(COLUMNS))
     add("--init", choices=("uniform", "default"))
@@ -226,8 +196,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for row in settling(options) if against_guardian else searching(options):
-        note(str(row))
-        rows.append(row)
+        rows.append(note_row(row, COLUMNS[options.defense]))
     emit(rows, COLUMNS[options.defense], as_json=options.json)
 
 

@@ -30,12 +30,12 @@ from bract.config import FederationConfig, build_config
 from bract.config.capture import Compression, Dtype
 from bract.data import client_data, data_spec
 from bract.files import replacing, tensors_as_bytes, write_bytes
-from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.rounding import rounded
 from bract.protocol.storing import GROUPS, encode
 from bract.protocol.update import buffers_of, difference, parameters_of
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import emit, note, parse, parser
+from experiments.harness.uploads import gradient_upload, network_for
 
 MODELS: dict[str, dict[str, Any]] = {
     "lenet": {
@@ -70,15 +70,14 @@ COLUMNS = (
 
 def main() -> None:
     """Write, read and compress; then print the table or JSON."""
-    arguments = parser(__doc__, "captures", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--clients", type=int, default=3)
     arguments.add_argument("--rounds", type=int, default=2)
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--of-clients", type=int, default=50)
     arguments.add_argument("--of-rounds", type=int, default=10)
     arguments.add_argument("--images", type=int, default=16)
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     rows: list[dict[str, Any]] = []
     for name, content in MODELS.items():
         config = build_config({"clients": options.clients, **content})
@@ -95,14 +94,7 @@ def main() -> None:
 def trained(config: FederationConfig, options: Any) -> list[Observation]:
     """Return what a server of this federation holds, round by round."""
     spec = data_spec(config.data)
-    model = create_model(
-        config.model.name,
-        classes=spec.classes,
-        channels=spec.image_shape[0],
-        image_size=spec.image_shape[1],
-        activation=config.model.activation,
-    )
-    initialise(model, "default", 0)
+    model = network_for(spec, config.model.name, 0, activation=config.model.activation)
     training = config.training
     found = []
     for number in range(1, options.rounds + 1):
@@ -264,38 +256,23 @@ def attack_rows(options: Any) -> list[dict[str, Any]]:
     config = build_config({"clients": 1, "data": {"image_size": 16}})
     spec = data_spec(config.data)
     data = client_data(config, 0)
-    model = create_model("lenet-strided", classes=10, channels=1, image_size=16)
-    initialise(model, "default", 0)
+    model = network_for(spec, "lenet-strided", 0)
     rows: list[dict[str, Any]] = []
     for dtype in DTYPES:
         observations, errors = [], []
         for index in range(options.images):
-            image, label = data.images[index : index + 1], data.labels[index : index + 1]
-            loss = torch.nn.functional.cross_entropy(model(spec.normalise(image)), label)
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            names = [name for name, _ in model.named_parameters()]
-            update, lost = rounded(dict(zip(names, gradients, strict=True)), dtype)
-            errors.append(lost.error if lost else 0.0)
-            observations.append(
-                Observation(
-                    round=1,
-                    client=f"client-{index}",
-                    parameters=parameters_of(model),
-                    update={name: value.float() for name, value in update.items()},
-                    declaration=ClientDeclaration(
-                        algorithm="fedsgd",
-                        model="lenet-strided",
-                        activation="sigmoid",
-                        image_shape=spec.image_shape,
-                        classes=10,
-                        mean=spec.mean,
-                        std=spec.std,
-                        local_steps=1,
-                        batch_size=1,
-                        num_examples=1,
-                    ),
-                )
+            seen = gradient_upload(
+                model,
+                data.images[index : index + 1],
+                data.labels[index : index + 1],
+                spec=spec,
+                client=f"client-{index}",
+                model="lenet-strided",
             )
+            update, lost = rounded(seen.update, dtype)
+            errors.append(lost.error if lost else 0.0)
+            stored = {name: value.float() for name, value in update.items()}
+            observations.append(replace(seen, update=stored))
         results = reconstruct(observations, "gauss-newton", device="cpu")
         scores = [
             float(psnr(found.images, data.images[i : i + 1]).mean())

@@ -23,7 +23,6 @@ import logging
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,9 +32,14 @@ from bract.client.defenses import build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data import test_data
 from bract.models import key_locks, with_random_key
-from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.federation import Clients, correct
 from experiments.harness.operating_points import POINTS
+from experiments.harness.result import Row
+from experiments.harness.scores import interval
+
+CODE = ("bract.client", "bract.strategies", "experiments.harness.federation")
+"""What accuracy follows from, beside what attacks do."""
 
 JUDGED = 10
 CHOSEN_ON = 0.25
@@ -115,7 +119,7 @@ class Setting:
         )
 
 
-def run(setting: Setting, *, choose: bool = False) -> dict[str, Any]:
+def run(setting: Setting, *, choose: bool = False) -> Row:
     """Train one federation and judge its last rounds."""
     clients = Clients(setting.config(choose=choose))
     images, labels = judged_on(clients, choose=choose)
@@ -154,9 +158,7 @@ def judged_on(clients: Clients, *, choose: bool) -> tuple[Tensor, Tensor]:
     )
 
 
-def summary(
-    found: Sequence[dict[str, Any]], undefended: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+def summary(found: Sequence[Row], undefended: Sequence[Row]) -> Row:
     """Return the figures of one row from its seeds and the same seeds without a defense."""
     accuracy, spread = interval([one["accuracy"] for one in found])
     pairs = list(zip(found, undefended, strict=True))
@@ -185,7 +187,7 @@ def summary(
     }
 
 
-def rows_of(done: dict[Setting, dict[str, Any]]) -> list[dict[str, Any]]:
+def rows_of(done: dict[Setting, Row]) -> list[Row]:
     """Return one row a model, activation and defense, over the seeds that ``none`` has too."""
     rows = []
     kinds = dict.fromkeys((setting.model, setting.activation) for setting in done)
@@ -237,18 +239,17 @@ def belongs(defense: str, model: str) -> bool:
 
 def main() -> None:
     """Train what was asked for and is not done yet; print a row for all that is done."""
-    options = parser(__doc__ or "", "defended_accuracy", picture=False)
+    options = parser(__doc__, "resume")
     models, activations = zip(*SETTINGS, strict=True)
     options.add_argument("--model", nargs="+", choices=sorted(set(models)))
     options.add_argument("--activation", nargs="+", choices=sorted(set(activations)))
     options.add_argument("--defense", nargs="+", choices=tuple(POINTS), default=list(DEFENSES))
     options.add_argument("--seeds", type=int, help="default: those of the committed rows")
     options.add_argument("--choose", action="store_true", help="judge on training digits")
-    options.add_argument("--resume", type=Path, help="file of finished runs: read, appended to")
-    arguments = options.parse_args()
-    torch.set_num_threads(1)
+    arguments = parse(options)
     logging.getLogger("bract").setLevel(logging.ERROR)
-    done = read(arguments.resume, choose=arguments.choose)
+    finished = Finished(arguments.resume, *CODE)
+    done = read(finished, choose=arguments.choose)
     counts = {
         kind: SEEDS.get(kind, 0) if arguments.seeds is None else arguments.seeds
         for kind in SETTINGS
@@ -258,16 +259,13 @@ def main() -> None:
     for setting in plan(counts, arguments.defense):
         if setting in done:
             continue
-        done[setting] = run(setting, choose=arguments.choose)
+        key = key_of(setting, choose=arguments.choose)
+        done[setting] = finished.add(key, run(setting, choose=arguments.choose))
         note(f"{setting}: {done[setting]['accuracy']:.4f}")
-        if arguments.resume is not None:
-            row = {**key_of(setting, choose=arguments.choose), "found": done[setting]}
-            with arguments.resume.open("a") as file:
-                file.write(json.dumps(row) + "\n")
     emit(rows_of(done), COLUMNS, as_json=arguments.json)
 
 
-def key_of(setting: Setting, *, choose: bool) -> dict[str, Any]:
+def key_of(setting: Setting, *, choose: bool) -> Row:
     """Return all that a finished run depends on."""
     return {
         "setting": asdict(setting),
@@ -277,17 +275,15 @@ def key_of(setting: Setting, *, choose: bool) -> dict[str, Any]:
     }
 
 
-def read(path: Path | None, *, choose: bool = False) -> dict[Setting, dict[str, Any]]:
-    """Return the finished runs of a file that were made under today's settings."""
+def read(finished: Finished, *, choose: bool = False) -> dict[Setting, Row]:
+    """Return the finished runs that were made under today's settings."""
     done = {}
-    if path is not None and path.exists():
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            found = row.pop("found")
-            setting = Setting(**row["setting"])
-            known = setting.defense in POINTS
-            if known and row == json.loads(json.dumps(key_of(setting, choose=choose))):
-                done[setting] = found
+    for key in finished.rows:
+        setting = Setting(**json.loads(key)["setting"])
+        if setting.defense in POINTS:
+            row = finished.get(key_of(setting, choose=choose))
+            if row is not None:
+                done[setting] = row
     return done
 
 

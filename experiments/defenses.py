@@ -21,9 +21,9 @@ from bract.client.defenses import DefenseChain, DefenseState, ProtectContext, bu
 from bract.client.training import train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
-from bract.models import create_model, initialise
 from bract.protocol.update import buffers_of, parameters_of
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import emit, note, parse, parser
+from experiments.harness.uploads import network_for
 
 DEFENSES: list[dict[str, Any]] = [
     {"name": "adadefense"},
@@ -62,12 +62,7 @@ class Turn:
         self.spec = DataSpec(
             (self.channels, 32, 32), 10, (0.5,) * self.channels, (0.25,) * self.channels
         )
-        self.network = self.chain.prepare_model(
-            create_model(
-                self.model, classes=10, channels=self.channels, image_size=32, activation="relu"
-            )
-        )
-        initialise(self.network, "default", 0)
+        self.network = network_for(self.spec, self.model, 0, activation="relu", chain=self.chain)
         self.received = parameters_of(self.network) | buffers_of(self.network)
 
     def __call__(self) -> int:
@@ -128,14 +123,12 @@ def compare(plain: Turn, protected: Turn, budget: float) -> tuple[float, float, 
 
 def main() -> None:
     """Measure every defense on every model."""
-    options = parser(__doc__ or "", "defenses", picture=False)
+    options = parser(__doc__, "device")
     options.add_argument("--models", nargs="*", default=["lenet-bn", "resnet20"])
     options.add_argument("--defenses", nargs="*", default=[d["name"] for d in DEFENSES])
     options.add_argument("--algorithms", nargs="*", default=list(SETTINGS))
     options.add_argument("--seconds", type=float, default=6.0, help="time for each row")
-    options.add_argument("--device", default="cpu")
-    arguments = options.parse_args()
-    torch.set_num_threads(1)
+    arguments = parse(options)
     device = torch.device(arguments.device)
     rows = []
     for model in arguments.models:

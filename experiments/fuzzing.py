@@ -7,19 +7,23 @@ documented error; ``other`` is any other exception, a message longer than a few 
 of processor time, or a file or process outside of the test's folder.
 """
 
-import json
 import random
 import resource
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import Finished, emit, note, note_row, parser
 
 COLUMNS = ["parser", "room", "inputs", "accepted", "refused", "other", "seconds"]
 SPARE = 4 << 30
+ROOMS = tuple(
+    f"bract.{room}" for room in ("cli", "client", "deploy", "report", "server", "strategies")
+)
+"""What parsers follow from, beside what attacks do."""
 
 
 def drawn(strategy: Any, seed: int) -> Iterator[Any]:
@@ -67,32 +71,26 @@ def run(target: Any, inputs: int, seconds: float, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the parsers that have no row yet, and print all rows."""
-    options = parser(__doc__, "fuzzing", picture=False)
+    options = parser(__doc__, "seed", "resume")
     options.add_argument("--inputs", type=int, default=1_000_000, help="of all parsers together")
     options.add_argument("--seconds", type=float, default=3600.0, help="the most for one parser")
-    options.add_argument("--seed", type=int, default=0)
     options.add_argument("--only", action="append", help="a parser's name; repeat it")
-    options.add_argument("--keep", type=Path, help="file of the rows done, to go on from")
     given = options.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from fuzz.parsers import PARSERS
 
+    done = Finished(given.resume, *ROOMS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + SPARE, resource.RLIM_INFINITY))
-    rows = []
-    if given.keep and given.keep.is_file():
-        rows = [json.loads(line) for line in given.keep.read_text().splitlines()]
-    done = {row["parser"] for row in rows}
     chosen = [target for target in PARSERS if not given.only or target.name in given.only]
-    for target in chosen:
-        if target.name in done:
-            continue
-        row = run(target, -(-given.inputs // len(chosen)), given.seconds, given.seed)
-        note(" ".join(f"{name}={value}" for name, value in row.items()))
-        rows.append(row)
-        if given.keep:
-            with given.keep.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+    settings = (-(-given.inputs // len(chosen)), given.seconds, given.seed)
+    rows = [
+        note_row(
+            done.row([target.name, *settings], partial(run, target, *settings)),
+            COLUMNS,
+        )
+        for target in chosen
+    ]
     emit(rows, COLUMNS, as_json=given.json)
 
 

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
 from bract.audit.scoring.scoring import Truth, score_images
-from experiments.attacked_clients import Situation, uploads
-from experiments.harness.command import emit, note, parser
+from experiments.audit_plan import Situation
+from experiments.harness.clients import uploads
+from experiments.harness.command import emit, note, parse, parser
+from experiments.harness.pictures import canvas, save
+from experiments.harness.scores import columns, of_score
 
 SHOWN = 5
 ROWS = (
@@ -30,11 +33,9 @@ ROWS = (
 
 def main() -> None:
     """Attack, print the scores, draw the picture."""
-    arguments = parser(__doc__ or "", "gallery")
+    arguments = parser(__doc__, "seed", picture="gallery-cpu")
     arguments.add_argument("--iterations", type=int, default=600)
-    arguments.add_argument("--seed", type=int, default=0)
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     originals, pictures, rows = attacked(options)
     draw(originals, pictures, rows, options.picture)
     emit(rows, ("tier", "psnr", "ssim"), as_json=options.json)
@@ -45,7 +46,7 @@ def attacked(
 ) -> tuple[Tensor, dict[str, Tensor], list[dict[str, Any]]]:
     """Return originals, reconstructions by tier, and a row of scores for each tier."""
     situation = Situation("digits", "lenet-strided", "adadefense", uploads=SHOWN)
-    clients = uploads(situation, split="score", secret=options.seed)
+    clients = uploads(situation.clients, split="score", secret=options.seed)
     originals = torch.cat([client.truth for client in clients])
     pictures: dict[str, Tensor] = {}
     rows: list[dict[str, Any]] = []
@@ -62,7 +63,7 @@ def attacked(
         images = [result.images for result in found if isinstance(result, Reconstruction)]
         pictures[tier] = torch.cat(images)
         scores = [
-            score_images(image, Truth(client.truth, client.labels), perceptual=False).rows[0]
+            score_images(image, Truth(client.truth, client.labels), perceptual=False)
             for image, client in zip(images, clients, strict=True)
         ]
         rows.append(
@@ -72,10 +73,8 @@ def attacked(
                 "model": "lenet-strided",
                 "attack": "grnn",
                 "iterations": options.iterations,
-                "psnr": sum(score.psnr or 0.0 for score in scores) / SHOWN,
-                "ssim": sum(score.ssim or 0.0 for score in scores) / SHOWN,
-                "psnr_each": [score.psnr for score in scores],
-                "ssim_each": [score.ssim for score in scores],
+                **columns("psnr", of_score(scores, "psnr")),
+                **columns("ssim", of_score(scores, "ssim")),
             }
         )
     return originals, pictures, rows
@@ -85,13 +84,8 @@ def draw(
     originals: Tensor, pictures: dict[str, Tensor], rows: list[dict[str, Any]], path: Path
 ) -> None:
     """Draw one row of images a tier, with its mean SSIM."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     mean = {row["tier"]: row["ssim"] for row in rows}
-    figure, grid = pyplot.subplots(len(ROWS), SHOWN, figsize=(8.2, 3.6))
+    figure, grid = canvas(len(ROWS), SHOWN, 8.2, 3.6)
     for axes, (title, tier) in zip(grid, ROWS, strict=True):
         images = pictures[tier] if tier else originals
         said = f"{title}\nmean SSIM {mean[tier]:.2f}" if tier else title
@@ -100,8 +94,7 @@ def draw(
             axis.imshow(image[0], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.set(xticks=[], yticks=[])
     figure.tight_layout(pad=0.4, w_pad=0.2, h_pad=0.2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    save(figure, path, dpi=110)
 
 
 if __name__ == "__main__":

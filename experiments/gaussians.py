@@ -19,8 +19,10 @@ import torch
 
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
-from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.command import emit, note, parse, parser
+from experiments.harness.pictures import canvas, save
 from experiments.harness.points import SETTINGS, Points, network, score
+from experiments.harness.scores import interval
 from experiments.harness.simulation import STRATEGIES, simulate
 
 COMPARED = ("fedavg-uniform", "fedboosting", "fedboosting-proportional")
@@ -28,12 +30,11 @@ COMPARED = ("fedavg-uniform", "fedboosting", "fedboosting-proportional")
 
 def main() -> None:
     """Train every seed and strategy, print the table, draw the first seed."""
-    arguments = parser(__doc__, "gaussians")
+    arguments = parser(__doc__, picture="gaussians-cpu")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--rounds", type=int, default=4)
     arguments.add_argument("--samples", type=int, default=40000, help="points a client")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     rows, drawn = [], {}
     for setting in SETTINGS:
         scores: dict[str, list[float]] = {}
@@ -109,13 +110,8 @@ def run(
 @torch.no_grad()
 def draw(drawn: dict[tuple[str, str], Any], path: Path) -> None:
     """Draw one row a setting and one column a way of training, with the held-out points."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = [*COMPARED, "centralised"]
-    figure, axes = pyplot.subplots(len(SETTINGS), len(names), figsize=(14, 10), squeeze=False)
+    figure, axes = canvas(len(SETTINGS), len(names), 14, 10, squeeze=False)
     side = torch.linspace(-6, 6, 240)
     grid = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1).reshape(-1, 2)
     for i, setting in enumerate(SETTINGS):
@@ -137,8 +133,7 @@ def draw(drawn: dict[tuple[str, str], Any], path: Path) -> None:
         axes[i, 0].set_ylabel(setting)
     figure.suptitle("Decision boundaries; o first client, x second client (held-out points)")
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+    save(figure, path, dpi=80)
 
 
 if __name__ == "__main__":

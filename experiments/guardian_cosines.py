@@ -19,16 +19,16 @@ from torch import Tensor
 
 from bract.client.training import train_locally
 from bract.config import TrainingConfig
-from bract.data import DataSpec
 from bract.defenses import Guardian, read_defense
 from bract.models import initialise
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 from experiments.defended_accuracy import Setting
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.federation import Clients
 from experiments.harness.images import image_set
 from experiments.harness.operating_points import GUARDIAN
+from experiments.harness.uploads import plain_spec
 
 LENGTHS = (0.01, 0.1, 1.0, 4.0, 8.0, 10.0, 14.0, 30.0, 100.0)
 ROUNDS = (0, 5, 20, 60)
@@ -52,7 +52,7 @@ def gradients(clients: Clients, count: int, batch: int) -> list[Tensor]:
     Digits are those that score the attacks, in pixels without normalisation, as they are attacked.
     """
     images = image_set("digits", count * batch, "score")
-    spec = DataSpec(clients.spec.image_shape, clients.spec.classes, (0.0,), (1.0,))
+    spec = plain_spec(clients.spec.image_shape, clients.spec.classes)
     found = []
     for i in range(count):
         part = slice(i * batch, (i + 1) * batch)
@@ -126,11 +126,10 @@ def mean_of(updates: list[Tensor]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every model."""
-    options = parser(__doc__ or "", "guardian_cosines", picture=False)
+    options = parser(__doc__)
     options.add_argument("--model", nargs="+", default=["lenet-strided", "lenet"])
     options.add_argument("--activation", choices=("sigmoid", "relu"), default="sigmoid")
-    arguments = options.parse_args()
-    torch.set_num_threads(1)
+    arguments = parse(options)
     rows: list[dict[str, Any]] = []
     for model in arguments.model:
         note(model)

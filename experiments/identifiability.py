@@ -9,28 +9,24 @@ row of its committed results. ``bound`` is the mean over uploads of
 of a guess without the upload; ``hidden`` how many uploads are forecast as not worth trying.
 """
 
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from bract.attacks.adaptive.bayes import bayes_evidence
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.identifiability import identifiability
 from bract.schema import Told
 from experiments.bayes import NETWORKS, Setting, uploads
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import image_set
+from experiments.harness.result import committed
 
 COLUMNS = (
     *("init", "defense", "bound", "bound_low", "bound_high", "guess", "hidden", "images"),
     *("attack", "psnr", "ssim", "seconds"),
 )
-RESULTS = Path(__file__).parent / "results"
-MEASURED = ("bayes-default-xeon-2-cores.json", "bayes-uniform-epyc-2-cores.json")
+MEASURED = ("bayes-default", "bayes-uniform")
 WITHOUT = ("ignoring", "prior")
 
 
@@ -38,7 +34,7 @@ def measured() -> dict[tuple[str, str], dict[str, Any]]:
     """Return the best row of each initialisation and defense, by PSNR, of who knows it."""
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for name in MEASURED:
-        for row in json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"]:
+        for row in committed(name):
             at = (row["init"], row["defense"])
             known = row["attacker"] not in WITHOUT and row["psnr"] is not None
             if known and (at not in best or row["psnr"] > best[at]["psnr"]):
@@ -82,10 +78,9 @@ def row_of(init: str, defense: str, got: dict[str, Any], count: int) -> dict[str
 
 def main() -> None:
     """Bound every row that was measured."""
-    options_parser = parser(__doc__ or "", "identifiability", picture=False)
+    options_parser = parser(__doc__)
     options_parser.add_argument("--images", type=int, default=16)
-    options = options_parser.parse_args()
-    torch.set_num_threads(1)
+    options = parse(options_parser)
     rows = []
     for (init, defense), got in measured().items():
         if defense == "precode":

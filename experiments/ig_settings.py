@@ -19,13 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from bract.attacks import IG, Budget, Engine, Reconstruction, reconstruct
 from bract.attacks.problem.objectives import LayerWeighting
 from bract.attacks.solve.regularizers import NaturalImages
 from experiments import peers
-from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.command import emit, note, parse, parser
+from experiments.harness.scores import interval
 
 COLUMNS = (
     *("model", "iterations", "uploads", "settings"),
@@ -117,13 +116,12 @@ def rows_of(model: str, iterations: int, count: int, split: str) -> Iterator[dic
 
 def main() -> None:
     """Run all models or some."""
-    options_parser = parser(__doc__ or "", "settings-of-ig", picture=False)
+    options_parser = parser(__doc__)
     options_parser.add_argument("--model", action="append")
     options_parser.add_argument("--images", type=int, default=4)
     options_parser.add_argument("--iterations", type=int, help="instead of each run's own")
     options_parser.add_argument("--split", choices=("score", "choose"), default="choose")
-    options = options_parser.parse_args()
-    torch.set_num_threads(1)
+    options = parse(options_parser)
     rows = [
         row
         for model, iterations in RUNS

@@ -49,7 +49,7 @@ DISTRIBUTIONS: dict[str, tuple[Callable[..., Array], float, tuple[float, float]]
 
 def main() -> None:
     """Count how often each interval holds the mean."""
-    arguments = parser(__doc__ or "", "intervals", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--samples", type=int, default=4000)
     options = arguments.parse_args()
     rows = []

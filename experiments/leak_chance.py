@@ -26,10 +26,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.audit.scoring.chance import chance, dissimilarity, views
-from bract.config import DataConfig
-from bract.data import open_source
 from experiments.harness import mnist_package
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import emit, note, parse, parser
+from experiments.harness.images import all_images
 
 LEVELS = (5e-2, 1e-2, 1e-3, 1e-4, 1e-5)
 PUBLIC = 20
@@ -54,11 +53,8 @@ class Images:
             images, labels = _drawn("test", MNIST_IMAGES[1], size, rng)
             self.test = (images, labels, views(images))
         else:
-            sources = [open_source(DataConfig(name=data), split) for split in ("train", "test")]
-            self.images = torch.cat(
-                [s.images(list(range(len(s.labels))), channels=1, size=size) for s in sources]
-            )
-            self.labels = torch.cat([s.labels for s in sources]).numpy()
+            self.images, found = all_images(data, size)
+            self.labels = found.numpy()
         self.views = views(self.images)
 
     def deal(
@@ -138,13 +134,12 @@ def measure(data: str, size: int, references: int, draws: int) -> Iterator[dict[
 
 def main() -> None:
     """Measure the settings and print the table."""
-    arguments = parser(__doc__ or "", "leak-chance", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--data", choices=("digits", "mnist"), action="append")
     arguments.add_argument("--size", type=int, action="append")
     arguments.add_argument("--references", type=int, action="append")
     arguments.add_argument("--draws", type=int, default=6)
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     done = []
     for data in options.data or ("digits", "mnist"):
         for size in options.size or (32,):

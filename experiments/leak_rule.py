@@ -28,9 +28,8 @@ from torch import Tensor
 from bract.audit.scoring.chance import chance_of_any, dissimilarity, named, views
 from bract.audit.scoring.metrics import ssim
 from bract.audit.scoring.scoring import pair
-from bract.config import DataConfig
-from bract.data import open_source
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import emit, note, parse, parser
+from experiments.harness.images import all_images
 
 ORIGINALS = (1, 8, 64, 700)
 UPLOADS = (1, 10, 100)
@@ -47,11 +46,8 @@ class Digits:
     """All digits with their views, and copies of some that noise or blur has spoilt."""
 
     def __init__(self, spoilt: int) -> None:
-        sources = [open_source(DataConfig(name="digits"), split) for split in ("train", "test")]
-        self.images = torch.cat(
-            [s.images(list(range(len(s.labels))), channels=1, size=32) for s in sources]
-        )
-        self.labels = torch.cat([s.labels for s in sources]).numpy()
+        self.images, labels = all_images("digits")
+        self.labels = labels.numpy()
         self.views = views(self.images)
         self.chosen = np.random.default_rng(0).permutation(len(self.images))[:spoilt]
         self.spoilt = {
@@ -188,12 +184,11 @@ def rows(digits: Digits, originals: int, uploads: int, runs: int) -> Iterator[di
 
 def main() -> None:
     """Simulate every setting and print the table."""
-    arguments = parser(__doc__ or "", "leak-rule", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--runs", type=int, default=100, help="of 100 uploads; more of fewer")
     arguments.add_argument("--spoilt", type=int, default=100)
     arguments.add_argument("--originals", type=int, action="append", choices=ORIGINALS)
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     digits = Digits(options.spoilt)
     done = []
     for originals in options.originals or ORIGINALS:

@@ -12,25 +12,23 @@ images. ``--split choose``, on which settings were chosen, has other images and 
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.audit.scoring.metrics import match, psnr, ssim
-from bract.client.training import train_locally
+from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import TrainingConfig
-from bract.data import DataSpec
-from bract.models import create_model, initialise
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import parameters_of
-from experiments.harness.command import emit, interval, note, parser
+from bract.protocol.observation import Observation
+from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.images import ImageSet, image_set
+from experiments.harness.result import Row
+from experiments.harness.scores import interval, mean
+from experiments.harness.uploads import FIRST_SEED, network_for, plain_spec, trained_upload
 
 COLUMNS = (
     *("attack", "model", "activation", "data", "classes", "images_each", "batch_size", "epochs"),
@@ -40,7 +38,6 @@ COLUMNS = (
 RECOGNISABLE = 0.5
 ALL_ROWS = 400
 """Iterations at which every row is run; with more the first one alone."""
-FIRST_NETWORK = {"score": 0, "choose": 1000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,27 +66,24 @@ def standard_plan(iterations: int) -> Iterator[Setting]:
 
 def main() -> None:
     """Attack every setting's clients; then print the table or JSON."""
-    arguments = parser(__doc__, "local-training", picture=False)
+    arguments = parser(__doc__, "split")
     arguments.add_argument("--clients", type=int, default=4)
     arguments.add_argument("--iterations", type=int, default=ALL_ROWS)
-    arguments.add_argument("--split", choices=("score", "choose"), default="score")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     rows = []
     for setting in standard_plan(options.iterations):
-        rows.append(row(setting, options))
-        note(" ".join(f"{column}={rows[-1].get(column)}" for column in COLUMNS))
+        rows.append(note_row(row(setting, options), COLUMNS))
     emit(rows, COLUMNS, as_json=options.json)
 
 
-def row(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
+def row(setting: Setting, options: argparse.Namespace) -> Row:
     """Attack as many clients as asked for, one after another."""
     pool = image_set(setting.data, setting.images_each * options.clients, options.split)
     found: dict[str, list[float]] = {}
     each: list[float] = []
     for number in range(options.clients):
         images, labels = client_images(setting, pool, number)
-        seed = FIRST_NETWORK[options.split] + number
+        seed = FIRST_SEED[options.split] + number
         seen = observation(setting, images, labels, seed)
         begun = time.process_time()
         (result,) = reconstruct(
@@ -105,16 +99,16 @@ def row(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
         for name, value in scores.items():
             found.setdefault(name, []).append(value)
         each.append(scores["above"])
-    mean, half = interval(each)
+    centre, half = interval(each)
     return {
         **vars(setting),
         "clients": options.clients,
         "split": options.split,
         "images": options.clients * setting.images_each,
-        **{name: statistics.fmean(values) for name, values in found.items()},
+        **{name: mean(values) for name, values in found.items()},
         "above_each": each,
-        "above_low": None if half is None else max(0.0, mean - half),
-        "above_high": None if half is None else min(1.0, mean + half),
+        "above_low": None if half is None else max(0.0, centre - half),
+        "above_high": None if half is None else min(1.0, centre + half),
     }
 
 
@@ -130,45 +124,23 @@ def client_images(setting: Setting, pool: ImageSet, number: int) -> tuple[Tensor
 
 def observation(setting: Setting, images: Tensor, labels: Tensor, seed: int) -> Observation:
     """Train as a client does and return what the server captures."""
-    channels, size, _ = images.shape[1:]
-    network = initialise(
-        create_model(
-            setting.model,
-            classes=setting.classes,
-            channels=channels,
-            image_size=size,
-            activation=setting.activation,
+    spec = plain_spec(images.shape[1:], setting.classes)
+    return trained_upload(
+        network_for(spec, setting.model, seed, activation=setting.activation),
+        images,
+        labels,
+        training=TrainingConfig(
+            batch_size=setting.batch_size, local_epochs=setting.epochs, lr=setting.lr
         ),
-        "default",
-        seed,
-    )
-    sent = parameters_of(network)
-    training = TrainingConfig(
-        batch_size=setting.batch_size, local_epochs=setting.epochs, lr=setting.lr
-    )
-    plain = (0.0,) * channels, (1.0,) * channels
-    spec = DataSpec((channels, size, size), setting.classes, *plain)
-    trained = train_locally(
-        network, images, labels, config=training, spec=spec, seed=seed, device=torch.device("cpu")
-    )
-    return Observation(
-        round=1,
+        spec=spec,
+        chain=build_defenses([]),
+        state={},
+        context=ProtectContext(round=1),
+        seed=seed,
         client=f"client-{seed}",
-        parameters=sent,
-        update=trained.update,
-        declaration=ClientDeclaration(
-            model=setting.model,
-            activation=setting.activation,
-            image_shape=(channels, size, size),
-            classes=setting.classes,
-            mean=plain[0],
-            std=plain[1],
-            lr=setting.lr,
-            local_steps=trained.steps,
-            batch_size=setting.batch_size,
-            num_examples=len(images),
-        ),
-    )
+        model=setting.model,
+        activation=setting.activation,
+    ).captured
 
 
 def client_scores(
@@ -184,12 +156,12 @@ def client_scores(
         "above": float((similar > RECOGNISABLE).double().mean()),
         "labels_right": float(torch.minimum(*counts).sum()) / len(labels),
     }
-    mean = pool.candidates.mean(dim=0).expand_as(images)
-    scores["mean_above"] = float((ssim(mean, images) > RECOGNISABLE).double().mean())
+    guess = pool.candidates.mean(dim=0).expand_as(images)
+    scores["mean_above"] = float((ssim(guess, images) > RECOGNISABLE).double().mean())
     if setting.classes == pool.classes:
         kinds = [pool.candidates[pool.candidate_labels == k].mean(dim=0) for k in labels.tolist()]
-        mean = torch.stack(kinds)
-        scores["class_mean_above"] = float((ssim(mean, images) > RECOGNISABLE).double().mean())
+        guess = torch.stack(kinds)
+        scores["class_mean_above"] = float((ssim(guess, images) > RECOGNISABLE).double().mean())
     return scores
 
 

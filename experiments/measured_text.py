@@ -8,7 +8,6 @@ are never typed: a digit in a template's prose is refused, and so is a row that 
 """
 
 import argparse
-import json
 import re
 import statistics
 import sys
@@ -20,12 +19,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from bract.errors import BractError
 from experiments.audit_plan import TIERS, standard_plan
-
-Row = dict[str, Any]
+from experiments.harness.result import RESULTS, Row, committed
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 TEXTS = HERE / "texts"
 TARGET = re.compile(r"\{# goes to ([\w./-]+) #\}\n")
 REGION = "<!-- measured: {name} -->\n{text}\n<!-- end -->"
@@ -43,11 +41,10 @@ class MissingRowError(Exception):
 @cache
 def results(name: str) -> list[Row]:
     """Return the rows of the one committed file whose name begins so."""
-    found = sorted(RESULTS.glob(f"{name}-*.json"))
-    if len(found) != 1:
-        raise MissingRowError(f"{RESULTS}: {len(found)} files {name}-*.json, expected one")
-    rows: list[Row] = json.loads(found[0].read_text())["rows"]
-    return rows
+    try:
+        return committed(name, RESULTS)
+    except BractError as error:
+        raise MissingRowError(str(error)) from error
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:

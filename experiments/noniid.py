@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from bract.config import build_config
-from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.digits import DigitsClient, Judge, start_of
+from experiments.harness.pictures import canvas, save
+from experiments.harness.scores import interval
 from experiments.harness.simulation import STRATEGIES, simulate
 
 PARTITIONS = {
@@ -34,14 +35,13 @@ CLIENTS = 5
 
 def main() -> None:
     """Run every partition, seed and strategy; print the table and draw accuracy by round."""
-    arguments = parser(__doc__, "noniid")
+    arguments = parser(__doc__, picture="noniid-cpu")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--lr", type=float, default=0.1)
     arguments.add_argument("--batch-size", type=int, default=8)
     arguments.add_argument("--local-epochs", type=int, default=3)
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     curves: dict[str, dict[str, list[list[float]]]] = {p: {} for p in PARTITIONS}
     for partition, section in PARTITIONS.items():
         for seed in range(options.seeds):
@@ -109,12 +109,7 @@ def summary(
 
 def draw(curves: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
     """Draw test accuracy by round: mean and 95 % interval over the seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(curves), figsize=(13, 4.5), sharey=True)
+    figure, axes = canvas(1, len(curves), 13, 4.5, sharey=True)
     for axis, (partition, found) in zip(axes, curves.items(), strict=True):
         for name, runs in found.items():
             points = [interval(column) for column in zip(*runs, strict=True)]
@@ -128,8 +123,7 @@ def draw(curves: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
     axes[0].set_ylabel("test accuracy")
     axes[-1].legend(fontsize=8)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    save(figure, path, dpi=90)
 
 
 if __name__ == "__main__":

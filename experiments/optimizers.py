@@ -35,9 +35,10 @@ from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
 from bract.protocol.update import Tensors
-from experiments.attacks import NETWORK_SEEDS, observe
+from experiments.attacks import observe
 from experiments.harness.command import emit, note, parser
 from experiments.harness.images import image_set
+from experiments.harness.uploads import FIRST_SEED
 
 COLUMNS = (
     "attack",
@@ -112,7 +113,7 @@ def problem_of(trials: int) -> Problem:
         images.labels,
         model="lenet",
         init="default",
-        network_seed=NETWORK_SEEDS["choose"],
+        network_seed=FIRST_SEED["choose"],
         client="client-0",
     )
     case = open_case(seen, tier="oblivious", max_images=1, unroll=1)
@@ -246,7 +247,7 @@ def _ratio(times: Sequence[float], own: Sequence[float], added: float) -> float:
 
 
 def _options() -> argparse.Namespace:
-    made = parser(__doc__ or "", "optimizers", picture=False)
+    made = parser(__doc__)
     made.add_argument(
         "--trials", type=int, nargs="+", default=[1, 8], help="restarts held together"
     )

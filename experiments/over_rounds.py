@@ -13,11 +13,10 @@ images, with 95 % t intervals over federations, of which each has another networ
 ``gain`` is the paired difference to one round. ``cpu_seconds`` are those of one attack.
 """
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -27,19 +26,18 @@ from torch import Tensor
 from bract.attacks import Attacker, Budget, Engine, attack, reconstruct_over_rounds
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
 from bract.attacks.problem.global_models import observe_global_models
-from bract.audit.scoring.metrics import mean_interval
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
-from bract.client.training import train_locally
 from bract.config import TrainingConfig
-from bract.data import DataSpec
 from bract.errors import BractError
-from bract.models import create_model, initialise
-from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, parameters_of
-from experiments.harness.command import emit, note, parser
+from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.images import image_set
 from experiments.harness.operating_points import POINTS
+from experiments.harness.result import Row as Figures
+from experiments.harness.scores import columns, ends, mean
+from experiments.harness.uploads import FIRST_SEED, network_for, plain_spec, trained_upload
 
 ROUNDS = 11
 FEDERATIONS = 4
@@ -51,7 +49,6 @@ GIVEN = (1, 3, 10)
 MOST_PARTS = 3
 """Rounds of parts of a client's images that are put together; ten take minutes a federation."""
 
-FIRST_SEED = {"score": 0, "choose": 1000}
 COLUMNS = (
     *("name", "model", "defense", "clients", "batch", "observer", "rounds"),
     *(
@@ -141,11 +138,8 @@ def federation(row: Row, number: int, split: str) -> Federation:
         for i in range(row.clients)
     ]
     seed = FIRST_SEED[split] + number
-    network = create_model(
-        row.model, classes=10, channels=1, image_size=SIZE, activation=row.activation
-    )
-    initialise(network, "default", seed)
-    spec = DataSpec((1, SIZE, SIZE), 10, (0.0,), (1.0,))
+    spec = plain_spec((1, SIZE, SIZE))
+    network = network_for(spec, row.model, seed, activation=row.activation)
     chains: list[DefenseChain] = [
         build_defenses([dict(e) for e in DEFENSES[row.defense]]) for _ in own
     ]
@@ -160,50 +154,27 @@ def federation(row: Row, number: int, split: str) -> Federation:
         for client, (chain, state, at) in enumerate(zip(chains, states, own, strict=True)):
             part = torch.randperm(held, generator=drawn)[: row.batch].tolist()
             used[client].append([at[i] for i in part])
-            images, labels = found.images[used[client][-1]], found.labels[used[client][-1]]
-            context = ProtectContext(round=turn, seed=seed + 1000 * client)
-            chain.attach(network, state, context)
-            update = train_locally(
+            at_hand = used[client][-1]
+            sent_by = trained_upload(
                 network,
-                images,
-                labels,
-                config=training,
+                found.images[at_hand],
+                found.labels[at_hand],
+                training=training,
                 spec=spec,
+                chain=chain,
+                state=state,
+                context=ProtectContext(round=turn, seed=seed + 1000 * client),
                 seed=seed,
-                device=torch.device("cpu"),
-            ).update
-            context = replace(context, model=network, images=images, labels=labels)
-            uploads[client].append(
-                Observation(
-                    round=turn,
-                    client=f"client-{client}",
-                    parameters=sent,
-                    update=chain.protect(update, state, context),
-                    declaration=_declared(row, spec, chain),
-                )
+                client=f"client-{client}",
+                model=row.model,
+                activation=row.activation,
             )
+            uploads[client].append(sent_by.captured)
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 mean = sum(mine[-1].update[name] for mine in uploads) / len(uploads)
                 parameter.copy_(sent[name] - (1.0 if averaged else LR) * mean)
     return Federation(uploads, used, found.images, found.labels, parameters_of(network))
-
-
-def _declared(row: Row, spec: DataSpec, chain: DefenseChain) -> ClientDeclaration:
-    return ClientDeclaration(
-        algorithm="fedsgd",
-        model=row.model,
-        activation=row.activation,
-        image_shape=spec.image_shape,
-        classes=spec.classes,
-        mean=spec.mean,
-        std=spec.std,
-        lr=LR,
-        local_steps=1,
-        batch_size=row.batch,
-        num_examples=row.batch,
-        defenses=tuple(chain.public()),
-    )
 
 
 def seen_by(row: Row, held: Federation) -> list[Observation]:
@@ -228,7 +199,7 @@ def seen_by(row: Row, held: Federation) -> list[Observation]:
     ]
 
 
-def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> dict[str, Any]:
+def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> Figures:
     """Attack the last rounds of every federation; score what came back."""
     using: Attacker = attack(row.attack)
     psnr: list[float] = []
@@ -263,27 +234,19 @@ def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> 
         rows = score_images(images, truth, perceptual=False).rows
         psnr.append(fmean(float(r.psnr or 0.0) for r in rows))
         ssim.append(fmean(float(r.ssim or 0.0) for r in rows))
-    facts: dict[str, Any] = asdict(row) | {
+    return asdict(row) | {
         "rounds": rounds,
         "federations": len(federations),
         "refused": len(refused),
         "reason": refused[0] if refused else None,
         "found": sizes,
-        "psnr_each": psnr,
-        "ssim_each": ssim,
-        "cpu_seconds": fmean(seconds) if seconds else None,
+        **columns("psnr", psnr),
+        **columns("ssim", ssim),
+        "cpu_seconds": mean(seconds),
     }
-    for name, values in (("psnr", psnr), ("ssim", ssim)):
-        low, high = (mean_interval(values) if values else None) or (None, None)
-        facts |= {
-            name: fmean(values) if values else None,
-            f"{name}_low": low,
-            f"{name}_high": high,
-        }
-    return facts
 
 
-def compare(rows: Sequence[dict[str, Any]]) -> None:
+def compare(rows: Sequence[Figures]) -> None:
     """Add the paired gain over one round of the same images, in dB, with its interval."""
     alone = {row["name"]: row for row in rows if row["rounds"] == 1 and not row["held"]}
     for row in rows:
@@ -291,25 +254,18 @@ def compare(rows: Sequence[dict[str, Any]]) -> None:
         if before is None or row is before or len(before["psnr_each"]) != len(row["psnr_each"]):
             continue
         each = [a - b for a, b in zip(row["psnr_each"], before["psnr_each"], strict=True)]
-        low, high = (mean_interval(each, bounds=None) if each else None) or (None, None)
-        row |= {"gain": fmean(each), "gain_low": low, "gain_high": high}
+        row |= {"gain": mean(each), **ends("gain", each)}
 
 
 def main() -> None:
     """Run the rows."""
-    options_parser = parser(__doc__ or "", "over-rounds", picture=False)
+    options_parser = parser(__doc__, "split", "seed", "resume")
     options_parser.add_argument("--row", action="append", choices=[row.name for row in ROWS])
     options_parser.add_argument("--rounds", type=int, action="append", choices=GIVEN)
-    options_parser.add_argument("--split", choices=("score", "choose"), default="score")
     options_parser.add_argument("--federations", type=int, default=FEDERATIONS)
-    options_parser.add_argument("--seed", type=int, default=0)
-    options_parser.add_argument("--resume", type=Path, help="file of finished rows")
-    options = options_parser.parse_args()
-    torch.set_num_threads(1)
+    options = parse(options_parser)
     rows = []
-    done: dict[str, Any] = {}
-    if options.resume is not None and options.resume.exists():
-        done = dict(json.loads(line) for line in options.resume.read_text().splitlines())
+    done = Finished(options.resume, "experiments.over_rounds")
     for row in ROWS:
         if options.row and row.name not in options.row:
             continue
@@ -318,19 +274,8 @@ def main() -> None:
             if row.held and rounds > MOST_PARTS:
                 continue
             about = [asdict(row), rounds, options.split, options.federations, options.seed]
-            key = json.dumps(about)
-            if key in done:
-                rows.append(done[key])
-                continue
-            rows.append(run(row, rounds, held, options.seed))
-            told = rows[-1]
-            if options.resume is not None:
-                with options.resume.open("a") as file:
-                    file.write(json.dumps([key, told]) + "\n")
-            note(
-                f"{row.name}, {rounds} rounds: {told['psnr'] or 0.0:.2f} dB, SSIM "
-                f"{told['ssim'] or 0.0:.3f}, {told['cpu_seconds'] or 0.0:.1f} s, {told['reason']}"
-            )
+            measured = done.row(about, partial(run, row, rounds, held, options.seed))
+            rows.append(note_row(measured, ("name", "rounds", "psnr", "ssim", "reason")))
     compare(rows)
     emit([row | {"size": SIZE} for row in rows], COLUMNS, as_json=options.json)
 

@@ -37,7 +37,8 @@ from bract.paillier import (
     strip_messages,
     weighted_sum,
 )
-from experiments.harness.command import device, emit, note, parser
+from experiments.harness.command import emit, note, parser
+from experiments.harness.result import device_name
 
 CLIENTS = 3
 WEIGHTS = [7, 11, 13]
@@ -92,7 +93,7 @@ class Implementation:
 
 def main() -> None:
     """Measure, then print a table or JSON."""
-    arguments = parser(__doc__, "paillier", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--bits", type=int, nargs="+", default=[2048, 3072])
     arguments.add_argument("--values", type=int, default=MODELS["LeNet"], help="values a vector")
     arguments.add_argument("--threads", type=int, default=1)
@@ -103,8 +104,8 @@ def main() -> None:
         Clock.source = staticmethod(time.perf_counter)
     rows = [row for bits in options.bits for row in measure(bits, options)]
     if not options.json:
-        print(f"{device()}, {options.threads} thread(s), {options.repeats} repetitions\n")
-    emit(rows, COLUMNS, as_json=options.json, versions={"gmp": gmpy2.mp_version()})
+        print(f"{device_name()}, {options.threads} thread(s), {options.repeats} repetitions\n")
+    emit(rows, COLUMNS, as_json=options.json, more_versions={"gmp": gmpy2.mp_version()})
     if not options.json:
         show_models(rows, options.bits)
 

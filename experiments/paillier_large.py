@@ -31,7 +31,7 @@ def peak() -> float:
 
 def main() -> None:
     """Measure, then print the table or JSON."""
-    arguments = parser(__doc__ or "", "paillier-large", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--values", type=int, default=11_200_000)
     arguments.add_argument("--clients", type=int, default=3)
     arguments.add_argument("--threads", type=int, default=1)

@@ -17,40 +17,35 @@ out. CPU seconds are the process's own.
 
 import argparse
 import importlib.util
-import json
-import statistics
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
-from bract.audit.scoring.metrics import mean_interval
 from bract.audit.scoring.scoring import ScoredImages, Truth, score_images
-from bract.models import create_model, initialise
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, parameters_of
-from bract.versions import RESULT_CODE, code_digest
-from experiments.harness.command import emit, note, parser
+from bract.protocol.observation import Observation
+from experiments.harness.command import Finished, emit, note, parse, parser
+from experiments.harness.federation import correct
 from experiments.harness.images import held_out_images, image_set, training_images
+from experiments.harness.result import Row
+from experiments.harness.scores import columns, mean, of_score
+from experiments.harness.uploads import FIRST_SEED, fit, gradient_upload, network_for, plain_spec
 
 COLUMNS = (
     *("tool", "attack", "information", "model", "data", "batch", "iterations"),
     *("psnr", "psnr_low", "psnr_high", "ssim", "label_accuracy", "cpu_seconds"),
 )
 CLASSES, CHANNELS, SIZE = 10, 3, 32
+SPEC = plain_spec((CHANNELS, SIZE, SIZE), CLASSES)
 RECIPES = ("invertinggradients", "modern", "seethroughgradients")
 """breaching's own, by the names of its configuration files."""
 
-_FIRST_SEED = {"score": 0, "choose": 1000}
 _NETWORKS = 4
 _TRAINED_STEPS, _TRAINED_BATCH, _TRAINED_LR = 150, 64, 2e-3
 
@@ -119,7 +114,7 @@ def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
     for client in range(count):
         part = slice(client * setting.batch, (client + 1) * setting.batch)
         truth = images.images[part].expand(-1, CHANNELS, -1, -1).contiguous()
-        seed = _FIRST_SEED[split] + client % _NETWORKS
+        seed = FIRST_SEED[split] + client % _NETWORKS
         network, accuracy = _network(setting.model, setting.activation, setting.trained, seed)
         found.append(_upload(network, truth, images.labels[part], client, setting, accuracy))
     return found
@@ -130,10 +125,7 @@ def _network(
     model: str, activation: str, trained: bool, seed: int
 ) -> tuple[nn.Module, float | None]:
     torch.manual_seed(seed)
-    made = create_model(
-        model, classes=CLASSES, channels=CHANNELS, image_size=SIZE, activation=activation
-    )
-    network = initialise(made, "default", seed)
+    network = network_for(SPEC, model, seed, activation=activation)
     return (network, _train(network, seed)) if trained else (network, None)
 
 
@@ -142,19 +134,12 @@ def _train(network: nn.Module, seed: int) -> float:
     images, labels = training_images("digits")
     # The last ones are attacked in the split that chooses.
     images, labels = images[:-64].expand(-1, CHANNELS, -1, -1), labels[:-64]
-    generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=_TRAINED_LR)
-    for _ in range(_TRAINED_STEPS):
-        picked = torch.randint(len(images), (_TRAINED_BATCH,), generator=generator)
-        optimizer.zero_grad()
-        F.cross_entropy(network(images[picked]), labels[picked]).backward()
-        optimizer.step()
+    fit(network, images, labels, optimizer, steps=_TRAINED_STEPS, batch=_TRAINED_BATCH, seed=seed)
     held, wanted = held_out_images("digits")
-    network.eval()
-    with torch.no_grad():
-        right = network(held.expand(-1, CHANNELS, -1, -1)).argmax(dim=1) == wanted
+    accuracy = float(correct(network, held.expand(-1, CHANNELS, -1, -1), wanted).mean())
     network.train()
-    return float(right.float().mean())
+    return accuracy
 
 
 def _upload(
@@ -165,40 +150,19 @@ def _upload(
     setting: Setting,
     accuracy: float | None,
 ) -> Upload:
-    sent = {name: value.clone() for name, value in buffers_of(network).items()}
     network.train()
-    loss = F.cross_entropy(network(truth), labels)
-    gradients = torch.autograd.grad(loss, list(network.parameters()))
-    returned = {name: value.clone() for name, value in buffers_of(network).items()}
-    network.load_state_dict(sent, strict=False)
-    seen = Observation(
-        round=1,
-        client=f"client-{client}",
-        parameters=parameters_of(network),
-        update={n: g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)},
-        buffers=sent,
-        returned_buffers=returned,
-        declaration=ClientDeclaration(
-            algorithm="fedsgd",
-            model=setting.model,
-            activation=setting.activation,
-            image_shape=(CHANNELS, SIZE, SIZE),
-            classes=CLASSES,
-            mean=(0.0,) * CHANNELS,
-            std=(1.0,) * CHANNELS,
-            batch_size=len(truth),
-            num_examples=len(truth),
-        ),
-    )
-    return Upload(
+    seen = gradient_upload(
         network,
-        seen,
-        gradients,
-        _batch_statistics(network, sent, returned),
         truth,
         labels,
-        accuracy,
+        spec=SPEC,
+        client=f"client-{client}",
+        model=setting.model,
+        activation=setting.activation,
     )
+    gradients = tuple(seen.update[name] for name, _ in network.named_parameters())
+    statistics = _batch_statistics(network, seen.buffers, seen.returned_buffers)
+    return Upload(network, seen, gradients, statistics, truth, labels, accuracy)
 
 
 def _batch_statistics(
@@ -217,7 +181,7 @@ def _batch_statistics(
     return tuple(found)
 
 
-def ours(setting: Setting, given: Sequence[Upload], name: str, device: str) -> dict[str, Any]:
+def ours(setting: Setting, given: Sequence[Upload], name: str, device: str) -> Row:
     """Attack with an attack of this project."""
     own = time.process_time()
     outcomes = reconstruct(
@@ -243,7 +207,7 @@ def breaching_installed() -> bool:
 
 def theirs(
     setting: Setting, given: Sequence[Upload], recipe: str, *, statistics_given: bool, device: str
-) -> dict[str, Any]:
+) -> Row:
     """Attack with a recipe of breaching."""
     found = []
     own = time.process_time()
@@ -312,11 +276,8 @@ def _row(
     setting: Setting,
     scored: Sequence[ScoredImages],
     spent: float,
-) -> dict[str, Any]:
+) -> Row:
     groups = [i for i, s in enumerate(scored) for _ in s.rows]
-    psnr = [row.psnr for s in scored for row in s.rows if row.psnr is not None]
-    ssim = [row.ssim for s in scored for row in s.rows if row.ssim is not None]
-    low, high = mean_interval(psnr, groups=groups) or (None, None)
     return {
         "tool": tool,
         "attack": name,
@@ -325,20 +286,16 @@ def _row(
         "data": setting.data,
         "batch": setting.batch,
         "iterations": setting.iterations,
-        "images": len(psnr),
-        "psnr": statistics.fmean(psnr),
-        "psnr_low": low,
-        "psnr_high": high,
-        "psnr_each": psnr,
-        "ssim": statistics.fmean(ssim),
-        "label_accuracy": statistics.fmean(s.label_accuracy or 0.0 for s in scored),
-        "cpu_seconds": spent / len(psnr),
+        "images": len(groups),
+        **columns("psnr", of_score(scored, "psnr"), groups),
+        "ssim": mean(of_score(scored, "ssim")),
+        "label_accuracy": mean([s.label_accuracy or 0.0 for s in scored]),
+        "cpu_seconds": spent / len(groups),
     }
 
 
-def rows_of(setting: Setting, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def rows_of(setting: Setting, options: argparse.Namespace, done: Finished) -> Iterator[Row]:
     """Run every tool on the uploads of a setting, but for rows that are done."""
-    done = _finished(options.resume)
     count = max(1, options.images // setting.batch)
     normalised = setting.model in _NORMALISED
     runs: list[tuple[str, str, bool]] = [("bract", name, normalised) for name in options.attack]
@@ -346,33 +303,26 @@ def rows_of(setting: Setting, options: argparse.Namespace) -> Iterator[dict[str,
         told = (False, True) if normalised else (False,)
         runs += [("breaching", name, known) for name in options.recipe for known in told]
     for run in runs:
-        key = json.dumps([asdict(setting), count, options.split, *run])
-        if key not in done:
-            given = uploads(setting, count, options.split)
-            tool, name, known = run
-            if tool == "bract":
-                row = ours(setting, given, name, options.device)
-            else:
-                row = theirs(setting, given, name, statistics_given=known, device=options.device)
-            accuracies = [u.accuracy for u in given if u.accuracy is not None]
-            row["network_accuracy"] = statistics.fmean(accuracies) if accuracies else None
-            done[key] = row | {"code": code_digest(*RESULT_CODE)}
-            if options.resume is not None:
-                with options.resume.open("a", encoding="utf-8") as file:
-                    print(json.dumps({"key": key, "row": done[key]}), file=file)
-        yield done[key]
+        yield done.row(
+            [asdict(setting), count, options.split, *run],
+            partial(_measured, setting, count, *run, options),
+        )
 
 
-def _finished(path: Path | None) -> dict[str, dict[str, Any]]:
-    if path is None or not path.exists():
-        return {}
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {line["key"]: line["row"] for line in lines}
+def _measured(
+    setting: Setting, count: int, tool: str, name: str, known: bool, options: argparse.Namespace
+) -> Row:
+    given = uploads(setting, count, options.split)
+    if tool == "bract":
+        row = ours(setting, given, name, options.device)
+    else:
+        row = theirs(setting, given, name, statistics_given=known, device=options.device)
+    return row | {"network_accuracy": mean([u.accuracy for u in given if u.accuracy is not None])}
 
 
 def main() -> None:
     """Run all settings or some."""
-    options_parser = parser(__doc__ or "", "peers", picture=False)
+    options_parser = parser(__doc__, "split", "device", "threads", "resume")
     add = options_parser.add_argument
     add("--model", action="append", help="a part of a model's name in words")
     add("--batch", type=int, action="append")
@@ -380,15 +330,11 @@ def main() -> None:
     add("--iterations", type=int, help="instead of the setting's own")
     add("--attack", action="append")
     add("--recipe", action="append", choices=RECIPES)
-    add("--split", choices=("score", "choose"), default="score")
-    add("--device", default="cpu")
-    add("--threads", type=int, default=1)
-    add("--resume", type=Path, help="file of finished rows: read first, appended to")
-    options = options_parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = parse(options_parser)
     options.attack = options.attack or ["ig", "best"]
     options.recipe = options.recipe or list(RECIPES)
     rows = []
+    done = Finished(options.resume, "experiments.peers")
     for setting in SETTINGS:
         if options.model and not any(part in setting.name for part in options.model):
             continue
@@ -396,7 +342,7 @@ def main() -> None:
             if batch == 1 and setting.model in _BATCHES_ONLY:
                 continue
             iterations = options.iterations or setting.iterations
-            for row in rows_of(replace(setting, batch=batch, iterations=iterations), options):
+            for row in rows_of(replace(setting, batch=batch, iterations=iterations), options, done):
                 note(
                     f"{row['model']}, batch {batch}: {row['tool']} {row['attack']} "
                     f"({row['information']}): {row['psnr']:.1f} dB, {row['ssim']:.2f}, labels "

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from bract.config import build_config
-from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.digits import DigitsClient, Judge, start_of
+from experiments.harness.pictures import canvas, save
+from experiments.harness.scores import interval
 from experiments.harness.simulation import STRATEGIES, simulate
 
 COMPARED = ("fedavg-uniform", "fedboosting", "fedboosting-proportional", "fedboosting-loss")
@@ -23,12 +25,11 @@ CLIENTS = 5
 
 def main() -> None:
     """Run every seed and strategy with and without poison, print the table, draw by round."""
-    arguments = parser(__doc__, "poisoned")
+    arguments = parser(__doc__, picture="poisoned-cpu")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--rounds", type=int, default=10)
     arguments.add_argument("--poisoned", type=int, default=1, help="clients with wrong labels")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     wrong = torch.roll(torch.arange(10), -1)
     runs: dict[tuple[str, int], list[list[dict[str, Any]]]] = {}
     for seed in range(options.seeds):
@@ -94,12 +95,7 @@ def draw(
     runs: dict[tuple[str, int], list[list[dict[str, Any]]]], poisoned: int, path: Path
 ) -> None:
     """Draw the poisoned client's weight and the test accuracy by round."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    figure, (left, right) = canvas(1, 2, 12, 4.5)
     for color, name in zip(("C0", "C1", "C2", "C3"), COMPARED, strict=True):
         for count, style in ((0, "--"), (poisoned, "-")):
             row = summary(name, count, runs[name, count])
@@ -113,8 +109,7 @@ def draw(
     left.legend(fontsize=8)
     right.legend(fontsize=7)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    save(figure, path, dpi=90)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 The generator (`bract.attacks.solve.prior_training`) is trained on the first 10,000 images of
 MNIST's training split, at 32 pixels. Attacked are 8 single images of the test split, written by
-other people, through networks of 4 seeds (`experiments.harness.clients`); every attack gets the same
-uploads. Settings were chosen on ``--split choose``: the end of the training split, which the
+other people, through networks of 4 seeds (`experiments.harness.clients`); every attack gets the
+same uploads. Settings were chosen on ``--split choose``: the end of the training split, which the
 generator has not seen, and networks of other seeds. ``reading``: ``plain`` is the update without a
 defense, ``ignored`` the defended one, of which the attacker does not know that it is, ``known`` the
 defended one with the defense known (the adaptive tier; for GGL and GIAS the surrogate one).
@@ -15,11 +15,11 @@ of 256 such that is nearest to the original, which no attacker can pick. CPU sec
 process' own on one thread, an image.
 """
 
-import json
-import statistics
+import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,11 @@ from bract.attacks import (
 from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.audit.scoring.metrics import psnr, ssim
 from experiments.harness.clients import Situation, Upload, uploads
-from experiments.harness.command import emit, interval, note, parser
+from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.images import training_images
 from experiments.harness.operating_points import POINTS
+from experiments.harness.result import Row
+from experiments.harness.scores import columns, mean
 
 COLUMNS = (
     *("activation", "defense", "round", "reading", "attack", "images", "iterations", "psnr"),
@@ -87,32 +89,20 @@ def plan() -> Iterator[Setting]:
 
 def main() -> None:
     """Train or read the generator, attack every setting; then print the table or JSON."""
-    arguments = parser(__doc__, "prior", picture=False)
-    arguments.add_argument("--split", choices=("score", "choose"), default="score")
+    arguments = parser(__doc__, "split", "resume")
     arguments.add_argument("--images", type=int, default=8)
     arguments.add_argument("--epochs", type=int, default=25)
     arguments.add_argument("--prior", type=Path, help="a generator that was trained before")
     arguments.add_argument("--only", help="settings whose words hold this")
-    arguments.add_argument("--resume", type=Path, help="a result whose rows are kept")
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     prior = load_prior(options.prior) if options.prior else trained(options.epochs)
     note(f"{prior.text}: held-out images at {prior.facts.held_out_psnr:.1f} dB")
-    rows: list[dict[str, Any]] = []
-    if options.resume:
-        rows = json.loads(options.resume.read_text())["rows"]
+    done = Finished(options.resume, "experiments.prior")
+    rows: list[Row] = []
     for setting in plan():
-        if options.only and options.only not in str(setting):
-            continue
-        done = {row["attack"] for row in rows if of_setting(row, setting)}
-        if not done >= {"prior sample", "prior nearest", *wanted(setting)}:
-            rows += measured(setting, prior, options.split, options.images, done)
+        if not options.only or options.only in str(setting):
+            rows += measured(setting, prior, options, done)
     emit(rows, COLUMNS, as_json=options.json)
-
-
-def of_setting(row: dict[str, Any], setting: Setting) -> bool:
-    """Whether a row was measured in a setting."""
-    return all(row.get(name, 1) == value for name, value in vars(setting).items())
 
 
 def wanted(setting: Setting) -> tuple[str, ...]:
@@ -131,9 +121,69 @@ def trained(epochs: int) -> TrainedPrior:
 
 
 def measured(
-    setting: Setting, prior: TrainedPrior, split: str, images: int, done: set[str]
-) -> Iterator[dict[str, Any]]:
+    setting: Setting, prior: TrainedPrior, options: argparse.Namespace, done: Finished
+) -> Iterator[Row]:
     """Attack one setting's uploads with every attack, and score what needs no gradient."""
+    about = {
+        **vars(setting),
+        "data": "mnist",
+        "model": "lenet-strided",
+        "prior_images": prior.facts.images,
+        "prior_held_out_psnr": prior.facts.held_out_psnr,
+    }
+
+    @cache
+    def uploaded() -> Uploaded:
+        return uploaded_by(setting, prior, options.split, options.images)
+
+    measures: dict[str, Callable[[], Row]] = {
+        "prior sample": lambda: uploaded().scores(uploaded().first) | {"refused": 0},
+        "prior nearest": lambda: uploaded().scores(uploaded().nearest) | {"refused": 0},
+        **{name: partial(attacked, name, setting, uploaded, prior) for name in wanted(setting)},
+    }
+    for name, measure in measures.items():
+        row = done.row([about, name, options.split, options.images], measure)
+        yield note_row(about | {"attack": name} | row, COLUMNS)
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """What the clients of a setting sent, and what the generator makes without it.
+
+    Attributes
+    ----------
+    truth, first, nearest
+        Originals, samples of the right class, and the nearest such ones, ``(N, 1, 32, 32)``.
+    floor
+        PSNR of the nearest samples.
+    """
+
+    held: Sequence[Upload]
+    truth: Tensor
+    first: Tensor
+    nearest: Tensor
+    floor: list[float]
+
+    def scores(self, made: Iterable[Tensor | None]) -> Row:
+        """Score images against the originals; those of refused uploads are left out."""
+        triples = zip(made, self.truth, self.floor, strict=True)
+        pairs = [(m, t, f) for m, t, f in triples if m is not None]
+        if not pairs:
+            return {"images": 0, "psnr": None, "ssim": None}
+        images = torch.stack([m for m, _, _ in pairs])
+        originals = torch.stack([t for _, t, _ in pairs])
+        decibels, alike = psnr(images, originals).tolist(), ssim(images, originals).tolist()
+        return {
+            "images": len(pairs),
+            **columns("psnr", decibels),
+            "ssim": mean(alike),
+            "recognisable": sum(value >= 0.5 for value in alike) / len(pairs),
+            "above_nearest": sum(d > f for d, (_, _, f) in zip(decibels, pairs, strict=True)),
+        }
+
+
+def uploaded_by(setting: Setting, prior: TrainedPrior, split: str, images: int) -> Uploaded:
+    """Run the clients of a setting."""
     situation = Situation(
         data="mnist",
         model="lenet-strided",
@@ -154,24 +204,8 @@ def measured(
             for one, t in zip(drawn, truth, strict=True)
         ]
     )
-    floor = psnr(nearest, truth).tolist()
-    about = {
-        **vars(setting),
-        "data": "mnist",
-        "model": "lenet-strided",
-        "prior_images": prior.facts.images,
-        "prior_held_out_psnr": prior.facts.held_out_psnr,
-    }
     first = torch.stack([one[0] for one in drawn])
-    for name, made in (("prior sample", first), ("prior nearest", nearest)):
-        if name not in done:
-            yield {**about, "attack": name, **scores(list(made), truth, floor), "refused": 0}
-    for name in wanted(setting):
-        if name in done:
-            continue
-        row = {**about, "attack": name, **attacked(name, setting, held, prior, floor)}
-        note(" ".join(f"{column}={row[column]}" for column in COLUMNS))
-        yield row
+    return Uploaded(held, truth, first, nearest, psnr(nearest, truth).tolist())
 
 
 def samples(prior: TrainedPrior, upload: Upload) -> list[Tensor]:
@@ -183,9 +217,10 @@ def samples(prior: TrainedPrior, upload: Upload) -> list[Tensor]:
 
 
 def attacked(
-    name: str, setting: Setting, held: Sequence[Upload], prior: TrainedPrior, floor: list[float]
-) -> dict[str, Any]:
+    name: str, setting: Setting, uploaded: Callable[[], Uploaded], prior: TrainedPrior
+) -> Row:
     """Run one attack on all uploads as one batch."""
+    held, truth = uploaded().held, uploaded().truth
     seen = [seen_by(setting, upload) for upload in held]
     earlier = {upload.captured.key: upload.history for upload in held}
     public = prior if name in PUBLIC else None
@@ -202,7 +237,6 @@ def attacked(
         history=lambda o: earlier[o.key] if setting.reading == "known" else (),
         public=public,
     )
-    truth = torch.cat([upload.truth for upload in held])
     spent = (time.process_time() - begun) / len(truth)
     # A refused upload counts as what the prior would have been guessed to be: nothing.
     made: list[Tensor | None] = []
@@ -215,7 +249,7 @@ def attacked(
         if not isinstance(result, Reconstruction):
             note(result.reason)
     return {
-        **scores(made, truth, floor),
+        **uploaded().scores(made),
         "tier": tier,
         "iterations": ITERATIONS[name],
         "refused": sum(image is None for image in made),
@@ -238,26 +272,6 @@ def seen_by(setting: Setting, upload: Upload) -> Any:
         return upload.captured
     declaration = replace(upload.captured.declaration, defenses=())
     return replace(upload.captured, declaration=declaration)
-
-
-def scores(made: Sequence[Tensor | None], truth: Tensor, floor: list[float]) -> dict[str, Any]:
-    """Score images against the originals; those of refused uploads are left out."""
-    pairs = [(m, t, f) for m, t, f in zip(made, truth, floor, strict=True) if m is not None]
-    if not pairs:
-        return {"images": 0, "psnr": None, "ssim": None}
-    images, originals = torch.stack([m for m, _, _ in pairs]), torch.stack([t for _, t, _ in pairs])
-    decibels, alike = psnr(images, originals).tolist(), ssim(images, originals).tolist()
-    mean, half = interval(decibels)
-    return {
-        "images": len(pairs),
-        "psnr": mean,
-        "psnr_low": None if half is None else mean - half,
-        "psnr_high": None if half is None else mean + half,
-        "ssim": statistics.fmean(alike),
-        "recognisable": sum(value >= 0.5 for value in alike) / len(pairs),
-        "above_nearest": sum(d > f for d, (_, _, f) in zip(decibels, pairs, strict=True)),
-        "all_psnr": decibels,
-    }
 
 
 if __name__ == "__main__":

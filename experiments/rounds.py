@@ -53,7 +53,7 @@ Setup = tuple[str, str]
 def main() -> None:
     """Measure in turn, then print the table or JSON."""
     logging.basicConfig(level=logging.WARNING)
-    arguments = parser(__doc__, "rounds", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--clients", type=int, default=3)

@@ -71,7 +71,7 @@ COSTS = [
 
 def main() -> None:
     """Measure, then print a table or JSON."""
-    arguments = parser(__doc__, "rounds_encrypted", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--cost", action="store_true", help="measure the added computation")
     arguments.add_argument("--rounds", type=int, default=0, help="rounds of real processes")
     arguments.add_argument("--repeats", type=int, default=2, help="runs of each federation")

@@ -219,7 +219,7 @@ def row(config: FederationConfig, run: RunDirectory, rounds: list[Look]) -> dict
 
 def main() -> None:
     """Measure, then print the table or JSON."""
-    arguments = parser(__doc__ or "", "scale", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--clients", type=int, default=1000)
     arguments.add_argument("--a-round", type=int, default=20)
     arguments.add_argument("--rounds", type=int, default=20)

@@ -32,7 +32,7 @@ KINDS = ("plain", "encrypted")
 
 def main() -> None:
     """Measure each case in a process of its own, then print the table or JSON."""
-    arguments = parser(__doc__ or "", "server-memory", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--clients", type=int, nargs="+", default=[4, 16, 64])
     arguments.add_argument("--values", type=int, default=1_000_000)
     arguments.add_argument("--one", nargs=3, help=argparse.SUPPRESS)

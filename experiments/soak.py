@@ -148,7 +148,7 @@ def row(name: str, held: Held) -> dict[str, Any]:
 
 def main() -> None:
     """Soak, then print the table or JSON."""
-    arguments = parser(__doc__ or "", "soak", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--rounds", type=int, default=200)
     arguments.add_argument("--every", type=int, default=10)
     options = arguments.parse_args()

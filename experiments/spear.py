@@ -12,22 +12,23 @@ batch, refused ones included; how many turns of the search go where was chosen o
 training split.
 """
 
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.audit.scoring.metrics import at_cap, match, psnr
+from bract.data import DataSpec
 from bract.models import MODELS, initialise, perceptron
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import parameters_of
-from experiments.harness.command import emit, note, parser
+from bract.protocol.observation import Observation
+from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.images import image_set, training_images
+from experiments.harness.result import Row
+from experiments.harness.scores import mean
+from experiments.harness.uploads import fit, gradient_upload
 
 COLUMNS = (
     *("data", "network", "width", "depth", "batch", "batches", "exact", "refused", "images"),
@@ -64,19 +65,17 @@ def standard_plan() -> Iterator[Setting]:
 
 def main() -> None:
     """Attack every setting's batches; then print the table or JSON."""
-    arguments = parser(__doc__, "spear", picture=False)
+    arguments = parser(__doc__)
     arguments.add_argument("--batches", type=int, default=4)
     arguments.add_argument("--iterations", type=int, default=60)
-    options = arguments.parse_args()
-    torch.set_num_threads(1)
+    options = parse(arguments)
     rows = []
     for setting in standard_plan():
-        rows.append(row(setting, options.batches, options.iterations))
-        note(" ".join(f"{column}={rows[-1][column]}" for column in COLUMNS))
+        rows.append(note_row(row(setting, options.batches, options.iterations), COLUMNS))
     emit(rows, COLUMNS, as_json=options.json)
 
 
-def row(setting: Setting, batches: int, iterations: int) -> dict[str, Any]:
+def row(setting: Setting, batches: int, iterations: int) -> Row:
     """Attack as many batches as asked for, each through a network of its own."""
     pool = image_set(setting.data, batches * 24, "score")
     scores: list[float] = []
@@ -112,12 +111,12 @@ def row(setting: Setting, batches: int, iterations: int) -> dict[str, Any]:
         "exact": exact / batches,
         "refused": refused,
         "images": len(scores),
-        "psnr": statistics.fmean(scores) if scores else None,
+        "psnr": mean(scores),
         "psnr_least": min(scores, default=None),
         "at_cap": at_cap(scores),
         "labels_right": right,
         "residual_most": max(residuals, default=None),
-        "zeros": statistics.fmean(zeros),
+        "zeros": mean(zeros),
         "cpu_seconds": spent / batches,
     }
 
@@ -129,19 +128,22 @@ def network(setting: Setting, channels: int, seed: int) -> nn.Module:
     initialise(model, "default", seed)
     if setting.network == "trained":
         images, labels = training_images("mnist")
-        generator = torch.Generator().manual_seed(seed)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(TRAINING_STEPS):
-            drawn = torch.randint(len(images), (32,), generator=generator)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(normalised(images[drawn])), labels[drawn]).backward()
-            optimizer.step()
+        fit(
+            model,
+            spec_of(channels).normalise(images),
+            labels,
+            optimizer,
+            steps=TRAINING_STEPS,
+            batch=32,
+            seed=seed,
+        )
     return model
 
 
-def normalised(images: Tensor) -> Tensor:
-    """Return pixels less 0.5, over 0.5."""
-    return (images - 0.5) / 0.5
+def spec_of(channels: int) -> DataSpec:
+    """Describe the images: less 0.5, over 0.5."""
+    return DataSpec((channels, 32, 32), 10, (0.5,) * channels, (0.5,) * channels)
 
 
 def observation(
@@ -152,32 +154,12 @@ def observation(
     if name not in MODELS:
         hidden = (setting.width,) * setting.depth
         MODELS.register(name)(lambda **sizes: perceptron(hidden, **sizes))
-    model.zero_grad()
+    spec = spec_of(images.shape[1])
+    seen = gradient_upload(
+        model, images, labels, spec=spec, client=f"batch-{number}", model=name, activation="relu"
+    )
     assert isinstance(model, nn.Sequential)
-    before = model[1](model[0](normalised(images)))
-    loss = nn.functional.cross_entropy(model[2:](before), labels)
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    names = [name for name, _ in model.named_parameters()]
-    channels, size, _ = images.shape[1:]
-    declaration = ClientDeclaration(
-        algorithm="fedsgd",
-        model=name,
-        activation="relu",
-        image_shape=(channels, size, size),
-        classes=10,
-        mean=(0.5,) * channels,
-        std=(0.5,) * channels,
-        local_steps=1,
-        batch_size=len(images),
-        num_examples=len(images),
-    )
-    seen = Observation(
-        round=1,
-        client=f"batch-{number}",
-        parameters=parameters_of(model),
-        update=dict(zip(names, gradients, strict=True)),
-        declaration=declaration,
-    )
+    before = model[1](model[0](spec.normalise(images)))
     return seen, float((before <= 0).float().mean())
 
 

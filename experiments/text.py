@@ -12,7 +12,6 @@ unseen words of both kinds. The defaults are small enough for two cores. At the 
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 from experiments.harness.command import emit, note, parser
 from experiments.harness.crnn import Architecture, first
+from experiments.harness.pictures import canvas, save
 from experiments.harness.readers import Reader, Training, Words, read
 from experiments.harness.simulation import STRATEGIES, simulate
 from experiments.harness.words import STYLES, word_set
@@ -66,7 +66,7 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     """Parse the command line."""
-    arguments = parser(__doc__, "text")
+    arguments = parser(__doc__, "device", "threads", picture="text-cpu")
     arguments.add_argument("--batches", type=int, nargs="+", default=[8, 32])
     arguments.add_argument("--epochs", type=int, nargs="+", default=[1, 3])
     arguments.add_argument("--strategies", nargs="+", default=COMPARED, choices=sorted(STRATEGIES))
@@ -83,8 +83,6 @@ def read_options() -> argparse.Namespace:
     arguments.add_argument("--lr", type=float, default=0.002)
     arguments.add_argument("--seeds", type=int, default=1)
     arguments.add_argument("--seed", type=int, default=0, help="the first seed")
-    arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--threads", type=int, default=1)
     return arguments.parse_args()
 
 
@@ -142,13 +140,8 @@ def words_of(options: argparse.Namespace, style: str, count: int, seed: int) -> 
 
 def draw(rows: list[dict[str, Any]], sets: dict[str, Words], options: Any) -> None:
     """Draw sample images of both sets and word accuracy by round for every cell of the table."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     height, width = len(options.epochs) + 1, max(len(options.batches), len(STYLES))
-    figure, axes = pyplot.subplots(height, width, figsize=(4 * width, 2.6 * height), squeeze=False)
+    figure, axes = canvas(height, width, 4 * width, 2.6 * height, squeeze=False)
     for axis in axes.flat:
         axis.set_visible(False)
     for axis, style in zip(axes[0], STYLES, strict=False):
@@ -173,8 +166,7 @@ def draw(rows: list[dict[str, Any]], sets: dict[str, Words], options: Any) -> No
     axes[1, 0].legend(fontsize=7)
     figure.supylabel("word accuracy, both kinds")
     figure.tight_layout()
-    Path(options.picture).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.picture, dpi=80)
+    save(figure, options.picture, dpi=80)
 
 
 if __name__ == "__main__":

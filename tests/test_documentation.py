@@ -1,7 +1,6 @@
 """The examples of the documentation run as they stand."""
 
 import ast
-import json
 import logging
 import re
 from pathlib import Path
@@ -23,6 +22,7 @@ from bract.schema.description import parse_description
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
 from experiments import measured_text
+from experiments.harness.result import committed
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -91,11 +91,6 @@ def test_no_table_was_left_to_be_filled_in(page: Any) -> None:
     assert re.findall(r"^[A-Z_]+_TABLE$", page.read_text(), re.MULTILINE) == []
 
 
-def results(name: Any) -> Any:
-    (path,) = measured_text.RESULTS.glob(f"{name}-*-cores.json")
-    return json.loads(path.read_text())["rows"]
-
-
 def test_the_costs_of_the_defenses_are_those_of_the_committed_runs() -> None:
     section = (DOCS / "defenses.md").read_text().split("## What they cost")[1]
     cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
@@ -103,7 +98,7 @@ def test_the_costs_of_the_defenses_are_those_of_the_committed_runs() -> None:
         row[0]: [float(cell.split()[0]) for cell in row[1:]] for row in cells if " to " in row[1]
     }
     measured: dict[str, Any] = {}
-    for row in results("defenses"):
+    for row in committed("defenses"):
         measured.setdefault(row["defense"], []).append(row["ratio"])
     assert set(ratios) == set(measured)
     for name, found in measured.items():
@@ -168,7 +163,7 @@ def test_no_page_advises_a_weaker_attack_than_the_default() -> None:
 
 def scale() -> dict[tuple[int, str], Any]:
     """Rows of the simulations of many clients, by clients and model."""
-    return {(row["clients"], row["model"]): row for row in results("scale")}
+    return {(row["clients"], row["model"]): row for row in committed("scale")}
 
 
 def test_a_thousand_clients_hold_no_more_memory_after_twenty_rounds() -> None:

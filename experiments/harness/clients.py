@@ -19,22 +19,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
-from bract.client.training import planned_steps, train_locally
 from bract.config import TrainingConfig
 from bract.data import DataSpec
-from bract.models import create_model, initialise
 from bract.models.keylock import Lock
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import Tensors, buffers_of, parameters_of
+from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors
+from experiments.harness.federation import correct
 from experiments.harness.images import SIZE, ImageSet, held_out_images, image_set, training_images
 from experiments.harness.places import FOLDER
+from experiments.harness.uploads import FIRST_SEED, fit, network_for, plain_spec, trained_upload
 
 NETWORKS = 4
 """Networks of a row; clients take turns."""
 
 LEARNING_RATE = 0.1
 
-_FIRST_SEED = {"score": 0, "choose": 1000}
 _TRAINED_LR, _TRAINED_BATCH, _TRAINED_STEPS = 2e-3, 64, 1500
 
 
@@ -151,15 +150,9 @@ def uploads(
 
 
 def _upload(situation: Situation, images: ImageSet, client: int, split: str, secret: int) -> Upload:
-    shape = tuple(images.images.shape[1:])
-    spec = DataSpec(
-        (shape[0], situation.size, situation.size),
-        images.classes,
-        (0.0,) * shape[0],
-        (1.0,) * shape[0],
-    )
+    spec = plain_spec(images.images.shape[1:], images.classes)
     chain = build_defenses([dict(entry) for entry in situation.defenses])
-    seed = _FIRST_SEED[split] + client % NETWORKS
+    seed = FIRST_SEED[split] + client % NETWORKS
     network = _network(situation, chain, seed, spec)
     private = int.from_bytes(sha256(f"{secret} {client}".encode()).digest())
     first = situation.defenses[0]["name"] if situation.defenses else None
@@ -170,82 +163,51 @@ def _upload(situation: Situation, images: ImageSet, client: int, split: str, sec
         start = (client * situation.batch + number - 1) % len(images.images)
         chosen = [(start + k) % len(images.images) for k in range(situation.batch)]
         truth, labels = images.images[chosen], images.labels[chosen]
-        context = ProtectContext(round=number, seed=private)
-        chain.attach(network, state, context)
-        lock = _lock_of(chain, state)
-        parameters, buffers = parameters_of(network), buffers_of(network)
-        found = train_locally(
+        sent = trained_upload(
             network,
             truth,
             labels,
-            config=situation.training,
+            training=situation.training,
             spec=spec,
+            chain=chain,
+            state=state,
+            context=ProtectContext(round=number, seed=private),
             seed=seed,
-            device=torch.device("cpu"),
-        )
-        context = replace(context, model=network, images=truth, labels=labels)
-        sent = chain.protect(found.update, state, context)
-        captured = Observation(
-            round=number,
             client=f"client-{client}",
-            parameters=parameters,
-            buffers=buffers,
-            update=sent,
-            declaration=_declared(situation, spec, chain),
+            model=situation.model,
+            activation=situation.activation,
         )
+        captured = sent.captured
         history.append(captured)
         with torch.no_grad():
             for name, parameter in network.named_parameters():
-                parameter.copy_(parameters[name])
-                parameter.sub_(sent[name], alpha=1.0 if averaged else LEARNING_RATE)
+                parameter.copy_(captured.parameters[name])
+                parameter.sub_(captured.update[name], alpha=1.0 if averaged else LEARNING_RATE)
             for name, buffer in network.named_buffers():
-                buffer.copy_(found.buffers[name])
+                buffer.copy_(sent.buffers[name])
     declaration = replace(captured.declaration, defenses=())
     return Upload(
         captured=captured,
-        plain=replace(captured, update=found.update, declaration=declaration),
+        plain=replace(captured, update=sent.update, declaration=declaration),
         history=tuple(history[:-1]),
         truth=truth,
         labels=labels,
-        lock=lock,
-        cosine=_cosine(found.update, sent),
+        lock=sent.lock,
+        cosine=_cosine(sent.update, captured.update),
         network=seed,
     )
 
 
-def _declared(situation: Situation, spec: DataSpec, chain: DefenseChain) -> ClientDeclaration:
-    training = situation.training
-    return ClientDeclaration(
-        algorithm=training.algorithm,
-        model=situation.model,
-        activation=situation.activation,
-        image_shape=spec.image_shape,
-        classes=spec.classes,
-        mean=spec.mean,
-        std=spec.std,
-        lr=training.lr,
-        local_steps=planned_steps(training, situation.batch),
-        batch_size=training.batch_size,
-        num_examples=situation.batch,
-        defenses=tuple(chain.public()),
-    )
-
-
 def _network(situation: Situation, chain: DefenseChain, seed: int, spec: DataSpec) -> nn.Module:
-    model = create_model(
-        situation.model,
-        classes=spec.classes,
-        channels=spec.image_shape[0],
-        image_size=situation.size,
-        activation=situation.activation,
-    )
-    if situation.trained:
-        # Trained before the defense changes the model: what it adds starts as it draws it.
-        model.load_state_dict(
-            trained_network(situation.data, situation.model, seed, situation.activation)[0]
+    model, activation = situation.model, situation.activation
+    if not situation.trained:
+        return network_for(
+            spec, model, seed, activation=activation, init=situation.init, chain=chain
         )
-        return chain.prepare_model(model)
-    return initialise(chain.prepare_model(model), situation.init, seed)
+    # Trained before the defense changes the model: what it adds starts as it draws it.
+    network = network_for(spec, model, seed, activation=activation)
+    network.load_state_dict(trained_network(situation.data, model, seed, activation)[0])
+    return chain.prepare_model(network)
 
 
 @cache
@@ -254,36 +216,21 @@ def trained_network(
 ) -> tuple[Tensors, float]:
     """Train a network on images that are not attacked; return its state and test accuracy."""
     images, labels = training_images(data)
-    model = create_model(name, classes=10, channels=1, image_size=SIZE, activation=activation)
-    initialise(model, "default", seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=_TRAINED_LR)
-    order = torch.Generator().manual_seed(seed)
-    for _ in range(_TRAINED_STEPS):
-        batch = torch.randint(len(images), (_TRAINED_BATCH,), generator=order)
-        optimizer.zero_grad()
-        F.cross_entropy(model(images[batch]), labels[batch]).backward()
-        optimizer.step()
-    model.eval()
-    with torch.no_grad():
-        judged, wanted = held_out_images(data)
-        accuracy = float((model(judged).argmax(1) == wanted).float().mean())
-    return {n: v.detach().clone() for n, v in model.state_dict().items()}, accuracy
+    network = network_for(plain_spec(images.shape[1:]), name, seed, activation=activation)
+    optimizer = torch.optim.Adam(network.parameters(), lr=_TRAINED_LR)
+    fit(network, images, labels, optimizer, steps=_TRAINED_STEPS, batch=_TRAINED_BATCH, seed=seed)
+    accuracy = float(correct(network, *held_out_images(data)).mean())
+    return {n: v.detach().clone() for n, v in network.state_dict().items()}, accuracy
 
 
 def trained_accuracy(situation: Situation, split: str) -> float | None:
     """Return the mean test accuracy of a row's trained networks; None of fresh ones."""
     if not situation.trained:
         return None
-    seeds = range(_FIRST_SEED[split], _FIRST_SEED[split] + min(NETWORKS, situation.uploads))
+    seeds = range(FIRST_SEED[split], FIRST_SEED[split] + min(NETWORKS, situation.uploads))
     return sum(trained_network(situation.data, situation.model, seed)[1] for seed in seeds) / len(
         seeds
     )
-
-
-def _lock_of(chain: DefenseChain, state: Tensors) -> Lock | None:
-    own = {n.removeprefix("fedkl."): v.clone() for n, v in state.items() if n.startswith("fedkl.")}
-    declared = [d for d in chain.public() if d["name"] == "fedkl"]
-    return Lock.load(own, relu=declared[0]["relu"]) if declared else None
 
 
 def _cosine(update: Tensors, sent: Tensors) -> float:

@@ -1,99 +1,162 @@
-"""What every experiment prints and leaves: a table or JSON, and a picture."""
+"""The command line of a benchmark: shared options, rows that are kept, a table or JSON."""
+
+from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shlex
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    *("bract", "flwr", "torch", "scikit-learn", "numpy", "matplotlib", "pillow"),
-    *("gmpy2", "phe", "tenseal", "sf-heu"),
+from experiments.harness.result import (
+    RESULTS,
+    BenchmarkResult,
+    Row,
+    device_name,
+    digest,
+    versions,
 )
 
+SHARED: dict[str, dict[str, Any]] = {
+    "split": {
+        "choices": ("score", "choose"),
+        "default": "score",
+        "help": "choose has other images and networks, on which settings are chosen",
+    },
+    "seed": {"type": int, "default": 0, "help": "of the attacker"},
+    "device": {"default": "cpu"},
+    "threads": {"type": int, "default": 1, "help": "of torch"},
+    "resume": {"type": Path, "help": "file of finished rows: read first, appended to"},
+}
+"""Options of several benchmarks, by name."""
 
-def parser(doc: str, name: str, *, picture: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with the options that all experiments share."""
-    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+
+def parser(doc: str | None, *shared: str, picture: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser with ``--json``, options of `SHARED`, and where a picture goes by default."""
+    made = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     made.add_argument("--json", action="store_true", help="print JSON alone on stdout")
-    if picture:
+    for name in shared:
+        made.add_argument(f"--{name}", **SHARED[name])
+    if picture is not None:
         made.add_argument(
             "--picture",
             type=Path,
-            default=Path(__file__).parents[1] / "results" / f"{name}-cpu.png",
+            default=RESULTS / f"{picture}.png",
             help="where to write the picture",
         )
     return made
 
 
+def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line; torch takes the threads of ``--threads``, one without it."""
+    import torch
+
+    options = made.parse_args()
+    torch.set_num_threads(getattr(options, "threads", 1))
+    return options
+
+
+class Finished:
+    """Rows of a file that an interrupted run goes on from: each with what it follows from.
+
+    Parameters
+    ----------
+    path
+        None keeps nothing.
+    modules
+        Beside the attacks', modules and packages that rows follow from: those of other code, or
+        of another torch, are measured again.
+    keep_older
+        Keep those of other code too.
+    """
+
+    def __init__(self, path: Path | None, *modules: str, keep_older: bool = False) -> None:
+        import torch
+
+        self.path, self.keep_older = path, keep_older
+        self.made_by = {"code": digest(*modules), "torch": torch.__version__}
+        self.rows: dict[str, Row] = {}
+        for line in path.read_text(encoding="utf-8").splitlines() if path and path.exists() else ():
+            try:
+                content = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # an interrupted run left half a line
+            self.rows[content["key"]] = content["row"]
+
+    def get(self, about: object) -> Row | None:
+        """Return the row of a setting, unless other code made it."""
+        key = json.dumps(about)
+        row = self.rows.get(key)
+        if row is None or self.keep_older or self.made_by.items() <= row.items():
+            return row
+        note(f"{key}: measured by other code or another torch; measured again")
+        return None
+
+    def add(self, about: object, row: Row) -> Row:
+        """Keep a new row, and return it with what made it."""
+        key = json.dumps(about)
+        self.rows[key] = row | self.made_by
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "row": self.rows[key]}) + "\n")
+        return self.rows[key]
+
+    def row(self, about: object, measure: Callable[[], Row]) -> Row:
+        """Return the row of a setting, measured only if it is not kept."""
+        return self.get(about) or self.add(about, measure())
+
+
 def emit(
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
     columns: Sequence[str],
     *,
     as_json: bool,
-    versions: Mapping[str, str] | None = None,
+    code: Sequence[str] = (),
+    more_versions: Mapping[str, str] | None = None,
 ) -> None:
-    """Print rows as a table of ``columns``, or all of them as JSON.
+    """Print rows as a table of ``columns``, or as a result in JSON.
 
-    ``versions`` are those that no installed package tells.
+    Parameters
+    ----------
+    code
+        Modules and packages that the rows follow from, beside the attacks' and the benchmark.
+    more_versions
+        Of what is not an installed package.
     """
-    if as_json:
-        content = {
-            "device": device(),
-            "command": shlex.join(
-                ["python", "-m", f"experiments.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
-            ),
-            "versions": {"python": platform.python_version(), **_versions(), **(versions or {})},
-            "rows": rows,
-        }
-        print(json.dumps(content, indent=1))
+    if not as_json:
+        print_table(rows, columns)
         return
+    name = Path(sys.argv[0]).stem
+    result = BenchmarkResult(
+        experiment=name,
+        command=shlex.join(["python", "-m", f"experiments.{name}", *sys.argv[1:]]),
+        device=device_name(),
+        versions=versions() | dict(more_versions or {}),
+        code=digest(f"experiments.{name}", *code),
+        rows=tuple(rows),
+    )
+    print(json.dumps(result.to_dict(), indent=1))
+
+
+def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Print some columns of the rows."""
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     widths = [max(len(c), *(len(line[i]) for line in cells)) for i, c in enumerate(columns)]
     for line in [list(columns), *cells]:
         print("  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return mean and half width of the 95 % t interval; None from a single value."""
-    from scipy.stats import t
-
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, None
-    spread = statistics.stdev(values) / len(values) ** 0.5
-    return mean, float(t.ppf(0.975, len(values) - 1)) * spread
-
-
 def note(text: str) -> None:
-    """Say on stderr what is running."""
+    """Report progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def device() -> str:
-    """Return the processor's name and number of cores."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+def note_row(row: Row, columns: Sequence[str]) -> Row:
+    """Report some columns of a finished row on stderr, and return the row."""
+    note(" ".join(f"{column}={row.get(column)}" for column in columns))
+    return row
 
 
 def _text(value: Any) -> str:

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from bract.client.training import train_locally
 from bract.config import FederationConfig
 from bract.data import client_data, data_spec, test_data
-from bract.models import create_model, initialise, with_dropout
+from bract.models import initialise
 from bract.models.evaluation import evaluate
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.seeds import derive_seed
+from experiments.harness.federation import configured_model
 
 
 class DigitsClient:
@@ -76,13 +77,5 @@ def start_of(config: FederationConfig) -> Tensors:
 
 def new_model(config: FederationConfig) -> nn.Module:
     """Return the configured model, freshly drawn."""
-    spec = data_spec(config.data)
-    model = create_model(
-        config.model.name,
-        classes=spec.classes,
-        channels=spec.image_shape[0],
-        image_size=spec.image_shape[1],
-        activation=config.model.activation,
-    )
-    model = with_dropout(model, config.training.dropout, classes=spec.classes)
+    model = configured_model(config)
     return initialise(model, config.model.init, derive_seed(config.seed, "model"))

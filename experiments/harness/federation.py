@@ -7,7 +7,7 @@ import secrets
 import torch
 from torch import Tensor, nn
 
-from bract.client.defenses import ProtectContext, build_defenses
+from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config import FederationConfig
 from bract.data import client_data, data_spec
@@ -21,7 +21,7 @@ from bract.strategies.aggregation import aggregate, fedavg_weights
 class Clients:
     """A federation without processes: bract's own training, defenses and aggregation, in a loop.
 
-    ``tests/client/test_accuracy_benchmark.py`` holds it to the real client and server.
+    ``tests/experiments/test_accuracy_benchmark.py`` holds it to the real client and server.
     """
 
     def __init__(self, config: FederationConfig) -> None:
@@ -38,16 +38,7 @@ class Clients:
 
     def model(self) -> nn.Module:
         """Return the shared model, as the defenses change it."""
-        channels, size, _ = self.spec.image_shape
-        made = create_model(
-            self.config.model.name,
-            classes=self.spec.classes,
-            channels=channels,
-            image_size=size,
-            activation=self.config.model.activation,
-        )
-        made = self.chains[0].prepare_model(made)
-        return with_dropout(made, self.config.training.dropout, classes=self.spec.classes)
+        return configured_model(self.config, self.chains[0])
 
     def models(self) -> list[nn.Module]:
         """Return the global model as it stands; with FedKL one for each client's own key."""
@@ -108,6 +99,22 @@ class Clients:
             buffers=found.buffers,
             num_examples=len(found.used),
         )
+
+
+def configured_model(config: FederationConfig, chain: DefenseChain | None = None) -> nn.Module:
+    """Return the configured model, as the defenses and dropout change it."""
+    spec = data_spec(config.data)
+    channels, size, _ = spec.image_shape
+    made = create_model(
+        config.model.name,
+        classes=spec.classes,
+        channels=channels,
+        image_size=size,
+        activation=config.model.activation,
+    )
+    if chain is not None:
+        made = chain.prepare_model(made)
+    return with_dropout(made, config.training.dropout, classes=spec.classes)
 
 
 @torch.no_grad()

@@ -117,6 +117,13 @@ def _by_path(name: str, count: int, split: str, size: int, folder: Path) -> Imag
     return replace(found, classes=source.classes)
 
 
+def all_images(name: str, size: int = SIZE) -> tuple[Tensor, Tensor]:
+    """Return the grey images and labels of a data set, training split first; shapes as there."""
+    sources = [open_source(DataConfig(name=name), split) for split in ("train", "test")]
+    images = [s.images(range(len(s.labels)), channels=1, size=size) for s in sources]
+    return torch.cat(images), torch.cat([s.labels for s in sources])
+
+
 def training_images(name: str) -> tuple[Tensor, Tensor]:
     """Return labelled images to train a network on, none of which is scored.
 

@@ -1,18 +1,15 @@
-"""Results of experiments on disk: one file an experiment and scale, written whole unit by unit."""
+"""Results of the papers' experiments on disk: a file a scale, written whole after every unit."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
-
-from pydantic import Field
 
 from bract.errors import BractError
 from bract.files import write_text
-from bract.schema.record import MOST_BYTES, Number, Record, VersionedRecord
-from bract.strict_json import dump_json, parse_json
+from bract.schema.record import Number, Record
+from bract.strict_json import dump_json
+from experiments.harness.result import Result, read
 from experiments.papers.catalog import HERE
 from experiments.papers.declaration import Experiment, Scale
 
@@ -79,19 +76,10 @@ class RowResult(Record):
         return [sample for _, unit in sorted(self.units.items()) for sample in unit.samples]
 
 
-class Result(VersionedRecord):
-    """What one experiment gave at one scale so far."""
+class PaperResult(Result[RowResult]):
+    """What one experiment of a paper gave at one scale so far."""
 
-    kind: ClassVar[str] = "paper result"
-    mend: ClassVar[str] = "run the experiment again"
-
-    schema_version: Literal[1] = Field(default=1, alias="schema")
-    experiment: str
     scale: Scale
-    command: str
-    device: str
-    versions: dict[str, str]
-    rows: tuple[RowResult, ...]
 
     def row(self, name: str) -> RowResult | None:
         """Return a row by name, where it was begun."""
@@ -103,7 +91,7 @@ def path_of(folder: Path, experiment: Experiment, scale: Scale) -> Path:
     return folder / experiment.paper / f"{experiment.item}-{scale}.json"
 
 
-def read_result(folder: Path, experiment: Experiment, scale: Scale) -> Result | None:
+def read_result(folder: Path, experiment: Experiment, scale: Scale) -> PaperResult | None:
     """Read a result; None where there is none.
 
     Raises
@@ -114,7 +102,7 @@ def read_result(folder: Path, experiment: Experiment, scale: Scale) -> Result | 
     path = path_of(folder, experiment, scale)
     if not path.is_file():
         return None
-    found = _read(path)
+    found = read(PaperResult, path)
     if (found.experiment, found.scale) != (experiment.name, scale):
         raise BractError(
             f"{path}: holds {found.experiment} at {found.scale}, expected {experiment.name} at "
@@ -123,19 +111,9 @@ def read_result(folder: Path, experiment: Experiment, scale: Scale) -> Result | 
     return found
 
 
-def _read(path: Path) -> Result:
-    try:
-        content = parse_json(path.read_bytes(), most=MOST_BYTES)
-    except BractError as error:
-        raise BractError(f"{path}: {error}; remove it and run the experiment again") from error
-    except OSError as error:
-        raise BractError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return Result.parse(content, source=str(path))
-
-
-def write_result(folder: Path, experiment: Experiment, result: Result) -> Path:
+def write_result(folder: Path, experiment: Experiment, result: PaperResult) -> Path:
     """Write a result whole; an earlier one stays until then."""
-    text = dump_json(json.loads(result.model_dump_json(by_alias=True, exclude_defaults=False)))
+    text = dump_json(result.to_dict())
     return write_text(path_of(folder, experiment, result.scale), text + "\n")
 
 
@@ -143,7 +121,7 @@ def finished_units(folder: Path) -> Iterator[Unit]:
     """Yield the units of every readable result in a folder: equal keys are equal measurements."""
     for path in sorted(folder.glob("*/*.json")):
         try:
-            found = _read(path)
+            found = read(PaperResult, path)
         except BractError:
             continue
         for row in found.rows:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from bract.audit.scoring.metrics import mean_interval, share_interval
 from experiments.papers.declaration import Bound, Experiment, Near, Order, Rule
-from experiments.papers.results import Result, RowResult
+from experiments.papers.results import PaperResult, RowResult
 
 Answer = Literal["holds", "contradicted", "open"]
 State = Literal["reproduced", "not reproduced", "undecided", "not run", "needs", "nothing to run"]
@@ -137,7 +137,9 @@ class Judged:
         return f"{self.rule.says}: {self.answer} ({found})"
 
 
-def judge(experiment: Experiment, rule: Rule, result: Result, data: str | None) -> Judged | None:
+def judge(
+    experiment: Experiment, rule: Rule, result: PaperResult, data: str | None
+) -> Judged | None:
     """Hold one rule against a result; None where it does not apply at this scale."""
     if isinstance(rule, Order):
         found = difference(result.row(rule.more), result.row(rule.less), rule.metric)

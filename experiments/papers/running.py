@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +16,13 @@ from bract.errors import BractError, RunFailedError, out_of_memory
 from bract.files import readable_size
 from bract.locks import lock
 from bract.strict_json import dump_json
-from bract.versions import code_digest, library_versions, package_versions
+from bract.versions import code_digest, library_versions
 from experiments.harness.places import BY_PATH, SCENE_TEXT, Need
+from experiments.harness.result import device_name, versions
 from experiments.papers.declaration import Experiment, Scale, Size
 from experiments.papers.estimate import Cost, cost, processor_seconds
 from experiments.papers.results import (
-    Result,
+    PaperResult,
     RowResult,
     Unit,
     finished_units,
@@ -47,6 +46,8 @@ class Plan:
         Of each row, by name.
     keys
         Of each row's units.
+    code
+        Digest of the code that the units follow from.
     kept
         Units that are done already, by key.
     cost
@@ -58,6 +59,7 @@ class Plan:
     runner: Runner[Any]
     settings: dict[str, Settings]
     keys: dict[str, list[str]]
+    code: str
     kept: dict[str, Unit]
     cost: Cost = field(default=Cost(0.0, 0.0))
 
@@ -108,7 +110,7 @@ def plan(
     }
     wanted = {key for row in keys.values() for key in row}
     kept = {unit.key: unit for unit in finished_units(folder) if unit.key in wanted}
-    made = Plan(experiment, scale, runs, settings, keys, kept)
+    made = Plan(experiment, scale, runs, settings, keys, code, kept)
     if estimate and made.left:
         made.cost = _estimate(made, context)
         _refuse_too_much(made, context, MOST_HOURS[scale] if max_hours is None else max_hours)
@@ -263,27 +265,17 @@ def _measure(
     )
 
 
-def _result(made: Plan, rows: Mapping[str, dict[int, Unit]], command: Sequence[str]) -> Result:
-    return Result(
+def _result(made: Plan, rows: Mapping[str, dict[int, Unit]], command: Sequence[str]) -> PaperResult:
+    return PaperResult(
         experiment=made.experiment.name,
         scale=made.scale,
         command=shlex.join(command),
         device=device_name(),
-        versions=package_versions(),
+        versions=versions(),
+        code=made.code,
         rows=tuple(
             RowResult(name=name, count=len(made.keys[name]), units=units)
             for name, units in rows.items()
             if units
         ),
     )
-
-
-def device_name() -> str:
-    """Return the processor's name and number of cores, and the GPU's where there is one."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    text = f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
-    return f"{text}, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else text

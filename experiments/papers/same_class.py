@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.client.training import train_locally
 from bract.config import DataConfig, TrainingConfig
-from bract.data import DataSpec, Source, open_source
+from bract.data import Source, open_source
 from bract.errors import BractError
-from bract.models import create_model, initialise
 from bract.protocol.update import Tensors, flatten, parameters_of
 from experiments.harness.places import Split, open_by_path
+from experiments.harness.uploads import network_for, plain_spec, trained_upload
 
 CLASSES = 10
 
@@ -104,27 +103,26 @@ def federation(
     """
     images = source.images(taken, channels=1, size=size)
     labels = source.labels[list(taken)]
-    network = create_model(model, classes=CLASSES, channels=1, image_size=size)
-    initialise(network, "uniform", seed)
-    spec = DataSpec((1, size, size), CLASSES, (0.0,), (1.0,))
+    spec = plain_spec((1, size, size), CLASSES)
+    network = network_for(spec, model, seed, init="uniform")
     sent, gradient = [], torch.empty(0)
     for client in range(len(taken)):
         chain = build_defenses([dict(entry) for entry in defenses])
         private = int.from_bytes(sha256(f"{secret} {client}".encode()).digest())
-        state: Tensors = {}
-        one, label = images[client : client + 1], labels[client : client + 1]
-        context = ProtectContext(round=1, seed=private, model=network, images=one, labels=label)
-        chain.attach(network, state, context)
-        found = train_locally(
+        one = trained_upload(
             network,
-            one,
-            label,
-            config=TrainingConfig(algorithm="fedsgd", batch_size=1),
+            images[client : client + 1],
+            labels[client : client + 1],
+            training=TrainingConfig(algorithm="fedsgd", batch_size=1),
             spec=spec,
+            chain=chain,
+            state={},
+            context=ProtectContext(round=1, seed=private),
             seed=seed,
-            device=torch.device("cpu"),
+            client=f"client-{client}",
+            model=model,
         )
         if client == 0:
-            gradient = flatten(found.update)
-        sent.append(flatten(chain.protect(found.update, state, context)))
+            gradient = flatten(one.update)
+        sent.append(flatten(one.captured.update))
     return Federation(images[:1], labels[:1], parameters_of(network), gradient, sent)

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.papers.catalog import experiments
 from experiments.papers.declaration import SCALES, Experiment, Published, Row, Scale
-from experiments.papers.results import COMMITTED, Result, path_of, read_result
+from experiments.papers.results import COMMITTED, PaperResult, path_of, read_result
 from experiments.papers.rules import Figure, Judged, State, figure, judge, verdict
 
 
@@ -48,7 +48,7 @@ class Standing:
     experiment: Experiment
     state: State
     scale: Scale | None
-    result: Result | None
+    result: PaperResult | None
     judged: tuple[Judged, ...]
     folder: Path
 
@@ -157,7 +157,7 @@ def stand(experiment: Experiment, folder: Path = COMMITTED) -> Standing:
     return Standing(experiment, state, None, None, (), folder)
 
 
-def judge_all(experiment: Experiment, scale: Scale, result: Result) -> tuple[Judged, ...]:
+def judge_all(experiment: Experiment, scale: Scale, result: PaperResult) -> tuple[Judged, ...]:
     """Hold every rule that applies at a scale against a result."""
     rows = {row.name: row for row in experiment.rows_at(scale)}
     found = []
@@ -174,7 +174,7 @@ def judge_all(experiment: Experiment, scale: Scale, result: Result) -> tuple[Jud
     return tuple(found)
 
 
-def _whole(experiment: Experiment, scale: Scale, result: Result) -> bool:
+def _whole(experiment: Experiment, scale: Scale, result: PaperResult) -> bool:
     rows = [result.row(row.name) for row in experiment.rows_at(scale)]
     return all(row is not None and row.whole for row in rows)
 

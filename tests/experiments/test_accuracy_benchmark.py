@@ -1,6 +1,5 @@
 """The benchmark of what defenses cost: its loop is the real federation's, its figures are right."""
 
-import json
 import logging
 from typing import Any
 
@@ -16,6 +15,7 @@ from bract.rundir import RunDirectory
 from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
 from experiments import defended_accuracy as benchmark
+from experiments.harness.command import Finished
 from experiments.harness.federation import Clients
 
 
@@ -108,15 +108,14 @@ def test_rows_hold_the_seeds_that_both_have_and_a_file_of_other_settings_is_left
     }
     rows = benchmark.rows_of(done)
     assert [(row["defense"], row["seeds"]) for row in rows] == [("none", 2), ("pruning", 1)]
-    path = tmp_path / "rows"
+    finished = Finished(tmp_path / "rows")
     for each, figures in done.items():
-        with path.open("a") as file:
-            row = {**benchmark.key_of(each, choose=False), "found": figures}
-            file.write(json.dumps(row) + "\n")
-    assert benchmark.read(path) == done
-    assert benchmark.read(path, choose=True) == {}
+        finished.add(benchmark.key_of(each, choose=False), figures)
+    again = Finished(finished.path)
+    assert list(benchmark.read(again)) == list(done)
+    assert benchmark.read(again, choose=True) == {}
     monkeypatch.setitem(benchmark.SETTINGS["lenet", "sigmoid"], "rounds", 7)
-    assert benchmark.read(path) == {}
+    assert benchmark.read(again) == {}
 
 
 def test_fedkl_is_run_with_a_normalisation_and_the_others_without() -> None:

@@ -17,7 +17,8 @@ def texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         row("adadefense", "oblivious", psnr=7.0, low=6.5, high=7.5, cosine=0.46),
         row("adadefense", "adaptive", psnr=100.0, low=None, high=None, cosine=0.46, at_cap=4),
     ]
-    (tmp_path / "audit-here-2-cores.json").write_text(json.dumps({"rows": rows}))
+    about = {"schema": 2, "experiment": "audit", "command": "", "device": "", "versions": {}}
+    (tmp_path / "audit-here-2-cores.json").write_text(json.dumps(about | {"rows": rows}))
     monkeypatch.setattr(measured_text, "RESULTS", tmp_path)
     monkeypatch.setattr(measured_text, "TEXTS", tmp_path)
     measured_text.results.cache_clear()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.papers.declaration import Experiment
-from experiments.papers.results import Result, RowResult, Sample, Unit
+from experiments.papers.results import PaperResult, RowResult, Sample, Unit
 from experiments.papers.rules import difference, figure, judge, verdict
 
 
@@ -36,7 +36,9 @@ def experiment(rule: dict[str, Any], published: float = 0.9) -> Experiment:
 
 def answer(rule: dict[str, Any], *rows: RowResult, data: str | None = "mnist") -> str | None:
     declared = experiment(rule)
-    result = Result(experiment="p/t", scale="laptop", command="", device="", versions={}, rows=rows)
+    result = PaperResult(
+        experiment="p/t", scale="laptop", command="", device="", versions={}, rows=rows
+    )
     found = judge(declared, declared.rules[0], result, data)
     return None if found is None else found.answer
 

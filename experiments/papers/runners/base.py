@@ -94,7 +94,10 @@ class Runner(ABC, Generic[S]):
         return None
 
 
-CODE = (*RESULT_CODE, "bract.audit.scoring", "experiments.papers.runners.base")
+CODE = (
+    *(*RESULT_CODE, "bract.audit.scoring"),
+    *("experiments.harness.uploads", "experiments.papers.runners.base"),
+)
 """What every result follows from, by the names of modules and packages."""
 
 

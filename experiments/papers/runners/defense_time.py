@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.guardian import Guardian
-from bract.models import create_model, initialise
 from bract.protocol.update import Tensors, flatten
+from experiments.harness.uploads import network_for, plain_spec
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
 
@@ -70,12 +70,9 @@ class TimeRunner(Runner[TimeSettings]):
 
 
 def _given(settings: TimeSettings) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    model = create_model(
-        settings.model, classes=10, channels=settings.channels, image_size=settings.size
-    )
-    initialise(model, "default", 0)
-    generator = torch.Generator().manual_seed(0)
     shape = (settings.batch, settings.channels, settings.size, settings.size)
+    model = network_for(plain_spec(shape[1:]), settings.model, 0)
+    generator = torch.Generator().manual_seed(0)
     images = torch.rand(shape, generator=generator)
     return model, images, torch.randint(10, (settings.batch,), generator=generator)
 

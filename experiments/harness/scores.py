@@ -1,0 +1,85 @@
+"""Scores as columns of a row: means, 95 % intervals, and the single values behind them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from bract.attacks.methods.baselines import class_mean, random_image
+from bract.audit.scoring.metrics import mean_interval
+from bract.audit.scoring.scoring import ScoredImages, Truth, score_images
+from experiments.harness.images import ImageSet
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, None of nothing."""
+    return statistics.fmean(values) if values else None
+
+
+def ends(
+    name: str, values: Sequence[float], groups: Sequence[object] | None = None
+) -> dict[str, float | None]:
+    """Return the ends of a mean's 95 % t interval as columns, None where there is none."""
+    found = mean_interval(list(values), groups=groups) if values else None
+    low, high = found or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def columns(
+    name: str, values: Sequence[float], groups: Sequence[object] | None = None
+) -> dict[str, Any]:
+    """Return the mean of a score, its interval and its single values, as columns.
+
+    Parameters
+    ----------
+    groups
+        One key a value, of what was drawn independently: the client.
+    """
+    return {
+        name: mean(values),
+        **ends(name, values, groups),
+        f"{name}_each": list(values),
+    }
+
+
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return mean and half width of the 95 % t interval; None from a single value."""
+    from scipy.stats import t
+
+    centre = statistics.fmean(values)
+    if len(values) < 2:
+        return centre, None
+    spread = statistics.stdev(values) / len(values) ** 0.5
+    return centre, float(t.ppf(0.975, len(values) - 1)) * spread
+
+
+def of_score(scored: Sequence[ScoredImages], name: str) -> list[float]:
+    """Return one score of every image that has it."""
+    return [
+        value for each in scored for row in each.rows if (value := getattr(row, name)) is not None
+    ]
+
+
+def without_gradient(images: ImageSet, seed: int) -> Iterator[tuple[str, list[ScoredImages]]]:
+    """Yield the baselines that see no gradient, by name: one scored image for each original."""
+    count = len(images.images)
+    made: dict[str, Tensor] = {
+        "class mean": class_mean(images.candidates, images.candidate_labels, images.labels),
+        "random image": random_image(images.candidates, count, seed=seed),
+    }
+    for name, given in made.items():
+        yield (
+            name,
+            [
+                score_images(
+                    given[i : i + 1],
+                    Truth(images.images[i : i + 1], images.labels[i : i + 1]),
+                    candidates=images.candidates,
+                    perceptual=False,
+                )
+                for i in range(count)
+            ],
+        )
