@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 def build_wheel(folder: Path) -> Path:
     """Build bract's wheel into a folder."""
+    shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # what an earlier build left there
     _run("-m", "build", "--wheel", "--no-isolation", "-o", folder, ROOT)
     (wheel,) = folder.glob("*.whl")
     return wheel

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from datetime import date
 from pathlib import Path
@@ -71,6 +72,18 @@ def test_a_wheel_from_the_sdist_holds_what_the_checkout_s_holds(
     assert again.name == wheel.name, "an unpacked sdist knows its version"
     assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
     assert "bract/cli/demo.yaml" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_the_wheel_holds_the_packages_of_the_product_alone(wheel: Path) -> None:
+    manifest = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    names = [n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n]
+    modules = {
+        Path(name).parent.as_posix().replace("/", ".") for name in names if name[-3:] == ".py"
+    }
+    assert modules == set(manifest["packages"])
+    assert not [name for name in names if "experiments" in name or "papers" in name]
+    # Templates and styles; no results.
+    assert {Path(name).suffix for name in names} <= {".py", ".typed", ".yaml", ".j2", ".css"}
 
 
 def test_what_would_be_published_passes_the_release_s_own_checks(wheel: Path, sdist: Path) -> None:
