@@ -1,9 +1,9 @@
 """How much each attack recovers from one gradient, and how fast, against a plain loop.
 
 Without options the table of the standard plan; ``--quick`` shortens it to a smoke test. Scores are
-means over images of the blind pick, with 95 % t intervals; the oracle pick and the
-baselines that see no gradient stand beside them. ``--split choose``, on which settings are chosen,
-has other images and other networks than ``score``. ``--device cuda --speed-only`` holds 64 restarts
+means over images of the blind pick, with 95 % t intervals; the oracle pick and the baselines that
+see no gradient are reported as well. ``--split choose``, on which settings are chosen, has other
+images and other networks than ``score``. ``--device cuda --speed-only`` holds 64 restarts
 together against a loop over them on a GPU. Models are freshly initialised, images are not
 normalised, labels are not given to any attack.
 """

@@ -1,4 +1,4 @@
-"""What each defense leaves to an attacker who ignores it and to one who knows it.
+"""Leakage under each defense: oblivious and adaptive attacker.
 
     python -m experiments.audit --resume rows.jsonl [--panel "batch 4"] [--data digits] [--json]
 
@@ -12,7 +12,7 @@ keeps secret. Restarts are chosen
 blindly by the attacker's own loss. Means are over images, with 95 % intervals over clients;
 ``to_plain`` is the paired difference in dB to the undefended update of the same images.
 ``accuracy`` is what a federation reaches under the defense with the same model, where
-``defended_accuracy.py`` measured it. Where an attacker who knows the defense cannot undo it he
+``defended_accuracy.py`` measured it. Where the adaptive attacker cannot undo it he
 takes the upload at face value, which is counted; uploads that no attack can use are counted, not
 scored. Images, networks and settings were not used to choose anything; candidates for
 identification are other images of the same kind.
@@ -122,7 +122,7 @@ def attack_all(
     Returns
     -------
     tuple
-        One outcome an upload, and by number of the upload why an attacker who knows the defense
+        One outcome an upload, and by number of the upload why the adaptive attacker
         took it at face value instead.
     """
     shown = {u.captured.key: u for u in captured}

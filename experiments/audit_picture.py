@@ -35,8 +35,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         names = list(dict.fromkeys(r["defense"] for r in here))
         tiers = [tier for tier in COLOURS if any(r["tier"] == tier for r in here)]
         for r in here:
-            beside = 0.1 * (tiers.index(r["tier"]) - (len(tiers) - 1) / 2)
-            place, colour = names.index(r["defense"]) + beside, COLOURS[r["tier"]]
+            shift = 0.1 * (tiers.index(r["tier"]) - (len(tiers) - 1) / 2)
+            place, colour = names.index(r["defense"]) + shift, COLOURS[r["tier"]]
             if r["psnr_low"] is not None:
                 axis.plot([r["psnr_low"], r["psnr_high"]], [place] * 2, color=colour)
             axis.plot(r["psnr"], place, "o", color=colour, label=TIERS[r["tier"]])

@@ -81,7 +81,7 @@ def processor_seconds() -> float:
 
 
 def facts(run: RunDirectory) -> list[Any]:
-    """Return what the results say beside times, which a clock decides."""
+    """Return the results without their times."""
 
     def timeless(value: Any) -> Any:
         if isinstance(value, dict):

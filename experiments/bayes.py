@@ -13,7 +13,7 @@ precode) the two that know it are the same, and stand in one row, ``informed``. 
 over images of the blind pick, one start, with 95 % t intervals over images; ``gain`` is the paired
 difference of ``bayes`` to ``discounting`` in dB. ``nats`` is the mean over images of ``-log p`` of
 the upload at a grey image of the right label less that at the true image: what the upload can tell
-the two apart by, whoever looks.
+the two apart by, for any attacker.
 """
 
 import argparse
@@ -167,7 +167,7 @@ def nats(given: Upload) -> float | None:
 
 
 def run(setting: Setting, options: argparse.Namespace) -> Row:
-    """Attack one row's uploads and score what came back."""
+    """Attack one row's uploads and score the reconstructions."""
     images = image_set("digits", options.images, options.split)
     networks = NETWORKS[options.split]
     captured = uploads(setting, images, networks)
@@ -190,13 +190,13 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
         for outcome, known in zip(outcomes, captured, strict=True)
         if not isinstance(outcome, Refusal)
     ]
-    told = [value for given in captured if (value := nats(given)) is not None]
+    bits = [value for given in captured if (value := nats(given)) is not None]
     return {
         **asdict(setting),
         "split": options.split,
         "networks": list(networks),
         "images": len(captured),
-        "nats": mean(told),
+        "nats": mean(bits),
         **columns("psnr", of_score(scored, "psnr")),
         **columns("ssim", of_score(scored, "ssim")),
         "label_accuracy": mean([s.label_accuracy for s in scored if s.label_accuracy is not None]),

@@ -3,7 +3,7 @@
     python -m experiments.defended_accuracy [--model lenet] [--defense pruning] [--seeds 8] \\
         [--resume FILE] [--json]
 
-Models and activations are those of the leakage rows (sigmoid), and ReLU beside them;
+Models and activations are those of the leakage rows (sigmoid), and ReLU as well;
 `operating_points` has the defenses. `SETTINGS` says how each model is trained: chosen without a
 defense on a quarter of each client's training digits (``--choose`` judges on it), then the same for
 every defense. Accuracy is that of the global model on all 360 held-out digits, mean over the last
@@ -39,7 +39,7 @@ from experiments.harness.result import Row
 from experiments.harness.scores import interval
 
 CODE = ("bract.client", "bract.strategies", "experiments.harness.federation")
-"""What accuracy follows from, beside what attacks do."""
+"""Code that accuracy follows from, in addition to `ATTACKED`."""
 
 JUDGED = 10
 CHOSEN_ON = 0.25

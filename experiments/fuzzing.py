@@ -1,4 +1,4 @@
-"""Feed every parser of untrusted bytes and records many inputs, and count what came of them.
+"""Feed every parser of untrusted bytes and records many inputs, and count the outcomes.
 
 The parsers and their inputs are those of tests/fuzz: valid documents, messages, keys and archives
 with hostile values (huge numbers, NaN, deep nesting, other types), missing, doubled and renamed
@@ -23,7 +23,7 @@ SPARE = 4 << 30
 ROOMS = tuple(
     f"bract.{room}" for room in ("cli", "client", "deploy", "report", "server", "strategies")
 )
-"""What parsers follow from, beside what attacks do."""
+"""Code that parsers follow from, in addition to `ATTACKED`."""
 
 
 def drawn(strategy: Any, seed: int) -> Iterator[Any]:

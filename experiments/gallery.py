@@ -1,10 +1,10 @@
-"""The same digits undefended, defended against who ignores the defense, and against who knows it.
+"""The same digits undefended, and under a defense: oblivious and adaptive attacker.
 
     python -m experiments.gallery --picture experiments/results/gallery.png --json
 
 The first clients of the row "first round, lenet-strided" of `audit.py`, with the same networks and
 attack: one digit an upload, AdaDefense at its defaults. The picture holds the originals and the
-three rows of blind picks, nothing chosen; the scores stand beside each.
+three rows of blind picks, nothing chosen, each with its scores.
 """
 
 import argparse

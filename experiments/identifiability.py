@@ -1,10 +1,10 @@
-"""What uploads can tell at most, beside what the attacker who knows the defense got out of them.
+"""Upper bound of what uploads reveal, compared with what the adaptive attacker reconstructed.
 
     python -m experiments.identifiability [--json]
 
-The uploads are those of `experiments/bayes.py` (16 digits, each of a client of its own, on four
-networks of the strided LeNet that chose no setting), and so is what came back: the best attack's
-row of its committed results. ``bound`` is the mean over uploads of
+The uploads are those of `experiments/bayes.py`: 16 digits, each of a client of its own, on four
+networks of the strided LeNet that chose no setting. The reconstructions are the best attack's of its
+committed results. ``bound`` is the mean over uploads of
 `bract.attacks.problem.identifiability.Identifiability.psnr`, which needs no attack; ``guess`` that
 of a guess without the upload; ``hidden`` how many uploads are forecast as not worth trying.
 """
@@ -31,7 +31,7 @@ WITHOUT = ("ignoring", "prior")
 
 
 def measured() -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the best row of each initialisation and defense, by PSNR, of who knows it."""
+    """Return the best row of each initialisation and defense, by PSNR, of attackers who know it."""
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for name in MEASURED:
         for row in committed(name):
@@ -46,13 +46,13 @@ def row_of(init: str, defense: str, got: dict[str, Any], count: int) -> dict[str
     """Bound one row's uploads."""
     setting = Setting(init, defense, got["attack"], got["attacker"], 0)
     begun = time.process_time()
-    told = []
+    bounds = []
     for upload in uploads(setting, image_set("digits", count, "score"), NETWORKS["score"]):
         view = bayes_evidence if {"noise", "laplace", "pruning"} & set(defense.split()) else None
         found = identifiability(
             open_case(upload.captured, tier="adaptive", max_images=1, view=view)
         )
-        told.append(
+        bounds.append(
             Told(
                 psnr=found.psnr,
                 prior_psnr=found.prior_psnr,
@@ -63,16 +63,16 @@ def row_of(init: str, defense: str, got: dict[str, Any], count: int) -> dict[str
     return {
         "init": init,
         "defense": defense,
-        "bound": statistics.fmean(one.psnr for one in told),
-        "bound_low": min(one.psnr for one in told),
-        "bound_high": max(one.psnr for one in told),
-        "guess": told[0].prior_psnr,
-        "hidden": sum(one.hidden for one in told),
-        "images": len(told),
+        "bound": statistics.fmean(one.psnr for one in bounds),
+        "bound_low": min(one.psnr for one in bounds),
+        "bound_high": max(one.psnr for one in bounds),
+        "guess": bounds[0].prior_psnr,
+        "hidden": sum(one.hidden for one in bounds),
+        "images": len(bounds),
         "attack": f"{got['attack']}, {got['attacker']}",
         "psnr": got["psnr"],
         "ssim": got["ssim"],
-        "seconds": (time.process_time() - begun) / len(told),
+        "seconds": (time.process_time() - begun) / len(bounds),
     }
 
 

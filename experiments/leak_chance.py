@@ -2,7 +2,7 @@
 
     python -m experiments.leak_chance [--data mnist] [--size 32] [--references 100] [--json]
 
-Reconstructions that saw no gradient are held against images of a class that nobody took them from,
+Reconstructions made without a gradient are compared with images of a class they do not come from,
 under references of that class, `--draws` times a class. `ratio` is the share of pairs whose chance
 is at most the level, over the level: at most 1 where the chance is what it says. Levels go down to
 what decides in an audit of hundreds of images. References of MNIST are test images and originals
@@ -32,7 +32,7 @@ from experiments.harness.images import all_images
 
 LEVELS = (5e-2, 1e-2, 1e-3, 1e-4, 1e-5)
 PUBLIC = 20
-"""Images of a class that the maker of reconstructions has; nobody's originals."""
+"""Public images of a class, from which reconstructions are made; none is an original."""
 
 MNIST_IMAGES = (20_000, 5_000)
 """Images drawn of MNIST's training and test split."""

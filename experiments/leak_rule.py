@@ -3,7 +3,7 @@
     python -m experiments.leak_rule [--runs 100] [--originals 8] [--json]
 
 A run draws 36 reference images a class, as many as the test split has, and clients from the other
-digits; nobody else's images are a client's. Every upload brings back up to eight images, the most
+digits; clients share no images. Every upload yields up to eight reconstructions, the most
 that an audit looks for by default, which are matched to all of the client's originals.
 
 Rows of ``false alarms`` bring back what saw no gradient: other people's images, those blurred,
@@ -156,9 +156,9 @@ def found(
         own = np.zeros(count, dtype=bool)
         own[:true] = nearest[:true] & (matched[:true] == digits.chosen[picks])
         right.append(own)
-    told = np.array(named(np.concatenate(chances).tolist(), 1.0 - LEVEL))
+    leaked = np.array(named(np.concatenate(chances).tolist(), 1.0 - LEVEL))
     wanted = uploads * min(originals, SEARCHED) if every else 1
-    return float((told & np.concatenate(right)).sum() / wanted)
+    return float((leaked & np.concatenate(right)).sum() / wanted)
 
 
 def rows(digits: Digits, originals: int, uploads: int, runs: int) -> Iterator[dict[str, Any]]:

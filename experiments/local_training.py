@@ -1,9 +1,9 @@
-"""What comes back from a client that trained for several epochs on shuffled batches.
+"""Reconstructions from a client that trained for several epochs on shuffled batches.
 
     OMP_NUM_THREADS=1 python -m experiments.local_training [--iterations 800] [--json]
 
 Each client has other images and another fresh network, trains with plain SGD (`train_locally`, as
-clients do: shuffled anew every epoch), and uploads the difference. No attack is told order or
+clients do: shuffled anew every epoch), and uploads the difference. No attack is given order or
 labels. ``classes`` 62 gives MNIST's digits labels drawn at random from as many classes as FEMNIST
 has, so that labels repeat as often as there; a fresh network has seen neither. ``above``: the share
 of images whose SSIM exceeds 0.5, after matching; ``images`` over all clients, intervals over

@@ -111,7 +111,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Federation:
-    """What came of one federation: uploads by client, the images of each, by round, and more.
+    """One federation: uploads by client, the images of each, by round, and more.
 
     ``used`` are positions in ``images``; ``last`` is the last global model.
     """
@@ -200,7 +200,7 @@ def seen_by(row: Row, held: Federation) -> list[Observation]:
 
 
 def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> Figures:
-    """Attack the last rounds of every federation; score what came back."""
+    """Attack the last rounds of every federation; score the reconstructions."""
     using: Attacker = attack(row.attack)
     psnr: list[float] = []
     ssim: list[float] = []

@@ -1,4 +1,4 @@
-"""The attacks of this project beside those of breaching, on identical gradients.
+"""The attacks of this project compared with those of breaching, on identical gradients.
 
     pip install breaching
     python -m experiments.peers --json
@@ -300,8 +300,8 @@ def rows_of(setting: Setting, options: argparse.Namespace, done: Finished) -> It
     normalised = setting.model in _NORMALISED
     runs: list[tuple[str, str, bool]] = [("bract", name, normalised) for name in options.attack]
     if breaching_installed():
-        told = (False, True) if normalised else (False,)
-        runs += [("breaching", name, known) for name in options.recipe for known in told]
+        given = (False, True) if normalised else (False,)
+        runs += [("breaching", name, known) for name in options.recipe for known in given]
     for run in runs:
         yield done.row(
             [asdict(setting), count, options.split, *run],

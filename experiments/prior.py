@@ -1,5 +1,5 @@
-"""What a generator trained on public images adds: GGL, GIAS and a learned inverter beside IG,
-`best`, and the prior.
+"""What a generator trained on public images adds: GGL, GIAS and a learned inverter, compared with
+IG, `best`, and the prior alone.
 
     OMP_NUM_THREADS=1 python -m experiments.prior [--split choose] [--resume FILE] [--json]
 

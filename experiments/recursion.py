@@ -5,7 +5,7 @@
 Each row is 8 single images of `experiments.harness.images` (digits of MNIST in grey, photographs in
 colour, 32 pixels) through strided LeNets of 4 seeds, one gradient each, undefended. ``trained``
 networks were trained on other images of the same set. ``exact`` counts images above 60 dB,
-``refused`` updates for which the attack says that it does not arrive; PSNR is that of the others,
+``refused`` updates for which the attack reports that it fails; PSNR is that of the others,
 capped at 100 dB, with a 95 % t interval, ``worst`` their least. ``open`` is the mean share of the
 image's dimensions that equations left to bounds and total variation. Nothing was chosen on what
 scores. CPU seconds are the process' own on one thread, an image.

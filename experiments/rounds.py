@@ -11,7 +11,7 @@ medians over rounds; given are its median over the repeats and all of them, beca
 the machine can move a round by more than what is compared. As the capture hook costs less than
 rounds differ by, ``--capture`` also times the hook alone, in this process, on the messages of the
 same federation, and sets it against the fastest round that was measured. ``--live`` measures rounds
-with the captures attacked beside the server (`audit.live_every: 1`, so that its process always has
+with the captures attacked during training (`audit.live_every: 1`, so that its process always has
 work) against rounds that are captured alone. ``--stock`` measures the same app under Flower's own
 commands as they are installed, with Flower's settings.
 
@@ -44,7 +44,7 @@ MODES = {
     "stock": "stock",
     "off": "capture off",
     "on": "capture on",
-    "live": "capture and audit beside",
+    "live": "capture and live audit",
 }
 Setup = tuple[str, str]
 """A key of `MODES`, and a strategy."""
@@ -60,9 +60,7 @@ def main() -> None:
     arguments.add_argument(
         "--capture", action="store_true", help="measure the capture hook on and off"
     )
-    arguments.add_argument(
-        "--live", action="store_true", help="measure the audit beside the server"
-    )
+    arguments.add_argument("--live", action="store_true", help="measure the live audit")
     arguments.add_argument(
         "--stock", action="store_true", help="measure Flower's own commands as well"
     )

@@ -66,8 +66,8 @@ class Finished:
     path
         None keeps nothing.
     modules
-        Beside the attacks', modules and packages that rows follow from: those of other code, or
-        of another torch, are measured again.
+        Modules and packages that rows follow from, in addition to `ATTACKED`: rows of other code,
+        or of another torch, are measured again.
     keep_older
         Keep those of other code too.
     """
@@ -121,7 +121,7 @@ def emit(
     Parameters
     ----------
     code
-        Modules and packages that the rows follow from, beside the attacks' and the benchmark.
+        Modules and packages that the rows follow from, in addition to `ATTACKED` and the benchmark.
     more_versions
         Of what is not an installed package.
     """

@@ -26,7 +26,7 @@ class Architecture:
     height, width
         Of the images, pixels; the height is a power of two of at least 4.
     characters
-        That are told apart, the first of `CHARACTERS`.
+        Classes, the first of `CHARACTERS`.
     channels
         Of the first convolution; each further one has twice as many, at most eight times.
     hidden

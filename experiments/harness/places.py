@@ -79,7 +79,7 @@ class Need:
 
 
 def missing(name: str, folder: Path) -> Need | None:
-    """Say what is missing for a data set; None where it can be read."""
+    """Return what is missing for a data set; None if it can be read."""
     if name in _IDX_FOLDERS:
         if name == "mnist" and mnist_package.available():
             return None

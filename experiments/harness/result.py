@@ -35,7 +35,7 @@ ATTACKED = (
     *("experiments.harness.mnist_package", "experiments.harness.places"),
     "experiments.harness.uploads",
 )
-"""What a row of an attack follows from, by the names of modules and packages."""
+"""Modules and packages that the row of an attack follows from."""
 
 Row = dict[str, Any]
 R = TypeVar("R")

@@ -132,11 +132,11 @@ def run_experiments(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would cost, and run nothing.")
+        bool, typer.Option("--dry-run", help="Estimate the cost, and run nothing.")
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Run experiments one after the other, and say what each one came to.
+    """Run experiments one after the other, and report the outcome of each.
 
     What it costs is estimated and said before it starts; an experiment that was interrupted goes on
     where it was.
@@ -168,7 +168,7 @@ def report_experiments(
     out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("papers.html"),
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Write one page: the published figures beside ours, pictures included."""
+    """Write one page: the published figures and ours, pictures included."""
     from bract.cli.console import print_json, say
     from experiments.papers.page import write_page
     from experiments.papers.summary import stand_all

@@ -111,7 +111,7 @@ def _reconstruction(settings: ReconstructionSettings, context: Context) -> Cost:
     first, each = _attacked(given.model_copy(update={"tier": "plain"}).model_dump_json(), context)
     seconds = each * settings.iterations * settings.restarts
     if settings.tier not in ("plain", "oblivious"):
-        # Who knows a defense works on the evidence first, once an upload.
+        # The adaptive attacker works on the evidence first, once an upload.
         knowing, _ = _attacked(given.model_dump_json(), context, iterations=False)
         seconds += max(0.0, knowing - first)
     if settings.trained:

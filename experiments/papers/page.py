@@ -1,4 +1,4 @@
-"""The page that a reviewer reads: published figures beside ours, pictures included."""
+"""The page that a reviewer reads: published figures and ours, pictures included."""
 
 from __future__ import annotations
 

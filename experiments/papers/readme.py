@@ -29,7 +29,7 @@ python -m experiments.papers run adadefense/table-4 --scale smoke   # seconds, d
 python -m experiments.papers run adadefense/table-4 --scale laptop
 # the paper's own size
 python -m experiments.papers run adadefense/table-4 --scale gpu --device cuda --data DIR
-# papers.html: theirs beside ours
+# papers.html: their figures and ours
 python -m experiments.papers report
 ```
 

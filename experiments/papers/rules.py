@@ -121,7 +121,7 @@ class Judged:
 
     @property
     def words(self) -> str:
-        """Say what was found."""
+        """Describe the outcome."""
         if self.figure is None:
             return f"{self.rule.says}: not measured"
         found = f"{self.figure.mean:.3g}"

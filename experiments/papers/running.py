@@ -83,7 +83,7 @@ def plan(
     max_hours: float | None = None,
     estimate: bool = True,
 ) -> Plan:
-    """Check an experiment, find what is done, and say what is left to pay.
+    """Check an experiment, find its finished units, and estimate the cost of the others.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def check_runnable(experiment: Experiment, scale: Scale) -> None:
 
 
 def without_data(experiment: Experiment, scale: Scale, need: Need) -> str:
-    """Say what data is missing, where it belongs, and what runs without it."""
+    """Return what data is missing, where to put it, and what runs without it."""
     text = f"{experiment.name} at {scale}: {need}; --data names another folder"
     others = [
         name

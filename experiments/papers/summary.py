@@ -14,7 +14,7 @@ from experiments.papers.rules import Figure, Judged, State, figure, judge, verdi
 
 @dataclass(frozen=True)
 class RowFigures:
-    """A row's figures beside the published ones.
+    """A row's figures and the published ones.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Standing:
 
     @property
     def why(self) -> list[str]:
-        """Say what the rules came to, and what is not run would take."""
+        """Return the outcome of the rules, and what the rest would take to run."""
         if self.result is not None:
             return [one.words for one in self.judged]
         return [self.experiment.needs] if self.experiment.needs else []

@@ -1,4 +1,4 @@
-"""What every kind of experiment does: check settings, say what data they need, measure by units."""
+"""Base of every kind of experiment: check settings, name missing data, measure by units."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Runner(ABC, Generic[S]):
 
     settings: ClassVar[type[Settings]]
     code: ClassVar[tuple[str, ...]]
-    """Modules and packages beside `CODE` that results follow from."""
+    """Modules and packages that results follow from, in addition to `CODE`."""
 
     def parse(self, content: dict[str, Any], *, where: str) -> S:
         """Check a row's settings.
@@ -84,7 +84,7 @@ class Runner(ABC, Generic[S]):
         """Measure one unit."""
 
     def missing(self, settings: S, context: Context) -> Need | None:
-        """Say what data a row lacks; None where it can run."""
+        """Return the data that a row lacks; None if it can run."""
         del settings, context
         return None
 

@@ -31,8 +31,8 @@ class FederationSettings(Settings):
     Attributes
     ----------
     strategy
-        ``centralised`` is one client that holds everybody's examples; the names of
-        `experiments.harness.simulation.STRATEGIES` beside it.
+        ``centralised``, one client with all examples, or a name of
+        `experiments.harness.simulation.STRATEGIES`.
     training, partition
         As in a federation's configuration.
     judged
@@ -101,7 +101,7 @@ class FederationRunner(Runner[FederationSettings]):
         return settings.seeds
 
     def missing(self, settings: FederationSettings, context: Context) -> Need | None:
-        """Say what data set is not there."""
+        """Return the data set that is missing."""
         return missing(settings.data, context.folder)
 
     def data(self, settings: FederationSettings) -> str:

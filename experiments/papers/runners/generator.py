@@ -31,7 +31,7 @@ class GeneratorSettings(ReconstructionSettings):
     ----------
     attack
         One that searches a generator, or ``generator alone``: a random image of the right class,
-        of somebody who saw no gradient.
+        made without a gradient.
     prior_images
         Of the data set's training split, none of which is attacked, with their labels.
     prior_latent, prior_width, prior_epochs

@@ -57,7 +57,7 @@ class StepsRunner(Runner[StepsSettings]):
         return 1
 
     def missing(self, settings: StepsSettings, context: Context) -> Need | None:
-        """Say what images are not there."""
+        """Return the images that are missing."""
         return missing(settings.data, context.folder)
 
     def data(self, settings: StepsSettings) -> str:

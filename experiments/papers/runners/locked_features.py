@@ -50,7 +50,7 @@ class FeaturesRunner(Runner[FeaturesSettings]):
         return settings.seeds
 
     def missing(self, settings: FeaturesSettings, context: Context) -> Need | None:
-        """Say what data set is not there."""
+        """Return the data set that is missing."""
         return missing(settings.data, context.folder)
 
     def data(self, settings: FeaturesSettings) -> str:

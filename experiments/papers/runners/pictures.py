@@ -1,4 +1,4 @@
-"""Pictures of results: originals above what came back."""
+"""Pictures of results: originals above reconstructions."""
 
 from __future__ import annotations
 

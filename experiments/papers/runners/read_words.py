@@ -1,4 +1,4 @@
-"""A picture of words beside what a network read of them."""
+"""A picture of words, each with the reading of a network."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class ReconstructionRunner(Runner[ReconstructionSettings]):
         return -(-settings.uploads // settings.together)
 
     def missing(self, settings: ReconstructionSettings, context: Context) -> Need | None:
-        """Say what images are not there."""
+        """Return the images that are missing."""
         return missing(settings.data, context.folder)
 
     def data(self, settings: ReconstructionSettings) -> str:

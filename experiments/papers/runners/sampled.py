@@ -97,7 +97,7 @@ class OneUpload(DLG):
     name: ClassVar[str] = "one sampled upload"
 
     def prepare(self, case: Case) -> Case:
-        """Read what was sent as somebody who knows that it was sampled."""
+        """Undo the sampling, as far as it is known."""
         return open_case(
             case.observation,
             tier=case.tier,
@@ -138,7 +138,7 @@ class SampledRunner(Runner[SampledSettings]):
         return -(-settings.uploads // settings.together)
 
     def missing(self, settings: SampledSettings, context: Context) -> Need | None:
-        """Say what images are not there."""
+        """Return the images that are missing."""
         return missing(settings.data, context.folder)
 
     def data(self, settings: SampledSettings) -> str:
