@@ -3,8 +3,8 @@
     python -m experiments.identifiability [--json]
 
 The uploads are those of `experiments/bayes.py`: 16 digits, each of a client of its own, on four
-networks of the strided LeNet that chose no setting. The reconstructions are the best attack's of its
-committed results. ``bound`` is the mean over uploads of
+networks of the strided LeNet that chose no setting. The reconstructions are those of the best
+attack in its committed results. ``bound`` is the mean over uploads of
 `bract.attacks.problem.identifiability.Identifiability.psnr`, which needs no attack; ``guess`` that
 of a guess without the upload; ``hidden`` how many uploads are forecast as not worth trying.
 """
