@@ -24,30 +24,24 @@ made them. Rows of other code are measured anew, or kept and marked with ``--kee
 import argparse
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import torch
 
 from bract.attacks import (
-    Attack,
     Budget,
-    Engine,
-    Reconstruction,
     Refusal,
-    Tier,
     attack,
-    reconstruct,
 )
-from bract.attacks.adaptive import before_bayes, known
 from bract.audit.scoring.metrics import share_interval
 from bract.audit.scoring.scoring import Truth, score_images
-from bract.protocol.observation import Observation
 from bract.schema import EXACT_DB
 from experiments.audit_picture import draw
-from experiments.audit_plan import KNOWN, TIERS, Setting, Situation, standard_plan
+from experiments.audit_plan import TIERS, Setting, Situation, standard_plan
 from experiments.harness import mnist_package
-from experiments.harness.clients import Upload, images_of, trained_accuracy, uploads
+from experiments.harness.attacking import attack_uploads
+from experiments.harness.clients import images_of, trained_accuracy, uploads
 from experiments.harness.command import Finished, emit, note, parser
 from experiments.harness.images import IMAGE_SETS
 from experiments.harness.operating_points import POINTS
@@ -74,7 +68,14 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
     images = images_of(situation, options.split)
     captured = uploads(situation, split=options.split, secret=options.secret)
     begun = time.perf_counter()
-    outcomes, fallen_back = attack_all(setting, captured, options)
+    outcomes, fallen_back = attack_uploads(
+        attack(setting.attack),
+        captured,
+        setting.tier,
+        budget=Budget(iterations=setting.iterations, restarts=setting.restarts),
+        seed=options.seed,
+        device=options.device,
+    )
     seconds = time.perf_counter() - begun
     found = []
     for number, (outcome, client) in enumerate(zip(outcomes, captured, strict=True)):
@@ -112,49 +113,6 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
         "network_accuracy": trained_accuracy(situation, options.split),
         "uploads": found,
     }
-
-
-def attack_all(
-    setting: Setting, captured: Sequence[Upload], options: argparse.Namespace
-) -> tuple[list[Reconstruction | Refusal], dict[int, str]]:
-    """Run the attacker of the setting's tier on every upload.
-
-    Returns
-    -------
-    tuple
-        One outcome an upload, and by number of the upload why the adaptive attacker
-        took it at face value instead.
-    """
-    shown = {u.captured.key: u for u in captured}
-    observations = [u.plain if setting.tier == "plain" else u.captured for u in captured]
-    using = attack(setting.attack)
-    if setting.tier in KNOWN:
-        assert isinstance(using, Attack)
-        locks = {u.captured.key: u.lock for u in captured if u.lock is not None}
-        using = known(using, locks, KNOWN[setting.tier])
-    elif setting.tier == "discounting":
-        using = before_bayes(using)
-
-    def attempt(given: Sequence[Observation], tier: Tier) -> list[Reconstruction | Refusal]:
-        return reconstruct(
-            given,
-            using,
-            budget=Budget(iterations=setting.iterations, restarts=setting.restarts),
-            seed=options.seed,
-            tier=tier,
-            engine=Engine(device=options.device),
-            history=lambda observation: shown[observation.key].history,
-        )
-
-    if setting.tier in ("plain", "oblivious"):
-        return attempt(observations, "oblivious"), {}
-    outcomes = attempt(observations, "adaptive")
-    refused = {i: o.reason for i, o in enumerate(outcomes) if isinstance(o, Refusal)}
-    # Who cannot undo a defense still has the upload.
-    again = attempt([observations[i] for i in refused], "oblivious") if refused else []
-    for index, outcome in zip(refused, again, strict=True):
-        outcomes[index] = outcome
-    return outcomes, refused
 
 
 def summary(setting: Setting, measured: Row) -> Row:

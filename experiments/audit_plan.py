@@ -2,15 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
-from bract.attacks.adaptive.fedkl.known import What
 from experiments.harness import clients
+from experiments.harness.attacking import KNOWN, Tier
 from experiments.harness.operating_points import GUARDIAN, POINTS
-
-Tier = Literal[
-    "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"
-]
 
 TIERS: dict[Tier, str] = {
     "plain": "undefended",
@@ -34,7 +29,6 @@ OTHERS = ("clipping", "noise 0.001", "noise 0.01", "pruning", "soteria", "precod
 CHAINS = ("adadefense, noise 0.001", "pruning, noise 0.001")
 RANDOM = ("noise 0.001", "noise 0.01", "pruning")
 """Where knowing a defense means the Bayes adversary; ``discounting`` is who only trusts less."""
-KNOWN: dict[Tier, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
 
 
 @dataclass(frozen=True)

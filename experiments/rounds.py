@@ -24,8 +24,9 @@ import logging
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from bract.cli.launch.launcher import Launch
@@ -38,6 +39,7 @@ from bract.server.loopback import LoopbackGrid
 from bract.server.recorder import Recorder
 from experiments.deployed import GATEWAY, PLAIN, TLS, deployment, stock
 from experiments.harness.command import emit, note, parser
+from experiments.harness.result import Row
 
 STRATEGIES = ("fedavg", "fedboosting")
 MODES = {
@@ -48,6 +50,8 @@ MODES = {
 }
 Setup = tuple[str, str]
 """A key of `MODES`, and a strategy."""
+
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -77,15 +81,7 @@ def main() -> None:
     modes += ["off"] * (options.capture or not options.live)
     modes += ["on"] * (options.capture or options.live) + ["live"] * options.live
     setups = [(mode, strategy) for mode in modes for strategy in strategies]
-    seconds: dict[Setup, list[list[float]]] = {setup: [] for setup in setups}
-    for repeat in range(options.repeats):
-        for mode, strategy in setups if repeat % 2 == 0 else setups[::-1]:
-            measured = measure(mode, strategy, options)
-            seconds[mode, strategy].append(measured)
-            note(
-                f"repeat {repeat + 1} {strategy} {MODES[mode]}: "
-                f"{statistics.median(measured):.2f} s a round"
-            )
+    seconds = in_turn(setups, options.repeats, lambda setup: measure(*setup, options))
     rows = [row(setup, seconds) for setup in setups]
     if options.capture:
         rows += [hook_row(strategy, seconds["off", strategy], options) for strategy in strategies]
@@ -114,39 +110,70 @@ def measure(mode: str, strategy: str, options: Any) -> list[float]:
         if mode == "stock":
             launch = Launch(superlink=stack.enter_context(stock(options.clients)))
         run = run_federation(config, Path(folder), launch)
-        return [row.seconds or 0.0 for row in run.metrics() if row.round >= 2]
+        return later_rounds(run)
 
 
 def measure_deployed(options: Any) -> None:
     """Measure a deployment in turn, plain and as the options ask; print the table or JSON."""
     setups = [PLAIN, *([TLS] if options.tls else []), *([GATEWAY] if options.gateway else [])]
-    seconds: dict[str, list[list[float]]] = {setup: [] for setup in setups}
-    for repeat in range(options.repeats):
-        for setup in setups if repeat % 2 == 0 else reversed(setups):
-            with deployment(setup, options.clients) as place, tempfile.TemporaryDirectory() as runs:
-                config = configured("fedavg", "off", options)
-                run = run_federation(config, Path(runs), Launch(superlink=str(place)))
-                found = [row.seconds or 0.0 for row in run.metrics() if row.round >= 2]
-            seconds[setup].append(found)
-            note(f"repeat {repeat + 1} {setup}: {statistics.median(found):.2f} s a round")
-    rows = []
-    for setup in setups:
-        rounds = [value for run in seconds[setup] for value in run]
-        against = ratios(seconds[setup], seconds[PLAIN])
-        rows.append(
-            {
-                "setup": setup,
-                "strategy": "fedavg",
-                "seconds_per_round": round(statistics.median(rounds), 3),
-                "fastest": round(min(rounds), 3),
-                "slowest": round(max(rounds), 3),
-                "rounds": len(rounds),
-                "against_plain": round(statistics.median(against), 3),
-                "against_plain_by_repeat": against,
-            }
-        )
+
+    def measure_one(setup: str) -> list[float]:
+        config = configured("fedavg", "off", options)
+        with deployment(setup, options.clients) as place, tempfile.TemporaryDirectory() as runs:
+            run = run_federation(config, Path(runs), Launch(superlink=str(place)))
+            return later_rounds(run)
+
+    seconds = in_turn(setups, options.repeats, measure_one)
+    rows = [
+        {
+            "setup": setup,
+            "strategy": "fedavg",
+            **figures(seconds[setup]),
+            **against("plain", seconds[setup], seconds[PLAIN]),
+        }
+        for setup in setups
+    ]
     columns = ("setup", "seconds_per_round", "fastest", "slowest", "rounds", "against_plain")
     emit(rows, columns, as_json=options.json)
+
+
+def in_turn(
+    setups: Sequence[T], repeats: int, measured: Callable[[T], list[float]]
+) -> dict[T, list[list[float]]]:
+    """Return the seconds of rounds by setup and repeat; the order is reversed every other time."""
+    seconds: dict[T, list[list[float]]] = {setup: [] for setup in setups}
+    for repeat in range(repeats):
+        for setup in setups if repeat % 2 == 0 else setups[::-1]:
+            found = measured(setup)
+            seconds[setup].append(found)
+            note(f"repeat {repeat + 1} {setup}: {statistics.median(found):.2f} s a round")
+    return seconds
+
+
+def later_rounds(run: RunDirectory) -> list[float]:
+    """Return the seconds of every round but the first."""
+    return [row.seconds or 0.0 for row in run.metrics() if row.round >= 2]
+
+
+def figures(runs: list[list[float]]) -> Row:
+    """Return median, least and most seconds over the rounds of all repeats."""
+    rounds = [value for run in runs for value in run]
+    return {
+        "seconds_per_round": round(statistics.median(rounds), 3),
+        "fastest": round(min(rounds), 3),
+        "slowest": round(max(rounds), 3),
+        "rounds": len(rounds),
+    }
+
+
+def against(name: str, runs: list[list[float]], baseline: list[list[float]]) -> Row:
+    """Return the median over the repeats of the ratio of medians, and the ratios."""
+    pairs = zip(runs, baseline, strict=True)
+    ratios = [round(statistics.median(a) / statistics.median(b), 3) for a, b in pairs]
+    return {
+        f"against_{name}": round(statistics.median(ratios), 3),
+        f"against_{name}_by_repeat": ratios,
+    }
 
 
 def configured(strategy: str, mode: str, options: Any) -> FederationConfig:
@@ -164,7 +191,7 @@ def configured(strategy: str, mode: str, options: Any) -> FederationConfig:
     )
 
 
-def hook_row(strategy: str, plain: list[list[float]], options: Any) -> dict[str, Any]:
+def hook_row(strategy: str, plain: list[list[float]], options: Any) -> Row:
     """Return a row with the seconds a round that are spent inside the hook."""
     config = configured(strategy, "on", options)
     spent = 0.0
@@ -191,36 +218,20 @@ def hook_row(strategy: str, plain: list[list[float]], options: Any) -> dict[str,
     }
 
 
-def row(setup: Setup, seconds: dict[Setup, list[list[float]]]) -> dict[str, Any]:
+def row(setup: Setup, seconds: dict[Setup, list[list[float]]]) -> Row:
     """Return one row."""
     mode, strategy = setup
-    rounds = [value for run in seconds[setup] for value in run]
-    found: dict[str, Any] = {
-        "setup": MODES[mode],
-        "strategy": strategy,
-        "seconds_per_round": round(statistics.median(rounds), 3),
-        "fastest": round(min(rounds), 3),
-        "slowest": round(max(rounds), 3),
-        "rounds": len(rounds),
-    }
+    found: Row = {"setup": MODES[mode], "strategy": strategy, **figures(seconds[setup])}
     others = {
-        "against_fedavg": (mode, "fedavg"),
-        "against_no_capture": ("off", strategy),
-        "against_capture": ("on", strategy),
-        "against_stock": ("stock", strategy),
+        "fedavg": (mode, "fedavg"),
+        "no_capture": ("off", strategy),
+        "capture": ("on", strategy),
+        "stock": ("stock", strategy),
     }
     for name, other in others.items():
         if other in seconds:
-            against = ratios(seconds[setup], seconds[other])
-            found[name] = round(statistics.median(against), 3)
-            found[f"{name}_by_repeat"] = against
+            found |= against(name, seconds[setup], seconds[other])
     return found
-
-
-def ratios(runs: list[list[float]], baseline: list[list[float]]) -> list[float]:
-    """Return one ratio of medians a repeat."""
-    pairs = zip(runs, baseline, strict=True)
-    return [round(statistics.median(a) / statistics.median(b), 3) for a, b in pairs]
 
 
 if __name__ == "__main__":

@@ -28,12 +28,17 @@ PACKAGES = (
     *("matplotlib", "pillow", "gmpy2", "phe", "tenseal", "sf-heu"),
 )
 
+
+def own(*names: str) -> tuple[str, ...]:
+    """Return modules of the experiments: ``harness.images`` is `experiments.harness.images`."""
+    return tuple(f"experiments.{name}" for name in names)
+
+
 ATTACKED = (
     *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
     *("bract.client.defenses", "bract.client.training"),
-    *("experiments.harness.clients", "experiments.harness.images"),
-    *("experiments.harness.mnist_package", "experiments.harness.places"),
-    "experiments.harness.uploads",
+    *own("harness.attacking", "harness.clients", "harness.images", "harness.mnist_package"),
+    *own("harness.places", "harness.uploads"),
 )
 """Modules and packages that the row of an attack follows from."""
 

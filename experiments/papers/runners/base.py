@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bract.errors import BractError, one_line
 from bract.versions import RESULT_CODE
-from experiments.harness.places import FOLDER, Need
+from experiments.harness.places import FOLDER, Need, missing
+from experiments.harness.result import own
 from experiments.papers.results import Sample
 
 
@@ -83,20 +84,20 @@ class Runner(ABC, Generic[S]):
     def run(self, settings: S, unit: int, context: Context) -> Measured:
         """Measure one unit."""
 
+    def data(self, settings: S) -> str | None:
+        """Return the name of the data set that a row uses, if it uses one."""
+        name: str | None = getattr(settings, "data", None)
+        return name
+
     def missing(self, settings: S, context: Context) -> Need | None:
         """Return the data that a row lacks; None if it can run."""
-        del settings, context
-        return None
-
-    def data(self, settings: S) -> str | None:
-        """Return the name of the data set that a row uses, where it uses one."""
-        del settings
-        return None
+        name = self.data(settings)
+        return None if name is None else missing(name, context.folder)
 
 
 CODE = (
     *(*RESULT_CODE, "bract.audit.scoring"),
-    *("experiments.harness.uploads", "experiments.papers.runners.base"),
+    *own("harness.places", "harness.uploads", "papers.runners.base"),
 )
 """What every result follows from, by the names of modules and packages."""
 

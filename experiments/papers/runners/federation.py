@@ -15,7 +15,8 @@ from bract.errors import BractError
 from bract.models import key_locks, with_random_key
 from experiments.harness.digits import DigitsClient, Judge, start_of
 from experiments.harness.federation import Clients, correct
-from experiments.harness.places import BY_PATH, Need, missing
+from experiments.harness.places import BY_PATH
+from experiments.harness.result import own
 from experiments.harness.simulation import STRATEGIES, simulate
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
@@ -87,26 +88,14 @@ class FederationRunner(Runner[FederationSettings]):
 
     settings: ClassVar[type[Settings]] = FederationSettings
     code: ClassVar[tuple[str, ...]] = (
-        *(
-            "bract.client",
-            "bract.strategies",
-            "experiments.harness.digits",
-            "experiments.harness.federation",
-        ),
-        *("experiments.harness.simulation", "experiments.papers.runners.federation"),
+        *("bract.client", "bract.strategies"),
+        *own("harness.digits", "harness.federation", "harness.simulation"),
+        *own("papers.runners.federation"),
     )
 
     def count(self, settings: FederationSettings) -> int:
         """Return the number of seeds."""
         return settings.seeds
-
-    def missing(self, settings: FederationSettings, context: Context) -> Need | None:
-        """Return the data set that is missing."""
-        return missing(settings.data, context.folder)
-
-    def data(self, settings: FederationSettings) -> str:
-        """Return the name of the data set."""
-        return settings.data
 
     def run(self, settings: FederationSettings, unit: int, context: Context) -> Measured:
         """Train under one seed and judge the last rounds."""

@@ -13,7 +13,7 @@ from bract.defenses.guardian import Guardian
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 from experiments.harness.clients import Situation, uploads
-from experiments.harness.places import Need, missing
+from experiments.harness.result import ATTACKED, own
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
 
@@ -47,22 +47,14 @@ class StepsRunner(Runner[StepsSettings]):
 
     settings: ClassVar[type[Settings]] = StepsSettings
     code: ClassVar[tuple[str, ...]] = (
-        *("bract.client.training", "bract.client.defenses", "experiments.harness.clients"),
-        *("experiments.harness.images", "experiments.papers.runners.guardian_steps"),
+        *ATTACKED,
+        *own("papers.runners.guardian_steps"),
     )
 
     def count(self, settings: StepsSettings) -> int:
         """Return 1: all clients together."""
         del settings
         return 1
-
-    def missing(self, settings: StepsSettings, context: Context) -> Need | None:
-        """Return the images that are missing."""
-        return missing(settings.data, context.folder)
-
-    def data(self, settings: StepsSettings) -> str:
-        """Return the name of the image set."""
-        return settings.data
 
     def run(self, settings: StepsSettings, unit: int, context: Context) -> Measured:
         """Take the steps on every client's gradient."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bract.config import build_config
 from bract.data import test_data
 from experiments.harness.federation import Clients, correct
-from experiments.harness.places import Need, missing
+from experiments.harness.result import own
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
 
@@ -41,21 +41,13 @@ class FeaturesRunner(Runner[FeaturesSettings]):
 
     settings: ClassVar[type[Settings]] = FeaturesSettings
     code: ClassVar[tuple[str, ...]] = (
-        *("bract.client", "bract.strategies", "experiments.harness.federation"),
-        "experiments.papers.runners.locked_features",
+        *("bract.client", "bract.strategies"),
+        *own("harness.federation", "papers.runners.locked_features"),
     )
 
     def count(self, settings: FeaturesSettings) -> int:
         """Return the number of seeds."""
         return settings.seeds
-
-    def missing(self, settings: FeaturesSettings, context: Context) -> Need | None:
-        """Return the data set that is missing."""
-        return missing(settings.data, context.folder)
-
-    def data(self, settings: FeaturesSettings) -> str:
-        """Return the name of the data set."""
-        return settings.data
 
     def run(self, settings: FeaturesSettings, unit: int, context: Context) -> Measured:
         """Train under one seed and look at every client's layer."""

@@ -12,29 +12,24 @@ from torch import Tensor
 
 from bract.attacks import (
     ATTACKS,
-    Attack,
     Attacker,
     Budget,
     Cosine,
-    Engine,
     Objective,
     Reconstruction,
     Refusal,
     RelativeError,
     SquaredError,
-    Tier,
-    reconstruct,
 )
-from bract.attacks.adaptive.fedkl.known import What, known
 from bract.attacks.methods.baselines import class_mean, random_image
 from bract.attacks.problem.objectives import SquaredPlusNorm
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.errors import BractError
-from bract.protocol.observation import Observation
+from experiments.harness.attacking import Tier, attack_uploads
 from experiments.harness.clients import Situation, Upload, images_of, uploads
 from experiments.harness.images import ImageSet
-from experiments.harness.places import Need, missing
+from experiments.harness.result import ATTACKED, own
 from experiments.papers.recogniser import Recogniser, named
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
@@ -51,7 +46,6 @@ OBJECTIVES: dict[str, Objective] = {
     "relative": RelativeError(),
 }
 BASELINES = ("class mean", "random image")
-_KNOWN: dict[str, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
 
 Positive = Annotated[int, Field(ge=1)]
 Made = tuple[Tensor, Tensor | None, dict[str, float | None]]
@@ -79,9 +73,7 @@ class ReconstructionSettings(Settings):
     data: str = "digits"
     model: str = "lenet-strided"
     defenses: tuple[dict[str, Any], ...] = ()
-    tier: Literal["plain", "oblivious", "adaptive", "key known", "lock known", "both known"] = (
-        "oblivious"
-    )
+    tier: Tier = "oblivious"
     attack: str = "grnn"
     options: dict[str, Any] = {}
     iterations: Positive = 1000
@@ -126,29 +118,14 @@ class ReconstructionRunner(Runner[ReconstructionSettings]):
 
     settings: ClassVar[type[Settings]] = ReconstructionSettings
     code: ClassVar[tuple[str, ...]] = (
-        *("bract.attacks", "bract.client.defenses", "bract.client.training"),
-        *(
-            "experiments.harness.clients",
-            "experiments.harness.images",
-            "experiments.harness.mnist_package",
-        ),
-        *("experiments.harness.places", "experiments.papers.recogniser"),
-        *("experiments.papers.runners.reconstruction",),
-        *("experiments.papers.runners.objectives", "experiments.papers.runners.pictures"),
-        "experiments.papers.runners.samples",
+        *ATTACKED,
+        *own("papers.recogniser", "papers.runners.reconstruction", "papers.runners.objectives"),
+        *own("papers.runners.pictures", "papers.runners.samples"),
     )
 
     def count(self, settings: ReconstructionSettings) -> int:
         """Return the number of groups of clients."""
         return -(-settings.uploads // settings.together)
-
-    def missing(self, settings: ReconstructionSettings, context: Context) -> Need | None:
-        """Return the images that are missing."""
-        return missing(settings.data, context.folder)
-
-    def data(self, settings: ReconstructionSettings) -> str:
-        """Return the name of the image set."""
-        return settings.data
 
     def run(self, settings: ReconstructionSettings, unit: int, context: Context) -> Measured:
         """Attack the clients of one unit and score every image."""
@@ -246,39 +223,19 @@ def attack_all(
 
     Who cannot undo a defense takes the upload at face value.
     """
-    using = attacker(settings)
-    observations = [u.plain if settings.tier == "plain" else u.captured for u in captured]
-    earlier = {u.captured.key: u.history for u in captured}
-    if settings.tier in _KNOWN:
-        if not isinstance(using, Attack):
-            raise BractError(f"tier {settings.tier!r} needs one attack, not {settings.attack!r}")
-        locks = {u.captured.key: u.lock for u in captured if u.lock is not None}
-        using = known(using, locks, _KNOWN[settings.tier])
-
-    def attempt(given: Sequence[Observation], tier: Tier) -> list[Reconstruction | Refusal]:
-        return reconstruct(
-            given,
-            using,
-            budget=Budget(
-                iterations=settings.iterations,
-                restarts=settings.restarts,
-                max_images=max(8, settings.batch),
-            ),
-            seed=settings.seed,
-            tier=tier,
-            engine=Engine(device=context.device),
-            history=lambda observation: earlier[observation.key],
-            public=public,
-        )
-
-    plain = settings.tier in ("plain", "oblivious")
-    outcomes = attempt(observations, "oblivious" if plain else "adaptive")
-    again = [i for i, o in enumerate(outcomes) if isinstance(o, Refusal) and not plain]
-    if again:
-        for index, outcome in zip(
-            again, attempt([observations[i] for i in again], "oblivious"), strict=True
-        ):
-            outcomes[index] = outcome
+    outcomes, _ = attack_uploads(
+        attacker(settings),
+        captured,
+        settings.tier,
+        budget=Budget(
+            iterations=settings.iterations,
+            restarts=settings.restarts,
+            max_images=max(8, settings.batch),
+        ),
+        seed=settings.seed,
+        device=context.device,
+        public=public,
+    )
     return [o if isinstance(o, Refusal) else _made(o) for o in outcomes]
 
 

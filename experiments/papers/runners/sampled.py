@@ -18,7 +18,8 @@ from bract.attacks.problem.case import open_case
 from bract.audit.scoring.scoring import Truth, score_images
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import flatten, unflatten
-from experiments.harness.places import Need, Split, missing
+from experiments.harness.places import Split
+from experiments.harness.result import ATTACKED, own
 from experiments.papers.minmax import glaus, readings, sample, times_drawn
 from experiments.papers.results import Sample
 from experiments.papers.runners.base import Context, Measured, Runner, Settings
@@ -119,31 +120,14 @@ class SampledRunner(Runner[SampledSettings]):
 
     settings: ClassVar[type[Settings]] = SampledSettings
     code: ClassVar[tuple[str, ...]] = (
-        *("bract.attacks", "bract.client.defenses", "bract.client.training"),
-        *(
-            "experiments.papers.minmax",
-            "experiments.harness.mnist_package",
-            "experiments.harness.places",
-        ),
-        *(
-            "experiments.papers.same_class",
-            "experiments.papers.runners.sampled",
-            "experiments.papers.runners.pictures",
-        ),
-        "experiments.papers.runners.samples",
+        *ATTACKED,
+        *own("papers.minmax", "papers.same_class", "papers.runners.sampled"),
+        *own("papers.runners.pictures", "papers.runners.samples"),
     )
 
     def count(self, settings: SampledSettings) -> int:
         """Return the number of groups of victims."""
         return -(-settings.uploads // settings.together)
-
-    def missing(self, settings: SampledSettings, context: Context) -> Need | None:
-        """Return the images that are missing."""
-        return missing(settings.data, context.folder)
-
-    def data(self, settings: SampledSettings) -> str:
-        """Return the name of the data set."""
-        return settings.data
 
     def run(
         self, settings: SampledSettings, unit: int, context: Context, *, split: Split = "test"

@@ -15,6 +15,7 @@ from bract.strategies import FedAvg, FedBoosting
 from experiments.harness.crnn import Architecture, first
 from experiments.harness.places import SCENE_TEXT, Need
 from experiments.harness.readers import Reader, Reading, Training, Words, WordSet, read
+from experiments.harness.result import own
 from experiments.harness.simulation import simulate
 from experiments.harness.words import CHARACTERS, STYLES, word_set
 from experiments.papers.results import Sample
@@ -109,18 +110,10 @@ class TextRunner(Runner[TextSettings]):
 
     settings: ClassVar[type[Settings]] = TextSettings
     code: ClassVar[tuple[str, ...]] = (
-        *(
-            "bract.strategies",
-            "experiments.harness.words",
-            "experiments.harness.crnn",
-            "experiments.harness.readers",
-        ),
-        *(
-            "experiments.papers.text_sets",
-            "experiments.papers.sealed",
-            "experiments.harness.simulation",
-        ),
-        *("experiments.papers.runners.text", "experiments.papers.runners.read_words"),
+        "bract.strategies",
+        *own("harness.words", "harness.crnn", "harness.readers", "harness.simulation"),
+        *own("papers.text_sets", "papers.sealed"),
+        *own("papers.runners.text", "papers.runners.read_words"),
     )
 
     def count(self, settings: TextSettings) -> int:
@@ -130,10 +123,6 @@ class TextRunner(Runner[TextSettings]):
     def missing(self, settings: TextSettings, context: Context) -> Need | None:
         """Say which text set is not there."""
         return missing_text(context.folder) if settings.data == SCENE_TEXT else None
-
-    def data(self, settings: TextSettings) -> str:
-        """Return the name of the data set."""
-        return settings.data
 
     def run(self, settings: TextSettings, unit: int, context: Context) -> Measured:
         """Train under one seed and judge after every round."""

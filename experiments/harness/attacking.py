@@ -1,0 +1,88 @@
+"""The attacker of a tier against every upload of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from bract.attacks import (
+    Attack,
+    Attacker,
+    Budget,
+    Engine,
+    Reconstruction,
+    Refusal,
+    TrainedPrior,
+    reconstruct,
+)
+from bract.attacks import Tier as AttackTier
+from bract.attacks.adaptive import before_bayes, known
+from bract.attacks.adaptive.fedkl.known import What
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+from experiments.harness.clients import Upload
+
+Tier = Literal[
+    "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"
+]
+"""Whom a row assumes: ``plain`` sees the update without its defense; the last three also hold a
+part of FedKL's secrets."""
+
+KNOWN: dict[Tier, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
+
+
+def attack_uploads(
+    using: Attacker,
+    captured: Sequence[Upload],
+    tier: Tier,
+    *,
+    budget: Budget,
+    seed: int,
+    device: str,
+    public: TrainedPrior | None = None,
+) -> tuple[list[Reconstruction | Refusal], dict[int, str]]:
+    """Attack every upload, each with the client's earlier ones.
+
+    Returns
+    -------
+    tuple
+        One outcome an upload, and by number of the upload why the adaptive attacker could not undo
+        the defense and took the upload at face value instead.
+
+    Raises
+    ------
+    BractError
+        If a tier with known secrets is asked of a portfolio of attacks.
+    """
+    earlier = {u.captured.key: u.history for u in captured}
+    observations = [u.plain if tier == "plain" else u.captured for u in captured]
+    if tier in KNOWN:
+        if not isinstance(using, Attack):
+            raise BractError(f"tier {tier!r} needs one attack, found a portfolio; name one")
+        locks = {u.captured.key: u.lock for u in captured if u.lock is not None}
+        using = known(using, locks, KNOWN[tier])
+    elif tier == "discounting":
+        using = before_bayes(using)
+
+    def attempt(
+        given: Sequence[Observation], assumed: AttackTier
+    ) -> list[Reconstruction | Refusal]:
+        return reconstruct(
+            given,
+            using,
+            budget=budget,
+            seed=seed,
+            tier=assumed,
+            engine=Engine(device=device),
+            history=lambda observation: earlier[observation.key],
+            public=public,
+        )
+
+    if tier in ("plain", "oblivious"):
+        return attempt(observations, "oblivious"), {}
+    outcomes = attempt(observations, "adaptive")
+    refused = {i: o.reason for i, o in enumerate(outcomes) if isinstance(o, Refusal)}
+    again = attempt([observations[i] for i in refused], "oblivious") if refused else []
+    for index, outcome in zip(refused, again, strict=True):
+        outcomes[index] = outcome
+    return outcomes, refused
