@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from bract.attacks import Budget, Refusal, attack
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import TrainingConfig
 from bract.errors import BractError
-from experiments.harness import command
+from experiments.harness import attacking, command
+from experiments.harness.attacking import attack_uploads
 from experiments.harness.command import Finished, emit
 from experiments.harness.result import RESULTS, BenchmarkResult, committed, read
 from experiments.harness.uploads import gradient_upload, network_for, plain_spec, trained_upload
@@ -92,3 +95,37 @@ def test_an_undefended_gradient_is_captured_alike_by_both_ways() -> None:
     for name, value in plain.update.items():
         torch.testing.assert_close(sent.captured.update[name], value)
     assert sent.captured.declaration.batch_size == plain.declaration.batch_size == 2
+
+
+def test_an_attacker_who_cannot_undo_a_defense_takes_the_upload_at_face_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def reconstruct(given: Any, using: Any, *, tier: str, **_: Any) -> Any:
+        asked.append((tier, [seen.key for seen in given]))
+        refuse = tier == "adaptive"
+        return [
+            Refusal(attack="ig", observation=s.key, reason="unknown")
+            if refuse and s.key == "b"
+            else s.key
+            for s in given
+        ]
+
+    monkeypatch.setattr(attacking, "reconstruct", reconstruct)
+    captured: Any = [
+        SimpleNamespace(
+            captured=SimpleNamespace(key=key), plain=SimpleNamespace(key=f"plain {key}"), history=()
+        )
+        for key in ("a", "b")
+    ]
+
+    def outcome(tier: Any) -> Any:
+        asked.clear()
+        return attack_uploads(
+            attack("ig"), captured, tier, budget=Budget(iterations=1), seed=0, device="cpu"
+        )
+
+    assert outcome("adaptive") == (["a", "b"], {1: "unknown"})
+    assert asked == [("adaptive", ["a", "b"]), ("oblivious", ["b"])]
+    assert outcome("plain") == (["plain a", "plain b"], {})
