@@ -25,8 +25,8 @@ from experiments.harness.clients import Upload
 Tier = Literal[
     "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"
 ]
-"""Whom a row assumes: ``plain`` sees the update without its defense; the last three also hold a
-part of FedKL's secrets."""
+"""Attackers of rows: ``plain`` sees the update without its defense; the last three also know a part
+of FedKL's secrets."""
 
 KNOWN: dict[Tier, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
 

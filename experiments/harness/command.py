@@ -34,7 +34,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def parser(doc: str | None, *shared: str, picture: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser with ``--json``, options of `SHARED`, and where a picture goes by default."""
+    """Return a parser with ``--json``, options of `SHARED`, and ``--picture`` with its default."""
     made = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     made.add_argument("--json", action="store_true", help="print JSON alone on stdout")
     for name in shared:
@@ -59,7 +59,7 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 class Finished:
-    """Rows of a file that an interrupted run goes on from: each with what it follows from.
+    """Finished rows in a file, from which an interrupted run continues.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Finished:
         return None
 
     def add(self, about: object, row: Row) -> Row:
-        """Keep a new row, and return it with what made it."""
+        """Keep a new row, and return it with the digest and versions that made it."""
         key = json.dumps(about)
         self.rows[key] = row | self.made_by
         if self.path is not None:

@@ -1,6 +1,6 @@
-"""The one schema of results: which experiment, by which command, where, of which code, its rows.
+"""The one schema of results: experiment, command, device, versions, digest of the code, and rows.
 
-Files of before carry on: `migrate` takes what benchmarks and papers wrote.
+`migrate` converts the two earlier forms, of benchmarks and of papers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Result(VersionedRecord, Generic[R]):
     experiment
         A benchmark's module, or a paper's table or figure: ``adadefense/table-4``.
     command
-        As it was typed.
+        The command line.
     device, versions
         Of the machine, and of Python and packages.
     code
@@ -78,7 +78,7 @@ class BenchmarkResult(Result[Row]):
 
 
 def migrate(content: object) -> object:
-    """Return content of schema 2, made from files of before where it is one."""
+    """Convert content of an earlier form to schema 2; return any other content as it is."""
     if not isinstance(content, dict):
         return content
     if "schema" not in content and "command" in content:
@@ -91,7 +91,7 @@ K = TypeVar("K", bound=Result[Any])
 
 
 def read(kind: type[K], path: Path) -> K:
-    """Read a result of a kind, of this schema or of one before.
+    """Read a result of a kind, in this schema or an earlier form.
 
     Raises
     ------
