@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.result import (
+    ATTACKED,
+    PRODUCT,
     RESULTS,
     BenchmarkResult,
     Row,
@@ -76,9 +78,11 @@ class Finished:
         import torch
 
         self.path, self.keep_older = path, keep_older
-        self.made_by = {"code": digest(*modules), "torch": torch.__version__}
+        self.made_by = {"code": digest(*ATTACKED, *modules), "torch": torch.__version__}
         self.rows: dict[str, Row] = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path and path.exists() else ():
+        text = path.read_text(encoding="utf-8") if path and path.exists() else ""
+        self._begin = "" if text.endswith("\n") or not text else "\n"
+        for line in text.splitlines():
             try:
                 content = json.loads(line)
             except json.JSONDecodeError:
@@ -100,7 +104,8 @@ class Finished:
         self.rows[key] = row | self.made_by
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "row": self.rows[key]}) + "\n")
+                file.write(self._begin + json.dumps({"key": key, "row": self.rows[key]}) + "\n")
+            self._begin = ""
         return self.rows[key]
 
     def row(self, about: object, measure: Callable[[], Row]) -> Row:
@@ -113,15 +118,12 @@ def emit(
     columns: Sequence[str],
     *,
     as_json: bool,
-    code: Sequence[str] = (),
     more_versions: Mapping[str, str] | None = None,
 ) -> None:
     """Print rows as a table of ``columns``, or as a result in JSON.
 
     Parameters
     ----------
-    code
-        Modules and packages that the rows follow from, in addition to `ATTACKED` and the benchmark.
     more_versions
         Of what is not an installed package.
     """
@@ -134,7 +136,7 @@ def emit(
         command=shlex.join(["python", "-m", f"experiments.{name}", *sys.argv[1:]]),
         device=device_name(),
         versions=versions() | dict(more_versions or {}),
-        code=digest(f"experiments.{name}", *code),
+        code=digest(*PRODUCT, f"experiments.{name}"),
         rows=tuple(rows),
     )
     print(json.dumps(result.to_dict(), indent=1))

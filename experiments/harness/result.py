@@ -42,6 +42,13 @@ ATTACKED = (
 )
 """Modules and packages that the row of an attack follows from."""
 
+PRODUCT = (
+    "bract",
+    *("bract.attacks", "bract.audit", "bract.cli", "bract.client", "bract.deploy"),
+    *("bract.report", "bract.server", "bract.strategies", "experiments.harness"),
+)
+"""All that a benchmark's result can follow from, but the benchmark."""
+
 Row = dict[str, Any]
 R = TypeVar("R")
 
@@ -122,8 +129,8 @@ def committed(name: str, folder: Path = RESULTS) -> list[Row]:
 
 
 def digest(*modules: str) -> str:
-    """Return a digest of `ATTACKED`, of ``modules`` and of the versions of libraries."""
-    found = f"{code_digest(*ATTACKED, *modules)} {library_versions()}"
+    """Return a digest of modules, packages and the versions of libraries."""
+    found = f"{code_digest(*modules)} {library_versions()}"
     return sha256(found.encode()).hexdigest()[:16]
 
 

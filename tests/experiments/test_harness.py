@@ -42,6 +42,8 @@ def test_kept_rows_of_other_code_are_measured_again(
     monkeypatch.setattr(command, "digest", lambda *_: "third")
     assert Finished(path).get(["a"]) is None
     assert Finished(path, keep_older=True).row(["a"], measure)["code"] == "other"
+    Finished(path).row(["b"], measure)
+    assert Finished(path).get(["b"]) is not None
 
 
 @pytest.mark.parametrize("kind", COUNTS, ids=lambda kind: kind.__name__)
