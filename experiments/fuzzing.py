@@ -63,8 +63,8 @@ def run(target: Any, inputs: int, seconds: float, seed: int) -> dict[str, Any]:
         spent = time.perf_counter() - started
         if sum(counts.values()) >= inputs or spent > seconds:
             break
-    for error, shown in list(faults.values())[:8]:
-        note(f"{target.name}: {error}\n  {shown}")
+    for why, shown in list(faults.values())[:8]:
+        note(f"{target.name}: {why}\n  {shown}")
     row = {"parser": target.name, "room": target.room, "inputs": sum(counts.values())}
     return row | counts | {"seconds": round(time.perf_counter() - started, 1), "seed": seed}
 

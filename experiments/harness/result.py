@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -89,8 +90,8 @@ def migrate(content: object) -> object:
     if not isinstance(content, dict):
         return content
     if "schema" not in content and "command" in content:
-        _, _, script = str(content["command"]).partition("benchmarks/")
-        return content | {"schema": 2, "experiment": script.partition(".py")[0]}
+        found = re.search(r"(?:benchmarks/|experiments\.)(\w+)", str(content["command"]))
+        return content | {"schema": 2, "experiment": found[1] if found else ""}
     return content | {"schema": 2} if content.get("schema") == 1 else content
 
 

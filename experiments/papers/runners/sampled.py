@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from bract.attacks import DLG, Budget, Case, Engine, Evidence, Refusal, reconstruct
 from bract.attacks.problem.case import open_case
 from bract.audit.scoring.scoring import Truth, score_images
+from bract.models import MODELS
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import flatten, unflatten
 from experiments.harness.places import Split
@@ -36,7 +37,8 @@ _CANDIDATES = 100
 Positive = Annotated[int, Field(ge=1)]
 
 
-def mnist_cnn() -> nn.Module:
+@MODELS.register("glaus-cnn")
+def mnist_cnn(**_: Any) -> nn.Module:
     """Return GLAUS's network for 28 pixels: 5x5 convolutions of 10, 20 and 10 channels, sigmoids.
 
     One linear layer follows; 35,900 parameters.
@@ -72,7 +74,7 @@ class SampledSettings(Settings):
     """
 
     data: str = "digits"
-    model: str = "experiments.papers.runners.sampled:mnist_cnn"
+    model: str = "glaus-cnn"
     size: Positive = 28
     defenses: tuple[dict[str, Any], ...] = ()
     knows: Literal["gradient", "glaus", "one upload"] = "glaus"
