@@ -210,6 +210,7 @@ def write_operator(
         "project": project(f"{config.name}-operator"),
         "port": deployment.port,
         "superlink_port": kit.superlink_port,
+        "version": kit.made_by,
         "tag": _tag(kit.made_by),
         "run": config.name,
         "what": f"the server of {config.name}",
