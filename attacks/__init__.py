@@ -25,7 +25,7 @@ from bract.attacks.methods.r_gap import RGAP
 from bract.attacks.methods.spear import Spear
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Tier
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.attacks.problem.global_models import observe_global_models
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.objectives import Cosine, Objective, RelativeError, SquaredError
@@ -43,6 +43,7 @@ from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.attacks.task import AttackTask, evidence_for, open_cases, open_over_rounds
 from bract.registry import import_modules
+from bract.schema import Tier
 
 __all__ = [
     "ADAPTIVE",

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 from bract.attacks.problem.case import UNROLL, Case
-from bract.attacks.problem.evidence import Tier
 from bract.attacks.problem.objectives import NoObjective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.trained_prior import TrainedPrior
@@ -21,6 +20,7 @@ from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
 from bract.errors import BractError
 from bract.protocol.observation import Observation
+from bract.schema import Tier
 
 
 @dataclass(frozen=True, kw_only=True)

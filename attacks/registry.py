@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from bract.attacks.base import Attacker
-from bract.attacks.problem.evidence import Tier
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.engine import Engine
@@ -15,6 +14,7 @@ from bract.attacks.task import AttackTask, History, open_over_rounds
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.registry import Registry, named, unknown
+from bract.schema import Tier
 
 ATTACKS: Registry[type[Attacker]] = Registry(
     "attack", group="bract.attacks", check=partial(named, Attacker)

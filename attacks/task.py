@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import Evidence, Tier, read_evidence
+from bract.attacks.problem.evidence import Evidence, read_evidence
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
@@ -15,6 +15,7 @@ from bract.attacks.result import Budget, Refusal
 from bract.attacks.solve.engine import Engine
 from bract.errors import BractError
 from bract.protocol.observation import Observation
+from bract.schema import Tier
 
 REFINEMENT_SHARE = 0.3
 """Most of a budget in seconds that refining an evidence may take, but for its first stage."""

@@ -37,7 +37,6 @@ from bract.attacks import (
     open_over_rounds,
 )
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
-from bract.attacks.problem.evidence import Tier
 from bract.attacks.solve.engine import Progress
 from bract.audit.basis import Basis, changes
 from bract.audit.batches import Batch, together
@@ -58,7 +57,7 @@ from bract.errors import BractError, shown
 from bract.permissions import make_private_folder
 from bract.protocol.observation import Observation
 from bract.rundir import RunDirectory
-from bract.schema import AuditBudget, AuditResult
+from bract.schema import AuditBudget, AuditResult, Tier
 from bract.schema.description import DESCRIPTION
 from bract.seeds import derive_seed
 from bract.strict_json import json_ready

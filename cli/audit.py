@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bract.attacks.problem.evidence import TIERS
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
@@ -22,7 +21,7 @@ from bract.cli.keygen import client_key
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.rundir import RunDirectory
-from bract.schema import EXACT_DB, AuditResult
+from bract.schema import EXACT_DB, TIERS, AuditResult
 
 SURROGATE = ["gias", "ggl", "learned-inverter"]
 """Attacks of the surrogate tier where none is asked for."""

@@ -137,11 +137,11 @@ def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)
     BractError
         If a tier is unknown.
     """
-    from bract.attacks.problem.evidence import TIERS
     from bract.cli.audit import audit_run, choose_audits
     from bract.cli.launch.launcher import Launch
     from bract.cli.run import run_federation
     from bract.report import write_report
+    from bract.schema import TIERS
 
     known = (*TIERS, "all")
     strange = next((tier for tier in tiers if tier not in known), None)

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bract.attacks.problem.evidence import TIERS
 from bract.audit.audit import NOT_TRIED
 from bract.audit.scoring.leak import LeakRule
 from bract.cli.console import say
 from bract.errors import BractError, LeakageError, NothingAttackedError, one_line, shown
 from bract.registry import unknown
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult
+from bract.schema import TIERS, AuditResult
 
 _LEAKED = "leaked"
 _METRICS = (_LEAKED, "ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips")

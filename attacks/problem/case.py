@@ -15,7 +15,7 @@ from bract.attacks.problem.client_model import (
     images_in,
 )
 from bract.attacks.problem.dropout import read_dropout
-from bract.attacks.problem.evidence import AdaptiveView, Evidence, Tier, read_evidence
+from bract.attacks.problem.evidence import AdaptiveView, Evidence, read_evidence
 from bract.attacks.problem.returned_buffers import impossible_statistics
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
@@ -24,6 +24,7 @@ from bract.attacks.problem.visibility import scaled_names, visible_share
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
+from bract.schema import Tier
 
 UNROLL = 16
 """Most local steps that are simulated one by one where an attack does not say."""

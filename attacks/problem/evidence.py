@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,9 +21,7 @@ from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.registry import Registry
-
-Tier = Literal["oblivious", "adaptive", "surrogate", "colluding"]
-TIERS: tuple[Tier, ...] = ("oblivious", "adaptive", "surrogate", "colluding")
+from bract.schema import TIERS, Tier
 
 
 class Fitting(Protocol):
