@@ -8,8 +8,6 @@ from bract.attacks import adaptive, methods
 from bract.attacks.adaptive.declared import declared, gradient_scale
 from bract.attacks.base import Attack, Attacker
 from bract.attacks.methods.analytic import Analytic
-from bract.attacks.methods.auto import Auto
-from bract.attacks.methods.best import Best
 from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.methods.dlg import DLG, IDLG
 from bract.attacks.methods.gauss_newton import GaussNewton
@@ -21,6 +19,7 @@ from bract.attacks.methods.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.methods.learned_inverter import LearnedInverter
+from bract.attacks.methods.portfolio.portfolio import Auto, Best
 from bract.attacks.methods.r_gap import RGAP
 from bract.attacks.methods.spear import Spear
 from bract.attacks.methods.statistics import Statistics

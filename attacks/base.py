@@ -6,29 +6,89 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 from bract.attacks.problem.case import UNROLL, Case
+from bract.attacks.problem.model_traits import ModelTraits
 from bract.attacks.problem.objectives import NoObjective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
-from bract.attacks.solve.defaults import for_model
+from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.engine import Engine, Progress
 from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
 from bract.errors import BractError
 from bract.protocol.observation import Observation
-from bract.schema import Tier
+from bract.schema import TIERS, Tier
+
+Batches = Literal["one", "few", "any"]
+"""Images of one update that an attack reconstructs: a single one, at most `Budget.max_images`, or
+as many as the update holds."""
+
+Cost = Literal["instant", "seconds", "minutes"]
+"""Order of magnitude of one restart on a LeNet and one CPU core, with the attack's own budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attacker(ABC):
-    """Base of everything that runs on observations: one attack, or a choice among several."""
+    """Base of everything that runs on observations: one attack, or a choice among several.
+
+    The class describes the attack; audit, report, command line and catalogue read it from here.
+
+    Attributes
+    ----------
+    name
+        Registered name.
+    title
+        Name on a page; empty takes ``name``.
+    family
+        Kind of attack, in words: the report lists families that were not tried. Empty for choices
+        among attacks and for those that reconstruct no image.
+    source
+        Paper that it comes from.
+    closed_form
+        Whether images are computed rather than searched. `auto` tries closed forms first, and
+        `best` those for one image.
+    batches
+        Images that it reconstructs from one update.
+    inputs
+        Kinds of input that it reconstructs.
+    tiers
+        Tiers of knowledge that it serves; one for ``surrogate`` alone needs public images.
+    cost
+        Order of magnitude of one restart.
+    competes
+        Whether `auto` lets it compete by default.
+    portfolio
+        Whether it chooses among attacks itself.
+    iterations
+        Steps where the budget names none.
+    defaults
+        Values of settings that are None, by what the model is.
+    """
 
     name: ClassVar[str] = "attacker"
+    title: ClassVar[str] = ""
+    family: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    closed_form: ClassVar[bool] = False
+    batches: ClassVar[Batches] = "few"
+    inputs: ClassVar[tuple[str, ...]] = ("image",)
+    tiers: ClassVar[tuple[Tier, ...]] = TIERS
+    cost: ClassVar[Cost] = "minutes"
+    competes: ClassVar[bool] = False
+    portfolio: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
+    defaults: ClassVar[tuple[ModelDefault, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # An attack that extends another one is neither of its title nor in auto's pool for it.
+        for own in ("title", "competes"):
+            if own not in vars(cls):
+                setattr(cls, own, getattr(Attacker, own))
 
     def __call__(
         self,
@@ -87,6 +147,19 @@ class Attacker(ABC):
         Nothing that came back from the client enters the image.
         """
         return None
+
+    def after_closed_forms(self) -> Self:
+        """Return the attack to run where closed forms have been tried."""
+        return self
+
+    def for_model(self, traits: ModelTraits) -> Self:
+        """Return the attack with the model's defaults in place of settings that are None."""
+        changes: dict[str, Any] = {
+            default.setting: default.value
+            for default in self.defaults
+            if default.suits(traits) and getattr(self, default.setting) is None
+        }
+        return replace(self, **changes) if changes else self
 
     def settings(self) -> dict[str, Any]:
         """Hyper-parameters, JSON-ready."""
@@ -178,7 +251,7 @@ class Attack(Attacker):
         ]
 
     def _choose(self, case: Case, trials: Sequence[Trial], task: AttackTask) -> Reconstruction:
-        shared = for_model(self, case.target_model.traits).settings() | {
+        shared = self.for_model(case.target_model.traits).settings() | {
             "restarts": len(trials),
             "images": case.images,
             "forward": _plain(case.forward),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
-from bract.attacks.base import Attacker
+from bract.attacks.base import Attacker, Cost
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.engine import Engine
@@ -19,6 +19,32 @@ from bract.schema import Tier
 ATTACKS: Registry[type[Attacker]] = Registry(
     "attack", group="bract.attacks", check=partial(named, Attacker)
 )
+
+
+def title_of(name: str) -> str:
+    """Return an attack's title; the name itself where no such attack is installed."""
+    known = ATTACKS.get(name)
+    return (known and known.title) or name
+
+
+def closed_forms() -> list[str]:
+    """Return the names of the closed forms, the cheapest first."""
+    found = [name for name in ATTACKS if ATTACKS[name].closed_form]
+    return sorted(found, key=lambda name: get_args(Cost).index(ATTACKS[name].cost))
+
+
+def families() -> dict[str, list[str]]:
+    """Return the names of the attacks of each family."""
+    found: dict[str, list[str]] = {}
+    for name in ATTACKS:
+        if family := ATTACKS[name].family:
+            found.setdefault(family, []).append(name)
+    return found
+
+
+def attacks_only_for(tier: Tier) -> list[str]:
+    """Return the names of the attacks that serve this tier alone."""
+    return [name for name in ATTACKS if ATTACKS[name].tiers == (tier,)]
 
 
 def attack(name: str, **settings: Any) -> Attacker:

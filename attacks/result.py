@@ -109,7 +109,7 @@ class Trial:
     settings
         Hyper-parameters of the attack and what it decided by itself, JSON-ready.
     pass_number
-        Pass of `bract.attacks.methods.auto.Auto` that ran it, from 1; 0 elsewhere.
+        Pass of `bract.attacks.Auto` that ran it, from 1; 0 elsewhere.
     """
 
     images: Tensor

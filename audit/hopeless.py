@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from bract.attacks import ATTACKS
 from bract.attacks.problem.client_model import images_in
 from bract.audit.captures import Capture
 from bract.audit.choice import AuditChoice
 from bract.errors import BractError
-
-_CLOSED_FORMS = ("analytic", "labels", "spear")
 
 
 def why_hopeless(capture: Capture, choice: AuditChoice, attack: str) -> str | None:
@@ -25,7 +24,7 @@ def why_hopeless(capture: Capture, choice: AuditChoice, attack: str) -> str | No
         images = images_in(declaration, 1 << 31)
     except BractError as error:
         return str(error)
-    if images > choice.max_images and attack not in _CLOSED_FORMS:
+    if images > choice.max_images and ATTACKS[attack].batches != "any":
         return (
             f"{images} images went into one update, and {choice.max_images} are looked for "
             "(audit.max_images); expect nothing readable, but from closed forms"

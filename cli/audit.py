@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from bract.attacks.registry import attacks_only_for
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
@@ -22,9 +23,6 @@ from bract.errors import BractError
 from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.schema import EXACT_DB, TIERS, AuditResult
-
-SURROGATE = ["gias", "ggl", "learned-inverter"]
-"""Attacks of the surrogate tier where none is asked for."""
 
 
 def choose_audits(
@@ -154,8 +152,9 @@ def choose_audit(
         steps = steps or iterations
     chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
     chosen_clients = parse_clients(clients) if clients else section.clients
+    own = attacks_only_for("surrogate") if tier == "surrogate" else section.attacks
     return AuditChoice(
-        attacks=tuple(attacks or (SURROGATE if tier == "surrogate" else section.attacks)),
+        attacks=tuple(attacks or own),
         rounds=None if chosen_rounds is None else frozenset(chosen_rounds),
         clients=None if chosen_clients is None else frozenset(chosen_clients),
         iterations=steps,

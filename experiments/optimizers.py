@@ -28,7 +28,6 @@ from bract.attacks.methods.grnn import GRNN
 from bract.attacks.methods.ig import IG
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.defaults import for_model
 from bract.attacks.solve.generator import GeneratorSearch
 from bract.attacks.solve.matching import hard_labels, noise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
@@ -123,7 +122,7 @@ def problem_of(trials: int) -> Problem:
 
 def grnn(problem: Problem) -> Task:
     """Return GRNN's generator, RMSprop as published."""
-    attack = for_model(GRNN(), problem.target_model.traits)
+    attack = GRNN().for_model(problem.target_model.traits)
     search = GeneratorSearch(problem, latent=attack.latent, width=attack.width)
     settings = FirstOrderSettings(kind=attack.optimizer, lr=attack.lr, momentum=attack.momentum)
     return _task("grnn", problem, search, attack, 2, settings, search.sums)
@@ -131,7 +130,7 @@ def grnn(problem: Problem) -> Task:
 
 def ig(problem: Problem) -> Task:
     """Return IG's pixels, signed Adam."""
-    attack = for_model(IG(), problem.target_model.traits)
+    attack = IG().for_model(problem.target_model.traits)
     search = PixelSearch(problem, noise(problem, *problem.image_shape), hard_labels(problem))
     settings = FirstOrderSettings(kind="adam", lr=attack.lr, signed=True)
     return _task("ig", problem, search, attack, 1, settings, {})

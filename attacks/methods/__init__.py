@@ -1,7 +1,7 @@
-"""The attacks, one file each: importing this registers every module of the folder."""
+"""The attacks: a file or a folder each. Importing this registers those of every module."""
 
 import importlib
 import pkgutil
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.linear_layers import entering
 from bract.attacks.problem.objectives import RelativeError
@@ -41,6 +41,12 @@ class Analytic(Attack):
     """
 
     name: ClassVar[str] = "analytic"
+    title: ClassVar[str] = "Analytic"
+    family: ClassVar[str] = "closed-form reconstruction"
+    source: ClassVar[str] = "Phong et al. 2018"
+    closed_form: ClassVar[bool] = True
+    batches: ClassVar[Batches] = "any"
+    cost: ClassVar[Cost] = "instant"
     iterations: ClassVar[int] = 1
 
     def prepare(self, case: Case) -> Case:

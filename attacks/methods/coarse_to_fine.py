@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Cost
 from bract.attacks.problem.objectives import Objective, RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -46,6 +46,9 @@ class CoarseToFine(Attack):
     """
 
     name: ClassVar[str] = "coarse-to-fine"
+    title: ClassVar[str] = "Coarse to fine"
+    family: ClassVar[str] = "gradient matching over pixels"
+    cost: ClassVar[Cost] = "minutes"
     iterations: ClassVar[int] = 800
 
     lr: float = 0.05

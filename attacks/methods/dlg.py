@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Cost
 from bract.attacks.problem.objectives import LayerWeighting, Objective, SquaredError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -37,6 +37,10 @@ class DLG(Attack):
     """
 
     name: ClassVar[str] = "dlg"
+    title: ClassVar[str] = "DLG"
+    family: ClassVar[str] = "gradient matching over pixels"
+    source: ClassVar[str] = "Zhu et al., NeurIPS 2019"
+    cost: ClassVar[Cost] = "minutes"
     iterations: ClassVar[int] = 300
 
     line_search: bool = True
@@ -78,6 +82,8 @@ class IDLG(DLG):
     """Improved Deep Leakage from Gradients (Zhao et al. 2020): labels first, then DLG."""
 
     name: ClassVar[str] = "idlg"
+    title: ClassVar[str] = "iDLG"
+    source: ClassVar[str] = "Zhao et al. 2020"
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space with the labels of the last layer."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Cost
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -47,6 +47,9 @@ class GaussNewton(Attack):
     """
 
     name: ClassVar[str] = "gauss-newton"
+    title: ClassVar[str] = "Gauss-Newton"
+    family: ClassVar[str] = "gradient matching over pixels"
+    cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 40
 
     max_unknowns: int = 4096

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Cost
 from bract.attacks.methods.earlier_rounds import EARLIER, in_order_of_rounds
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import FORWARD, LATER
@@ -32,6 +32,7 @@ from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.attacks.task import AttackTask
 from bract.errors import BractError
+from bract.schema import Tier
 
 _RESOLVED = 0.35
 
@@ -78,6 +79,11 @@ class GGL(Attack):
     """
 
     name: ClassVar[str] = "ggl"
+    title: ClassVar[str] = "GGL"
+    family: ClassVar[str] = "search in a generator trained on public images"
+    source: ClassVar[str] = "Li et al., CVPR 2022"
+    tiers: ClassVar[tuple[Tier, ...]] = ("surrogate",)
+    cost: ClassVar[Cost] = "minutes"
     iterations: ClassVar[int] = 500
 
     search: Literal["cma", "adam"] = "cma"

@@ -39,6 +39,8 @@ class GIAS(GGL):
     """
 
     name: ClassVar[str] = "gias"
+    title: ClassVar[str] = "GIAS"
+    source: ClassVar[str] = "Jeon et al., NeurIPS 2021"
     iterations: ClassVar[int] = 2000
 
     search: Literal["cma", "adam"] = "adam"

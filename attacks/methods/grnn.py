@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Cost
 from bract.attacks.problem.objectives import LayerWeighting, Objective, SquaredPlusNorm
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.defaults import for_model
+from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.generator import GeneratorSearch
 from bract.attacks.solve.matching import certain_labels, hard_labels, minimise
@@ -31,7 +31,7 @@ class GRNN(Attack):
         RMSprop, 1e-4, 0.99 and constant in the paper.
     tv
         Weight of total variation of squared differences; None takes that of the model
-        (`bract.attacks.solve.defaults.MODEL_DEFAULTS`).
+        (`defaults`).
     bn
         Weight of batch-normalisation statistics; without effect on models that have none.
     latent, width
@@ -45,7 +45,15 @@ class GRNN(Attack):
     """
 
     name: ClassVar[str] = "grnn"
+    title: ClassVar[str] = "GRNN"
+    family: ClassVar[str] = "gradient matching through a generator"
+    source: ClassVar[str] = "Ren et al. 2022"
+    cost: ClassVar[Cost] = "minutes"
     iterations: ClassVar[int] = 2000
+    defaults: ClassVar[tuple[ModelDefault, ...]] = (
+        ModelDefault("tv", "shallow", 2e-3, "Ren et al. 2022: 1e-3, which their code doubles"),
+        ModelDefault("tv", "deep", 2e-6, "Ren et al. 2022: 1e-6, which their code doubles"),
+    )
 
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     lr: float = 1e-4
@@ -61,7 +69,7 @@ class GRNN(Attack):
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Train one generator a trial."""
-        tv = for_model(self, problem.target_model.traits).tv or 0.0
+        tv = self.for_model(problem.target_model.traits).tv or 0.0
         known = None
         if self.labels != "branch":
             infer = self.labels == "infer"

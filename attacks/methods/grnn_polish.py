@@ -47,6 +47,7 @@ class GRNNPolish(GRNN):
     """
 
     name: ClassVar[str] = "grnn-polish"
+    title: ClassVar[str] = "GRNN with polish"
 
     polish_steps: int = 30
     max_unknowns: int = 4096

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
@@ -25,6 +25,9 @@ class LabelInference(Attack):
     """
 
     name: ClassVar[str] = "labels"
+    title: ClassVar[str] = "Labels"
+    batches: ClassVar[Batches] = "any"
+    cost: ClassVar[Cost] = "instant"
     iterations: ClassVar[int] = 1
 
     def solve(self, problem: Problem, run: Run) -> Outcome:

@@ -45,6 +45,8 @@ class LearnedInverter(GIAS):
     """
 
     name: ClassVar[str] = "learned-inverter"
+    title: ClassVar[str] = "Learned inverter"
+    source: ClassVar[str] = "Wu et al., UAI 2023"
     iterations: ClassVar[int] = 1000
 
     defense: Literal["simulate", "undo", "auto"] = "simulate"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack, Attacker
+from bract.attacks.base import Attack, Attacker, Cost
 from bract.attacks.methods.gauss_newton import solve_from
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.joint_case import join_rounds
@@ -70,6 +70,9 @@ class MultiRound(Attacker):
     """
 
     name: ClassVar[str] = "multi-round"
+    title: ClassVar[str] = "Multi-round"
+    family: ClassVar[str] = "gradient matching over pixels"
+    cost: ClassVar[Cost] = "minutes"
     iterations: ClassVar[int] = 4800
 
     inner: str = "ig"

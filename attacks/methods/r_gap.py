@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.chain import Chain, chain_of
 from bract.attacks.problem.dropout import MASK
@@ -55,6 +55,12 @@ class RGAP(Attack):
     """
 
     name: ClassVar[str] = "r-gap"
+    title: ClassVar[str] = "R-GAP"
+    family: ClassVar[str] = "closed-form reconstruction"
+    source: ClassVar[str] = "Zhu and Blaschko, ICLR 2021"
+    closed_form: ClassVar[bool] = True
+    batches: ClassVar[Batches] = "one"
+    cost: ClassVar[Cost] = "minutes"
     iterations: ClassVar[int] = 1
 
     max_unknowns: int = 4096

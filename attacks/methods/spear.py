@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.exact import require_exact, require_one_gradient
@@ -44,6 +44,12 @@ class Spear(Attack):
     """
 
     name: ClassVar[str] = "spear"
+    title: ClassVar[str] = "SPEAR"
+    family: ClassVar[str] = "closed-form reconstruction"
+    source: ClassVar[str] = "Dimitrov et al., NeurIPS 2024"
+    closed_form: ClassVar[bool] = True
+    batches: ClassVar[Batches] = "any"
+    cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 200
 
     def prepare(self, case: Case) -> Case:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.attacks.base import Attack
+from bract.attacks.base import Attack, Cost
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -52,6 +52,9 @@ class Statistics(Attack):
     """
 
     name: ClassVar[str] = "statistics"
+    title: ClassVar[str] = "Batch statistics"
+    family: ClassVar[str] = "matching with batch statistics"
+    cost: ClassVar[Cost] = "minutes"
     iterations: ClassVar[int] = 600
 
     tv: float = 2e-2

@@ -82,6 +82,28 @@ class Outcome:
         recipes = [Recipe(method, _distinct(r.components + components)) for r in before]
         return replace(self, recipes=recipes)
 
+    def replaced(self, trials: list[int], later: Outcome) -> Outcome:
+        """Return the outcome with some trials as a later stage left them."""
+
+        def put(old: Tensor, new: Tensor) -> Tensor:
+            merged = old.clone()
+            merged[trials] = new.to(old)
+            return merged
+
+        curves, recipes = list(self.curves), list(self.recipes)
+        for trial, curve, recipe in zip(trials, later.curves, later.recipes, strict=True):
+            curves[trial] = self.curves[trial] + [(self.iterations + s, v) for s, v in curve]
+            recipes[trial] = recipe
+        return Outcome(
+            images=put(self.images, later.images),
+            labels=put(self.labels, later.labels),
+            losses=put(self.losses.to(torch.float64), later.losses),
+            unknowns={n: put(v, later.unknowns[n]) for n, v in self.unknowns.items()},
+            curves=curves,
+            iterations=self.iterations + later.iterations,
+            recipes=recipes,
+        )
+
 
 @dataclass
 class Run:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from bract.attacks import ATTACKS
 from bract.report.facts.headline import Level, same_attack
 
 Facts = dict[str, Any]
@@ -154,7 +155,8 @@ def _keep() -> Facts:
 
 def _try_harder(strongest: Facts | None) -> list[Facts]:
     command = "bract audit RUN --budget 10m --restarts 4"
-    if strongest is not None and strongest["attack"] not in ("auto", "best"):
+    attack = ATTACKS.get(strongest["attack"]) if strongest else None
+    if strongest is not None and not (attack and attack.portfolio):
         command += " --attack auto"
     return [
         _step("Give the attackers more time and more tries:", command=command),

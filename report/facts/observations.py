@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bract.attacks.registry import title_of
 from bract.audit.captures import AGGREGATE
 from bract.audit.scoring.leak import Decision, Score, best
 from bract.report.facts.findings import findings
@@ -14,28 +15,6 @@ from bract.schema import AuditResult, ImageResult
 Facts = dict[str, Any]
 
 SCORES: tuple[Score, ...] = ("ssim", "psnr")
-
-ATTACK_NAMES = {
-    "analytic": "Analytic",
-    "auto": "Auto",
-    "best": "Best recipe",
-    "labels": "Labels",
-    "gauss-newton": "Gauss-Newton",
-    "grnn-polish": "GRNN with polish",
-    "dlg": "DLG",
-    "idlg": "iDLG",
-    "ig": "IG",
-    "ggl": "GGL",
-    "gias": "GIAS",
-    "gradinversion": "GradInversion",
-    "learned-inverter": "Learned inverter",
-    "statistics": "Batch statistics",
-    "grnn": "GRNN",
-    "coarse-to-fine": "Coarse to fine",
-    "multi-round": "Multi-round",
-    "spear": "SPEAR",
-    "r-gap": "R-GAP",
-}
 
 
 def observation_facts(
@@ -62,10 +41,10 @@ def observation_facts(
     scored = [image for image in images if image["scores"]]
     return {
         "attack": audit.attack + named,
-        "attack_name": _name(audit.attack) + words,
+        "attack_name": title_of(audit.attack) + words,
         "chosen_attack": audit.chosen_attack or audit.attack,
         "method": method,
-        "method_name": _name(method),
+        "method_name": title_of(method),
         "components": audit.components,
         "tried": _tried(audit),
         "repeat": audit.repeat,
@@ -117,13 +96,10 @@ def _together(audit: AuditResult) -> tuple[str, str]:
 
 
 def _tried(audit: AuditResult) -> list[str]:
-    """Components of every trial, and the attacks that were tried and cannot be used."""
-    found = [*audit.components, *(c for trial in audit.trials for c in trial.components)]
-    return list(dict.fromkeys([*found, *audit.not_applicable]))
-
-
-def _name(attack: str) -> str:
-    return ATTACK_NAMES.get(attack, attack)
+    """Return the attacks that made a trial, and those that cannot be used."""
+    made = [name for trial in audit.trials for name in (trial.attack, trial.method)]
+    chosen = [audit.attack, audit.chosen_attack, audit.method]
+    return [name for name in dict.fromkeys([*chosen, *made, *audit.not_applicable]) if name]
 
 
 def _image_facts(

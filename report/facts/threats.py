@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from bract.attacks.registry import families, title_of
 from bract.audit.captures import AGGREGATE
 from bract.config import FederationConfig
 from bract.errors import listed
@@ -12,17 +13,6 @@ from bract.report.facts.reading import RunFiles
 from bract.schema import TIERS, ObservationFile
 
 Facts = dict[str, Any]
-
-_CLOSED_FORMS = {"closed form", "analytic", "spear", "r-gap"}
-FAMILIES = (
-    ("closed-form reconstruction from linear layers", _CLOSED_FORMS),
-    ("gradient matching over pixels (DLG, iDLG, IG)", {"pixels"}),
-    ("gradient matching through a generator (GRNN)", {"generator"}),
-    ("matching with batch-normalisation statistics (GradInversion)", {"batch statistics"}),
-    ("search in a generator trained on similar images (GGL)", {"trained generator"}),
-)
-"""Kinds of attack, each with the components any of which a record names if it was tried, or the
-name of an attack that was tried and cannot be used."""
 
 OUT_OF_SCOPE = (
     "a server that alters the model or the protocol to extract more (an active attacker)",
@@ -270,8 +260,12 @@ def _not_tried(files: RunFiles, observations: Sequence[Facts]) -> list[str]:
         for tier in TIERS
         if tier not in tried and tier in tiers_that_apply(files, observations)
     ]
-    used = {component for o in done for component in o["tried"]}
-    missing += [name for name, members in FAMILIES if not members & used]
+    used = {name for o in done for name in o["tried"]}
+    missing += [
+        f"{family} ({', '.join(map(title_of, members))})"
+        for family, members in families().items()
+        if used.isdisjoint(members)
+    ]
     attacked = {(o["round"], o["client"]) for o in done}
     left = [c for c in files.captures if (c.round, c.client) not in attacked]
     if left:

@@ -104,8 +104,8 @@ def test_tier_and_prior_go_together(run: Any, prior: Path) -> None:
     with pytest.raises(BractError, match="go together"):
         Audit(run, choice(None))
     assert choose_audit(run.root, tier="surrogate", prior=prior).attacks == (
-        "gias",
         "ggl",
+        "gias",
         "learned-inverter",
     )
     tiers = [c.tier for c in choose_audits(run.root, tier="all", prior=prior)]

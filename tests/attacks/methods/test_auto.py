@@ -18,7 +18,7 @@ from bract.attacks import (
     Refusal,
     reconstruct,
 )
-from bract.attacks.methods.auto import Configuration, _Search
+from bract.attacks.methods.portfolio.halving import Configuration, Contest
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem
@@ -208,7 +208,7 @@ def test_a_failed_trial_is_never_chosen() -> None:
             pass_number=1,
         )
 
-    search = _Search([Configuration("a", 0), Configuration("b", 0), Configuration("c", 0)])
+    search = Contest([Configuration("a", 0), Configuration("b", 0), Configuration("c", 0)])
     search.trials = [
         trial("a", math.inf, 1.0),
         trial("b", 3.0, -0.2),

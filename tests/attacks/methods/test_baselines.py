@@ -6,19 +6,19 @@ import torch
 
 from bract.attacks import ATTACKS, Auto, Budget, attack
 from bract.attacks.methods.baselines import class_mean, prior_only, random_image
+from bract.attacks.registry import attacks_only_for
 from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.errors import BractError
 from bract.models import create_model
 from bract.protocol.update import buffers_of
 
-WITH_PUBLIC = {"ggl", "gias", "learned-inverter"}
 WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels", "r-gap", "spear", "statistics"}
 
 
 def prior_image(name: Any, seen: Any, **settings: Any) -> Any:
     budget = Budget(iterations=4)
     public = None
-    if name in WITH_PUBLIC:
+    if name in attacks_only_for("surrogate"):
         size = seen.declaration.image_shape[-1]
         public = train_prior(
             torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, size, size),

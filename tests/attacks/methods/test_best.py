@@ -7,7 +7,7 @@ from observing import one_step, scores
 from torch import nn
 
 from bract.attacks import Best, Budget
-from bract.attacks.methods.best import BN_WEIGHT, statistics_weight
+from bract.attacks.methods.portfolio.portfolio import BN_WEIGHT, statistics_weight
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
 

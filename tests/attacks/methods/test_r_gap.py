@@ -310,7 +310,7 @@ def test_best_reads_off_what_can_be_read_and_searches_the_rest(seen_by: Any, dig
     assert isinstance(first, Reconstruction) and isinstance(second, Reconstruction)
     assert (first.method, second.method) == ("grnn", "r-gap")
     assert decibels(second.images, digits[0][3:4]) > 80
-    without = Best(closed_form=False)(single, budget=Budget(iterations=5))
+    without = Best(closed_forms=False)(single, budget=Budget(iterations=5))
     assert without.method == "grnn"
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from bract.attacks import Best, Budget, Statistics, attack
-from bract.attacks.methods import best as best_of
-from bract.attacks.methods.auto import Auto
+from bract.attacks.methods.portfolio import portfolio
+from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.own_statistics import OwnStatistics
@@ -106,7 +106,7 @@ def test_the_strongest_recipe_takes_the_statistics_through_kinks(
     kinked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, _ = kinked
-    monkeypatch.setattr(best_of, "MATCHED", 1.0)
+    monkeypatch.setattr(portfolio, "MATCHED", 1.0)
     found = Best()(seen, budget=Budget(iterations=60))
     assert found.method == "statistics"
     assert "batch statistics" in found.components
@@ -116,7 +116,7 @@ def test_the_strongest_recipe_takes_the_statistics_through_kinks(
 
 def test_the_strongest_recipe_generates_where_the_statistics_are_not_met(kinked: Any) -> None:
     found = Best()(kinked[0], budget=Budget(iterations=8))
-    assert found.pick.statistics is not None and found.pick.statistics > best_of.MATCHED
+    assert found.pick.statistics is not None and found.pick.statistics > portfolio.MATCHED
     assert found.method == "grnn"
 
 
@@ -134,7 +134,7 @@ def test_the_choice_among_attacks_counts_the_statistics(
     kinked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, _ = kinked
-    monkeypatch.setattr(best_of, "MATCHED", 1.0)
+    monkeypatch.setattr(portfolio, "MATCHED", 1.0)
     found = Auto()(seen, budget=Budget(iterations=80))
     assert found.method == "statistics"
     assert "batch statistics" in found.settings["criterion"]

@@ -12,7 +12,7 @@ from torch import nn
 from bract.attacks import ATTACKS, GRNN, IG, Best, Budget, GRNNPolish, attack
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
-from bract.attacks.solve.defaults import MODEL_DEFAULTS, family_of, for_model
+from bract.attacks.solve.defaults import family_of
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.defenses import prepare_model
 from bract.errors import BractError
@@ -118,7 +118,7 @@ def test_a_model_under_a_strangers_name_is_attacked_with_the_same_settings(
         cases = [open_case(o, tier="oblivious", max_images=1, unroll=16) for o in (seen, other)]
         assert cases[0].target_model.traits == cases[1].target_model.traits
         for kind in ATTACKS:
-            known, strange = (for_model(attack(kind), c.target_model.traits) for c in cases)
+            known, strange = (attack(kind).for_model(c.target_model.traits) for c in cases)
             assert known == strange, (name, kind)
 
 
@@ -141,13 +141,13 @@ def test_a_model_under_a_strangers_name_gives_the_same_image(
 def test_what_is_left_out_takes_the_value_of_the_model(
     attack: Any, shallow: Any, deep: Any
 ) -> None:
-    assert for_model(attack, SHALLOW).tv == shallow
-    assert for_model(attack, DEEP).tv == deep
+    assert attack.for_model(SHALLOW).tv == shallow
+    assert attack.for_model(DEEP).tv == deep
 
 
 def test_a_rectified_network_takes_more_of_igs_prior_and_max_pooling_alone_does_not() -> None:
     def tv(model: nn.Module) -> float | None:
-        return for_model(IG(), traits_of(model, SHAPE)).tv
+        return IG().for_model(traits_of(model, SHAPE)).tv
 
     assert tv(zoo_model("lenet-strided", "relu")) == 0.1
     assert tv(Functional(activation=nn.functional.leaky_relu)) == 0.1
@@ -157,7 +157,7 @@ def test_a_rectified_network_takes_more_of_igs_prior_and_max_pooling_alone_does_
 
 @pytest.mark.parametrize("tv", [0.0, 0.5])
 def test_what_the_user_gave_stays(tv: Any) -> None:
-    assert for_model(IG(tv=tv), DEEP) == IG(tv=tv)
+    assert IG(tv=tv).for_model(DEEP) == IG(tv=tv)
 
 
 @pytest.mark.parametrize(("attack", "tv"), [(GRNN(width=4), 2e-3), (IG(), 1e-6), (IG(tv=0.5), 0.5)])
@@ -185,7 +185,7 @@ def test_a_residual_network_takes_the_papers_weights(observe: Any) -> None:
 
 def test_every_default_by_model_stands_in_the_documentation_with_its_source() -> None:
     text = DOCS.read_text()
-    for default in MODEL_DEFAULTS:
+    for default in {d for name in ATTACKS for d in ATTACKS[name].defaults}:
         value = f"{default.value:g}".replace("e-0", "e-").replace("0.002", "2e-3")
         value = value.replace("0.0001", "1e-4")
         assert f"{value} | {default.source} |" in text, default

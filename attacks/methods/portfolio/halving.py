@@ -1,0 +1,185 @@
+"""Successive halving over attacks and their starts, without the truth."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from bract.attacks.base import Attacker
+from bract.attacks.problem.case import Case
+from bract.attacks.registry import ATTACKS, attack
+from bract.attacks.result import Budget, Reconstruction, Refusal, Trial
+from bract.attacks.solve.levenberg_marquardt import SOLVED
+from bract.attacks.task import AttackTask
+
+CLOSED_FORM_SHARE = 0.2
+"""Most of a budget in seconds that each closed form may take: some search or iterate."""
+
+COSINE = "cosine between the tier's evidence and what the images would have caused"
+WITH_STATISTICS = f"{COSINE}; and the relative error of the batch statistics"
+POSTERIOR = "posterior: the evidence's likelihood and a prior of natural images, in nats"
+
+
+class Configuration(NamedTuple):
+    """One attack and one of its restarts."""
+
+    attack: str
+    restart: int
+
+
+@dataclass
+class Contest:
+    """Configurations and results on one observation so far.
+
+    Configurations are compared by what an attacker who knows the defense maximises. Where the
+    evidence of the tier has a likelihood (noise, alone or after pruning) that is the posterior,
+    `Trial.nats`: an image that fits the noise has a better cosine than the likeliest one.
+    Elsewhere it is the cosine of the match to the evidence, which all attacks share and which is
+    free of each attack's own loss, prior and scale; readings that the evidence leaves open (pruned
+    coordinates, those that a defense made ambiguous) are taken in the candidate's favour. Where
+    the capture holds the statistics of the client's own batch, their relative error is added.
+
+    Attributes
+    ----------
+    reasons
+        Why attacks cannot be used, by name.
+    read_off
+        Whether a closed form explains the observation.
+    """
+
+    configurations: list[Configuration]
+    trials: list[Trial] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    read_off: bool = False
+
+    def drop(self, name: str, reason: str) -> None:
+        """Leave an attack out."""
+        self.reasons[name] = reason
+        self.configurations = [
+            configuration for configuration in self.configurations if configuration.attack != name
+        ]
+
+    def halve(self, keep: int) -> None:
+        """Keep the configurations that matched best in their last pass; none if it is solved."""
+        if self.solved:
+            self.configurations = []
+        last = {Configuration(t.attack, t.restart): self._value(t) for t in self.trials}
+        self.configurations = sorted(
+            self.configurations, key=lambda configuration: last.get(configuration, math.inf)
+        )[:keep]
+
+    @property
+    def solved(self) -> bool:
+        """Whether a match reaches the rounding of the captured numbers, or was read off."""
+        matches = [trial.residual for trial in self.trials if trial.residual is not None]
+        return self.read_off or any(residual**2 < SOLVED for residual in matches)
+
+    def best(self) -> int:
+        """Index of the trial that matches best."""
+        return min(range(len(self.trials)), key=lambda index: self._value(self.trials[index]))
+
+    @property
+    def criterion(self) -> str:
+        """What the best trial was chosen by, in words."""
+        if self._by_posterior:
+            return POSTERIOR
+        return COSINE if self.trials[self.best()].statistics is None else WITH_STATISTICS
+
+    @property
+    def _by_posterior(self) -> bool:
+        done = [trial for trial in self.trials if not trial.failed]
+        return bool(done) and all(t.nats is not None and t.statistics is None for t in done)
+
+    def _value(self, trial: Trial) -> float:
+        if not self._by_posterior:
+            return trial.distance + (trial.statistics or 0.0)
+        if trial.failed or trial.nats is None or not math.isfinite(trial.nats):
+            return math.inf
+        return trial.nats
+
+
+class Tournament:
+    """Contests on several cases, their budget and their progress."""
+
+    def __init__(
+        self, cases: Sequence[Case], contests: Sequence[Contest], task: AttackTask
+    ) -> None:
+        self._cases = cases
+        self._contests = contests
+        self._task = task
+        self._begun = time.perf_counter()
+
+    def try_closed_form(self, name: str) -> None:
+        """Run a closed form on the observations that no trial has solved."""
+        open_ = [i for i, contest in enumerate(self._contests) if not contest.solved]
+        most = self._task.budget.seconds
+        seconds = None if most is None else CLOSED_FORM_SHARE * most
+        budget = Budget(chosen_restarts=(0,), seconds=seconds)
+        self._keep(open_, self.attempt(attack(name), open_, budget), 0)
+
+    def play(self, number: int, passes: int) -> None:
+        """Run a pass; observations with the same starts of an attack run as one batch."""
+        groups = self._groups()
+        share = 2.0 ** (number - passes)
+        width = 1.0 / (passes * max(1, len(groups)))
+        low = (number - 1) / passes
+        for (name, starts, configurations), members in groups.items():
+            budget = self._budget(name, starts, share, len(starts) / (passes * configurations))
+            method = attack(name).after_closed_forms()
+            self._keep(members, self.attempt(method, members, budget, (low, low + width)), number)
+            low += width
+
+    def attempt(
+        self,
+        method: Attacker,
+        members: Sequence[int],
+        budget: Budget,
+        span: tuple[float, float] = (0.0, 0.0),
+    ) -> list[Reconstruction | Refusal]:
+        """Run one attack on some of the cases; ``span`` is its part of the progress."""
+        budget = replace(budget, max_images=self._task.budget.max_images)
+        engine = self._task.engine.within(*span, self._begun)
+        task = replace(self._task, budget=budget, engine=engine)
+        return method.run([self._cases[i] for i in members], task)
+
+    def tell_done(self) -> None:
+        """Report the end where the last pass had nothing left to do."""
+        losses = [trial.loss for contest in self._contests for trial in contest.trials]
+        self._task.engine.tell_done(self._begun, min(losses, default=0.0))
+
+    def _keep(
+        self, members: Sequence[int], results: Sequence[Reconstruction | Refusal], number: int
+    ) -> None:
+        for index, result in zip(members, results, strict=True):
+            if isinstance(result, Refusal):
+                self._contests[index].drop(result.attack, result.reason)
+                continue
+            trials = [replace(trial, pass_number=number) for trial in result.trials]
+            self._contests[index].trials += trials
+
+    def _groups(self) -> dict[tuple[str, tuple[int, ...], int], list[int]]:
+        """Gather observations by attack, its starts, and how many configurations share the pass."""
+        groups: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
+        for index, contest in enumerate(self._contests):
+            starts: dict[str, list[int]] = {}
+            for configuration in contest.configurations:
+                starts.setdefault(configuration.attack, []).append(configuration.restart)
+            for name, own in starts.items():
+                key = (name, tuple(sorted(own)), len(contest.configurations))
+                groups.setdefault(key, []).append(index)
+        return groups
+
+    def _budget(
+        self, name: str, starts: tuple[int, ...], share: float, time_share: float
+    ) -> Budget:
+        iterations, seconds = self._task.budget.iterations, self._task.budget.seconds
+        if iterations is None and seconds is None:
+            iterations = ATTACKS[name].iterations
+        return Budget(
+            iterations=None if iterations is None else max(1, round(iterations * share)),
+            seconds=None if seconds is None else seconds * time_share,
+            chosen_restarts=starts,
+        )
