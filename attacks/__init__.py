@@ -11,18 +11,18 @@ from bract.attacks.methods.analytic import Analytic
 from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.methods.dlg import DLG, IDLG
 from bract.attacks.methods.gauss_newton import GaussNewton
-from bract.attacks.methods.ggl import GGL
-from bract.attacks.methods.gias import GIAS
-from bract.attacks.methods.gradinversion import GradInversion
-from bract.attacks.methods.grnn import GRNN
-from bract.attacks.methods.grnn_polish import GRNNPolish
+from bract.attacks.methods.gradinversion.gradinversion import GradInversion
+from bract.attacks.methods.grnn.grnn import GRNN
+from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
-from bract.attacks.methods.learned_inverter import LearnedInverter
 from bract.attacks.methods.portfolio.portfolio import Auto, Best
-from bract.attacks.methods.r_gap import RGAP
-from bract.attacks.methods.spear import Spear
+from bract.attacks.methods.r_gap.r_gap import RGAP
+from bract.attacks.methods.spear.spear import Spear
 from bract.attacks.methods.statistics import Statistics
+from bract.attacks.methods.surrogate.ggl import GGL
+from bract.attacks.methods.surrogate.gias import GIAS
+from bract.attacks.methods.surrogate.learned_inverter import LearnedInverter
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.attacks.problem.global_models import observe_global_models

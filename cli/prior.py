@@ -86,7 +86,7 @@ def train(
     turned or slightly shifted copy of one.
     """
     from bract.attacks import Engine
-    from bract.attacks.solve.prior_training import PriorSettings, train_prior
+    from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
     from bract.audit.worker import few_threads
     from bract.cli.console import WorkProgress, print_json, say
     from bract.data.public import public_images

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.grnn import GRNN
+from bract.attacks.methods.grnn.generator import GeneratorSearch
+from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.methods.ig import IG
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.generator import GeneratorSearch
 from bract.attacks.solve.matching import hard_labels, noise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch

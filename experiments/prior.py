@@ -3,7 +3,7 @@ IG, `best`, and the prior alone.
 
     OMP_NUM_THREADS=1 python -m experiments.prior [--split choose] [--resume FILE] [--json]
 
-The generator (`bract.attacks.solve.prior_training`) is trained on the first 10,000 images of
+The generator (`bract prior train`) is trained on the first 10,000 images of
 MNIST's training split, at 32 pixels. Attacked are 8 single images of the test split, written by
 other people, through networks of 4 seeds (`experiments.harness.clients`); every attack gets the
 same uploads. Settings were chosen on ``--split choose``: the end of the training split, which the
@@ -36,7 +36,7 @@ from bract.attacks import (
     load_prior,
     reconstruct,
 )
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.audit.scoring.metrics import psnr, ssim
 from experiments.harness.clients import Situation, Upload, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser

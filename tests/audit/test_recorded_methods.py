@@ -8,8 +8,8 @@ import torch
 from observing import _observe as observe
 
 from bract.attacks import ATTACKS, IG, AttackTask, Budget, Reconstruction, reconstruct
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.audit.audit import Audit
 from bract.audit.choice import AuditChoice
 from bract.audit.scoring.judging import Attempt, Judge

@@ -10,8 +10,8 @@ from test_audit import execute
 from test_audit import run as run  # a fixture
 from torch.nn import functional as F
 
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.audit.audit import Audit
 from bract.audit.choice import AuditChoice
 from bract.audit.scoring.leak import PRIOR_NEAREST, LeakRule

@@ -11,8 +11,8 @@ import torch
 
 from bract.attacks.base import Attack, Attacker
 from bract.attacks.methods.gauss_newton import SOLVED, GaussNewton
-from bract.attacks.methods.grnn import GRNN
-from bract.attacks.methods.grnn_polish import GRNNPolish
+from bract.attacks.methods.grnn.grnn import GRNN
+from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tournament

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bract.attacks import Refusal, TrainedPrior
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from experiments.harness.clients import Upload
 from experiments.harness.images import ImageSet, image_set
 from experiments.papers.runners.base import Context, Settings
@@ -35,7 +35,7 @@ class GeneratorSettings(ReconstructionSettings):
     prior_images
         Of the data set's training split, none of which is attacked, with their labels.
     prior_latent, prior_width, prior_epochs
-        See `bract.attacks.solve.prior_training.PriorSettings`.
+        See `bract.attacks.methods.surrogate.prior_training.PriorSettings`.
     """
 
     attack: str = "ggl"

@@ -6,8 +6,8 @@ import torch
 
 from bract.attacks import ATTACKS, Auto, Budget, attack
 from bract.attacks.methods.baselines import class_mean, prior_only, random_image
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.registry import attacks_only_for
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.errors import BractError
 from bract.models import create_model
 from bract.protocol.update import buffers_of

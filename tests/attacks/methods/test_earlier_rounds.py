@@ -10,11 +10,15 @@ from torch import Tensor
 
 from bract.attacks import GIAS, Budget, TrainedPrior, reconstruct
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
-from bract.attacks.methods.earlier_rounds import EARLIER, after_earlier, simulated_gradient
+from bract.attacks.methods.surrogate.earlier_rounds import (
+    EARLIER,
+    after_earlier,
+    simulated_gradient,
+)
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import FORWARD, LATER
 from bract.attacks.result import Reconstruction, Refusal
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.attacks.task import AttackTask
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig
@@ -131,7 +135,7 @@ def attacked(
 def test_a_later_round_is_read_with_the_moments_of_reconstructed_rounds(
     tiny: tuple[Tensor, Tensor], prior: TrainedPrior, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bract.attacks.methods.ggl._RESOLVED", 1.1)
+    monkeypatch.setattr("bract.attacks.methods.surrogate.ggl._RESOLVED", 1.1)
     rounds = client_of(tiny, None)
     seen: list[Case] = []
     prepare = GIAS.prepare
@@ -159,7 +163,7 @@ def test_a_later_round_is_read_with_the_moments_of_reconstructed_rounds(
 def test_what_is_not_captured_stands_in_the_notes(
     tiny: tuple[Tensor, Tensor], prior: TrainedPrior, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bract.attacks.methods.ggl._RESOLVED", 1.1)
+    monkeypatch.setattr("bract.attacks.methods.surrogate.ggl._RESOLVED", 1.1)
     rounds = client_of(tiny, None)
     first, second, third = rounds.sent
     # A client that took no part in round 2.

@@ -15,9 +15,9 @@ from bract.attacks import (
     Reconstruction,
     reconstruct,
 )
+from bract.attacks.methods.grnn.generator import Generator, GeneratorSearch
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.generator import Generator, GeneratorSearch
 from bract.audit.scoring.metrics import label_accuracy
 from bract.errors import BractError
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from bract.attacks import GGL, GIAS, Budget, TrainedPrior, reconstruct
 from bract.attacks.adaptive.adadefense.forward import AdaDefenseClient
+from bract.attacks.methods.surrogate.evolution import CMAES, narrowed, population_of
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import FORWARD
 from bract.attacks.problem.problem import Problem
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome
-from bract.attacks.solve.evolution import CMAES, narrowed, population_of
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.audit.scoring.metrics import psnr
 from bract.client.defenses import ProtectContext, build_defenses
@@ -158,7 +158,7 @@ def test_gias_simulates_adadefense_where_float32_does_not_resolve_its_upload(
     least: float,
     said: str,
 ) -> None:
-    monkeypatch.setattr("bract.attacks.methods.ggl._RESOLVED", least)
+    monkeypatch.setattr("bract.attacks.methods.surrogate.ggl._RESOLVED", least)
     seen = defended({"name": "adadefense", "eps_placement": "outside"}, tiny).seen
     budget = Budget(iterations=100)
     (found,) = reconstruct(seen, GIAS(), budget=budget, tier="surrogate", public=prior)

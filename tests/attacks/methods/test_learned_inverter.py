@@ -21,15 +21,15 @@ from bract.attacks import (
     join_rounds,
     reconstruct,
 )
+from bract.attacks.methods.surrogate import inverter
+from bract.attacks.methods.surrogate.inverter import InverterSettings, InverterTraining
+from bract.attacks.methods.surrogate.sketch import Sketch
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.over_rounds import name_in
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve import inverter
 from bract.attacks.solve.descent import Run
 from bract.attacks.solve.engine import Engine
-from bract.attacks.solve.inverter import InverterSettings, InverterTraining
-from bract.attacks.solve.sketch import Sketch
 from bract.audit.scoring.metrics import psnr
 
 

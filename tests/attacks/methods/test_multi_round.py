@@ -10,10 +10,10 @@ import torch
 from observing import scores
 
 from bract.attacks import Budget, Reconstruction, Trial, reconstruct, reconstruct_over_rounds
-from bract.attacks.methods.multi_round import MultiRound, _Polish, reassign
+from bract.attacks.methods.multi_round.merging import merge, merged_alike
+from bract.attacks.methods.multi_round.multi_round import MultiRound, _Polish, reassign
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.merging import merge, merged_alike
 from bract.errors import BractError
 from bract.models import create_model, initialise
 from bract.protocol.observation import Observation
@@ -135,6 +135,6 @@ def test_exchanged_images_are_simulated_in_parts(
         return select(self, trials)
 
     monkeypatch.setattr(Problem, "select", counted)
-    monkeypatch.setattr("bract.attacks.methods.multi_round._AT_ONCE", 1)
+    monkeypatch.setattr("bract.attacks.methods.multi_round.multi_round._AT_ONCE", 1)
     assert reassign(cases, wrong, tiny[0][:3], rows) == ((0, 1), (2, 1), (0, 2))
     assert set(at_once) == {1}

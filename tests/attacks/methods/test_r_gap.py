@@ -11,8 +11,8 @@ from observing import one_step
 from torch import Tensor, nn
 
 from bract.attacks import RGAP, Best, Budget, Engine, Reconstruction, Refusal, reconstruct
-from bract.attacks.problem.activations import ACTIVATIONS
-from bract.attacks.problem.chain import chain_of
+from bract.attacks.methods.r_gap.activations import ACTIVATIONS
+from bract.attacks.methods.r_gap.chain import chain_of
 from bract.audit.scoring.metrics import psnr
 from bract.errors import BractError
 from bract.models import MODELS, create_model, initialise
@@ -226,7 +226,7 @@ def test_a_recursion_whose_time_is_over_refuses(
 ) -> None:
     seconds = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
-    monkeypatch.setattr("bract.attacks.methods.r_gap.time", clock)
+    monkeypatch.setattr("bract.attacks.methods.r_gap.r_gap.time", clock)
     seen = seen_by(Between(plain), NOISY, torch.tensor([4]))
     with pytest.raises(BractError, match=r"client-0.*time is over; raise budget.seconds"):
         RGAP()(seen, budget=Budget(seconds=20))
@@ -239,7 +239,7 @@ def test_best_searches_where_the_recursion_breaks_off(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("linalg.cholesky: not positive-definite")
 
-    monkeypatch.setattr("bract.attacks.methods.r_gap.recurse", broken)
+    monkeypatch.setattr("bract.attacks.methods.r_gap.r_gap.recurse", broken)
     seen = seen_by(Between(plain), NOISY, torch.tensor([4]))
     assert Best()(seen, budget=Budget(iterations=2)).method != "r-gap"
 
@@ -248,7 +248,7 @@ def test_too_many_equations_to_factorise_are_refused(
     seen_by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photo = image_set("photos", 2, "choose").images[1:2].float()
-    monkeypatch.setattr("bract.attacks.solve.block_equations.MOST_ENTRIES", 1 << 20)
+    monkeypatch.setattr("bract.attacks.methods.r_gap.block_equations.MOST_ENTRIES", 1 << 20)
     seen = seen_by(lenet(nn.ReLU(), channels=3, size=32, seed=1001), photo, torch.tensor([1]))
     with pytest.raises(BractError, match="are too many to factorise"):
         RGAP()(seen)

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.fingerprints import NEAR, copies_among, fingerprints
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, load_prior, make_prior
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
 from bract.errors import BractError
 from bract.schema import PriorFacts
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.methods.grnn.generator import GeneratorSearch
 from bract.attacks.problem.objectives import LayerWeighting, Objective, SquaredPlusNorm
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.generator import GeneratorSearch
 from bract.attacks.solve.matching import certain_labels, hard_labels, minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import image_priors
@@ -35,7 +35,7 @@ class GRNN(Attack):
     bn
         Weight of batch-normalisation statistics; without effect on models that have none.
     latent, width
-        See `bract.attacks.solve.generator.Generator`.
+        See `bract.attacks.methods.grnn.generator.Generator`.
     labels
         How labels are found, by one rule for every tier: ``single`` reads that of one image from
         the last layer and finds those of a batch with the generator's label branch, ``branch``

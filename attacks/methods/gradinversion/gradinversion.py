@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.methods.gradinversion.group_consistency import GroupConsistency
 from bract.attacks.problem.objectives import Objective, RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.group_consistency import GroupConsistency
 from bract.attacks.solve.matching import hard_labels, minimise, noise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings, Langevin
 from bract.attacks.solve.own_statistics import OwnBatchStatistics, OwnStatistics

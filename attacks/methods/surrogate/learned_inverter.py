@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bract.attacks.methods.ggl import search_latent, without_latent
-from bract.attacks.methods.gias import GIAS, search_latent_and_weights
+from bract.attacks.methods.surrogate.ggl import search_latent, without_latent
+from bract.attacks.methods.surrogate.gias import GIAS, search_latent_and_weights
+from bract.attacks.methods.surrogate.inverter import InverterSettings, predicted_latents
+from bract.attacks.methods.surrogate.latent import made_images, usable_prior
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
-from bract.attacks.solve.inverter import InverterSettings, predicted_latents
-from bract.attacks.solve.latent import made_images, usable_prior
 from bract.attacks.solve.matching import hard_labels
 
 
@@ -41,7 +41,7 @@ class LearnedInverter(GIAS):
         Share of the budget that training gets where a search follows; one of its iterations is a
         step on ``pairs`` new pairs.
     features, width, pairs, inverter_lr
-        See `bract.attacks.solve.inverter.InverterSettings`.
+        See `bract.attacks.methods.surrogate.inverter.InverterSettings`.
     """
 
     name: ClassVar[str] = "learned-inverter"

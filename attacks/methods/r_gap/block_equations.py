@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.chain import Block
-from bract.attacks.solve.least_squares import (
+from bract.attacks.methods.r_gap.chain import Block
+from bract.attacks.methods.r_gap.least_squares import (
     Limits,
     NormalEquations,
     Solution,

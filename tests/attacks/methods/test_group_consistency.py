@@ -5,9 +5,14 @@ from typing import Any
 import pytest
 import torch
 
+from bract.attacks.methods.gradinversion.group_consistency import (
+    REACH,
+    GroupConsistency,
+    consensus,
+    shift_onto,
+)
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.group_consistency import REACH, GroupConsistency, consensus, shift_onto
 
 
 def blob(down: int, right: int, side: int = 12) -> Any:

@@ -10,16 +10,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from bract.attacks.base import Attack, Cost
-from bract.attacks.methods.earlier_rounds import EARLIER, in_order_of_rounds
-from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import FORWARD, LATER
-from bract.attacks.problem.objectives import Cosine, Objective
-from bract.attacks.problem.problem import Problem
-from bract.attacks.registry import ATTACKS
-from bract.attacks.result import Reconstruction, Refusal
-from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.evolution import CMAES, narrowed, population_of, widened
-from bract.attacks.solve.latent import (
+from bract.attacks.methods.surrogate.earlier_rounds import EARLIER, in_order_of_rounds
+from bract.attacks.methods.surrogate.evolution import CMAES, narrowed, population_of, widened
+from bract.attacks.methods.surrogate.latent import (
     LATENT,
     LatentSearch,
     Relative,
@@ -27,6 +20,13 @@ from bract.attacks.solve.latent import (
     likeliest_start,
     usable_prior,
 )
+from bract.attacks.problem.case import Case, open_case
+from bract.attacks.problem.evidence import FORWARD, LATER
+from bract.attacks.problem.objectives import Cosine, Objective
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.result import Reconstruction, Refusal
+from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels, minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import LatentPrior

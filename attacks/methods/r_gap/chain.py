@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bract.attacks.problem.activations import ACTIVATIONS, Activation
+from bract.attacks.methods.r_gap.activations import ACTIVATIONS, Activation
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 

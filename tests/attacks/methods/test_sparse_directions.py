@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bract.attacks.solve.low_rank import Subspace, factors
-from bract.attacks.solve.sparse_directions import SparseSearch, inside
+from bract.attacks.methods.spear.low_rank import Subspace, factors
+from bract.attacks.methods.spear.sparse_directions import SparseSearch, inside
 
 
 def layer(units: int, features: int, batch: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

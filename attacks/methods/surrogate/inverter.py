@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.attacks.methods.surrogate.latent import made_images
+from bract.attacks.methods.surrogate.sketch import Sketch
 from bract.attacks.problem.client_model import local_training
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.objectives import Objective
@@ -23,8 +25,6 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior
 from bract.attacks.solve.checkpoints import digest_of, made_by, write_atomically
 from bract.attacks.solve.descent import Run
-from bract.attacks.solve.latent import made_images
-from bract.attacks.solve.sketch import Sketch
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed

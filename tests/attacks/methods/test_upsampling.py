@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bract.attacks.solve.upsampling import pack_kernel, upsampling_convolution
+from bract.attacks.methods.grnn.upsampling import pack_kernel, upsampling_convolution
 
 
 def reference(features: Any, kernels: Any) -> Any:

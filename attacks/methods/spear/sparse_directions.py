@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bract.attacks.solve.low_rank import Direction, Subspace
+from bract.attacks.methods.spear.low_rank import Direction, Subspace
 
 _CLEAR, _SURE = 4.0, 0.3
 """Shares of the most that noise makes: an entry above the one is an entry, below the other zero."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bract.attacks.base import Attacker
 from bract.attacks.methods.gauss_newton import solve_from
-from bract.attacks.methods.grnn import GRNN
+from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.spear.low_rank import Subspace, factors
+from bract.attacks.methods.spear.sparse_directions import SparseSearch
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.exact import require_exact, require_one_gradient
@@ -18,8 +20,6 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
-from bract.attacks.solve.low_rank import Subspace, factors
-from bract.attacks.solve.sparse_directions import SparseSearch
 from bract.errors import BractError
 
 _FULL_RANK = 1e-2
@@ -34,7 +34,7 @@ class Spear(Attack):
     The gradient of the weight of a linear layer is ``L^T X``, of rank B for B examples; behind a
     ReLU the rows of L are sparse, and only the true ones are (SPEAR, Dimitrov et al. 2024). They
     are found by sparse descent with restarts instead of SPEAR's sampling of rows, whose cost
-    doubles with every example (`bract.attacks.solve.sparse_directions`); dictionary learning in
+    doubles with every example (`SparseSearch`); dictionary learning in
     its place is the step of SPEAR++ (2025). The bias' gradient fixes the scales. Each image's
     label is the class whose gradient at the layer has the direction of the image's row of L.
 

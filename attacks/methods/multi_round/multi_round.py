@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bract.attacks.base import Attack, Attacker, Cost
 from bract.attacks.methods.gauss_newton import solve_from
+from bract.attacks.methods.multi_round.merging import merge, merged_alike
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.objectives import RelativeError
@@ -20,7 +21,6 @@ from bract.attacks.registry import ATTACKS, attack
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import minimise
-from bract.attacks.solve.merging import merge, merged_alike
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors

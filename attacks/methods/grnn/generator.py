@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.attacks.methods.grnn.upsampling import pack_kernel, upsampling_convolution
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.upsampling import pack_kernel, upsampling_convolution
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from bract.attacks.methods.ggl import GGL, search_latent, without_latent
+from bract.attacks.methods.surrogate.ggl import GGL, search_latent, without_latent
+from bract.attacks.methods.surrogate.latent import LATENT, LatentSearch, Relative
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
-from bract.attacks.solve.latent import LATENT, LatentSearch, Relative
 from bract.attacks.solve.matching import hard_labels, minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import image_priors

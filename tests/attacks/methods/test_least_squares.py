@@ -1,6 +1,6 @@
 import torch
 
-from bract.attacks.solve.least_squares import (
+from bract.attacks.methods.r_gap.least_squares import (
     Limits,
     NormalEquations,
     conjugate_gradients,

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.activations import Activation
-from bract.attacks.problem.chain import Block, Chain
-from bract.attacks.solve.block_equations import (
+from bract.attacks.methods.r_gap.activations import Activation
+from bract.attacks.methods.r_gap.block_equations import (
     GAP,
     Leaving,
     input_of,
@@ -19,6 +18,7 @@ from bract.attacks.solve.block_equations import (
     weight_gradients,
     weights_of,
 )
+from bract.attacks.methods.r_gap.chain import Block, Chain
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.r_gap.block_equations import logit_gradient
+from bract.attacks.methods.r_gap.chain import Chain, chain_of
+from bract.attacks.methods.r_gap.recursion import Recursion, recurse
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.chain import Chain, chain_of
 from bract.attacks.problem.dropout import MASK
 from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.block_equations import logit_gradient
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.matching import hard_labels
-from bract.attacks.solve.recursion import Recursion, recurse
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -33,7 +33,7 @@ class RGAP(Attack):
     """Recursive gradient attack on privacy (Zhu and Blaschko, ICLR 2021), for one image.
 
     From the logits back, what enters a layer is the solution of linear equations: it makes what
-    leaves the layer, and the gradient of the layer's weights (`bract.attacks.solve.recursion`).
+    leaves the layer, and the gradient of the layer's weights (`recursion`).
     It takes any model that is a chain of affine maps (convolutions, linear layers, average
     pooling, batch normalisation with fixed statistics) with ReLU, leaky ReLU, sigmoid, tanh, ELU
     or softplus between them, and a bias at the logits. Nothing is optimised, no start is drawn.

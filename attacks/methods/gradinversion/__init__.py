@@ -1,0 +1,1 @@
+"""GradInversion and the consensus of its restarts."""

@@ -1,0 +1,1 @@
+"""GRNN, its generator and its second-order finish."""

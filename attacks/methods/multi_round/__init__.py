@@ -1,0 +1,1 @@
+"""Several rounds that each took part of one client's images."""

@@ -1,0 +1,1 @@
+"""Reading one image off a chain of layers, and its equations."""

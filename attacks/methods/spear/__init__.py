@@ -1,0 +1,1 @@
+"""Factoring the gradient of a batch behind a linear layer."""

@@ -1,0 +1,1 @@
+"""Attackers who trained a generator on public images."""
