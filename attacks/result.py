@@ -90,6 +90,11 @@ class Trial:
     cosine, residual
         Cosine in [-1, 1] between the matched tensors and those that ``images`` produce, and the
         norm of their difference over the norm of the matched tensors: 0 is a perfect match.
+    layers
+        Cosine between target and simulation by the tensor's name, each coordinate alike.
+    scale
+        Factor from what ``images`` produce to the target along it, by the evidence's weights; None
+        where one of them is zero.
     nats
         ``-log p(evidence | images, labels) - log p(images)`` up to a constant of the observation,
         where the evidence has a likelihood (random defenses, to an attacker who knows them); the
@@ -122,6 +127,8 @@ class Trial:
     unknowns: Tensors = field(default_factory=dict)
     cosine: float | None = None
     residual: float | None = None
+    layers: dict[str, float] = field(default_factory=dict)
+    scale: float | None = None
     nats: float | None = None
     statistics: float | None = None
     loss_curve: list[tuple[int, float]] = field(default_factory=list)

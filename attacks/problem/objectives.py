@@ -138,6 +138,23 @@ def agreement(
     return cosine, RelativeError()(simulated, captured, weights).sqrt()
 
 
+def layer_cosines(simulated: Tensors, captured: Tensors) -> Tensors:
+    """Return the cosine of each tensor, ``(L,)`` by name; 0 for zeros."""
+    found = {}
+    for name, value in captured.items():
+        one, other = simulated[name].flatten(1), value.flatten(1)
+        norms = one.norm(dim=1) * other.norm(dim=1)
+        found[name] = (one * other).sum(dim=1) / norms.where(norms > 0, 1.0)
+    return found
+
+
+def factor(simulated: Tensors, captured: Tensors, weights: Tensors | None = None) -> Tensor:
+    """Return the factor from simulated to captured along it, ``(L,)``; not finite for zeros."""
+    dot = weighted_sum(lambda s, c: s * c, simulated, captured, weights)
+    own = weighted_sum(lambda s, _: s * s, simulated, captured, weights)
+    return torch.where(dot == 0.0, torch.nan, dot / own)
+
+
 def _trial(factor: Tensor, like: Tensor) -> Tensor:
     return factor.view(-1, *[1] * (like.dim() - 1))
 

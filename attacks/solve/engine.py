@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import Evidence
-from bract.attacks.problem.objectives import agreement
+from bract.attacks.problem.objectives import agreement, factor, layer_cosines
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.result import Budget, Trial
@@ -37,6 +37,7 @@ from bract.attacks.solve.regularizers import NaturalImages
 from bract.errors import BractError, RunFailedError, out_of_memory
 from bract.permissions import make_private_folder
 from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors
 
 CPU_TRIALS = 8
 """Trials in one batch on a CPU; more no longer pay (see experiments/attacks.py)."""
@@ -314,6 +315,8 @@ def _take_apart(
             unknowns={n: v[i].detach().float().cpu() for n, v in outcome.unknowns.items()},
             cosine=float(match.cosine[i]),
             residual=float(match.residual[i]),
+            layers={name: float(cosines[i]) for name, cosines in match.layers.items()},
+            scale=scale if math.isfinite(scale := float(match.scale[i])) else None,
             nats=None if match.nats is None else float(match.nats[i]),
             statistics=None if match.statistics is None else float(match.statistics[i]),
             loss_curve=outcome.curves[i],
@@ -330,6 +333,8 @@ class _Match:
 
     cosine: Tensor
     residual: Tensor
+    layers: Tensors
+    scale: Tensor
     nats: Tensor | None
     statistics: Tensor | None
 
@@ -352,4 +357,6 @@ def _match(problem: Problem, outcome: Outcome) -> _Match:
     nats = None
     if exact.likelihood is not None:
         nats = exact.distance(exact.likelihood, detached) + NaturalImages()(exact, images)
-    return _Match(cosine, residual, nats, statistics)
+    layers = layer_cosines(detached, exact.target)
+    scale = factor(detached, exact.target, exact.weights)
+    return _Match(cosine, residual, layers, scale, nats, statistics)

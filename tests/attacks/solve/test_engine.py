@@ -21,11 +21,41 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import LocalTraining
 from bract.attacks.solve.checkpoints import content_of
 from bract.errors import BractError
+from bract.models import create_model
 
 
 @pytest.fixture
 def seen(observe: Any, tiny: Any) -> Any:
     return [observe(tiny[0][i : i + 1], tiny[1][i : i + 1], client=f"c{i}") for i in range(2)]
+
+
+def test_a_trial_holds_the_match_of_each_layer_as_a_loop_computes_it(seen: Any) -> None:
+    (found,) = reconstruct(seen[0], IG(), budget=Budget(iterations=3), device="cpu")
+    assert isinstance(found, Reconstruction)
+    sent = seen[0]
+    network = create_model("lenet-strided", classes=10, channels=1, image_size=8).double()
+    network.load_state_dict({n: v.double() for n, v in sent.parameters.items()})
+    made = torch.nn.functional.cross_entropy(
+        network((found.images.double() - 0.3) / 0.4), found.labels
+    )
+    gradients = torch.autograd.grad(made, list(network.parameters()))
+    dot = own = 0.0
+    for (name, _), gradient in zip(network.named_parameters(), gradients, strict=True):
+        target = sent.update[name].double()
+        cosine = torch.cosine_similarity(gradient.flatten(), target.flatten(), dim=0)
+        assert found.pick.layers[name] == pytest.approx(float(cosine), abs=1e-5), name
+        dot += float((gradient * target).sum())
+        own += float(gradient.square().sum())
+    assert found.pick.scale == pytest.approx(dot / own, rel=1e-4)
+
+
+def test_a_layer_that_nothing_reaches_matches_by_zero(seen: Any) -> None:
+    bias = "classifier.1.bias"
+    assert bias in seen[0].update
+    seen = replace(seen[0], update=seen[0].update | {bias: torch.zeros(10)})
+    (found,) = reconstruct(seen, IG(labels="joint"), budget=Budget(iterations=1), device="cpu")
+    assert isinstance(found, Reconstruction)
+    assert found.pick.layers[bias] == 0.0
 
 
 def failing_above(limit: Any, calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
