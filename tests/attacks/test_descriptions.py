@@ -1,6 +1,7 @@
 """What an attack's class says of it is read everywhere: a plug-in joins every list of attacks."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -20,6 +21,7 @@ from bract.attacks import (
     reconstruct,
 )
 from bract.attacks.base import Batches, Cost
+from bract.attacks.catalogue import with_tables
 from bract.attacks.registry import attacks_only_for, closed_forms, families, title_of
 from bract.attacks.solve.defaults import ModelDefault
 from bract.schema import TIERS, Tier
@@ -103,3 +105,10 @@ def test_every_attack_of_bract_is_described() -> None:
 
 def test_an_unknown_name_is_its_own_title() -> None:
     assert title_of("of another machine") == "of another machine"
+
+
+def test_the_documents_tables_are_those_of_the_classes() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "attacks.md").read_text()
+    assert with_tables(text) == text
+    assert all(f"| `{name}` |" in text for name in ("ig", "r-gap", "auto"))
+    assert "Ren et al. 2022: 1e-3" in text

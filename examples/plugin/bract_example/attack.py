@@ -38,6 +38,8 @@ class FromGrey(Attack):
     """
 
     name: ClassVar[str] = "from-grey"
+    title: ClassVar[str] = "From grey"
+    family: ClassVar[str] = "gradient matching over pixels"
     iterations: ClassVar[int] = 1000
 
     lr: float = 0.05
@@ -45,7 +47,7 @@ class FromGrey(Attack):
     objective: Objective = field(default_factory=Cosine)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
-        """Search in pixel space with the labels that the last layer gives away."""
+        """Search in pixel space with the labels read from the last layer."""
         spread = self.spread * noise(problem, *problem.image_shape)
         grey = problem.target_model.normalise(torch.full_like(spread, 0.5))
         search = PixelSearch(problem, grey + spread, hard_labels(problem))

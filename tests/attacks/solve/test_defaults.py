@@ -2,7 +2,6 @@ import functools
 import sys
 import types
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from bract.errors import BractError
 from bract.models import MODELS, create_model
 from bract.references import own_word
 
-DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
 SHALLOW = ModelTraits(weight_layers=4, smooth=True)
 DEEP = ModelTraits(weight_layers=20, smooth=False)
 SHAPE = (3, 32, 32)
@@ -181,11 +179,3 @@ def test_a_residual_network_takes_the_papers_weights(observe: Any) -> None:
     seen = observe(torch.rand(1, 3, 8, 8), torch.tensor([1]), model="resnet20")
     found = GRNN(width=4, latent=4)(seen, budget=Budget(iterations=1))
     assert found.settings["tv"] == 2e-6
-
-
-def test_every_default_by_model_stands_in_the_documentation_with_its_source() -> None:
-    text = DOCS.read_text()
-    for default in {d for name in ATTACKS for d in ATTACKS[name].defaults}:
-        value = f"{default.value:g}".replace("e-0", "e-").replace("0.002", "2e-3")
-        value = value.replace("0.0001", "1e-4")
-        assert f"{value} | {default.source} |" in text, default
