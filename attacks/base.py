@@ -27,8 +27,9 @@ Batches = Literal["one", "few", "any"]
 """Images of one update that an attack reconstructs: a single one, at most `Budget.max_images`, or
 as many as the update holds."""
 
-Cost = Literal["instant", "seconds", "minutes"]
-"""Order of magnitude of one restart on a LeNet and one CPU core, with the attack's own budget."""
+Cost = Literal["instant", "seconds", "tens of seconds"]
+"""Order of magnitude of one restart with the attack's own budget: an image of 32 pixels, a strided
+LeNet, one CPU core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,6 @@ class Attacker(ABC):
     family
         Kind of attack, in words: the report lists families that were not tried. Empty for choices
         among attacks and for those that reconstruct no image.
-    source
-        Paper that it comes from.
     closed_form
         Whether images are computed rather than searched. `auto` tries closed forms first, and
         `best` those for one image.
@@ -72,12 +71,11 @@ class Attacker(ABC):
     name: ClassVar[str] = "attacker"
     title: ClassVar[str] = ""
     family: ClassVar[str] = ""
-    source: ClassVar[str] = ""
     closed_form: ClassVar[bool] = False
     batches: ClassVar[Batches] = "few"
     inputs: ClassVar[tuple[str, ...]] = ("image",)
     tiers: ClassVar[tuple[Tier, ...]] = TIERS
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "tens of seconds"
     competes: ClassVar[bool] = False
     portfolio: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
@@ -102,13 +100,7 @@ class Attacker(ABC):
         history: Sequence[Observation] = (),
         public: TrainedPrior | None = None,
     ) -> Reconstruction:
-        """Attack one observation.
-
-        Raises
-        ------
-        BractError
-            If the observation cannot be attacked; the message says why.
-        """
+        """Attack one observation."""
         task = AttackTask(
             budget=budget or Budget(),
             seed=seed,
@@ -144,7 +136,7 @@ class Attacker(ABC):
     def prior(self) -> Attacker | None:
         """The same attack with nothing to match, or None: its start and its prior make the image.
 
-        Nothing that came back from the client enters the image.
+        No part of the client's update enters the image.
         """
         return None
 
@@ -202,13 +194,7 @@ class Attack(Attacker):
         return [outcomes[i] for i in range(len(cases))]
 
     def prepare(self, case: Case) -> Case:
-        """Return a case as this attack simulates it; one that needs more refuses it here.
-
-        Raises
-        ------
-        BractError
-            If the attack cannot be used on it; the message says why.
-        """
+        """Return a case as this attack simulates it; one that needs more refuses it here."""
         return case.simulating(unroll=self.unroll)
 
     @abstractmethod

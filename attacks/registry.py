@@ -48,13 +48,7 @@ def attacks_only_for(tier: Tier) -> list[str]:
 
 
 def attack(name: str, **settings: Any) -> Attacker:
-    """Build an attack by its registered name, with some hyper-parameters changed.
-
-    Raises
-    ------
-    BractError
-        If the name or a hyper-parameter is unknown.
-    """
+    """Build an attack by its registered name, with some hyper-parameters changed."""
     kind = ATTACKS[name]
     known = kind.__dataclass_fields__
     for key in settings:
@@ -137,11 +131,6 @@ def reconstruct_over_rounds(
         As in `reconstruct`.
     history
         Uploads of the client before those, which are read and not matched.
-
-    Raises
-    ------
-    BractError
-        If the uploads are not several rounds of one client on one model, or cannot be attacked.
     """
     chosen = attack(using) if isinstance(using, str) else using
     task = AttackTask(

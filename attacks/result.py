@@ -85,8 +85,8 @@ class Trial:
         Parts of the method that made these images, for example ``("cosine matching", "pixels",
         "labels analytic")``.
     unknowns
-        What was found beside images and labels, by name, for example gamma and beta of a locked
-        layer.
+        Values found in addition to images and labels, by name, for example gamma and beta of a
+        locked layer.
     cosine, residual
         Cosine in [-1, 1] between the matched tensors and those that ``images`` produce, and the
         norm of their difference over the norm of the matched tensors: 0 is a perfect match.
@@ -97,7 +97,7 @@ class Trial:
         where one of them is zero.
     nats
         ``-log p(evidence | images, labels) - log p(images)`` up to a constant of the observation,
-        where the evidence has a likelihood (random defenses, to an attacker who knows them); the
+        where the evidence has a likelihood (random defenses, to an attacker that knows them); the
         prior is `bract.attacks.solve.regularizers.NaturalImages` whatever the attack's own. None
         elsewhere.
     statistics
@@ -179,11 +179,11 @@ class Reconstruction:
         Name of the attack that was asked for, key of the observation, what the adversary knew,
         and the seed.
     trials
-        Every trial, at least one; the *oracle* pick chooses among these with the truth in hand,
-        and is reported beside the blind pick, never instead.
+        Every trial, at least one; the *oracle* pick chooses among these with the truth in hand, and
+        is reported with the blind pick, never instead.
     chosen
-        Index of the *blind* pick in ``trials``, chosen without the truth. What the properties
-        below say is said of it.
+        Index of the *blind* pick in ``trials``, chosen without the truth. The properties below
+        describe this trial.
     seconds
         Wall time of this observation's share of the work, the reading of its evidence included.
     not_applicable
@@ -234,7 +234,7 @@ class Reconstruction:
 
     @property
     def unknowns(self) -> Tensors:
-        """Variables found beside images and labels, by name."""
+        """Variables found in addition to images and labels, by name."""
         return self.pick.unknowns
 
     @property

@@ -105,8 +105,8 @@ def open_over_rounds(
 ) -> tuple[list[Case | Refusal], AttackTask]:
     """Open several rounds' uploads of each client as one case; see `join_rounds`.
 
-    A round that cannot be opened is left out, and the reason stands in the evidence's notes as
-    ``left_out``. The task's history tells what was seen before each round.
+    A round that cannot be opened is left out, and the reason is in the evidence's notes as
+    ``left_out``. The task's history gives what was seen before each round.
 
     Parameters
     ----------
@@ -180,12 +180,6 @@ def evidence_for(
     ----------
     history
         Earlier observations of the same client, by round; adaptive attackers may need them.
-
-    Raises
-    ------
-    BractError
-        If the tier is unknown, no adaptive attacker is known for a declared defense, or the
-        observation does not fit the declared one.
     """
     evidence = read_evidence(observation, tier, history)
     if evidence.refine is None:

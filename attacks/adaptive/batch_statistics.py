@@ -1,4 +1,4 @@
-"""Batch statistics that a client returns beside its update, as further equations to match."""
+"""Returned batch statistics as further equations to match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, flatten
 
 SHARE = 0.1
-"""Size of the statistics beside the gradient, both as vectors."""
+"""Size of the statistics relative to the gradient, both as vectors."""
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
 
@@ -23,7 +23,7 @@ def statistics_to_match(
     """Return the statistics of the client's own batch and their weights, both ``(channels,)``.
 
     Normalisation by the batch's own statistics hides brightness and contrast from the gradient:
-    only the statistics themselves tell. They follow from the running ones after a single step;
+    only the statistics themselves determine. They follow from the running ones after a single step;
     elsewhere nothing is returned.
 
     Means count in units of the channel's standard deviation, variances relatively, all together

@@ -5,16 +5,16 @@ He knows the defense, not its randomness, and maximises
 
 - noise, with or without clipping: Gaussian or Laplace around the clipped update
   (`bract.attacks.adaptive.noise.weigh_noise`);
-- pruning: a step, 1 where survivors are met and the others lie below the smallest of them
+- pruning: a step, 1 where survivors are met and the others are below the smallest of them
   (`bract.attacks.adaptive.pruning.bound_dropped`);
 - soteria: a function of the batch here, ``delta(u - g)`` on all coordinates but the pruned columns,
   times 1 where the columns are those of lowest sensitivity. The first factor is what
   `mute_pruned_features` matches. The second would take one second derivative a feature and step,
   and is left out: it can only lower the likelihood of candidates that match all the rest;
 - precode: given image and noise epsilon the update is exact, ``delta(u - g(x, epsilon))
-  N(epsilon; 0, I)``. For one image epsilon is the one value that the update allows
-  (`read_noise`); for several it is searched jointly, and beside an exact likelihood the finite
-  weight ``|epsilon|^2 / 2`` vanishes. That is what `undo_precode` does;
+  N(epsilon; 0, I)``. For one image epsilon is the one value that the update allows (`read_noise`);
+  for several it is searched jointly, and with an exact likelihood the finite weight ``|epsilon|^2 /
+  2`` vanishes. That is what `undo_precode` does;
 - adadefense, guardian: functions of the update (and of earlier uploads), ``delta(u - T(g(x)))``:
   no noise, nothing to weigh against a prior. Their adaptive attackers invert T;
 - fedkl: a function of the update and of gamma and beta, which are unknowns with no known density:
@@ -55,20 +55,14 @@ DETERMINISTIC = {
     "guardian": "exact: the upload is a function of the update",
     "fedkl": "exact given gamma and beta, which are searched with the images",
 }
-"""Why a defense's likelihood is degenerate; its adaptive attacker stands for the Bayes one."""
+"""Why a defense's likelihood is degenerate; its adaptive attacker is used as the Bayes one."""
 
 
 def bayes_evidence(observation: Observation, history: Sequence[Observation]) -> Evidence:
-    """Read an upload as the Bayes adversary does, who is the adaptive tier's.
+    """Read an upload as the Bayes adversary of the adaptive tier does.
 
     Where the likelihood is degenerate (`DETERMINISTIC`) this is what the defense's adaptive
-    attacker reads, and ``notes["likelihood"]`` says why.
-
-    Raises
-    ------
-    BractError
-        If nothing is declared, no adaptive attacker knows the declared chain, or the observation
-        contradicts the declaration.
+    attacker reads, and ``notes["likelihood"]`` gives the reason.
     """
     names = tuple(str(d.get("name", "?")) for d in observation.declaration.defenses)
     if not names:
@@ -82,8 +76,9 @@ def bayes_evidence(observation: Observation, history: Sequence[Observation]) -> 
 def pruned_and_noisy(observation: Observation, history: Sequence[Observation]) -> Evidence:
     """Pruning, then noise: Gaussian or Laplace around the clipped, pruned update.
 
-    ``-log p(u | x) = |u - c(P(g)) P(g)|^2 / (2 sigma^2)`` with P the pruning of the candidate's
-    own gradient. Which coordinates were dropped does not show under noise; each candidate says it.
+    ``-log p(u | x) = |u - c(P(g)) P(g)|^2 / (2 sigma^2)`` with P the pruning of the candidate's own
+    gradient. Which coordinates were dropped does not show under noise; each candidate determines
+    it.
     """
     del history
     first, last = observation.declaration.defenses
@@ -124,7 +119,7 @@ def bayesian(using: Attacker) -> Attacker:
 
     Descents minimise the likelihood and a prior in nats in the place of their own objective and
     priors where the likelihood is a density (`bract.attacks.solve.matching.minimise`); elsewhere
-    they match what `bayes_evidence` says with their own.
+    they match the evidence of `bayes_evidence` with their own.
     """
     return _Through(using=using, view=bayes_evidence)
 

@@ -17,7 +17,8 @@ _FIT = 0.02
 def shrinkage(
     observation: Observation, target_model: TargetModel, gradient: Tensors
 ) -> float | None:
-    """Return f at least 1 so that ``f * gradient`` is the client's, or None where nothing tells.
+    """Return f at least 1 so that ``f * gradient`` is the client's, or None where it cannot be
+    determined.
 
     One example and one step: the last layer's gradient is ``dW = d h^T`` and ``db = d`` with
     ``d = softmax(W h + b) - y``. A common factor leaves the ratio ``h = dW^T db / |db|^2`` as it

@@ -18,11 +18,6 @@ def declared(kind: type[S], observation: Observation) -> S:
     ----------
     kind
         The defense, as the client protects with it: both read the same fields.
-
-    Raises
-    ------
-    BractError
-        If one is unknown or out of range.
     """
     (entry,) = observation.declaration.defenses
     try:

@@ -1,4 +1,4 @@
-"""Against clipping and noise: what the known scale of the noise says."""
+"""Against clipping and noise: reading an update by the known scale of the noise."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def discount_noise(observation: Observation, history: Sequence[Observation]) -> 
     ``max(0, 1 - s^2 / mean(x^2))``, the gain of the Wiener filter for that tensor.
 
     Clipping divides the whole update by one unknown factor of at least 1. ``notes["clipped"]``
-    says whether the norm, without the noise expected in it, reaches the bound. If it does, the
-    factor is read off the last layer where that tells it (`shrinkage`: one example, one step,
+    records whether the norm, without the noise expected in it, reaches the bound. If it does, the
+    factor is read off the last layer where that determines it (`shrinkage`: one example, one step,
     little noise) and left open otherwise (`Evidence.unknown_factor`).
 
     Before that, seeds of torch's CPU generator are tried
@@ -97,11 +97,6 @@ def weigh_noise(observation: Observation, history: Sequence[Observation]) -> Evi
 
     Seeds are tried and declarations checked as in `discount_noise`; where a seed fits there is no
     noise left to weigh.
-
-    Raises
-    ------
-    BractError
-        As `discount_noise`.
     """
     del history
     return noise_after(observation)

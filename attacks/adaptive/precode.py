@@ -49,7 +49,7 @@ class BottleneckClient:
     training
         The local steps that are unrolled; None for a gradient.
     known
-        Whether the noise stands among the buffers; then nothing is unknown.
+        Whether the noise is among the buffers; then nothing is unknown.
     """
 
     block: str
@@ -98,12 +98,6 @@ def undo_precode(observation: Observation, history: Sequence[Observation]) -> Ev
     with the images, from zero. It is small at first (sigma is 0.007), so the mean alone explains
     the update to a few per cent; the Kullback-Leibler term of the client's loss matters as much,
     and is simulated in either case.
-
-    Raises
-    ------
-    BractError
-        If a declared hyper-parameter is unknown or out of range, the captured model has no such
-        bottleneck, or the update cannot come from one that drew its noise from N(0, 1).
     """
     del history
     hyper = declared(Precode, observation)
@@ -144,13 +138,8 @@ def read_noise(observation: Observation, block: str) -> tuple[Tensor, float]:
     """Recover one image's noise ``(1, latent)`` from one gradient, and the error to expect.
 
     The gradient of a linear layer for one input h is ``u h^T`` with u that of its bias. So the
-    encoder's hands over the features f, the decoder's the sample s, and the noise is
-    ``(s - mu(f)) / sigma(f)``. The error is the root mean square, in units of the noise.
-
-    Raises
-    ------
-    BractError
-        If either gradient is not rank one, or zero.
+    encoder's gives the features f, the decoder's the sample s, and the noise is ``(s - mu(f)) /
+    sigma(f)``. The error is the root mean square, in units of the noise.
     """
     sent = {n: v.to(torch.float64) for n, v in observation.parameters.items()}
     features, _ = _input_of(observation, f"{block}.encoder")
@@ -188,7 +177,7 @@ def _input_of(observation: Observation, layer: str) -> tuple[Tensor, Tensor]:
         allowed += 2.0**-23 * float(weight.norm() / matrix.norm().clamp_min(1e-300))
     if share > allowed:
         raise BractError(
-            f"{observation.key}: {share:.2g} of the gradient of {layer}.weight lies outside rank "
+            f"{observation.key}: {share:.2g} of the gradient of {layer}.weight is outside rank "
             "one, one image leaves none there; correct batch_size, num_examples or "
             "declaration.defenses"
         )
@@ -204,7 +193,7 @@ def _check_noise(observation: Observation, noise: Tensor, error: float) -> None:
     if error < _RESOLVED and not low <= size <= high + error:
         raise BractError(
             f"{observation.key}: the bottleneck's noise has mean square {size:.3g}; drawn from "
-            f"N(0, 1), as PRECODE is declared to, it lies between {low:.2g} and {high:.2g}; "
+            f"N(0, 1), as PRECODE is declared to, it is between {low:.2g} and {high:.2g}; "
             "correct declaration.defenses"
         )
 

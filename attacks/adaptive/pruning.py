@@ -21,11 +21,6 @@ def match_survivors(observation: Observation, history: Sequence[Observation]) ->
     """Trust the coordinates that are not exactly zero, and no others.
 
     A survivor is exact; of a dropped coordinate only its bound is known.
-
-    Raises
-    ------
-    BractError
-        If fewer coordinates are zero than the declared ratio drops.
     """
     del history
     _checked(observation)
@@ -51,11 +46,6 @@ def bound_dropped(observation: Observation, history: Sequence[Observation]) -> E
     dropped coordinate, 0 elsewhere, with t the smallest survivor's magnitude (in its own tensor
     for ``scope: tensor``). Being no density, it gives a prior no weight: an attack keeps its own
     distance and prior, and measures the distance to the set where p is 1 (`Evidence.bounds`).
-
-    Raises
-    ------
-    BractError
-        As `match_survivors`.
     """
     del history
     hyper = _checked(observation)
@@ -80,13 +70,7 @@ def bound_dropped(observation: Observation, history: Sequence[Observation]) -> E
 
 @FORWARD.register("pruning")
 def simulate_pruning(observation: Observation, history: Sequence[Observation]) -> Evidence:
-    """Prune the candidates' gradients by the declared ratio, and compare all coordinates.
-
-    Raises
-    ------
-    BractError
-        As `match_survivors`.
-    """
+    """Prune the candidates' gradients by the declared ratio, and compare all coordinates."""
     del history
     hyper = _checked(observation)
     wanted = observation.gradient()

@@ -1,6 +1,6 @@
 """A client whose tensors go through the deterministic parts of its defenses before they are sent.
 
-Given image and label these parts are functions of the gradient, so an adversary who knows them
+Given image and label these parts are functions of the gradient, so an adversary that knows them
 compares the upload with what they would have made of a candidate's gradient.
 """
 

@@ -21,11 +21,6 @@ def mute_pruned_features(observation: Observation, history: Sequence[Observation
     row. The other columns, the bias and all other layers are as the client computed them
     (Balunovic et al., ICLR 2022, section 5, mutes the whole layer). A column that is zero without
     having been pruned carries no gradient and is not missed.
-
-    Raises
-    ------
-    BractError
-        If fewer columns are zero than the declared ratio prunes.
     """
     del history
     hyper = declared(Soteria, observation)

@@ -51,9 +51,9 @@ def lock_seed(
 ) -> dict[str, Any]:
     """Search the seed under which torch draws a key and lock layers with these coefficients.
 
-    Tried are the key drawn before the lock layers, with uniform numbers as `torch.nn.Linear`
-    draws them. Under a ReLU what it holds at zero tells one bit of a seed only: nothing is tried
-    where the values found would fit a wrong seed by chance.
+    Tried are the key drawn before the lock layers, with uniform numbers as `torch.nn.Linear` draws
+    them. Under a ReLU what it holds at zero gives one bit of a seed only: nothing is tried where
+    the values found would fit a wrong seed by chance.
 
     Parameters
     ----------

@@ -3,11 +3,9 @@
 `torch.Generator` on a CPU is a Mersenne Twister that takes the low 32 bits of its seed, so noise
 from it is one of 2^32 sequences. A candidate's noise is compared with the update: the right one
 correlates with it as noise of that size does, and what is left after subtracting it has a norm
-within the clip; with a wrong one the correlation is that of chance. Nothing but the capture and
-the declaration is used. A search that finds nothing says how many seeds it tried, and nothing
-about the others, nor about other generators (CUDA's, numpy's).
-
-Longer than most modules: torch's generator, the seeds to try and their test are one search.
+within the clip; with a wrong one the correlation is that of chance. Nothing but the capture and the
+declaration is used. A search that finds nothing reports how many seeds it tried, and nothing about
+the others, nor about other generators (CUDA's, numpy's).
 """
 
 from __future__ import annotations
@@ -59,8 +57,8 @@ class SeedBudget:
     Attributes
     ----------
     candidates
-        Most seeds. Small numbers come first, dates and numbers made of round and client, then
-        what is left up to 2^32. Where the noise is small beside the update a seed costs more, and
+        Most seeds. Small numbers come first, dates and numbers made of round and client, then what
+        is left up to 2^32. Where the noise is small relative to the update a seed costs more, and
         fewer are tried.
     seconds
         Wall time; what is found then depends on the machine.
@@ -201,7 +199,8 @@ class _Screen:
 
 
 def _screens(values: Tensor, first: int, hyper: Noise) -> list[_Screen]:
-    """Return the screens that tell the right seed from chance; none where the noise is too small.
+    """Return the screens that separate the right seed from chance; none where the noise is too
+    small.
 
     Blocks of 16 normal numbers depend on 16 (float64: 32) words of the sequence, but the last
     block of a draw is made again where it is not whole: the first values stay clear of it.
@@ -228,7 +227,7 @@ def _screens(values: Tensor, first: int, hyper: Noise) -> list[_Screen]:
                 _Screen(values=values[:count], kind=hyper.kind, ways=tuple(clear), fast=True)
             )
         else:
-            # One vector only: the first tensor alone is too short to tell.
+            # One vector only: the first tensor alone is too short.
             most = len(values) if count + 16 > len(values) else count
             screens.append(
                 _Screen(values=values[:most], kind=hyper.kind, ways=ways[:1], fast=False)

@@ -32,18 +32,17 @@ _FAINT = 1e-6
 class Analytic(Attack):
     """Read the image off the first layer's gradient; no optimisation.
 
-    Row i of the weight gradient of ``y = W x + b`` is ``db[i] * x`` for one example, so
-    ``x = sum_i db[i] dW[i] / sum_i db[i]^2`` (Phong et al. 2018, section 3), whatever follows the
-    layer and however many plain SGD steps were taken on that one example. In a batch, a neuron
-    that only one example excites gives that example away; such a row is believed when others agree
-    with it and its pixels lie in [0, 1], those with most support first. An attack with nothing
-    exact to show refuses.
+    Row i of the weight gradient of ``y = W x + b`` is ``db[i] * x`` for one example, so ``x = sum_i
+    db[i] dW[i] / sum_i db[i]^2`` (Phong et al. 2018, section 3), whatever follows the layer and
+    however many plain SGD steps were taken on that one example. In a batch, a neuron that only one
+    example excites gives that example away; such a row is believed when others agree with it and
+    its pixels are in [0, 1], those with most support first. An attack with nothing exact to show
+    refuses.
     """
 
     name: ClassVar[str] = "analytic"
     title: ClassVar[str] = "Analytic"
     family: ClassVar[str] = "closed-form reconstruction"
-    source: ClassVar[str] = "Phong et al. 2018"
     closed_form: ClassVar[bool] = True
     batches: ClassVar[Batches] = "any"
     cost: ClassVar[Cost] = "instant"
@@ -74,7 +73,7 @@ class Analytic(Attack):
             count = min(len(found), problem.image_shape[0])
             images[trial, :count] = found[:count]
         labels = hard_labels(problem)
-        run.tell(1.0, 0.0)
+        run.advance(1.0, 0.0)
         simulated = problem.simulate(images, labels, problem.unknowns())
         return Outcome(
             images=images,
@@ -87,13 +86,7 @@ class Analytic(Attack):
 
 
 def input_layer(target_model: TargetModel, observation: Observation) -> tuple[str, str]:
-    """Names of weight and bias of the linear layer that sees the flattened image.
-
-    Raises
-    ------
-    BractError
-        If no linear layer with a bias does.
-    """
+    """Names of weight and bias of the linear layer that sees the flattened image."""
     shape = observation.declaration.image_shape
     if shape is None:
         raise AssertionError("open_case refuses protocols without an image shape")

@@ -1,4 +1,4 @@
-"""Baselines that use no gradient; every table of scores shows them beside an attack."""
+"""Baselines that use no gradient; every table of scores shows them with an attack."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ def random_image(images: Tensor, count: int, *, seed: int) -> Tensor:
 
 
 def prior_only(attack: Attacker) -> Attacker:
-    """The same attack with nothing to match: its start and its prior make the image.
-
-    Raises
-    ------
-    BractError
-        If the attack has no prior to show.
-    """
+    """The same attack with nothing to match: its start and its prior make the image."""
     found = attack.prior()
     if found is None:
         raise BractError(f"attack {attack.name!r} makes no image without a gradient to match")

@@ -26,7 +26,7 @@ _START, _SPREAD = 0.3, 0.1
 @ATTACKS.register("coarse-to-fine")
 @dataclass(frozen=True, kw_only=True)
 class CoarseToFine(Attack):
-    """Gradient matching on images whose size grows, for batches too large to be told apart.
+    """Gradient matching on images whose size grows, for batches too large to be distinguished.
 
     A model of fewer weights than the batch has pixels leaves most of them open. Pixels of images
     that are enlarged fourfold, then twofold, are fewer than its weights, and a coarse image is a
@@ -48,7 +48,7 @@ class CoarseToFine(Attack):
     name: ClassVar[str] = "coarse-to-fine"
     title: ClassVar[str] = "Coarse to fine"
     family: ClassVar[str] = "gradient matching over pixels"
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 800
 
     lr: float = 0.05

@@ -39,8 +39,7 @@ class DLG(Attack):
     name: ClassVar[str] = "dlg"
     title: ClassVar[str] = "DLG"
     family: ClassVar[str] = "gradient matching over pixels"
-    source: ClassVar[str] = "Zhu et al., NeurIPS 2019"
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 300
 
     line_search: bool = True
@@ -83,7 +82,6 @@ class IDLG(DLG):
 
     name: ClassVar[str] = "idlg"
     title: ClassVar[str] = "iDLG"
-    source: ClassVar[str] = "Zhao et al. 2020"
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space with the labels of the last layer."""

@@ -105,8 +105,8 @@ def solve_from(
         if run.seconds is not None:
             deadline = begun + run.seconds * (trial + 1) / problem.trials
 
-        def tell(step: int, loss: float, trial: int = trial) -> None:
-            run.tell((trial + step / iterations) / problem.trials, loss)
+        def report(step: int, loss: float, trial: int = trial) -> None:
+            run.advance((trial + step / iterations) / problem.trials, loss)
 
         fits.append(
             levenberg_marquardt(
@@ -117,12 +117,12 @@ def solve_from(
                 iterations=iterations,
                 deadline=deadline,
                 tolerance=tolerance,
-                tell=tell,
+                report=report,
             )
         )
         if fits[-1].loss < SOLVED:
             solved[key] = fits[-1]
-    run.tell(1.0, min(fit.loss for fit in fits))
+    run.advance(1.0, min(fit.loss for fit in fits))
     return Outcome(
         images=torch.stack([fit.images for fit in fits]),
         labels=labels.to(torch.float64),

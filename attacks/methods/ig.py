@@ -54,8 +54,7 @@ class IG(Attack):
     name: ClassVar[str] = "ig"
     title: ClassVar[str] = "IG"
     family: ClassVar[str] = "gradient matching over pixels"
-    source: ClassVar[str] = "Geiping et al., NeurIPS 2020"
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "seconds"
     competes: ClassVar[bool] = True
     iterations: ClassVar[int] = 4800
     defaults: ClassVar[tuple[ModelDefault, ...]] = (

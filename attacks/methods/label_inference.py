@@ -36,7 +36,7 @@ class LabelInference(Attack):
         images = torch.full(
             (problem.trials, *problem.image_shape), 0.5, device=problem.device, dtype=problem.dtype
         )
-        run.tell(1.0, 0.0)
+        run.advance(1.0, 0.0)
         return Outcome(
             images=images,
             labels=labels,

@@ -1,4 +1,4 @@
-"""Invert the batch statistics that a client returns beside its update."""
+"""Invert the batch statistics that a client returns with its update."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _COARSE_SHARE = 0.15
 @ATTACKS.register("statistics")
 @dataclass(frozen=True, kw_only=True)
 class Statistics(Attack):
-    """Images whose batch statistics are those that the client's returned buffers tell.
+    """Images whose batch statistics are those that the client's returned buffers give.
 
-    A client that normalises by its batch, takes one step and sends its buffers back gives away
-    mean and variance of every channel that enters a normalisation layer: 1,376 numbers of a
-    ResNet-20. They are continuous in the pixels where a gradient jumps (ReLU, max pooling), and no
-    defense of the update touches them. GradInversion (Yin et al. 2021, eq. 8) and DeepInversion
-    hold running statistics against candidates as a prior beside the gradient; here the batch's own
-    are the target, and after several steps their weighted mean
+    A client that normalises by its batch, takes one step and sends its buffers back reveals mean
+    and variance of every channel that enters a normalisation layer: 1,376 numbers of a ResNet-20.
+    They are continuous in the pixels where a gradient jumps (ReLU, max pooling), and no defense of
+    the update touches them. GradInversion (Yin et al. 2021, eq. 8) and DeepInversion hold running
+    statistics against candidates as a prior in addition to the gradient; here the batch's own are
+    the target, and after several steps their weighted mean
     (`bract.attacks.solve.local_statistics`). Quasi-Newton descent on `OwnStatistics.error` plus
     total variation, from an eighth of the size or more to the whole, finished with less of the
     prior. The update enters nothing but the labels, and of longer training the way of the model.
@@ -54,7 +54,7 @@ class Statistics(Attack):
     name: ClassVar[str] = "statistics"
     title: ClassVar[str] = "Batch statistics"
     family: ClassVar[str] = "matching with batch statistics"
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 600
 
     tv: float = 2e-2
@@ -66,9 +66,9 @@ class Statistics(Attack):
         case = super().prepare(case)
         if local_statistics(case.observation, case.target_model) is None:
             raise BractError(
-                f"{case.observation.key}: the buffers do not tell the statistics of the client's "
+                f"{case.observation.key}: the buffers do not give the statistics of the client's "
                 "batches; that takes batch normalisation in norm_mode 'train', and buffers that "
-                "come back with their counts; use another attack"
+                "are returned with their counts; use another attack"
             )
         return case
 

@@ -115,7 +115,7 @@ class Tracer(fx.Tracer):
     """Traces a model with locked layers and bottlenecks as leaves."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Say whether a module is one step of the trace."""
+        """Return whether a module is one step of the trace."""
         own = isinstance(m, LockedBatchNorm2d | VariationalBottleneck)
         return own or super().is_leaf_module(m, module_qualified_name)
 

@@ -27,7 +27,7 @@ from bract.protocol.update import Tensors
 from bract.schema import Tier
 
 UNROLL = 16
-"""Most local steps that are simulated one by one where an attack does not say."""
+"""Most local steps that are simulated one by one where an attack sets none."""
 
 Refine = Callable[[Observation, TargetModel, Evidence], Evidence]
 """Run the stages of `Evidence.refine`."""
@@ -149,11 +149,6 @@ def open_case(
         How to read the evidence, in the place of the tier's own way.
     public
         A generator trained on public images, where the adversary has one.
-
-    Raises
-    ------
-    BractError
-        Naming the observation and the reason why no attack can use it.
     """
     target_model = target_model_of(observation)
     try:
@@ -178,9 +173,9 @@ def open_case(
             buffers=evidence.buffers | dropout.masks,
             notes=evidence.notes | {"dropout": dropout.note},
         )
-    untold = impossible_statistics(observation, target_model)
-    if untold is not None:
-        evidence = replace(evidence, notes=evidence.notes | {"batch_statistics": untold})
+    impossible = impossible_statistics(observation, target_model)
+    if impossible is not None:
+        evidence = replace(evidence, notes=evidence.notes | {"batch_statistics": impossible})
     known = {*target_model.parameter_names, *observation.buffers}
     strange = sorted(set(evidence.target) - known)
     if strange or not evidence.target:

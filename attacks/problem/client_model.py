@@ -1,7 +1,4 @@
-"""What a client would have sent for given images: the forward models of gradient matching.
-
-Longer than most modules: a step's terms and the order of its images are one client's.
-"""
+"""What a client would have sent for given images: the forward models of gradient matching."""
 
 from __future__ import annotations
 
@@ -27,16 +24,16 @@ ORDERS = "local_training.orders"
 class ForwardModel(typing.Protocol):
     """Simulate a client.
 
-    An adaptive attacker supplies another one, for example with the defense applied to the
-    simulated tensors. Forward models are hashable; observations whose models are equal run as one
-    batch. ``unknowns`` are further variables to find beside the images, for example
-    the outputs of a key-lock; they start where `unknowns` says.
+    An adaptive attacker supplies another one, for example with the defense applied to the simulated
+    tensors. Forward models are hashable; observations whose models are equal run as one batch.
+    ``unknowns`` are further variables to find with the images, for example the outputs of a
+    key-lock; they start at the values of `unknowns`.
     """
 
     def unknowns(
         self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
     ) -> Tensors:
-        """Return starting values ``(L, ...)`` of what must be found beside images and labels."""
+        """Return starting values ``(L, ...)`` of what must be found with images and labels."""
 
     def __call__(
         self,
@@ -47,7 +44,7 @@ class ForwardModel(typing.Protocol):
         labels: Tensor,
         unknowns: Tensors,
     ) -> Tensors:
-        """Return what came back, scaled like `Observation.gradient`, ``(L, ...)`` by name.
+        """Return the simulated update, scaled like `Observation.gradient`, ``(L, ...)`` by name.
 
         Parameters
         ----------
@@ -65,7 +62,7 @@ class BatchGradient:
     def unknowns(
         self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
     ) -> Tensors:
-        """Nothing beside the images is unknown."""
+        """Return none: only images and labels are unknown."""
         del target_model, trials, generators
         return {}
 
@@ -90,9 +87,9 @@ class LocalTraining:
     weight decay plus ``weight_decay w``.
 
     Every epoch goes through all images once, ``batch_size`` at a step; the last step of an epoch
-    takes what is left. In the first epoch the images stand in order, since which image stands
-    where is for the search to find. Later epochs stand in the order that the buffers hold as
-    `ORDERS`, by default the same one; shuffling is not declared, so restarts try different orders
+    takes what is left. In the first epoch the images are in order, since the search decides which
+    image is where. Later epochs are in the order that the buffers hold as `ORDERS`, by default the
+    same one; shuffling is not declared, so restarts try different orders
     (`bract.attacks.problem.epoch_orders`).
 
     Attributes
@@ -114,7 +111,7 @@ class LocalTraining:
     def unknowns(
         self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
     ) -> Tensors:
-        """Nothing beside the images is unknown."""
+        """Return none: only images and labels are unknown."""
         del target_model, trials, generators
         return {}
 
@@ -147,7 +144,7 @@ class LocalTraining:
         Parameters
         ----------
         gradient
-            Maps the number of the step, from 0, and where it stands to a gradient.
+            Maps the number of the step, from 0, and the current parameters to a gradient.
         rates
             What multiplies the learning rate, by name, a number or ``(L, 1, ...)``; 1 where a name
             is left out.
@@ -273,13 +270,7 @@ def local_training(forward: ForwardModel) -> LocalTraining | None:
 
 
 def images_in(declaration: ClientDeclaration, limit: int) -> int:
-    """Return the number of images an update was computed from, at most ``limit``.
-
-    Raises
-    ------
-    BractError
-        If the protocol declares neither a batch size nor a number of examples.
-    """
+    """Return the number of images an update was computed from, at most ``limit``."""
     batch, examples = declaration.batch_size, declaration.num_examples
     if batch is None and examples is None:
         raise BractError(

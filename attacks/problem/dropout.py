@@ -28,7 +28,7 @@ inputs, 0 or ``1 / (1 - p)``, ``(L, features)``."""
 
 @dataclass(frozen=True)
 class Dropout:
-    """What an update tells of the client's dropout.
+    """What an update shows of the client's dropout.
 
     Attributes
     ----------
@@ -74,18 +74,18 @@ def read_dropout(
         return _unreadable("every local step drew its own")
     if 1 not in (p.num_examples, p.batch_size):
         return _unreadable("every image of the batch has its own")
-    masks, told = {}, []
+    masks, read = {}, []
     for name, share in rates.items():
         weight = f"{name}.weight"
         kept = _kept(observation, weight)
-        # Nobody declared it: without a zero column the layers were in evaluation mode.
+        # It is undeclared: without a zero column the layers were in evaluation mode.
         if bool(kept.all()) and declared is None:
             continue
         masks[MASK + weight] = kept.float() / (1.0 - share)
-        told.append(f"{int((~kept).sum())} of {len(kept)} inputs of {name}")
+        read.append(f"{int((~kept).sum())} of {len(kept)} inputs of {name}")
     if not masks:
         return Dropout()
-    return Dropout(masks, note=f"read from the zero columns of the gradient: {', '.join(told)}")
+    return Dropout(masks, note=f"read from the zero columns of the gradient: {', '.join(read)}")
 
 
 def split_masks(buffers: Tensors) -> tuple[Tensors, Tensors]:

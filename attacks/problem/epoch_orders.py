@@ -30,7 +30,7 @@ def steps_per_epoch(count: int, batch_size: int) -> int:
 def shuffle(count: int, batch_size: int, steps: int, choice: int) -> tuple[Order, int]:
     """Return an order of the images in every epoch, one of those that differ for an attacker.
 
-    A client shuffles anew in every epoch and does not say how. Which image is called the first is
+    A client shuffles anew in every epoch, in an unknown order. Which image is called the first is
     open, so the first epoch is the identity; two orders that put images together into the same
     batches, but for their names, are one. Orders are drawn as the client draws its own, so likely
     ones come early; the second is that of a client that does not shuffle.

@@ -1,8 +1,8 @@
 """From an observation to what an attack tries to match.
 
-An attacker who ignores the defense takes the captured tensors as they are. One who knows it
-undoes, simulates or discounts it first; each such method registers in `ADAPTIVE` under the
-defense's name and hands back the same `Evidence`, so every attack runs on it unchanged.
+An oblivious attacker takes the captured tensors as they are. An adaptive one undoes, simulates or
+discounts it first; each such method registers in `ADAPTIVE` under the defense's name and returns
+the same `Evidence`, so every attack runs on it unchanged.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Fitting(Protocol):
 class Refinement(Protocol):
     """Refine an evidence by further computation, one stage after another.
 
-    `bract.attacks.solve.engine.Engine.refine` runs the stages on its device, within the budget,
-    and keeps the evidence after each of them in its checkpoint. All that a stage needs of earlier
-    ones stands in the evidence.
+    `bract.attacks.solve.engine.Engine.refine` runs the stages on its device, within the budget, and
+    keeps the evidence after each of them in its checkpoint. All that a stage needs of earlier ones
+    is in the evidence.
     """
 
     @property
@@ -92,9 +92,9 @@ class Evidence:
         Directions along which the target is not known, ``(R, ...)`` for the names of ``target``,
         orthonormal over all of them: differences along them do not count.
     bounds
-        How far the true value of a coordinate may lie from the target, on either side, not
-        negative, same names and shapes; names left out are exact. What is simulated is compared
-        with the nearest value that the bounds allow.
+        How far the true value of a coordinate may be from the target, on either side, not negative,
+        same names and shapes; names left out are exact. What is simulated is compared with the
+        nearest value that the bounds allow.
     unknown_factor
         Whether the target is the true one divided by an unknown factor of at least 1; the best
         factor is found for whatever is simulated.
@@ -187,11 +187,6 @@ def read_evidence(
 
     The surrogate tier reads as the adaptive one does: what it knows besides is no part of an
     observation.
-
-    Raises
-    ------
-    BractError
-        If the tier is unknown, or no adaptive attacker is known for the declared defenses.
     """
     if tier not in TIERS:
         raise BractError(f"unknown tier {tier!r}; expected one of {', '.join(TIERS)}")

@@ -10,13 +10,7 @@ from bract.errors import BractError
 
 
 def require_one_gradient(case: Case, attack: str) -> None:
-    """Refuse what is no gradient of one batch, computed in one step of plain SGD.
-
-    Raises
-    ------
-    BractError
-        Naming the observation.
-    """
+    """Refuse what is no gradient of one batch, computed in one step of plain SGD."""
     declared = case.observation.declaration
     several = declared.algorithm != "fedsgd" and (
         declared.local_steps != 1 or declared.optimizer != "sgd"
@@ -29,13 +23,7 @@ def require_one_gradient(case: Case, attack: str) -> None:
 
 
 def require_exact(case: Case, names: Sequence[str], attack: str) -> None:
-    """Refuse evidence that leaves coordinates of these parameters open.
-
-    Raises
-    ------
-    BractError
-        Naming the observation and a parameter.
-    """
+    """Refuse evidence that leaves coordinates of these parameters open."""
     evidence, key = case.evidence, case.observation.key
     if missing := [name for name in names if name not in evidence.target]:
         raise BractError(f"{key}: the evidence lacks {', '.join(missing)}")

@@ -40,10 +40,10 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 def copies_among(images: Tensor, known: Tensor) -> Tensor:
-    """Say which images are copies of some whose fingerprints are known, bool ``(N,)``.
+    """Return which images are copies of some whose fingerprints are known, bool ``(N,)``.
 
-    A copy is the image itself, mirrored or turned by right angles, and shifted by whole pixels:
-    at most `MOST_SHIFT` of them and an eighth of the side, whatever stands at the edge then. Two
+    A copy is the image itself, mirrored or turned by right angles, and shifted by whole pixels: at
+    most `MOST_SHIFT` of them and an eighth of the side, whatever is at the edge then. Two
     fingerprints are of one image where they differ by at most `NEAR` steps in every cell that the
     shift left whole, at least the inner 36 of 64. Images that were scaled, turned by other angles,
     shifted further, or changed in brightness or contrast are not found.

@@ -37,7 +37,7 @@ def observe_global_models(
     batch each average to the gradient of the joint batch, exactly; several local steps are taken
     for joint steps, which holds to first order in the learning rate; of defended updates it is the
     mean, as it is. Subtracting float32 models leaves a relative rounding of about 6e-8 of a weight,
-    over ``server_lr`` and, beside known updates, over the share of the others.
+    over ``server_lr`` and, with known updates, over the share of the others.
 
     Parameters
     ----------
@@ -49,16 +49,10 @@ def observe_global_models(
         Name of the virtual client.
     buffers
         As sent in the round.
-
-    Raises
-    ------
-    BractError
-        If the models do not fit each other or the known updates, nobody is left beside the
-        observer, or the clients trained different models.
     """
     key = f"round-{number:04d}/{client}"
     if not declarations:
-        raise BractError(f"{key}: no client beside the observer took part, so nothing is hidden")
+        raise BractError(f"{key}: no client but the observer took part, so nothing is hidden")
     for name, value in before.items():
         for where, other in (("the next global model", after), *_named(known)):
             found = tuple(other[name].shape) if name in other else None
@@ -90,13 +84,7 @@ def observe_global_models(
 def joint_declaration(
     declarations: Sequence[ClientDeclaration], key: str = "the aggregate"
 ) -> ClientDeclaration:
-    """Declare one client that holds everybody's examples; its steps are the most that one took.
-
-    Raises
-    ------
-    BractError
-        If the clients declare different models.
-    """
+    """Declare one client that holds everybody's examples; its steps are the most that one took."""
 
     def total(values: Sequence[int | None]) -> int | None:
         known = [value for value in values if value is not None]

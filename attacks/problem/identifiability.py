@@ -1,4 +1,4 @@
-"""What an upload can tell at most, before anything is spent on it."""
+"""The most that an upload can reveal, before anything is spent on it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Identifiability:
     prior_psnr
         dB of the prior's mean, which takes no upload.
     numbers
-        Coordinates of the upload that say anything.
+        Coordinates of the upload that carry information.
     pixels
         Numbers of the images.
     """
@@ -65,20 +65,20 @@ def identifiability(case: Case, *, seed: int = 0) -> Identifiability:
 
     Two limits are taken, and the lower one returned. That of counting: N numbers settle no more
     than N axes of the prior, at best those of largest variance. And where noise of known deviation
-    was added (`Evidence.likelihood`, or declared, whoever ignores it) or coordinates are known
-    within bounds only, the Bayesian Cramer-Rao bound (Van Trees 1968, section 2.4.3): with J the
-    Jacobian of what the client would have sent by the pixels, sigma the deviation of a coordinate's
-    noise and K the prior covariance, no estimator's mean squared error is below ``tr (J^T J /
-    sigma^2 + K^-1)^-1`` over the number of pixels. J is taken at one set of smooth images in place
-    of its mean over the prior, so the figure is an estimate.
+    was added (`Evidence.likelihood`, or declared, for every tier) or coordinates are known within
+    bounds only, the Bayesian Cramer-Rao bound (Van Trees 1968, section 2.4.3): with J the Jacobian
+    of what the client would have sent by the pixels, sigma the deviation of a coordinate's noise
+    and K the prior covariance, no estimator's mean squared error is below ``tr (J^T J / sigma^2 +
+    K^-1)^-1`` over the number of pixels. J is taken at one set of smooth images in place of its
+    mean over the prior, so the figure is an estimate.
 
     K is that of a stationary field: variance `PIXEL_VARIANCE`, falling exponentially over rows and
     columns so that neighbours differ by `NEIGHBOURS`; channels and images are independent. J is
     taken by central differences in float64 along the principal axes of K of largest variance,
     `_DIRECTIONS` over all images and channels, fewer of large models; pixels along the others count
-    as known, as do unknowns of the client's defense. A bound stands for a uniform error. This errs
-    towards the attacker: a low figure says that nothing can come back, a high one does not say that
-    an attack finds it.
+    as known, as do unknowns of the client's defense. A bound counts as a uniform error. This errs
+    towards the attacker: a low figure means that nothing can be reconstructed, a high one does not
+    mean that an attack finds it.
 
     Parameters
     ----------
@@ -109,15 +109,15 @@ def identifiability(case: Case, *, seed: int = 0) -> Identifiability:
 
 
 def _seen(problem: Problem) -> Tensor:
-    """Return which coordinates of the target say anything, flat over all names."""
+    """Return which coordinates of the target carry information, flat over all names."""
     weights = problem.weights or {}
     parts = []
     for name, value in problem.target.items():
         trusted = weights[name][0] > 0.0 if name in weights else torch.ones_like(value[0])
-        told = value[0] != 0.0
+        known = value[0] != 0.0
         if problem.bounds is not None and name in problem.bounds:
-            told |= problem.bounds[name][0] > 0.0
-        parts.append((trusted.bool() & told).flatten())
+            known |= problem.bounds[name][0] > 0.0
+        parts.append((trusted.bool() & known).flatten())
     return torch.cat(parts)
 
 
@@ -188,7 +188,7 @@ def _heard(problem: Problem, axes: Tensor, noise: Tensors, seen: Tensor, seed: i
 
 
 def _noise(case: Case) -> Tensors | None:
-    """Return the deviation of each coordinate's error, never 0; None where nothing tells it."""
+    """Return the deviation of each coordinate's error, never 0; None where it is unknown."""
     if case.rounds:
         by_round = [_noise(one) for one in case.rounds]
         if any(noise is None for noise in by_round):

@@ -61,17 +61,17 @@ class JointCase(Case):
 def join_rounds(cases: Sequence[Case], *, assigned: Assigned | None = None) -> Case:
     """Make one case of a client's opened uploads: one set of images must explain all of them.
 
-    The rounds' tensors stand side by side, so that whatever attacks one upload attacks them
-    together: a matching loss runs over all rounds' coordinates (as in Li et al. 2023, *Temporal
-    Gradient Inversion Attacks with Robust Optimization*, without its robust mean). A round's
-    coordinates are weighed by its mean trust over their squared norm: a relative error is the mean
-    of the rounds', where all are trusted alike, and rounds of which a defense leaves little known
-    count little. Where defenses add noise the likelihoods multiply, without
-    weights; rounds whose noise was taken away exactly, by its seed, then stand alone. Every round
-    keeps the reading that its defense leaves open.
+    The rounds' tensors are adjacent, so that whatever attacks one upload attacks them together: a
+    matching loss runs over all rounds' coordinates (as in Li et al. 2023, *Temporal Gradient
+    Inversion Attacks with Robust Optimization*, without its robust mean). A round's coordinates are
+    weighed by its mean trust over their squared norm: a relative error is the mean of the rounds',
+    where all are trusted alike, and rounds of which a defense leaves little known count little.
+    Where defenses add noise the likelihoods multiply, without weights; rounds whose noise was taken
+    away exactly, by its seed, then are left out. Every round keeps the reading that its defense
+    leaves open.
 
-    Where a round took its images in several steps, in an order that nobody declares, it is matched
-    by its mean gradient.
+    Where a round took its images in several steps, in an undeclared order, it is matched by its
+    mean gradient.
 
     Parameters
     ----------
@@ -79,11 +79,6 @@ def join_rounds(cases: Sequence[Case], *, assigned: Assigned | None = None) -> C
         One a round, in the order of rounds; one alone is returned as it is.
     assigned
         Images that each round took, where the rounds took parts of the client's images.
-
-    Raises
-    ------
-    BractError
-        If the uploads are not several rounds of one client on one model, or count other images.
     """
     check_rounds(cases)
     last = cases[-1]
@@ -111,13 +106,7 @@ def join_rounds(cases: Sequence[Case], *, assigned: Assigned | None = None) -> C
 
 
 def check_rounds(cases: Sequence[Case]) -> None:
-    """Refuse uploads that are not several rounds of one client on one model.
-
-    Raises
-    ------
-    BractError
-        Naming the upload, what differs, and what was expected.
-    """
+    """Refuse uploads that are not several rounds of one client on one model."""
     if not cases:
         raise BractError("no upload to attack over rounds: give one client's uploads, by round")
     first = cases[0].observation
@@ -135,7 +124,7 @@ def check_rounds(cases: Sequence[Case]) -> None:
                 )
         if seen.round <= earlier:
             raise BractError(
-                f"{seen.key}: stands after round {earlier}; an attack over rounds takes one upload "
+                f"{seen.key}: follows round {earlier}; an attack over rounds takes one upload "
                 "of each round, in the order of rounds"
             )
         drawn = seen.declaration.augmentation
@@ -211,10 +200,10 @@ def _balanced(cases: Sequence[Case]) -> Tensors:
 def _mean_trust(evidence: Evidence) -> float:
     """Return the mean weight of a coordinate, before weights are scaled, in [0, 1]."""
     own = evidence.weights or {}
-    told = sum(
+    known = sum(
         float(own[n].double().sum()) if n in own else v.numel() for n, v in evidence.target.items()
     )
-    return told / max(1, sum(v.numel() for v in evidence.target.values()))
+    return known / max(1, sum(v.numel() for v in evidence.target.values()))
 
 
 def _joint_directions(evidences: Sequence[Evidence]) -> Tensors | None:

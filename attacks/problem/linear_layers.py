@@ -56,11 +56,6 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
 
     Both are seen on probes, not read off names: what enters is affine in the image, and the
     loss' gradient is zero wherever what leaves is negative.
-
-    Raises
-    ------
-    BractError
-        Saying what the model has instead.
     """
     shape = _shape(observation)
     where = f"{observation.key}: model {target_model.declaration.model!r}"
@@ -85,7 +80,7 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
     if bool((slopes[off] != 0).any()) or not bool((slopes[~off] != 0).any()):
         raise BractError(
             f"{where}: no ReLU follows {name or 'its first layer'}; without one the loss' gradient "
-            "has no zeros that tell examples apart"
+            "has no zeros that separate examples"
         )
     prefix = f"{name}." if name else ""
     matrix, offset = _map_to(target_model, observation, name, probes, seen)

@@ -72,11 +72,6 @@ def traits_of(model: nn.Module, image_shape: Sequence[int]) -> ModelTraits:
     ----------
     image_shape
         ``(C, H, W)`` of one input.
-
-    Raises
-    ------
-    BractError
-        If the model does not take images of this shape.
     """
     parameter = next(model.parameters(), torch.zeros(()))
     images = torch.full((2, *image_shape), 0.5, device=parameter.device, dtype=parameter.dtype)

@@ -27,7 +27,7 @@ class OverRounds:
     """Simulate a client round by round, every round with its own parameters and forward model.
 
     What was sent in each round is looked up among the buffers (`join_rounds`); the parameters that
-    the problem hands over are those of the last round, and are not used twice.
+    the problem gives are those of the last round, and are not used twice.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ def name_in(number: int, name: str, group: str = "") -> str:
 
 
 def round_of(name: str) -> int:
-    """Return the number of the round, from 0, that a name of `name_in` tells."""
+    """Return the number of the round, from 0, of a name of `name_in`."""
     return int(name.partition(_SEPARATOR)[0])
 
 

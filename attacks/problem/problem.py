@@ -123,7 +123,7 @@ class Problem:
 
     @property
     def likelihood(self) -> Objective | None:
-        """What the evidence says of the noise in the target, the same for every trial."""
+        """Likelihood of the noise in the target, the same for every trial."""
         return self.cases[0].evidence.likelihood
 
     @property
@@ -163,7 +163,7 @@ class Problem:
         return [torch.Generator().manual_seed(seed) for seed in self.seeds]
 
     def unknowns(self) -> Tensors:
-        """Starting values of what the forward model must find beside images and labels."""
+        """Starting values of what the forward model must find with images and labels."""
         found = self.starts
         if found is None:
             found = self.forward.unknowns(self.target_model, self.trials, self.generators())

@@ -15,19 +15,19 @@ included, may bring the variance of a batch below zero."""
 KINDS = ("running_mean", "running_var")
 
 
-def told_share(momentum: float, steps: int) -> float:
+def observed_share(momentum: float, steps: int) -> float:
     """Return the share of a running statistic that ``steps`` steps made: ``1 - (1 - m)^K``."""
     return float(1.0 - (1.0 - momentum) ** steps)
 
 
 def impossible_statistics(observation: Observation, target_model: TargetModel) -> str | None:
-    """Say why the returned statistics of batches are none; None where they may be.
+    """Return why returned batch statistics are impossible; None where they are possible.
 
-    What comes back is the client's word, and attacks that read it would be led wherever it says.
-    Impossible are shapes other than what was sent, values that are not finite or whose square
-    overflows, a negative variance, running or of the client's batches, and counts of batches below
-    what was sent. One such layer makes the word of all worthless. Where normalisation was not by
-    the batch nothing is read.
+    Returned buffers are untrusted: a client could use them to mislead the attack. Impossible are
+    shapes other than what was sent, values that are not finite or whose square overflows, a
+    negative variance, running or of the client's batches, and counts of batches below what was
+    sent. One such layer makes the word of all worthless. Where normalisation was not by the batch
+    nothing is read.
     """
     if observation.declaration.norm_mode != "train":
         return None
@@ -46,7 +46,7 @@ def _impossible(observation: Observation, layer: str, momentum: float) -> str | 
     for kind, name in both.items():
         before, after = sent[name], returned[name]
         if after.shape != before.shape:
-            return f"{kind} came back as {tuple(after.shape)}, sent as {tuple(before.shape)}"
+            return f"{kind} was returned as {tuple(after.shape)}, sent as {tuple(before.shape)}"
         if not _usable(after):
             return f"{kind} holds NaN, infinite or overflowing values"
     if "running_var" in both and float(returned[names["running_var"]].min()) < 0.0:
@@ -60,16 +60,16 @@ def _impossible(observation: Observation, layer: str, momentum: float) -> str | 
         return f"num_batches_tracked fell from {int(sent[count])} to {int(returned[count])}"
     if not steps or not momentum:
         return None
-    share = told_share(momentum, steps)
+    share = observed_share(momentum, steps)
     for kind in KINDS:
         before, after = sent[names[kind]], returned[names[kind]]
         own = (after - (1.0 - share) * before) / share
         if not _usable(own):
-            return f"{kind} tells overflowing values of the client's batches"
+            return f"{kind} gives overflowing values of the client's batches"
         slack = _SLACK * float(torch.maximum(before.abs(), after.abs()).max()) / share
         if kind == "running_var" and float(own.min()) < -slack:
             return (
-                f"running_var tells a variance of {float(own.min()):.3g} of the client's batches; "
+                f"running_var gives a variance of {float(own.min()):.3g} of the client's batches; "
                 "a variance is at least 0"
             )
     return None

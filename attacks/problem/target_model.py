@@ -146,13 +146,7 @@ class TargetModel:
         return like.new_tensor(mean).view(-1, 1, 1), like.new_tensor(std).view(-1, 1, 1)
 
     def check(self, observation: Observation) -> None:
-        """Refuse an observation whose tensors are not this model's.
-
-        Raises
-        ------
-        BractError
-            Naming the tensor, what was found and what was expected.
-        """
+        """Refuse an observation whose tensors are not this model's."""
         shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         if missing := sorted(set(shapes) - set(observation.parameters)):
             raise BractError(
@@ -187,13 +181,6 @@ def _moments_of(features: Tensor) -> tuple[Tensor, Tensor]:
 def target_model_of(observation: Observation) -> TargetModel:
     """Build the model that an observation's protocol declares, and check that
     both fit.
-
-    Raises
-    ------
-    BractError
-        If the observation is unusable (see `Observation.check`), the protocol does not
-        say what the model is, its loss is not known, or the tensors do
-        not match.
     """
     observation.check()
     p = observation.declaration
@@ -225,7 +212,7 @@ def target_model_of(observation: Observation) -> TargetModel:
         return prepare_model(model, p.defenses)
 
     if not p.imports:
-        # A declaration from somebody else may ask for a model that fills the memory.
+        # An untrusted declaration may ask for a model that fills the memory.
         with torch.device("meta"):
             outline = build()
         _check_outline(observation, outline)

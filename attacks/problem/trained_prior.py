@@ -1,7 +1,7 @@
 """A generator trained on public images: its network, its file, and what it was trained on.
 
 The file is untrusted: it is one safetensors file of bounded size, whose shapes follow from the
-record beside the tensors, and nothing in it is executed.
+record with the tensors, and nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class TrainedPrior:
     def digest(self) -> str:
         """Digest of everything in the file."""
         whole = self.weights | {_FINGERPRINTS: self.known}
-        told = self.facts.model_dump_json().encode()
-        return hashlib.sha256(told + tensors_as_bytes(whole)).hexdigest()[:16]
+        record = self.facts.model_dump_json().encode()
+        return hashlib.sha256(record + tensors_as_bytes(whole)).hexdigest()[:16]
 
     def decoder(self) -> Decoder:
         """Return its network, on the CPU in float32, with weights that are not trained."""
@@ -131,20 +131,14 @@ class TrainedPrior:
         return images
 
     def trained_on(self, images: Tensor) -> Tensor:
-        """Say which images ``(N, C, H, W)`` are copies of training images, bool ``(N,)``.
+        """Return which images ``(N, C, H, W)`` are copies of training images, bool ``(N,)``.
 
         The images themselves, mirrored, turned or shifted a little, as `copies_among` has it.
         """
         return copies_among(images, self.known)
 
     def check(self, image_shape: tuple[int, int, int] | None, classes: int | None) -> None:
-        """Refuse what it was not made for.
-
-        Raises
-        ------
-        BractError
-            If images are of another shape, or its labels are of another number of classes.
-        """
+        """Refuse what it was not made for."""
         facts = self.facts
         if image_shape != facts.image_shape:
             raise BractError(
@@ -171,20 +165,14 @@ def make_prior(facts: PriorFacts, decoder: Decoder, known: Tensor) -> TrainedPri
 
 
 def load_prior(path: Path) -> TrainedPrior:
-    """Read a file that `bract prior train` wrote, or that somebody else sent.
-
-    Raises
-    ------
-    BractError
-        If it is not there, too large, no such file, or holds tensors other than its record says.
-    """
+    """Read an untrusted file that `bract prior train` is to have written."""
     try:
         _check_size(path)
         with safe_open(str(path), framework="pt") as file:
-            told = (file.metadata() or {}).get(_FACTS)
-            if told is None:
+            record = (file.metadata() or {}).get(_FACTS)
+            if record is None:
                 raise BractError(f"{path}: no prior; make one with `bract prior train`")
-            facts = PriorFacts.parse_text(told, source=str(path))
+            facts = PriorFacts.parse_text(record, source=str(path))
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             _check_shapes(path, facts, shapes)
             tensors = {name: file.get_tensor(name) for name in shapes}

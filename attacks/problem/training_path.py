@@ -1,4 +1,4 @@
-"""Long local training, simulated along the line between what was sent and what came back."""
+"""Long local training, simulated along the line between the sent and the returned model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class TrainingPath:
     """The mean of all images' gradients where local training went by.
 
     The server knows both ends of the client's training, ``w_0`` and ``w_K``, and so about where it
-    stood in between: at ``w_0 + t (w_K - w_0)``. There every image counts alike, in whatever batch
+    were in between: at ``w_0 + t (w_K - w_0)``. There every image counts alike, in whatever batch
     and order it was taken, so nothing about the order is searched, and all epochs share one set of
-    images (unlike Dimitrov et al., TMLR 2022, who unroll every step and tie one set of images an
+    images (unlike Dimitrov et al., TMLR 2022: they unroll every step and tie one set of images an
     epoch together). The cost is that of ``nodes`` batches instead of one gradient a step. What it
     leaves out is the bend of the path and how a step's batch differs from the whole, of the order
     of learning rate times curvature; the mean gradient at ``w_0`` leaves out the whole motion.
@@ -39,7 +39,7 @@ class TrainingPath:
     def unknowns(
         self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
     ) -> Tensors:
-        """Nothing beside the images is unknown."""
+        """Return none: only images and labels are unknown."""
         del target_model, trials, generators
         return {}
 

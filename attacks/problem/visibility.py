@@ -1,4 +1,4 @@
-"""How well gradients of different images can be told apart under an attacker's weights."""
+"""How well an attacker's weights distinguish gradients of different images."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def visible_share(
     """Return the share of the distance between two images' gradients that weights leave, in (0, 1].
 
     Losses that are not free of scale weigh the gradient against a prior, with factors that were
-    chosen undefended. Divided by this share, weights keep that balance. It is the mean over
-    pairs of smooth random images with equal labels, since only images are to be told apart.
+    chosen undefended. Divided by this share, weights keep that balance. It is the mean over pairs
+    of smooth random images with equal labels, since only images are to be distinguished.
     """
     declaration = observation.declaration
     shape, classes = declaration.image_shape, declaration.classes

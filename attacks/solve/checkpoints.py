@@ -53,7 +53,7 @@ def content_of(case: Case) -> str:
 
 
 def captured(seen: Observation) -> dict[str, Tensors]:
-    """Tensors that the server sent and those that came back beside the update."""
+    """Tensors that the server sent and those returned with the update."""
     return {
         "parameters": seen.parameters,
         "buffers": seen.buffers,

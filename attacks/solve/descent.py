@@ -148,7 +148,7 @@ class Run:
             shares.append(elapsed / self.seconds)
         return max(shares)
 
-    def tell(self, progress: float, loss: float) -> None:
+    def advance(self, progress: float, loss: float) -> None:
         """Report progress of this part, in [0, 1]."""
         if self.report is not None:
             low, high = self.span
@@ -202,7 +202,7 @@ def descend(
         optimizer.step(evaluate, progress)
         if step % every == 0:
             tracker.mark(step)
-            run.tell(progress, tracker.lowest())
+            run.advance(progress, tracker.lowest())
         step += 1
         if run.plateau is not None and step - since >= run.plateau.patience:
             if not bool((tracker.losses < reference * (1 - run.plateau.tolerance)).any()):
@@ -221,7 +221,7 @@ def descend(
                 },
             )
     tracker.mark(step)
-    run.tell(1.0, tracker.lowest())
+    run.advance(1.0, tracker.lowest())
     if run.checkpoint is not None:
         run.checkpoint.unlink(missing_ok=True)
     return tracker.outcome(step)

@@ -1,7 +1,4 @@
-"""Runs many restarts of many observations as one batch on a device.
-
-Longer than most modules: batching, checkpoints and progress share what is left of the work.
-"""
+"""Runs many restarts of many observations as one batch on a device."""
 
 from __future__ import annotations
 
@@ -95,13 +92,7 @@ class Engine:
     progress: Callable[[Progress], None] | None = None
 
     def torch_device(self) -> torch.device:
-        """Resolve ``auto`` and check that the device is there.
-
-        Raises
-        ------
-        BractError
-            If a CUDA device is asked for and there is none.
-        """
+        """Resolve ``auto`` and check that the device is there."""
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -193,7 +184,7 @@ class Engine:
         Parameters
         ----------
         low, high
-            Shares of the whole, in [0, 1], between which this part lies.
+            Shares of the whole, in [0, 1], between which this part is.
         begun
             When the whole began, by `time.perf_counter`.
         """
@@ -207,7 +198,7 @@ class Engine:
 
         return replace(self, progress=report)
 
-    def tell_done(self, begun: float, loss: float) -> None:
+    def report_done(self, begun: float, loss: float) -> None:
         """Report that a work that began at a time of `time.perf_counter` needs nothing more."""
         if self.progress is not None:
             self.progress(_progress(1.0, time.perf_counter() - begun, loss))

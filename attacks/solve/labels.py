@@ -28,7 +28,8 @@ class InferredLabels:
     Attributes
     ----------
     labels
-        int64 ``(B,)``; sorted after one step, whose gradient does not say which image is which.
+        int64 ``(B,)``; sorted after one step, whose gradient does not determine which image is
+        which.
     counts
         float64 ``(classes,)``, estimated examples of each class before rounding; they sum to B.
     exact
@@ -46,30 +47,24 @@ class InferredLabels:
 def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
     """Infer the labels of an update.
 
-    One example under cross entropy: the bias gradient of the last layer is ``p - y``, negative
-    at the true class alone (iDLG, Zhao et al. 2020, eq. 3). Where noise or another defense leaves
-    more or fewer negative coordinates than one, the label is that under which random images have
-    the last layer's gradient of the highest cosine (`class_gradients`): with Gaussian noise
-    of one deviation and a common unknown scale, the likeliest. Several: with ``P[k]`` the mean
-    prediction for examples of class k, the bias gradient is ``(P^T - I) n / N``, linear in the
-    counts n; the predictions are estimated from probe inputs and, for classes that are present,
-    from the features ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). Steps that are unrolled one by one
-    are searched for the sequence of labels (`bract.attacks.solve.label_sequences`); after longer
-    training the midpoint of the trajectory stands in for the parameters. Several rounds of the same
-    images are read one by one, and their counts averaged.
+    One example under cross entropy: the bias gradient of the last layer is ``p - y``, negative at
+    the true class alone (iDLG, Zhao et al. 2020, eq. 3). Where noise or another defense leaves more
+    or fewer negative coordinates than one, the label is that under which random images have the
+    last layer's gradient of the highest cosine (`class_gradients`): with Gaussian noise of one
+    deviation and a common unknown scale, the likeliest. Several: with ``P[k]`` the mean prediction
+    for examples of class k, the bias gradient is ``(P^T - I) n / N``, linear in the counts n; the
+    predictions are estimated from probe inputs and, for classes that are present, from the features
+    ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). Steps that are unrolled one by one are searched for
+    the sequence of labels (`bract.attacks.solve.label_sequences`); after longer training the
+    midpoint of the trajectory replaces the parameters. Several rounds of the same images are read
+    one by one, and their counts averaged.
 
     Parameters
     ----------
     choice
-        Number of the restart. Over several epochs it says in which order the client took its
-        images (`LocalTraining.order`); where those are used up, or there is nothing to choose,
-        the next likely sequence of labels is taken, counted round and round.
-
-    Raises
-    ------
-    BractError
-        If the model does not end in a linear layer of the declared classes, or the evidence
-        lacks its gradient.
+        Number of the restart. Over several epochs it selects in which order the client took its
+        images (`LocalTraining.order`); where those are used up, or there is nothing to choose, the
+        next likely sequence of labels is taken, counted round and round.
     """
     if case.rounds and case.evidence.labels is None:
         return _over_rounds(case)
@@ -118,13 +113,7 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
 
 
 def last_layer(target_model: TargetModel) -> tuple[str, str | None]:
-    """Names of the weight and bias of the linear layer that makes the logits.
-
-    Raises
-    ------
-    BractError
-        If there is none with the declared number of classes.
-    """
+    """Names of the weight and bias of the linear layer that makes the logits."""
     found = [
         (name, module)
         for name, module in target_model.model.named_modules()

@@ -43,7 +43,7 @@ def levenberg_marquardt(
     iterations: int,
     deadline: float | None = None,
     tolerance: float = 1e-3,
-    tell: Callable[[int, float], None] | None = None,
+    report: Callable[[int, float], None] | None = None,
     hold_images: bool = False,
     spread: float | None = None,
 ) -> Fit:
@@ -68,9 +68,9 @@ def levenberg_marquardt(
     hold_images
         Solve for the unknowns alone.
     spread
-        Deviation of the unknowns about zero, of which a penalty is made that weighs as much as
-        the residual of the start where all of them lie that far out: rough images are not
-        explained by unknowns that nobody draws, and exact ones leave the penalty no weight.
+        Deviation of the unknowns about zero, of which a penalty is made that weighs as much as the
+        residual of the start where all of them are that far out: rough images are not explained by
+        unlikely unknowns, and exact ones leave the penalty no weight.
     """
     layout = unknowns if hold_images else {"images": images} | unknowns
     pixels = 0 if hold_images else images.numel()
@@ -106,8 +106,8 @@ def levenberg_marquardt(
                 break
             damping *= 10.0
         curve.append((step, loss))
-        if tell is not None:
-            tell(step, loss)
+        if report is not None:
+            report(step, loss)
         slow = loss >= before * (1.0 - tolerance)
         if slow or (loss < SOLVED and loss > 0.5 * before):
             break

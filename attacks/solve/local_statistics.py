@@ -1,4 +1,4 @@
-"""What a client's returned buffers tell of its batches: of one step, or of several."""
+"""Batch statistics of one step or several, read from a client's returned buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bract.attacks.problem.client_model import (
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
 from bract.attacks.problem.over_rounds import OverRounds
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.returned_buffers import impossible_statistics, told_share
+from bract.attacks.problem.returned_buffers import impossible_statistics, observed_share
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import MOVED
 from bract.protocol.observation import Observation
@@ -33,9 +33,9 @@ class LocalStatistics:
     """Mean of the batch statistics of a client's local steps, later steps weighing more.
 
     A step k of K moves a running statistic by ``r <- (1 - m) r + m s_k``. So ``r_K = (1 - m)^K r_0
-    + sum_k m (1 - m)^(K - 1 - k) s_k``, and who knows r_0 and r_K knows ``sum_k w_k s_k`` with
-    ``w_k = m (1 - m)^(K - 1 - k) / (1 - (1 - m)^K)``, to the rounding of float32. Of one step
-    these are the statistics of the client's batch.
+    + sum_k m (1 - m)^(K - 1 - k) s_k``, and r_0 and r_K give ``sum_k w_k s_k`` with ``w_k = m (1 -
+    m)^(K - 1 - k) / (1 - (1 - m)^K)``, to the rounding of float32. Of one step these are the
+    statistics of the client's batch.
 
     Attributes
     ----------
@@ -58,15 +58,15 @@ class LocalStatistics:
 
 def step_weights(momentum: float, steps: int) -> tuple[float, ...]:
     """Return what each of ``steps`` steps counts in their exponentially weighted mean."""
-    whole = told_share(momentum, steps)
+    whole = observed_share(momentum, steps)
     return tuple(momentum * (1.0 - momentum) ** (steps - 1 - k) / whole for k in range(steps))
 
 
 def local_statistics(observation: Observation, target_model: TargetModel) -> LocalStatistics | None:
-    """Return what returned buffers tell of the client's own batches, or None.
+    """Return the statistics of the client's own batches from returned buffers, or None.
 
     That takes batch normalisation by the batch (norm_mode ``train``) with a momentum, buffers that
-    were sent and came back with the number of batches that each layer counted, the same number in
+    were sent and returned with the number of batches that each layer counted, the same number in
     every layer, and values that training can leave (`impossible_statistics`).
     """
     sent, returned = observation.buffers, observation.returned_buffers
@@ -89,7 +89,7 @@ def local_statistics(observation: Observation, target_model: TargetModel) -> Loc
         steps = int(returned[count]) - int(sent[count])
         if not 0 < steps <= MOST_STEPS:
             return None
-        share = told_share(module.momentum, steps)
+        share = observed_share(module.momentum, steps)
         mean, variance = ((returned[n] - (1.0 - share) * sent[n]) / share for n in names)
         found[name] = (mean, variance)
         momenta[name] = module.momentum
@@ -105,18 +105,17 @@ def simulated_statistics(
     known: Sequence[LocalStatistics],
     labels: Tensor | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return what clients' buffers would have told for candidate images.
+    """Return the statistics of clients' buffers for candidate images.
 
     The batch statistics of each step's images, weighted as `LocalStatistics` has them. Where the
     steps are unrolled and labels are given, each step's model is the one to which the candidates
     themselves train it, differentiably, so that the true images meet the statistics to rounding;
-    this costs a gradient for every step but the last. Elsewhere step k is taken to
-    stand on the line from what was sent to what came back, where a constant gradient (with the
-    declared momentum) would have brought it: right to first order in the learning rate. A defended
-    update tells no end of that line, so that all steps then share the model that was sent. Where
-    the order of the images is not simulated (training that is not unrolled), every batch of one
-    pass counts alike, at the mean of the way. Of several rounds attacked together they are the last
-    one's.
+    this costs a gradient for every step but the last. Elsewhere step k is taken to are on the line
+    from the sent to the returned model, where a constant gradient (with the declared momentum)
+    would have brought it: right to first order in the learning rate. A defended update gives no end
+    of that line, so that all steps then share the model that was sent. Where the order of the
+    images is not simulated (training that is not unrolled), every batch of one pass counts alike,
+    at the mean of the way. Of several rounds attacked together they are the last one's.
 
     Parameters
     ----------

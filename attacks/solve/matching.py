@@ -44,7 +44,7 @@ def minimise(
     Parameters
     ----------
     kept
-        Variables of the search whose values at the best iterate come back among the outcome's
+        Variables of the search whose values at the best iterate are returned among the outcome's
         unknowns.
     """
     held = kept or {}

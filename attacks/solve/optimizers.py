@@ -114,11 +114,11 @@ class FirstOrder(BatchedOptimizer):
     project
         Called after each step, to put variables back where they must be.
     sums
-        Latents ``(L, n)`` by the name of a variable ``(L, ...)`` that stands for a sum
-        ``y = sum_i z_i w_i`` of n parameters that are not kept: each has the gradient z_i dy, so
-        each moves by a multiple of one common step and their sum by ``|z|_1`` times it. eps enters
-        as its mean over the parameters, which is exact to first order in eps over the root mean
-        square of the gradient.
+        Latents ``(L, n)`` by the name of a variable ``(L, ...)`` that is a sum ``y = sum_i z_i
+        w_i`` of n parameters that are not kept: each has the gradient z_i dy, so each moves by a
+        multiple of one common step and their sum by ``|z|_1`` times it. eps enters as its mean over
+        the parameters, which is exact to first order in eps over the root mean square of the
+        gradient.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Langevin(BatchedOptimizer):
             self._project()
 
     def state(self) -> dict[str, Any]:
-        """The inner optimizer's, and where each generator stands."""
+        """The inner optimizer's, and the state of each generator."""
         return {"inner": self._inner.state(), "noise": [g.get_state() for g in self._generators]}
 
     def restore(self, state: dict[str, Any]) -> None:

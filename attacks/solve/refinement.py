@@ -45,8 +45,8 @@ def refine(
 ) -> Evidence:
     """Run the stages of an evidence within the limits of ``run``.
 
-    The first stage runs whatever the limit where nothing can be matched without it; later ones
-    only while there is time, which ``notes["refinement"]`` says where it ended them. The evidence
+    The first stage runs whatever the limit where nothing can be matched without it; later ones only
+    while there is time, which ``notes["refinement"]`` records where it ended them. The evidence
     after each stage is kept in ``run.checkpoint``, from which a second call goes on.
     """
     refinement = evidence.refine
@@ -54,13 +54,13 @@ def refine(
         return evidence
     begun, stage, spent, latest = time.perf_counter(), 0, 0.0, math.inf
 
-    def told(fraction: float, loss: float) -> None:
+    def shifted(fraction: float, loss: float) -> None:
         nonlocal latest
         latest = loss
         if report is not None:
             report(fraction, loss)
 
-    report, run = run.report, replace(run, report=told)
+    report, run = run.report, replace(run, report=shifted)
     if run.checkpoint is not None and run.checkpoint.exists():
         evidence, stage, spent = _restored(run.checkpoint, evidence)
     while (improve := evidence.refine) is not None:
@@ -77,7 +77,7 @@ def refine(
         fitting = _Fitting(observation, target_model, part, device, deadline)
         evidence = improve(evidence, fitting)
         stage += 1
-        run.tell(high, latest)
+        run.advance(high, latest)
         if run.checkpoint is not None:
             spent_by_now = time.perf_counter() - begun + spent
             write_atomically(run.checkpoint, _kept(evidence, stage, spent_by_now))

@@ -111,8 +111,8 @@ class NaturalImages:
     ``exp(-gamma TV2(x))`` with squared differences, the normalisation gamma^(-d / 2), and
     ``gamma = (d / n) / (2 ROOT_MEAN_SQUARE_DIFFERENCE^2)``.
 
-    Beside noise of deviation sigma, whose likelihood is ``|u - m|^2 / (2 sigma^2)``, this is a
-    loss ``|u - m|^2 + weight * TV`` with weight ``2 sigma^2 beta``: it follows from the noise.
+    With noise of deviation sigma, whose likelihood is ``|u - m|^2 / (2 sigma^2)``, this is a loss
+    ``|u - m|^2 + weight * TV`` with weight ``2 sigma^2 beta``: it follows from the noise.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class NaturalImages:
 
 
 def natural_images(priors: Sequence[Prior]) -> Prior:
-    """Return the prior in nats that stands for an attack's own.
+    """Return the prior in nats that replaces an attack's own.
 
     That is its own where it has one in nats (`LatentPrior`), else `NaturalImages` of its total
     variation's power.
@@ -196,8 +196,8 @@ class BatchNormStatistics:
     Where the client normalised by its batch (norm_mode ``train``) and sent its buffers back, the
     own mean and variance of its batches follow from the running ones before and after: exactly of
     one step, as a weighted mean of several (`bract.attacks.solve.local_statistics`). Otherwise the
-    running statistics stand in (GradInversion, Yin et al. 2021, eq. 8).
-    Models without batch normalisation are left alone.
+    running statistics are used (GradInversion, Yin et al. 2021, eq. 8). Models without batch
+    normalisation are left alone.
 
     Attributes
     ----------
@@ -242,7 +242,7 @@ class BatchNormStatistics:
 def have_run(problem: Problem) -> bool:
     """Return whether running statistics were sent that counted a batch in every case.
 
-    A fresh network's are 0 and 1, which say nothing of images.
+    A fresh network's are 0 and 1, which do not depend on images.
     """
     return all(
         any(
@@ -256,7 +256,7 @@ def have_run(problem: Problem) -> bool:
 def known_statistics(
     observation: Observation, target_model: TargetModel
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], bool]:
-    """Mean and unbiased variance of each batch norm's input, as far as the capture tells.
+    """Mean and unbiased variance of each batch norm's input, as far as the capture holds them.
 
     Returns
     -------

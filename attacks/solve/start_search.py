@@ -31,9 +31,9 @@ Solve = Callable[[Problem, Run], Outcome]
 def from_best_start(solve: Solve, problem: Problem, run: Run) -> Outcome:
     """Run an attack from the best of the starts that the forward model asks for.
 
-    An attack that regresses numbers of the client beside its images ends in a wrong valley from
-    many starts, and says so by its residual. So each trial first plays successive halving (Jamieson
-    and Talwalkar 2016, algorithm 1): all starts get a short run of the attack itself, the half that
+    An attack that regresses numbers of the client with its images ends in a wrong valley from many
+    starts, which its residual shows. So each trial first plays successive halving (Jamieson and
+    Talwalkar 2016, algorithm 1): all starts get a short run of the attack itself, the half that
     matches best a run of twice the length, and so on. After each run the unknowns take a few
     Gauss-Newton steps at the images that it found, and those of the last one try the other sign of
     each value, since descent crosses zero hardly. The attack's own run, at its whole budget, then

@@ -48,16 +48,15 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
 
     Where the first captured round cannot be the client's first (a defended update above that
     round's bound), its gradient is assumed to have been constant until then, for which round 1's
-    formula is exact at any round; ``notes`` says so, and the bounds then hold under that
+    formula is exact at any round; ``notes`` records it, and the bounds then hold under that
     assumption only.
 
     Raises
     ------
     BractError
         If the defended update exceeds what the declared hyper-parameters allow, if more than 1 in
-        20 coordinates fit no gradient, if the last layer's bias tells that nothing was replaced, or
-        for ``yogi`` after the first round, whose second moment
-        does not determine the gradient.
+        20 coordinates fit no gradient, if the last layer's bias shows that nothing was replaced, or
+        for ``yogi`` after the first round, whose second moment does not determine the gradient.
     """
     hyper = declared(AdaDefense, observation)
     rounds = rounds_of(observation, history)
@@ -150,7 +149,7 @@ def rounds_of(observation: Observation, history: Sequence[Observation]) -> list[
 
 
 def missing_before(hyper: AdaDefense, first: Observation) -> tuple[int, str]:
-    """Count the rounds not captured before the client's first; say what was assumed of them."""
+    """Count the rounds not captured before the client's first; record what was assumed of them."""
     if first.round == 1:
         return 0, ""
     alpha = hyper.alpha if hyper.alpha_at == "client" else 1.0

@@ -31,9 +31,8 @@ of 1e-12, 0.01, 0.1 and 1 on images that score nothing."""
 class AdaDefenseClient:
     """The client of another forward model, its gradient replaced as AdaDefense does.
 
-    With the moments of earlier rounds known, an upload without alpha is
-    ``(a0 + a1 g) / (sqrt(w + c g^2) + e)`` in every coordinate (`DefendedUpdate`); a0 and w stand
-    among the buffers.
+    With the moments of earlier rounds known, an upload without alpha is ``(a0 + a1 g) / (sqrt(w + c
+    g^2) + e)`` in every coordinate (`DefendedUpdate`); a0 and w are among the buffers.
 
     That is nearly a sign where w is zero: its derivative is zero but for gradients near zero, where
     it is huge. So values are those of the map, and derivatives those of the map with a small
@@ -109,7 +108,7 @@ def simulate_later(
     make takes its place, or, of a round that was not reconstructed, its best reading. Where rounds
     before the first captured one are missing, gradients are taken to have been constant until then,
     for which round 1's formula is exact, and reconstructions are not used. The label of a single
-    image is read off the inverted upload: in what was sent, moments of earlier images stand beside
+    image is read off the inverted upload: in what was sent, moments of earlier images are added to
     it.
 
     Parameters
@@ -117,11 +116,6 @@ def simulate_later(
     earlier
         The client's gradients in the first rounds of ``history``, by name, scaled like
         `Observation.gradient`.
-
-    Raises
-    ------
-    BractError
-        As `undo_adadefense`.
     """
     hyper = declared(AdaDefense, observation)
     rounds = rounds_of(observation, history)

@@ -66,11 +66,6 @@ def invert(
         The update of the round before, ``(D,)``, which helps to choose a branch.
     ahead
         Rounds that were not captured; the gradient is assumed to have been constant over them.
-
-    Raises
-    ------
-    BractError
-        If the observation does not fit the declared hyper-parameters.
     """
     alpha = hyper.alpha if hyper.alpha_at == "client" else 1.0
     t = flatten(observation.update).cpu().to(torch.float64) / alpha
@@ -106,7 +101,7 @@ def invert(
     other = found.gather(0, 1 - pick[None])[0]
     across = (g - other).abs() + step.error(step.slopes(other), t_error)[0]
     error = torch.where(both, torch.maximum(error, across), error)
-    # Towards the asymptote the map flattens faster than its first two derivatives say.
+    # Towards the asymptote the map flattens faster than by its first two derivatives.
     flat = (t.abs() > 0.5 * step.asymptote) & (error > 0.2 * g.abs())
     error = torch.where(flat, float("inf"), error)
     if before.rounds:

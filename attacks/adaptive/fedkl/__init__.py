@@ -1,1 +1,1 @@
-"""Against FedKL: regress the lock; and attackers who hold a part of it, to compare with."""
+"""Against FedKL: regress the lock; attackers with a part of the secrets, for comparison."""

@@ -1,4 +1,4 @@
-"""What a convolution with normalisation says of its input, as linear equations."""
+"""Linear equations of a normalised convolution's input."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _GAP = 1e3
 """Least ratio of the two smallest eigenvalues at which a solution is the only one."""
 
 _DEAD = 1e-3
-"""Deviation, beside the largest channel's, below which gamma counts as zero."""
+"""Deviation, relative to the largest channel's, below which gamma counts as zero."""
 
 _RIDGE = 1e-15
-"""Least eigenvalue, beside the mean of all, that float64 tells."""
+"""Least eigenvalue, relative to the mean of all, that float64 resolves."""
 
 
 @dataclass(frozen=True)
 class Solution:
     """Input ``(C, H, W)`` of a convolution and the gradient by it, up to a factor and its inverse.
 
-    ``scales (channels,)`` are up to the same factor; ``alone`` says whether there is no other.
+    ``scales (channels,)`` are up to the same factor; ``alone`` is whether there is no other.
     """
 
     values: Tensor

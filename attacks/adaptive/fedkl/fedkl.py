@@ -50,11 +50,11 @@ STARTS = 8
 FOUND, LOST = 1e-3, 1e-2
 """Relative residuals up to which a searched lock counts as found, and from which on as not found.
 A second-order finish left 1e-7 at the right lock and 3e-3 to 1e-2 at wrong ones; GRNN with 600
-iterations 6e-3 to 9e-3 at the right one and 1e-2 to 8e-2 at wrong ones: between them nothing is
-said."""
+iterations 6e-3 to 9e-3 at the right one and 1e-2 to 8e-2 at wrong ones: between them no verdict
+is recorded."""
 
 HIDDEN = "fedkl.key"
-"""The unknown z, ``(L, R)``, which stands for the key where the lock layers are held."""
+"""The unknown z, ``(L, R)``, which replaces the key where the lock layers are held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ class LockedClient:
     statistics
         Layers whose batch statistics are matched as well.
     held
-        The secrets that stand among the buffers: with ``both`` nothing is unknown, with ``lock``
-        a key is, in as many numbers as it can move gamma and beta.
+        The secrets that are among the buffers: with ``both`` nothing is unknown, with ``lock`` a
+        key is, in as many numbers as it can move gamma and beta.
     starts
         Locks that each restart begins with; see `bract.attacks.solve.start_search`.
     """
@@ -180,20 +180,20 @@ class LockedClient:
 
 @ADAPTIVE.register("fedkl")
 def regress_lock(observation: Observation, history: Sequence[Observation]) -> Evidence:
-    """Read gamma and beta of the locked layer, or make them unknowns beside the images.
+    """Read gamma and beta of the locked layer, or search them with the images.
 
     From one image through a chain of convolutions and sigmoids they follow in closed form
     (`bract.attacks.adaptive.fedkl.lock_reading`), and every attack then runs as with the key.
     Elsewhere they are 2 x channels numbers to be found together with the images: from some starts
     an attack finds them, from others it ends in a match that is visibly worse. So each restart
     chooses among `STARTS` locks by the residual of short runs, with Gauss-Newton steps and the
-    other sign of each number between them (`bract.attacks.solve.start_search`); the result says
+    other sign of each number between them (`bract.attacks.solve.start_search`); the result records
     by ``lock_residual`` and ``lock_found`` (or None) whether that succeeded. Through kinks (max
-    pooling) each restart begins with one lock as it is drawn, and nothing says so: residuals do not
-    tell locks apart there.
-    Where the client returned its normalisation buffers after one step, the statistics of its batch
-    are matched too (`bract.attacks.adaptive.batch_statistics`). Where an attack explains the
-    update, torch seeds of the key are tried (`bract.attacks.adaptive.weak_locks`).
+    pooling) each restart begins with one lock as it is drawn, without a warning: residuals do not
+    distinguish locks there. Where the client returned its normalisation buffers after one step, the
+    statistics of its batch are matched too (`bract.attacks.adaptive.batch_statistics`). Where an
+    attack explains the update, torch seeds of the key are tried
+    (`bract.attacks.adaptive.weak_locks`).
 
     Raises
     ------
@@ -278,7 +278,7 @@ def _explain(
     key_length: int,
     relu: bool,
 ) -> dict[str, Any]:
-    """Say whether a searched lock was found, and whether torch drew it from a seed."""
+    """Report whether a searched lock was found, and whether torch drew it from a seed."""
     notes = lock_seed(observation, found, residual, layers=layers, key_length=key_length, relu=relu)
     if searched:
         notes["lock_residual"] = residual

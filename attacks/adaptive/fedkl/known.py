@@ -1,4 +1,4 @@
-"""Attackers who hold the key, the lock layers, or both: the bounds of FedKL's table VII."""
+"""Attackers with the key, the lock layers, or both: the bounds of FedKL's table VII."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ What = Literal["key", "lock", "both"]
 
 
 def known(using: Attack, secrets: Mapping[str, Lock], what: What = "both") -> Attack:
-    """Return an attack as somebody runs it who holds secrets of the clients: a bound to compare.
+    """Return an attack that holds secrets of the clients, as a bound for comparison.
 
     For benchmarks and tests; no tier of an audit knows a client's secrets. Everything else is as in
     the adaptive tier, whatever tier is asked for.
@@ -34,7 +34,7 @@ def known(using: Attack, secrets: Mapping[str, Lock], what: What = "both") -> At
     ``key``
         The key is known, the lock layers are regressed. Only their products with the key enter an
         update, so what is regressed are gamma and beta: as many numbers as without the key, and
-        drawn from the same distribution. The key tells the pace at which they learn, no more.
+        drawn from the same distribution. The key gives the pace at which they learn, no more.
     ``lock``
         The lock layers are known, the key is regressed, from the declared distribution. gamma and
         beta are a linear map of the key with 2 x channels rows. Up to ``key_length`` rows it
@@ -79,14 +79,14 @@ class _Known(Attack):
             return replace(case, evidence=replace(case.evidence, explain=None))
         return replace(
             case,
-            evidence=replace(case.evidence, buffers=self._told(key), explain=None),
+            evidence=replace(case.evidence, buffers=self._held(key), explain=None),
             forward=replace(case.forward, held=self.what),
         )
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         return self.using.solve(problem, run)
 
-    def _told(self, observation: str) -> Tensors:
+    def _held(self, observation: str) -> Tensors:
         lock = self.secrets[observation]
         pace = {PACE: 1.0 + lock.key.square().sum()}
         if self.what == "key":

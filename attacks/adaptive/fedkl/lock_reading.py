@@ -1,13 +1,11 @@
 """Read gamma and beta of a locked layer in closed form, from the loss down to the image.
 
-From the gradient of one image a linear layer hands over its input exactly: it is an outer product.
+From the gradient of one image the input of a linear layer follows exactly: it is an outer product.
 Below a convolution with normalisation everything but one scale and one mean a channel is known, and
 its forward pass and its weight gradient are linear equations in its input, more than enough of
 them. So the activations of every layer follow one after another by least squares, down to what the
 locked layer put out. Its mean and deviation over the image are beta and gamma; the image, solved
-for in the same way, tells the signs.
-
-Longer than most modules: every step of the walk hands the next one a value and its gradient.
+for in the same way, determines the signs.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ EXPLAINED = 1e-3
 """Largest relative residual of the update, simulated with what was read, that is taken for it."""
 
 BLACK = 1e-2
-"""Share of the largest pixel below which one counts as zero: what is black comes back with noise,
-and where black is the number zero no contrast would be left to a pixel just below it."""
+"""Share of the largest pixel below which one counts as zero: what is black is read with noise, and
+where black is the number zero no contrast would be left to a pixel just below it."""
 
 _TOPS, _GRID, _SECTIONS = (-1.0, 8.0), 18, 20
 """Where the largest input of the sigmoid behind the lock is looked for, and in how many steps."""
@@ -55,7 +53,7 @@ Sign = Literal["batch statistics", "the ReLU", "contrast"]
 class Reading:
     """Gamma and beta ``(channels,)`` of the locked layer, by name, and the residual they leave.
 
-    ``sign`` says what the sign of gamma and the image was taken from.
+    ``sign`` names what the sign of gamma and the image was taken from.
     """
 
     coefficients: Tensors
@@ -71,10 +69,10 @@ def read_lock(
     That takes the gradient of one image; a chain of convolutions, sigmoids and linear layers with a
     bias, without pooling or branches; batch statistics; and a lock on the first convolution only.
     The normalisation hides the image's contrast, and whether it is a negative, with every gamma of
-    the other sign. Returned statistics of the batch tell both, and under a ReLU gamma is positive.
-    Elsewhere the sign is taken that allows more contrast between black and white, which is a guess:
-    an image that stays darker than what the model counts as zero comes back as its negative, with
-    the same update.
+    the other sign. Returned statistics of the batch determine both, and under a ReLU gamma is
+    positive. Elsewhere the sign is taken that allows more contrast between black and white, which
+    is a guess: an image that stays darker than what the model counts as zero is reconstructed as
+    its negative, with the same update.
 
     Of eight training digits of 32x32 through four fresh strided LeNets with normalisation all eight
     locks were read to 1.2e-4; behind a ReLU the six of them with more than three live channels of

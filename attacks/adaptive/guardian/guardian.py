@@ -31,7 +31,7 @@ TRUST = 0.05
 
 AGREED = 2e-4
 """Relative difference of the scalars that were used from those of what was read with them, up to
-which readings are trusted: images were lost from 3e-4 on, and came back below 1e-4."""
+which readings are trusted: images were lost from 3e-4 on, and reconstructed below 1e-4."""
 
 _STAGES = 4
 _FIT_STEPS = 120
@@ -54,13 +54,13 @@ def undo_guardian(observation: Observation, history: Sequence[Observation]) -> E
     (`Evidence.nuisance`); among the readings the one nearest to what is simulated counts
     (`Evidence.alternatives`), since the gradient of an image decides better than any density.
 
-    On a smooth model and up to 3,072 pixels a last stage settles image and readings
-    together (`bract.attacks.adaptive.guardian.guardian_settling`). ``scalars_agree`` in the notes
-    says, without the truth, whether what was read is consistent: of the last stage, whether image
-    and readings meet, elsewhere whether the scalars do.
+    On a smooth model and up to 3,072 pixels a last stage settles image and readings together
+    (`bract.attacks.adaptive.guardian.guardian_settling`). ``scalars_agree`` in the notes records,
+    without the truth, whether the reading is consistent: of the last stage, whether image and
+    readings meet, elsewhere whether the scalars do.
 
     Plain descent (``optimizer: sgd``) only scales g: then the factor is read off the last layer
-    where that tells it, and left open otherwise.
+    where that determines it, and left open otherwise.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class _Inverting:
                 "labels_for_the_scalars": labels,
                 "stages": stage + 1,
                 "readings_decided": "roughly" if stage + 1 == _STAGES else "expected",
-                **_told(latest),
+                **_summary(latest),
             },
             refine=self,
         )
@@ -138,7 +138,7 @@ class _Inverting:
         )
         if found is None:
             return replace(evidence, refine=None)
-        notes = _told(found.readings) | {"readings_decided": "finely", "readings_off": found.off}
+        notes = _summary(found.readings) | {"readings_decided": "finely", "readings_off": found.off}
         notes["scalars_agree"] = found.off < SETTLED
         return replace(
             _evidence(observation, groups, found.readings),
@@ -148,7 +148,7 @@ class _Inverting:
         )
 
 
-def _told(readings: list[Reading]) -> dict[str, Any]:
+def _summary(readings: list[Reading]) -> dict[str, Any]:
     """Notes on readings, the blind signal whether to trust them included."""
     branches = torch.cat([(~r.others.isnan()).sum(dim=0) for r in readings])
     apart = max(reading.apart for reading in readings)

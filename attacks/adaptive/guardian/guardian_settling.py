@@ -139,7 +139,7 @@ def _size(values: Tensor) -> float:
 def _distance(groups: list[Group], readings: list[Reading], expected: Tensor) -> float:
     apart, whole = 0.0, 0.0
     for group, reading in zip(groups, readings, strict=True):
-        told = reading.error.isfinite()
-        apart += float((reading.g - expected[group.part])[told].square().sum())
-        whole += float(expected[group.part][told].square().sum())
+        finite = reading.error.isfinite()
+        apart += float((reading.g - expected[group.part])[finite].square().sum())
+        whole += float(expected[group.part][finite].square().sum())
     return math.sqrt(apart / max(whole, 1e-300))

@@ -42,8 +42,8 @@ class GradInversion(Attack):
 
     What differs from the paper: the distance is relative to the captured gradient's norm, so that
     one weight serves every model; pixels are boxed; there is no warm-up; registration is by whole
-    pixels; and where returned buffers tell the statistics of the client's own batches, they stand
-    in the place of the running ones, channel by channel.
+    pixels; and where returned buffers give the statistics of the client's own batches, they replace
+    the running ones, channel by channel.
 
     Attributes
     ----------
@@ -62,8 +62,7 @@ class GradInversion(Attack):
     name: ClassVar[str] = "gradinversion"
     title: ClassVar[str] = "GradInversion"
     family: ClassVar[str] = "matching with batch statistics"
-    source: ClassVar[str] = "Yin et al., CVPR 2021"
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 4800
     defaults: ClassVar[tuple[ModelDefault, ...]] = (
         ModelDefault("tv", "shallow", 1e-6, "as for IG: a fresh LeNet's cosine hardly differs"),

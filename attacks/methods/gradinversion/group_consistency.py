@@ -24,8 +24,8 @@ class GroupConsistency:
     The group term of GradInversion (Yin et al. 2021): ``|x - E|^2`` with E the mean of all
     restarts' images after each was registered on their plain mean. The paper registers by
     RANSAC-flow; here each image is shifted by the whole pixels, at most `REACH`, that correlate
-    best (`shift_onto`). Images of one class may stand in another order in every restart, so they
-    are paired with those of the first one first. E counts as fixed: without shifts its own gradient
+    best (`shift_onto`). Images of one class may be in another order in every restart, so they are
+    paired with those of the first one first. E counts as fixed: without shifts its own gradient
     cancels over the restarts.
 
     Only restarts that run in one batch see each other (`bract.attacks.base.Attack.coupled`). A

@@ -47,8 +47,7 @@ class GRNN(Attack):
     name: ClassVar[str] = "grnn"
     title: ClassVar[str] = "GRNN"
     family: ClassVar[str] = "gradient matching through a generator"
-    source: ClassVar[str] = "Ren et al. 2022"
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 2000
     defaults: ClassVar[tuple[ModelDefault, ...]] = (
         ModelDefault("tv", "shallow", 2e-3, "Ren et al. 2022: 1e-3, which their code doubles"),

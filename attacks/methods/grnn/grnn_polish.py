@@ -23,7 +23,7 @@ from bract.attacks.solve.regularizers import image_priors
 _SHARE = 0.8
 
 _PRIORS = image_priors(tv=1.0, power=2, bn=0.0)
-"""Of GRNN's kind; beside a likelihood the prior in nats takes its place, whatever its weight."""
+"""Of GRNN's kind; with a likelihood the prior in nats takes its place, whatever its weight."""
 
 
 @ATTACKS.register("grnn-polish")

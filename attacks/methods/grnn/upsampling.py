@@ -25,7 +25,7 @@ def upsampling_convolution(features: Tensor, weight: Tensor) -> Tensor:
     Parameters
     ----------
     features
-        ``(L, inputs, B, h, w)``: channels before images, so that a trial's images lie side by side.
+        ``(L, inputs, B, h, w)``: channels before images, so that a trial's images are adjacent.
     weight
         ``(L, 9, outputs * inputs)``: kernel row and column first, see `pack_kernel`.
 

@@ -12,7 +12,7 @@ from bract.attacks.result import Reconstruction
 
 
 def merge(found: Sequence[Reconstruction], same: float) -> tuple[Tensor, Tensor, Assigned]:
-    """Gather the images of several rounds; those that two rounds share stand there once.
+    """Gather the images of several rounds; those that two rounds share are included once.
 
     A round's batch holds an image once, so that its images go to different ones of the pool: the
     assignment of the largest total correlation (Kuhn 1955) among those of one label. The copy of

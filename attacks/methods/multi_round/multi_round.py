@@ -46,9 +46,9 @@ class MultiRound(Attacker):
     """Attack rounds one by one, find images that several of them hold, and fit those together.
 
     A client that trains on one batch a round draws another part of its images each time, and which
-    part is not told. So (1) every round is attacked by itself; (2) images of different rounds, of
-    one label and with correlated pixels, are taken for the same one (`merge`), best matched rounds
-    first; (3) all of them are fitted to all rounds, each round with its own images
+    part is not declared. So (1) every round is attacked by itself; (2) images of different rounds,
+    of one label and with correlated pixels, are taken for the same one (`merge`), best matched
+    rounds first; (3) all of them are fitted to all rounds, each round with its own images
     (`join_rounds`); (4) each round may exchange one of its images for another one of the pool where
     that matches it better (`reassign`), images that have become alike are merged, and (3) is
     repeated, at most ``passes`` times. The truth enters nowhere.
@@ -72,7 +72,7 @@ class MultiRound(Attacker):
     name: ClassVar[str] = "multi-round"
     title: ClassVar[str] = "Multi-round"
     family: ClassVar[str] = "gradient matching over pixels"
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 4800
 
     inner: str = "ig"
@@ -102,7 +102,7 @@ class MultiRound(Attacker):
         results = attack(self.inner).run(rounds or [case], task)
         found = [r for r in results if isinstance(r, Reconstruction)]
         if not rounds or len(found) < len(results):
-            # Of several rounds one that cannot be attacked says why for all.
+            # The reason of one round that cannot be attacked is given for all.
             chosen = next((r for r in results if isinstance(r, Refusal)), results[-1])
             return replace(chosen, attack=self.name)
         images, labels, assigned = merge(found, self.same)

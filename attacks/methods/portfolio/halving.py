@@ -34,13 +34,13 @@ class Configuration(NamedTuple):
 class Contest:
     """Configurations and results on one observation so far.
 
-    Configurations are compared by what an attacker who knows the defense maximises. Where the
+    Configurations are compared by what an attacker that knows the defense maximises. Where the
     evidence of the tier has a likelihood (noise, alone or after pruning) that is the posterior,
-    `Trial.nats`: an image that fits the noise has a better cosine than the likeliest one.
-    Elsewhere it is the cosine of the match to the evidence, which all attacks share and which is
-    free of each attack's own loss, prior and scale; readings that the evidence leaves open (pruned
-    coordinates, those that a defense made ambiguous) are taken in the candidate's favour. Where
-    the capture holds the statistics of the client's own batch, their relative error is added.
+    `Trial.nats`: an image that fits the noise has a better cosine than the likeliest one. Elsewhere
+    it is the cosine of the match to the evidence, which all attacks share and which is free of each
+    attack's own loss, prior and scale; readings that the evidence leaves open (pruned coordinates,
+    those that a defense made ambiguous) are taken in the candidate's favour. Where the capture
+    holds the statistics of the client's own batch, their relative error is added.
 
     Attributes
     ----------
@@ -145,10 +145,10 @@ class Tournament:
         task = replace(self._task, budget=budget, engine=engine)
         return method.run([self._cases[i] for i in members], task)
 
-    def tell_done(self) -> None:
+    def report_done(self) -> None:
         """Report the end where the last pass had nothing left to do."""
         losses = [trial.loss for contest in self._contests for trial in contest.trials]
-        self._task.engine.tell_done(self._begun, min(losses, default=0.0))
+        self._task.engine.report_done(self._begun, min(losses, default=0.0))
 
     def _keep(
         self, members: Sequence[int], results: Sequence[Reconstruction | Refusal], number: int

@@ -47,7 +47,7 @@ through a fresh ResNet-20 four photographs end at 5e-5 to 8e-3 with 11 to 34 dB,
 
 _GENERATED = (8, 16, 32, 64, 128, 256)
 _READ_OFF_SHARE = 0.3
-"""Most of a budget in seconds that closed forms take, beside the other stages."""
+"""Most of a budget in seconds that closed forms take, in addition to the other stages."""
 
 
 class Stage(NamedTuple):
@@ -62,7 +62,7 @@ class Stage(NamedTuple):
     done
         Whether a trial of this loss is kept; others go on to the next stage.
     share
-        Share of the budget that it takes; 0 for a stage beside the budget.
+        Share of the budget that it takes; 0 for a stage that takes none of it.
     iterations
         Steps of its own; None takes the share of the budget's.
     """
@@ -148,7 +148,7 @@ class Best(Attack):
                 break
             spent += stage.share
         assert found is not None
-        run.tell(1.0, float(found.losses.min()))
+        run.advance(1.0, float(found.losses.min()))
         return found
 
     def after_closed_forms(self) -> Best:
@@ -218,15 +218,15 @@ class Auto(Attacker):
        as many full attacks as there are passes. Passes start afresh, since the schedules of most
        attacks depend on where they end.
 
-    `Contest` says how configurations are compared. Every trial stays in the result, so the *oracle*
-    pick shows what a better choice would have got.
+    See `Contest` for how configurations are compared. Every trial stays in the result, so the
+    *oracle* pick shows what a better choice would have got.
 
     A budget in iterations is that of the last pass; one in seconds is shared by all passes.
 
     Attributes
     ----------
     pool
-        Names of the attacks that compete: by default those whose class says so.
+        Names of the attacks that compete: by default those of `Attacker.competes`.
     """
 
     name: ClassVar[str] = "auto"
@@ -262,7 +262,7 @@ class Auto(Attacker):
                 contest.halve(math.ceil(len(configurations) / 2 ** (number - 1)))
             tournament.play(number, passes)
         if not any(contest.configurations for contest in contests):
-            tournament.tell_done()
+            tournament.report_done()
         return [
             self._result(case, contest, read, task)
             for case, contest, read in zip(cases, contests, labels, strict=True)

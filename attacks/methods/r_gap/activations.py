@@ -16,20 +16,20 @@ _INSIDE = 1e-7
 
 @dataclass(frozen=True)
 class Activation:
-    """A nondecreasing elementwise function, by what its value tells of its argument.
+    """A nondecreasing elementwise function, and what its value implies of its argument.
 
     Attributes
     ----------
     forward
         The function.
     inverse
-        Argument of a value; anything where the value does not tell it.
+        Argument of a value; anything where the value does not determine it.
     slope
         Derivative, as a function of the value.
     low, high
         Range of values.
     floor
-        Whether a value of ``low`` stands for every argument up to ``low``, as ReLU's zero does.
+        Whether a value of ``low`` is that of every argument up to ``low``, as ReLU's zero does.
     """
 
     forward: Callable[[Tensor], Tensor]

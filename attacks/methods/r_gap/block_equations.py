@@ -42,13 +42,7 @@ class Leaving:
 
 
 def logit_gradient(last: Block, state: Tensors, gradients: Tensors) -> Tensor:
-    """Return the loss' gradient at the logits: that of the bias which is added to them.
-
-    Raises
-    ------
-    BractError
-        If no parameter is added to the logits.
-    """
+    """Return the loss' gradient at the logits: that of the bias which is added to them."""
     probe = torch.zeros(last.shape, dtype=torch.float64)
     with torch.no_grad():
         plain = last(probe, state)
@@ -120,7 +114,7 @@ def input_of(
     slope
         The loss' gradient at what leaves the block, like it.
     leaving
-        None at the logits, which nothing tells.
+        None at the logits, where it is unknown.
     bounds
         Range of what enters; ``(C, 1, 1)`` for an image, numbers elsewhere.
     most
@@ -129,11 +123,6 @@ def input_of(
         Where what the equations leave open begins; None for zero.
     due
         Called between steps; raises where the time is over.
-
-    Raises
-    ------
-    BractError
-        If there are no equations, or too many unknowns to fill gaps.
     """
     zero = torch.zeros(block.shape, dtype=torch.float64)
     names = [n for n in telling(block, state, slope, list(gradients)) if gradients[n].any()]

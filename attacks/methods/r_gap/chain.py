@@ -85,8 +85,8 @@ def chain_of(model: nn.Module, state: Tensors, image_shape: Sequence[int]) -> Ch
     Raises
     ------
     BractError
-        Saying what the model has instead: a path around an activation, an operation that is
-        neither affine nor a known activation, or something that cannot be traced.
+        With what the model has instead: a path around an activation, an operation that is neither
+        affine nor a known activation, or something that cannot be traced.
     """
     generator = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *image_shape, generator=generator, dtype=torch.float64)
@@ -119,7 +119,7 @@ def _traced(model: nn.Module, state: Tensors, probe: Tensor) -> tuple[fx.Graph, 
 
     try:
         graph = make_fx(run)([state[name].clone() for name in ordered], probe).graph
-    except Exception as error:  # a stranger's forward may raise anything
+    except Exception as error:  # a third-party forward may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BractError(f"the model cannot be traced for one image: {reason}") from error
     places = [node for node in graph.nodes if node.op == "placeholder"]
@@ -199,7 +199,7 @@ def _block(
 def _side_inputs(
     taken: Sequence[fx.Node], after: set[fx.Node], values: dict[fx.Node, Any]
 ) -> tuple[list[fx.Node], dict[fx.Node, Any], list[str]]:
-    """Return what the nodes need beside the input: nodes to compute, constants, parameters."""
+    """Return what the nodes need besides the input: nodes to compute, constants, parameters."""
     inside: list[fx.Node] = []
     constants: dict[fx.Node, Any] = {}
     parameters: list[str] = []

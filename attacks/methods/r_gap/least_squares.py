@@ -83,8 +83,8 @@ def conjugate_gradients(
 def undetermined(rows: Rows, like: Tensor, *, steps: int) -> float:
     """Estimate the share of the unknown's dimensions that no equation touches, in [0, 1].
 
-    A random vector loses in its projection on the row space what lies outside: the estimate
-    scatters by about ``sqrt(2 share (1 - share) / dimensions)``.
+    A random vector loses in its projection on the row space what is outside: the estimate scatters
+    by about ``sqrt(2 share (1 - share) / dimensions)``.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype)
@@ -125,7 +125,7 @@ def matrix_of(rows: Rows, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is known of an unknown beside equations, as inequalities.
+    """Inequalities on unknowns, in addition to equations.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class NormalEquations:
     def _broken(
         self, value: Tensor, low: Tensor, high: Tensor, limits: Limits
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Return broken bounds, as 0 and 1, where those lie, and rows that are too high."""
+        """Return broken bounds, as 0 and 1, where those are, and rows that are too high."""
         slack = _BROKEN * float(value.abs().max())
         below, above = value < low - slack, value > high + slack
         bound = torch.where(below, low, torch.where(above, high, torch.zeros_like(value)))
@@ -252,7 +252,7 @@ class NormalEquations:
 
 
 VARIATIONS = (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6, 1e-6)
-"""Weights of total variation, beside equations whose columns have a mean squared norm of 1."""
+"""Weights of total variation, relative to equations whose columns have a mean squared norm of 1."""
 
 RIDGE = 1e-12
 _REFINED = 3

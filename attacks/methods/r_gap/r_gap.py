@@ -39,9 +39,9 @@ class RGAP(Attack):
     or softplus between them, and a bias at the logits. Nothing is optimised, no start is drawn.
 
     Where a ReLU's zeros leave gaps, the published attack returns the solution of least norm. Here
-    what was cut off counts as not above zero, inputs lie in the range of the activation before,
-    and pixels in [0, 1] are the ones of least total variation; gaps in a hidden layer are then
-    filled once more from the image so found. An attack that does not arrive refuses.
+    what was cut off counts as not above zero, inputs are in the range of the activation before, and
+    pixels in [0, 1] are the ones of least total variation; gaps in a hidden layer are then filled
+    once more from the image so found. An attack that does not arrive refuses.
 
     The equations do not need the gradient's length, which clipping changes: the loss is the squared
     distance of the two gradients after each is divided by its norm.
@@ -57,10 +57,9 @@ class RGAP(Attack):
     name: ClassVar[str] = "r-gap"
     title: ClassVar[str] = "R-GAP"
     family: ClassVar[str] = "closed-form reconstruction"
-    source: ClassVar[str] = "Zhu and Blaschko, ICLR 2021"
     closed_form: ClassVar[bool] = True
     batches: ClassVar[Batches] = "one"
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 1
 
     max_unknowns: int = 4096
@@ -93,15 +92,15 @@ class RGAP(Attack):
             key = case.observation.key
             if key not in done:
 
-                def told(share: float, trial: int = trial) -> None:
-                    run.tell((trial + share) / problem.trials, 0.0)
+                def report(share: float, trial: int = trial) -> None:
+                    run.advance((trial + share) / problem.trials, 0.0)
 
                 def due(trial: int = trial) -> None:
                     spent = time.perf_counter() - begun
                     if run.seconds and spent > run.seconds * (trial + 1) / problem.trials:
                         raise BractError("its time is over; raise budget.seconds")
 
-                done[key] = self._recursion(case, told, due)
+                done[key] = self._recursion(case, report, due)
             pixels = case.target_model.denormalise(done[key].inputs)
             images[trial] = pixels.clamp(0.0, 1.0)
         problem.target_model.model.to(problem.device)
@@ -120,7 +119,7 @@ class RGAP(Attack):
         )
 
     def _recursion(
-        self, case: Case, told: Callable[[float], None], due: Callable[[], None]
+        self, case: Case, report: Callable[[float], None], due: Callable[[], None]
     ) -> Recursion:
         declared = case.observation.declaration.image_shape
         assert declared is not None
@@ -134,7 +133,7 @@ class RGAP(Attack):
                 low=low,
                 high=high,
                 most=self.max_unknowns,
-                told=told,
+                report=report,
                 due=due,
             )
         except BractError as error:

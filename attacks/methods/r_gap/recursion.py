@@ -61,16 +61,16 @@ def recurse(
     low: Tensor,
     high: Tensor,
     most: int = 4096,
-    told: Callable[[float], None] = lambda _: None,
+    report: Callable[[float], None] = lambda _: None,
     due: Callable[[], None] = lambda: None,
 ) -> Recursion:
     """Solve for the input of every block, from the last one on (R-GAP, Zhu and Blaschko 2021).
 
     Where the activation behind a block is inverted, the block's input obeys two sets of linear
     equations: it makes what leaves the block; and with the loss' gradient there, which the chain
-    rule hands down, it makes the gradients of the block's weights. A ReLU's zeros leave their
-    coordinates out of the first set and bound them from above instead, and inputs lie in the
-    range of the activation before. Only a single image's gradient is of this form.
+    rule gives, it makes the gradients of the block's weights. A ReLU's zeros leave their
+    coordinates out of the first set and bound them from above instead, and inputs are in the range
+    of the activation before. Only a single image's gradient is of this form.
 
     Parameters
     ----------
@@ -82,16 +82,11 @@ def recurse(
         Least and largest input of the model, ``(C, 1, 1)``.
     most
         Most values of a block's input for which gaps are filled.
-    told
+    report
         Called with the share that is done.
     due
         Called between steps; raises a `BractError` where the time is over. What an earlier pass
         found is returned then.
-
-    Raises
-    ------
-    BractError
-        Saying at which block the equations no longer hold.
     """
     best: Recursion | None = None
     for number in range(_PASSES):
@@ -106,7 +101,7 @@ def recurse(
             return best
         best = found
         hidden = list(found.gaps.values())[1:]
-        told((number + 1) / _PASSES)
+        report((number + 1) / _PASSES)
         if not any(gap > GAP for gap in hidden):
             break
     assert best is not None
@@ -179,9 +174,9 @@ def _behind(activation: Activation, values: Tensor, slope: Tensor) -> tuple[Leav
 
 
 def _floor_noise(values: Tensor) -> float:
-    """Return the value up to which what an activation cut off lies, but for errors.
+    """Return the value up to which what an activation cut off is, but for errors.
 
-    It made nothing negative, so that negative values are errors and tell their size.
+    It made nothing negative, so that negative values are errors and show their size.
     """
     return max(_NOISE * float(values.abs().max()), -_NEGATIVE * float(values.min()))
 

@@ -101,7 +101,7 @@ class SparseSearch:
         return not bool((off & (entries > _CLEAR * space.noise_of(vectors).T)).any())
 
     def _repair(self) -> None:
-        """Put right the one vector that is wrong, which all others tell; else drop the densest."""
+        """Correct the one wrong vector, which all others determine; else drop the densest."""
         for one in self.found:
             others = [d for d in self.found if d is not one]
             last = self._last(others)
@@ -128,7 +128,7 @@ class SparseSearch:
         self._take(_anneal(self.space.left, self._products, near, _widths(first, _NARROW)))
 
     def _last(self, others: list[Direction]) -> Direction | None:
-        """Return the vector that is missing beside all others, or None where they are not true.
+        """Return the vector that is missing among all others, or None where they are not true.
 
         The input that is orthogonal to all of them is known, and so are the units it leaves off.
         """
@@ -176,7 +176,7 @@ class SparseSearch:
         """Return the vector that is nearest to a candidate and has its zeros, with all its zeros.
 
         None where it has too few of them, or was seen before. Small entries that are none are
-        told apart as the zeros come nearer to the noise.
+        distinguished as the zeros come nearer to the noise.
         """
         space = self.space
         below = _COARSE / math.sqrt(len(space.left))
@@ -224,15 +224,15 @@ class SparseSearch:
     def _input_of(self, coefficients: Tensor, zeros: Tensor, others: list[Tensor]) -> Tensor | None:
         """The input in the row space that switches on exactly what is not zero, or None.
 
-        It is orthogonal to the coefficients of all other vectors. Entries near the noise say
+        It is orthogonal to the coefficients of all other vectors. Entries near the noise imply
         nothing.
         """
         space = self.space
         clear = (space.left @ coefficients).abs() > _CLEAR * space.noise_of(coefficients)
         sign = torch.full((len(space.live),), -1.0, dtype=torch.float64)
         sign[space.live.nonzero()[:, 0]] = clear.to(torch.float64) - zeros.to(torch.float64)
-        told = sign != 0
-        above = torch.cat([sign[told, None] * self._outputs[told], space.right[:, -1][None]])
+        known = sign != 0
+        above = torch.cat([sign[known, None] * self._outputs[known], space.right[:, -1][None]])
         equal = torch.stack(others) / space.values if others else None
         middle = inside(above, equal)
         return None if middle is None else middle / space.values

@@ -46,7 +46,6 @@ class Spear(Attack):
     name: ClassVar[str] = "spear"
     title: ClassVar[str] = "SPEAR"
     family: ClassVar[str] = "closed-form reconstruction"
-    source: ClassVar[str] = "Dimitrov et al., NeurIPS 2024"
     closed_form: ClassVar[bool] = True
     batches: ClassVar[Batches] = "any"
     cost: ClassVar[Cost] = "seconds"
@@ -107,20 +106,14 @@ class Spear(Attack):
 
 
 def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
-    """Decompose the gradient of weight and bias side by side.
-
-    Raises
-    ------
-    BractError
-        If more than rounding is left behind the rank that so many images can make.
-    """
+    """Decompose the gradient of weight and bias side by side."""
     target = case.evidence.target
     joint = torch.cat([target[layer.weight], target[layer.bias][:, None]], dim=1).cpu().double()
     space = Subspace.of(joint, images)
     left = float(space.rest / joint.norm().clamp_min(1e-300))
     if left > _FULL_RANK or not space.rank:
         raise BractError(
-            f"{case.observation.key}: {left:.1%} of the gradient of {layer.weight} lie outside the "
+            f"{case.observation.key}: {left:.1%} of the gradient of {layer.weight} are outside the "
             f"rank that {images} images make (at most {_FULL_RANK:.0%} of rounding is expected): "
             "noise, a defense, another optimizer, or more images than declared"
         )
@@ -136,7 +129,7 @@ def _searched(
     search = SparseSearch(space, forward.cpu().double(), generator)
     begun, share = time.perf_counter(), 1.0 / trials
     for found in search.rounds():
-        run.tell((trial + found / space.rank) * share, 1.0 - found / space.rank)
+        run.advance((trial + found / space.rank) * share, 1.0 - found / space.rank)
         spent = time.perf_counter() - begun
         if run.iterations is not None and search.rounds_done >= run.iterations:
             break
@@ -144,7 +137,7 @@ def _searched(
             break
     if not search.done:
         raise BractError(
-            f"{case.observation.key}: {len(search.found)} of {space.rank} examples told apart in "
+            f"{case.observation.key}: {len(search.found)} of {space.rank} examples found in "
             f"{search.rounds_done} iterations; raise the budget, or the batch is too large for a "
             f"layer of {len(space.live)} units"
         )
@@ -187,7 +180,7 @@ def _labels(
 
 
 def _repeated(shares: Tensor, images: int) -> list[int]:
-    """Indices of the images, each as often as its share says, where that accounts for all."""
+    """Indices of the images, each as often as its share implies, where that accounts for all."""
     times = (shares / shares.median().clamp_min(1e-300)).round().to(torch.int64).clamp_min(1)
     order = torch.arange(len(shares)).repeat_interleave(times)
     return order.tolist() if len(order) == images else list(range(len(shares)))

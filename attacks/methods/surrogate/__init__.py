@@ -1,1 +1,1 @@
-"""Attackers who trained a generator on public images."""
+"""Attacks with a generator trained on public images."""

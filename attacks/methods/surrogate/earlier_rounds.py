@@ -19,7 +19,7 @@ from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
 EARLIER = "earlier_rounds"
-"""Name of the note that says which earlier rounds were reconstructed, and what stopped it."""
+"""Name of the note on which earlier rounds were reconstructed, and what stopped it."""
 
 Attacking = Callable[[Sequence[Case], AttackTask], list[Reconstruction | Refusal]]
 """Attack cases within a task, one entry a case."""
@@ -60,7 +60,7 @@ def after_earlier(
 
     Clients' rounds at one place in their order run as one batch. Where one cannot be attacked, or
     rounds before the first captured one are missing, the client's further ones are left: what was
-    reconstructed stays, and the note `EARLIER` of the case's evidence says why.
+    reconstructed stays, and the note `EARLIER` of the case's evidence gives the reason.
 
     Returns
     -------
@@ -181,6 +181,6 @@ def _with_round(case: Case, opened: Case, result: Reconstruction | Refusal) -> C
 
 def _noting(case: Case, **more: Any) -> Case:
     empty: dict[str, Any] = {"reconstructed": [], "cosine": []}
-    told = empty | case.evidence.notes.get(EARLIER, {}) | more
-    evidence = replace(case.evidence, notes=case.evidence.notes | {EARLIER: told})
+    notes = empty | case.evidence.notes.get(EARLIER, {}) | more
+    evidence = replace(case.evidence, notes=case.evidence.notes | {EARLIER: notes})
     return replace(case, evidence=evidence)

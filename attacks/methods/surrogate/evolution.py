@@ -68,7 +68,7 @@ class CMAES(BatchedOptimizer):
         self._variable, self._sigma, self._seeds = variable, sigma, seeds
         self._start = start.detach().flatten(1).to("cpu", torch.float64).numpy()
         self._population = len(variable) // len(start)
-        self._told: list[Tensor] = []
+        self._losses: list[Tensor] = []
         self._begin()
 
     def step(self, evaluate: Evaluate, progress: float) -> None:
@@ -80,18 +80,18 @@ class CMAES(BatchedOptimizer):
             self._variable.copy_(values.view_as(self._variable))
         losses = evaluate().to("cpu", torch.float64)
         losses = losses.nan_to_num(1e30, 1e30, -1e30)
-        self._told.append(losses)
+        self._losses.append(losses)
         self._tell(drawn, losses)
 
     def state(self) -> dict[str, Any]:
         """Every loss so far: draws repeat under their seeds, so these make the search again."""
-        return {"told": list(self._told)}
+        return {"losses": list(self._losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Replay the generations."""
         self._begin()
-        self._told = list(state["told"])
-        for losses in self._told:
+        self._losses = list(state["losses"])
+        for losses in self._losses:
             self._tell(self._ask(), losses)
 
     def _begin(self) -> None:

@@ -42,8 +42,8 @@ _RESOLVED = 0.35
 class GGL(Attack):
     """Generative gradient leakage (Li et al., CVPR 2022): the likeliest image a generator makes.
 
-    Images are what a generator trained on public data makes of a latent z; labels are read from
-    the last layer, and a generator that knows classes is told them. The loss is a distance of
+    Images are what a generator trained on public data makes of a latent z; labels are read from the
+    last layer, and a generator that knows classes is given them. The loss is a distance of
     gradients plus a penalty that keeps z like a standard normal one. It is searched by CMA-ES,
     without derivatives, so what a defense does to a candidate's gradient need not be
     differentiable: it is applied to the candidate, and the result is compared with the upload.
@@ -63,15 +63,15 @@ class GGL(Attack):
     starts
         Random latents of which the search begins at the one that matches best.
     regularisation
-        Weight of the penalty on the latent (`LatentPrior`) beside a distance that is 1 at a random
-        latent; beside a likelihood it is the latent's own prior in nats.
+        Weight of the penalty on the latent (`LatentPrior`) relative to a distance that is 1 at a
+        random latent; with a likelihood it is the latent's own prior in nats.
     defense
         ``simulate`` applies a defense that can be simulated to the candidate; ``undo`` matches
         what the tier's reading makes of the upload, as other attacks do; ``auto`` does the latter
         but where float32 resolves less than 0.35 of an inverted upload's coordinates.
     earlier
         ``reconstruct`` attacks the client's earlier rounds first, one after the other, where the
-        defense keeps state that float32 does not let their uploads tell (the same share), and
+        defense keeps state that their float32 uploads do not resolve (the same share), and
         simulates it with the updates that their images make; each costs as much as the attacked
         round. ``replay`` takes the state from the uploads alone.
     objective
@@ -81,9 +81,8 @@ class GGL(Attack):
     name: ClassVar[str] = "ggl"
     title: ClassVar[str] = "GGL"
     family: ClassVar[str] = "search in a generator trained on public images"
-    source: ClassVar[str] = "Li et al., CVPR 2022"
     tiers: ClassVar[tuple[Tier, ...]] = ("surrogate",)
-    cost: ClassVar[Cost] = "minutes"
+    cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 500
 
     search: Literal["cma", "adam"] = "cma"
@@ -97,7 +96,7 @@ class GGL(Attack):
     objective: Objective = field(default_factory=Cosine)
 
     def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
-        """Attack cases as `Attack.run` does, earlier rounds first where ``earlier`` says so."""
+        """Attack cases as `Attack.run` does, earlier rounds first where ``earlier`` is set."""
         wanted = [self._reconstructs_earlier(case) for case in cases]
         return in_order_of_rounds(cases, task, super().run, wanted=wanted)
 
@@ -137,8 +136,8 @@ class GGL(Attack):
                 view=view,
                 public=case.public,
             )
-            told = {n: v for n, v in case.evidence.notes.items() if n == EARLIER}
-            evidence = replace(opened.evidence, notes=opened.evidence.notes | told)
+            notes = {n: v for n, v in case.evidence.notes.items() if n == EARLIER}
+            evidence = replace(opened.evidence, notes=opened.evidence.notes | notes)
             case = replace(opened, evidence=evidence, earlier=case.earlier, seconds=case.seconds)
         return super().prepare(case)
 
@@ -150,12 +149,12 @@ class GGL(Attack):
 def search_latent(
     attack: GGL, problem: Problem, run: Run, proposed: Tensor | None = None
 ) -> Outcome:
-    """Search the latent as ``attack`` says; the outcome's unknowns hold it as `LATENT`.
+    """Search the latent by the settings of ``attack``; the outcome's unknowns hold it as `LATENT`.
 
     Parameters
     ----------
     proposed
-        A latent beside the random ones that the search may begin at, ``(L, B, n)``.
+        A further latent that the search may begin at, ``(L, B, n)``.
     """
     labels = hard_labels(problem)
     start = likeliest_start(problem, labels, attack.starts, attack.objective, proposed)

@@ -22,11 +22,11 @@ from bract.attacks.solve.regularizers import image_priors
 class GIAS(GGL):
     """Gradient inversion in alternative spaces (Jeon et al., NeurIPS 2021).
 
-    The latent of a trained generator is searched first, then, from its best value, the
-    generator's weights, one set an upload: they can make what no latent does. Both match by the
-    cosine. What is fitted at the end is no longer an image of the prior; total variation, as the
-    published attack has it, may stand beside the distance then. Where the evidence has a
-    likelihood (noise) the weights stay: nothing says how plausible others are, and they fit noise.
+    The latent of a trained generator is searched first, then, from its best value, the generator's
+    weights, one set an upload: they can make what no latent does. Both match by the cosine. What is
+    fitted at the end is no longer an image of the prior; total variation, as the published attack
+    has it, may be added to the distance then. Where the evidence has a likelihood (noise) the
+    weights stay: the plausibility of others is unknown, and they fit noise.
 
     Attributes
     ----------
@@ -35,12 +35,12 @@ class GIAS(GGL):
     weights_lr
         Of Adam in the second stage.
     tv
-        Weight of total variation in the second stage, beside a distance that is 1 at its start.
+        Weight of total variation in the second stage, relative to a distance that is 1 at its
+        start.
     """
 
     name: ClassVar[str] = "gias"
     title: ClassVar[str] = "GIAS"
-    source: ClassVar[str] = "Jeon et al., NeurIPS 2021"
     iterations: ClassVar[int] = 2000
 
     search: Literal["cma", "adam"] = "adam"
@@ -57,7 +57,7 @@ class GIAS(GGL):
 def search_latent_and_weights(
     attack: GIAS, problem: Problem, run: Run, proposed: Tensor | None = None
 ) -> Outcome:
-    """Search both as ``attack`` says; ``proposed`` is as `search_latent` has it."""
+    """Search both by the settings of ``attack``; ``proposed`` is as `search_latent` has it."""
     share = 1.0 if problem.likelihood is not None else attack.latent_share
     total = run.iterations
     first = None if total is None else max(1, round(share * total))

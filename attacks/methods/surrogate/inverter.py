@@ -1,7 +1,4 @@
-"""A network from updates to latents of a trained generator, and how it is trained.
-
-Longer than most modules: what is drawn, what is learned of it and when it ends belong together.
-"""
+"""A network from updates to latents of a trained generator, and how it is trained."""
 
 from __future__ import annotations
 
@@ -105,8 +102,8 @@ class Inverter(nn.Module):
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """Map features ``(N, F)`` and label rows ``(N, B, classes)`` to latents ``(N, B, n)``."""
         rest = (features - labels.sum(dim=1) @ self.of_labels) / self.deviation
-        told = [rest.clamp(-_FARTHEST, _FARTHEST), labels.flatten(1)]
-        found: Tensor = self.layers(torch.cat(told, dim=1))
+        inputs = [rest.clamp(-_FARTHEST, _FARTHEST), labels.flatten(1)]
+        found: Tensor = self.layers(torch.cat(inputs, dim=1))
         return found.view(-1, *self._shape)
 
 
@@ -127,11 +124,6 @@ def predicted_latents(
     -------
     tuple
         Latents ``(L, B, n)``, and the steps of the longest training.
-
-    Raises
-    ------
-    BractError
-        If the forward model has unknowns of the client beside images and labels.
     """
     if problem.unknowns():
         raise BractError(
@@ -208,9 +200,9 @@ class InverterTraining:
 
     The images are what the generator makes of latents that are drawn anew for every step, with
     labels drawn alike. They go through the same simulation as an attack's candidates, defense
-    included; noise is drawn where the evidence says its law. The loss is the squared error of
-    the latents; where several images of a batch have one label it is that of their best order,
-    since a gradient does not tell it.
+    included; noise is drawn where the evidence has its law. The loss is the squared error of the
+    latents; where several images of a batch have one label it is that of their best order, since a
+    gradient does not determine it.
     """
 
     def __init__(
@@ -272,7 +264,7 @@ class InverterTraining:
             loss.backward()
             optimizer.step()
             step += 1
-            run.tell(done, float(loss.detach()))
+            run.advance(done, float(loss.detach()))
             if time.perf_counter() - saved_at > _CHECKPOINT_SECONDS:
                 saved_at = time.perf_counter()
                 save()

@@ -22,13 +22,7 @@ LATENT = "prior.latent"
 
 
 def usable_prior(case: Case) -> TrainedPrior:
-    """Return the generator that the adversary trained on public images.
-
-    Raises
-    ------
-    BractError
-        If there is none, or it makes other images than the client's.
-    """
+    """Return the generator that the adversary trained on public images."""
     declared = case.observation.declaration
     if case.public is None:
         raise BractError(
@@ -48,7 +42,7 @@ class LatentSearch:
     Parameters
     ----------
     labels
-        Rows ``(L, B, classes)``; a generator that knows classes is told them.
+        Rows ``(L, B, classes)``; a generator that knows classes is given them.
     latent
         Start, ``(L, B, n)``.
     weights
@@ -98,7 +92,7 @@ class Relative:
     """An objective as a share of what it is at random latents, ``(L,)``.
 
     Cosine distances through a sigmoid network are a millionth of those through a ReLU network; a
-    weight beside them, and Adam's eps, would mean another thing for each model.
+    weight added to them, and Adam's eps, would mean another thing for each model.
     """
 
     component: ClassVar[str] = "matching relative to random latents"

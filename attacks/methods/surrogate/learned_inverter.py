@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from bract.attacks.base import Cost
 from bract.attacks.methods.surrogate.ggl import search_latent, without_latent
 from bract.attacks.methods.surrogate.gias import GIAS, search_latent_and_weights
 from bract.attacks.methods.surrogate.inverter import InverterSettings, predicted_latents
@@ -30,7 +31,7 @@ class LearnedInverter(GIAS):
 
     Differences to the published attack: the network predicts a latent, not pixels, so that few
     pairs do; images are the generator's, as many as there are steps; labels are read from the last
-    layer and told to it. The prediction may then be the start of a search.
+    layer and given to it. The prediction may then be the start of a search.
 
     Attributes
     ----------
@@ -46,7 +47,7 @@ class LearnedInverter(GIAS):
 
     name: ClassVar[str] = "learned-inverter"
     title: ClassVar[str] = "Learned inverter"
-    source: ClassVar[str] = "Wu et al., UAI 2023"
+    cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 1000
 
     defense: Literal["simulate", "undo", "auto"] = "simulate"

@@ -57,10 +57,10 @@ def train_prior(
 ) -> TrainedPrior:
     """Train a variational autoencoder (Kingma and Welling 2014); its decoder is the generator.
 
-    The decoder's noise is Gaussian of the likeliest deviation (Rybkin et al. 2021, eq. 8), so
-    that no weight stands between the two terms: with D pixels, mean squared error M over the batch
-    and KL the divergence of the encoder's normal from N(0, I), ``D / 2 log M + KL``. One image in
-    20 is left out, to say how well such images are reproduced; fingerprints are of all of them.
+    The decoder's noise is Gaussian of the likeliest deviation (Rybkin et al. 2021, eq. 8), so that
+    no weight is between the two terms: with D pixels, mean squared error M over the batch and KL
+    the divergence of the encoder's normal from N(0, I), ``D / 2 log M + KL``. One image in 20 is
+    left out, to measure how well such images are reproduced; fingerprints are of all of them.
 
     Parameters
     ----------
@@ -72,11 +72,6 @@ def train_prior(
         Names the images, for a report.
     progress
         Called after each epoch with the share that is done and the loss in nats an image.
-
-    Raises
-    ------
-    BractError
-        If there are too few images.
     """
     if len(images) < FEWEST:
         raise BractError(f"{source}: {len(images)} images; a prior takes {FEWEST} at least")

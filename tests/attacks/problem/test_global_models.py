@@ -81,7 +81,7 @@ def test_models_that_do_not_fit_are_refused(observe: Any, tiny: Any) -> None:
         look({})
     with pytest.raises(BractError, match="is missing in a known update"):
         look(before, known=[(0.5, {})])
-    with pytest.raises(BractError, match="no client beside the observer"):
+    with pytest.raises(BractError, match="no client but the observer"):
         look(before, [])
     with pytest.raises(BractError, match="have the whole weight"):
         look(before, known=[(1.0, clients[0].update)])

@@ -255,7 +255,7 @@ def test_other_clients_models_and_orders_are_refused(observe: Any, tiny: Any) ->
         "its model is 'lenet', that of round-0001/client-0 is 'lenet-strided'": replace(
             second, declaration=replace(second.declaration, model="lenet")
         ),
-        "stands after round 1": replace(second, round=1),
+        "follows round 1": replace(second, round=1),
     }
     cases = opened([first, second])
     for text, other in wrong.items():

@@ -13,7 +13,7 @@ from bract.attacks import IG, Budget, GradInversion, Reconstruction, Statistics
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.over_rounds import OverRounds
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.returned_buffers import told_share
+from bract.attacks.problem.returned_buffers import observed_share
 from bract.attacks.solve.local_statistics import (
     LocalStatistics,
     local_statistics,
@@ -93,7 +93,7 @@ def problem_of(*seen: Any) -> Any:
 
 def test_two_steps_weigh_nine_to_ten() -> None:
     # m = 0.1: r_2 = 0.81 r_0 + 0.09 s_0 + 0.1 s_1, and 0.09 + 0.1 = 0.19 = 1 - 0.81.
-    assert told_share(0.1, 2) == pytest.approx(0.19)
+    assert observed_share(0.1, 2) == pytest.approx(0.19)
     assert step_weights(0.1, 2) == pytest.approx((0.09 / 0.19, 0.1 / 0.19))
     assert step_weights(1.0, 3) == (0.0, 0.0, 1.0)
     assert step_weights(0.1, 1) == pytest.approx((1.0,))
@@ -291,14 +291,14 @@ def first(value: float) -> Any:
 
 
 LIES: dict[str, tuple[str, Any, str]] = {
-    "shape": ("running_var", lambda own, _: torch.ones(7), "came back as (7,)"),
+    "shape": ("running_var", lambda own, _: torch.ones(7), "returned as (7,)"),
     "variance below zero": ("running_var", first(-0.25), "running_var is -0.25"),
     # Sent 1 with a share of 0.9: a running variance of 0.5 takes one of -4 of the batch.
-    "no batch has it": ("running_var", first(0.5), "tells a variance of -4 of the client"),
+    "no batch has it": ("running_var", first(0.5), "gives a variance of -4"),
     "nan": ("running_mean", first(float("nan")), "running_mean holds NaN, infinite"),
     "infinite": ("running_var", first(float("inf")), "running_var holds NaN, infinite"),
     "overflow": ("running_mean", first(1e25), "running_mean holds NaN, infinite"),
-    "overflow of the batch": ("running_mean", first(1.5e19), "tells overflowing values"),
+    "overflow of the batch": ("running_mean", first(1.5e19), "gives overflowing values"),
     "count": ("num_batches_tracked", lambda own, _: own - 9, "fell from 0 to -8"),
     "count is none": ("num_batches_tracked", lambda own, _: own * float("nan"), "holds NaN"),
 }
