@@ -59,6 +59,7 @@ def _observe(
     labels: Tensor,
     *,
     model: str | nn.Module = "lenet-strided",
+    name: str | None = None,
     init: str = "default",
     classes: int = 10,
     client: str = "client-0",
@@ -68,11 +69,22 @@ def _observe(
     momentum: float = 0.0,
     proximal_mu: float = 0.0,
     weight_decay: float = 0.0,
+    normalised: bool = True,
+    returned: bool = False,
     **declared: Any,
 ) -> Observation:
     """What a client that holds these images would upload: a gradient, or K steps of SGD.
 
     The proximal term of the steps is declared as well.
+
+    Parameters
+    ----------
+    name
+        What the declaration calls a model that is given as a module.
+    normalised
+        Whether the client normalises its pixels, and declares it.
+    returned
+        Whether it returns its buffers.
     """
     channels, size, _ = images.shape[1:]
     network = (
@@ -82,16 +94,15 @@ def _observe(
         if isinstance(model, str)
         else model
     )
-    mean, std = (0.3,) * channels, (0.4,) * channels
-    inputs = (images - 0.3) / 0.4
+    inputs = (images - 0.3) / 0.4 if normalised else images
     sent, buffers = parameters_of(network), buffers_of(network)
     batch = batch_size or len(images)
     declaration = ClientDeclaration(
-        model=model if isinstance(model, str) else None,
+        model=model if isinstance(model, str) else name,
         image_shape=(channels, size, size),
         classes=classes,
-        mean=mean,
-        std=std,
+        mean=(0.3,) * channels if normalised else None,
+        std=(0.4,) * channels if normalised else None,
         batch_size=batch,
         num_examples=len(images),
     )
@@ -130,6 +141,7 @@ def _observe(
         client=client,
         parameters=sent,
         buffers=buffers,
+        returned_buffers=buffers_of(network) if returned else {},
         update=update,
         declaration=replace(declaration, **declared),
     )
@@ -155,27 +167,18 @@ def one_step(
     network = create_model(
         model, classes=10, channels=1, image_size=size, activation=activation
     ).train()
-    sent, buffers = parameters_of(network), buffers_of(network)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(images), labels).backward()
-        optimizer.step()
-    return Observation(
-        round=1,
-        client="client-0",
-        parameters=sent,
-        buffers=buffers,
-        returned_buffers=buffers_of(network),
-        update=difference(sent, parameters_of(network)),
-        declaration=ClientDeclaration(
-            model=model,
-            activation=activation,
-            image_shape=(1, size, size),
-            classes=10,
-            batch_size=len(images),
-            num_examples=len(images),
-            lr=0.1,
-            local_steps=steps,
-        ),
+    return returning(network, model, images, labels, steps=steps, activation=activation)
+
+
+def returning(
+    network: nn.Module, name: str, images: Tensor, labels: Tensor, *, steps: int, **settings: Any
+) -> Observation:
+    """What a client of raw pixels returns, its buffers among it."""
+    return _observe(
+        images,
+        labels,
+        **{"lr": 0.1, "normalised": False, "returned": True} | settings,
+        model=network,
+        name=name,
+        steps=steps,
     )

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from bract.attacks.base import Attack, Cost
 from bract.attacks.problem.objectives import Objective, RelativeError
 from bract.attacks.problem.problem import Problem
@@ -16,8 +12,8 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels, minimise, noise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.pixels import EnlargedPixels, resized
 from bract.attacks.solve.regularizers import TotalVariation
-from bract.protocol.update import Tensors
 
 _COARSEST = 8
 _START, _SPREAD = 0.3, 0.1
@@ -66,7 +62,7 @@ class CoarseToFine(Attack):
         pixels = _START + _SPREAD * noise(problem, images, channels, stages[0][0], stages[0][0])
         begun, found = 0.0, None
         for number, (side, share) in enumerate(stages):
-            search = _Enlarged(resized(pixels, side), size, labels)
+            search = EnlargedPixels(resized(pixels, side), size, labels)
             iterations = None if run.iterations is None else max(1, round(run.iterations * share))
             last = number == len(stages) - 1
             found = minimise(
@@ -82,7 +78,7 @@ class CoarseToFine(Attack):
                 priors=[TotalVariation(weight=self.tv * (self.fine if last else 1.0))],
                 unknowns=unknowns,
             )
-            pixels = search.variables["pixels"].detach()
+            pixels = search.values.detach()
             begun += share
         assert found is not None
         return found
@@ -93,30 +89,3 @@ class CoarseToFine(Attack):
         kept = [(side, share) for side, share in pairs if side >= min(size, _COARSEST) and share]
         whole = sum(share for _, share in kept)
         return [(side, share / whole) for side, share in kept]
-
-
-class _Enlarged:
-    """Pixels of a smaller image, enlarged; labels are given."""
-
-    components = ("pixels", "coarse to fine", "labels analytic")
-
-    def __init__(self, pixels: Tensor, size: int, labels: Tensor) -> None:
-        self.variables: Tensors = {"pixels": pixels.clamp(0.0, 1.0).clone().requires_grad_()}
-        self._size, self._labels = size, labels
-
-    def decode(self) -> tuple[Tensor, Tensor]:
-        """Return images at their full size, and the labels."""
-        return resized(self.variables["pixels"], self._size), self._labels
-
-    @torch.no_grad()
-    def box(self) -> None:
-        """Clip to the pixels that exist."""
-        self.variables["pixels"].clamp_(0.0, 1.0)
-
-
-def resized(values: Tensor, side: int) -> Tensor:
-    """Return ``(L, B, C, s, s)`` at another side, bilinear."""
-    if values.shape[-1] == side:
-        return values
-    flat = F.interpolate(values.flatten(0, 1), (side, side), mode="bilinear", align_corners=False)
-    return flat.view(*values.shape[:3], side, side)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from bract.attacks.base import Attack, Cost
 from bract.attacks.problem.case import Case
@@ -17,6 +16,7 @@ from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.matching import hard_labels, noise
 from bract.attacks.solve.own_statistics import OwnStatistics
+from bract.attacks.solve.pixels import EnlargedPixels, resized
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.errors import BractError
 from bract.protocol.update import Tensors
@@ -88,7 +88,7 @@ class Statistics(Attack):
         logits = _SPREAD * noise(problem, images, channels, side, side)
         begun = 0.0
         for number, (side, tv, share) in enumerate(stages):
-            search = _Small(_resized(logits, side), size, labels)
+            search = EnlargedPixels(resized(logits, side), size, labels, logits=True)
             prior = TotalVariation(weight=tv)
 
             def loss(
@@ -101,7 +101,7 @@ class Statistics(Attack):
             part = run.part(f"stage-{number}", begun, min(1.0, begun + share), iterations)
             optimizer = BatchedLBFGS(search.variables, history=self.history)
             found = descend(problem, search, optimizer, loss, part, {})
-            logits = search.variables["logits"].detach()
+            logits = search.values.detach()
             begun += share
         unknowns = {name: value.detach() for name, value in problem.unknowns().items()}
         found.unknowns = unknowns
@@ -117,25 +117,3 @@ class Statistics(Attack):
             (size, self.tv, fine),
             (size, self.tv * self.finish, fine),
         ]
-
-
-class _Small:
-    """Pixels of a smaller image, enlarged; labels are given."""
-
-    components = ("pixels", "coarse to fine", "labels analytic")
-
-    def __init__(self, logits: Tensor, size: int, labels: Tensor) -> None:
-        self.variables: Tensors = {"logits": logits.detach().clone().requires_grad_()}
-        self._size, self._labels = size, labels
-
-    def decode(self) -> tuple[Tensor, Tensor]:
-        """Return images at their full size, and the labels."""
-        return _resized(self.variables["logits"].sigmoid(), self._size), self._labels
-
-
-def _resized(values: Tensor, side: int) -> Tensor:
-    """Return ``(L, B, C, s, s)`` at another side, bilinear."""
-    if values.shape[-1] == side:
-        return values
-    flat = F.interpolate(values.flatten(0, 1), (side, side), mode="bilinear", align_corners=False)
-    return flat.view(*values.shape[:3], side, side)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bract.attacks.problem.client_model import LocalTraining
 from bract.attacks.problem.epoch_orders import Order
+from bract.protocol.update import Tensors
 
 _STARTS = 8
 _SWEEPS = 20
@@ -88,21 +89,21 @@ class _LastLayer:
 
     def distance(self, sequences: Tensor) -> Tensor:
         """Squared distance of each sequence's mean bias gradient to the captured one, ``(M,)``."""
-        count, training = sequences.shape[1], self.training
+        count = sequences.shape[1]
         rows = torch.nn.functional.one_hot(sequences, len(self.slope)).to(self.slope)
-        received = current = self.logits.to(self.slope).expand(len(sequences), -1)
+        received = self.logits.to(self.slope).expand(len(sequences), -1)
         # How far the logits move while the bias moves by one.
         gain = self.feature_norm + 1.0
-        velocity = torch.zeros_like(current)
-        total = torch.zeros_like(current)
-        for step in range(training.steps):
-            taken = training.positions(step, count, self.order)
-            gradient = current.softmax(dim=-1) - rows[:, taken].mean(dim=1)
-            gradient = gradient + training.proximal_mu * (current - received) / gain
-            velocity = training.momentum * velocity + gradient
-            total = total + velocity
-            current = current - training.lr * gain * velocity
-        return (total / training.steps - self.slope).square().sum(dim=1)
+
+        def gradient(step: int, moved: Tensors) -> Tensors:
+            taken = self.training.positions(step, count, self.order)
+            logits = received + gain * moved["bias"]
+            return {"bias": logits.softmax(dim=-1) - rows[:, taken].mean(dim=1)}
+
+        start = {"bias": torch.zeros_like(received)}
+        end = self.training.trajectory(start, gradient)
+        found = self.training.mean_direction(start, end)["bias"]
+        return (found - self.slope).square().sum(dim=1)
 
 
 def _improve(sequence: Tensor, layer: _LastLayer) -> tuple[Tensor, float]:

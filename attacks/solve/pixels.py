@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bract.attacks.problem.problem import Problem
 from bract.protocol.update import Tensors
@@ -49,3 +50,39 @@ class PixelSearch:
         inputs = self.variables["inputs"]
         pixels = self._target_model.denormalise(inputs).clamp(0.0, 1.0)
         inputs.copy_(self._target_model.normalise(pixels))
+
+
+class EnlargedPixels:
+    """Pixels in [0, 1] of smaller images, enlarged to ``size``, with known labels.
+
+    Parameters
+    ----------
+    values
+        Start, ``(L, B, C, s, s)``: pixels, or their logits.
+    """
+
+    components = ("pixels", "coarse to fine", "labels analytic")
+
+    def __init__(self, values: Tensor, size: int, labels: Tensor, *, logits: bool = False) -> None:
+        start = values.detach() if logits else values.detach().clamp(0.0, 1.0)
+        self.values = start.clone().requires_grad_()
+        self.variables: Tensors = {"pixels": self.values}
+        self._size, self._labels, self._logits = size, labels, logits
+
+    def decode(self) -> tuple[Tensor, Tensor]:
+        """Return images at their full size, and the labels."""
+        pixels = self.values.sigmoid() if self._logits else self.values
+        return resized(pixels, self._size), self._labels
+
+    @torch.no_grad()
+    def box(self) -> None:
+        """Clip pixels to [0, 1]."""
+        self.values.clamp_(0.0, 1.0)
+
+
+def resized(values: Tensor, side: int) -> Tensor:
+    """Return ``(L, B, C, s, s)`` at another side, bilinear."""
+    if values.shape[-1] == side:
+        return values
+    flat = F.interpolate(values.flatten(0, 1), (side, side), mode="bilinear", align_corners=False)
+    return flat.view(*values.shape[:3], side, side)

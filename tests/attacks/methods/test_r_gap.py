@@ -192,7 +192,7 @@ def test_strangers_models_that_are_no_chains_are_refused(
     seen_by: Any, network: nn.Module, reason: str
 ) -> None:
     seen = seen_by(network, NOISY, torch.tensor([4]))
-    with pytest.raises(BractError, match=f"{reason}.*; r-gap needs a chain of layers"):
+    with pytest.raises(BractError, match=f"{reason}.*chain of layers"):
         RGAP()(seen)
     assert Best()(seen, budget=Budget(iterations=2)).method != "r-gap"
 
@@ -228,7 +228,7 @@ def test_a_recursion_whose_time_is_over_refuses(
     clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
     monkeypatch.setattr("bract.attacks.methods.r_gap.r_gap.time", clock)
     seen = seen_by(Between(plain), NOISY, torch.tensor([4]))
-    with pytest.raises(BractError, match=r"client-0.*time is over; raise budget.seconds"):
+    with pytest.raises(BractError, match=r"client-0.*budget.seconds"):
         RGAP()(seen, budget=Budget(seconds=20))
     assert decibels(RGAP()(seen, budget=Budget(seconds=1e6)).images, NOISY) > 60
 
@@ -269,7 +269,7 @@ def test_one_local_step_is_as_good_as_a_gradient(seen_by: Any, digits: Any) -> N
 )
 def test_other_models_are_refused_with_what_they_have(model: Any, reason: str) -> None:
     images = torch.rand(1, 1, 32, 32)
-    with pytest.raises(BractError, match=f"round-.*{reason}.*r-gap needs a chain of layers"):
+    with pytest.raises(BractError, match=f"round-.*{reason}.*chain of layers"):
         RGAP()(one_step(images, torch.tensor([1]), model=model))
 
 
@@ -277,7 +277,7 @@ def test_batches_steps_and_models_without_a_last_bias_are_refused(
     seen_by: Any, digits: Any
 ) -> None:
     network = lenet(nn.ReLU())
-    with pytest.raises(BractError, match="2 images in one update; r-gap needs one alone"):
+    with pytest.raises(BractError, match="2 images in one update"):
         RGAP()(seen_by(network, digits[0][:2], digits[1][:2]), budget=Budget(max_images=2))
     with pytest.raises(BractError, match="one step of plain SGD"):
         RGAP()(seen_by(network, digits[0][:1], digits[1][:1], steps=2, batch_size=1))
@@ -293,7 +293,7 @@ def test_an_update_of_something_else_is_refused_by_its_biases(seen_by: Any, digi
         n: v + 0.3 * v.std() * torch.randn(v.shape, generator=generator) if v.numel() > 1 else v
         for n, v in seen.update.items()
     }
-    with pytest.raises(BractError, match=r"does not reach .*predicts a gradient of .*bias"):
+    with pytest.raises(BractError, match=r"does not reach .*bias"):
         RGAP()(replace(seen, update=noisy))
 
 

@@ -193,7 +193,7 @@ def test_a_gradient_with_noise_is_refused(seen_by: Any, digits: Any) -> None:
     noisy = {
         n: v + 1e-3 * torch.randn(v.shape, generator=generator) for n, v in seen.update.items()
     }
-    with pytest.raises(BractError, match=r"lie outside the rank that 8 images make"):
+    with pytest.raises(BractError, match=r"outside the rank"):
         Spear()(replace(seen, update=noisy))
 
 
@@ -215,7 +215,7 @@ def test_evidence_that_leaves_the_layer_open_is_refused(seen_by: Any, digits: An
 
 def test_a_budget_that_ends_too_soon_is_refused(seen_by: Any, digits: Any) -> None:
     seen = seen_by(network(200, 200), digits[0][:16], digits[1][:16])
-    with pytest.raises(BractError, match="of 16 examples found in 1 iterations"):
+    with pytest.raises(BractError, match="of 16 examples"):
         Spear()(seen, budget=Budget(iterations=1))
 
 

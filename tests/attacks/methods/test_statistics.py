@@ -191,9 +191,9 @@ def test_restarts_begin_elsewhere_and_repeat(kinked: Any) -> None:
 
 
 def test_a_small_image_is_enlarged_as_torch_does() -> None:
-    from bract.attacks.methods.statistics import _resized
+    from bract.attacks.solve.pixels import resized
 
     small = torch.rand(2, 3, 1, 4, 4)
     for trial in range(2):
         wanted = F.interpolate(small[trial], (8, 8), mode="bilinear", align_corners=False)
-        assert torch.equal(_resized(small, 8)[trial], wanted)
+        assert torch.equal(resized(small, 8)[trial], wanted)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from observing import _observe as observe
 from torch import Tensor, nn
 
 from bract.attacks import (
@@ -148,25 +149,12 @@ def test_a_models_own_layers_count_where_they_dropped_and_nobody_declared_it(tra
     torch.manual_seed(1)
     network = Own().train(trains)
     pixels, labels = images(1)
-    loss = nn.functional.cross_entropy(network((pixels - 0.3) / 0.4), labels)
-    gradients = torch.autograd.grad(loss, list(network.parameters()))
-    update = {n: g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)}
-    declaration = ClientDeclaration(
-        algorithm="fedsgd",
-        model=f"{__name__}:Own",
-        image_shape=(1, 16, 16),
-        classes=10,
-        mean=(0.3,),
-        std=(0.4,),
-        batch_size=1,
-        num_examples=1,
-    )
-    seen = Observation(1, "client-0", parameters_of(network), update, declaration)
+    seen = observe(pixels, labels, model=network, name=f"{__name__}:Own")
     case = opened(seen)
     assert bool(case.evidence.buffers) is trains
     problem = Problem.stack([(case, 0)], seed=0, device=CPU)
     made = problem.simulate(pixels[None], nn.functional.one_hot(labels, 10)[None].float(), {})
-    for name, wanted in update.items():
+    for name, wanted in seen.update.items():
         assert torch.allclose(made[name][0], wanted, atol=1e-6), name
 
 

@@ -77,14 +77,14 @@ def test_models_that_do_not_fit_are_refused(observe: Any, tiny: Any) -> None:
     def look(later: Any, declarations: Any = declared, **known: Any) -> None:
         observe_global_models(before, later, declarations, number=1, client="others", **known)
 
-    with pytest.raises(BractError, match="is missing in the next global model"):
+    with pytest.raises(BractError, match="missing in the next"):
         look({})
-    with pytest.raises(BractError, match="is missing in a known update"):
+    with pytest.raises(BractError, match="missing in a known"):
         look(before, known=[(0.5, {})])
     with pytest.raises(BractError, match="no client but the observer"):
         look(before, [])
     with pytest.raises(BractError, match="have the whole weight"):
         look(before, known=[(1.0, clients[0].update)])
     other = replace(declared[0], model="lenet")
-    with pytest.raises(BractError, match="the models lenet, lenet-strided; expected one"):
+    with pytest.raises(BractError, match="lenet, lenet-strided"):
         joint_declaration([*declared, other])

@@ -265,12 +265,12 @@ def test_other_clients_models_and_orders_are_refused(observe: Any, tiny: Any) ->
     for seen in (first, second):
         declaration = replace(seen.declaration, augmentation=("random-crop",))
         drawn.append(replace(seen, declaration=declaration))
-    with pytest.raises(BractError, match="augmented \\(random-crop\\), anew in every round"):
+    with pytest.raises(BractError, match="augmented \\(random-crop\\)"):
         join_rounds(opened(drawn))
     with pytest.raises(BractError, match="its client is 'client-1'"):
         reconstruct_over_rounds([first, replace(second, client="client-1")], IG(), device="cpu")
     two = opened([replace(rounds_of(observe, tiny[0][:2], tiny[1][:2], 1)[0], round=2)])
-    with pytest.raises(BractError, match="holds 2 images, round-0001/client-0 holds 1"):
+    with pytest.raises(BractError, match="holds 2 images"):
         join_rounds([cases[0], *two])
     with pytest.raises(BractError, match="give one client's uploads"):
         join_rounds([])

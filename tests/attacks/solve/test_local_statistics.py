@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from observing import one_step
+from observing import one_step, returning
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,8 +23,7 @@ from bract.attacks.solve.local_statistics import (
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.solve.regularizers import BatchNormStatistics, known_statistics
 from bract.models import MODELS, create_model
-from bract.protocol.observation import ClientDeclaration, Observation
-from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.protocol.observation import Observation
 
 
 class NormFirst(nn.Module):
@@ -51,39 +50,13 @@ def client(
     *,
     steps: int,
     batch: int,
-    lr: float = 0.1,
-    momentum: float = 0.0,
     activation: str = "relu",
+    **settings: Any,
 ) -> Observation:
     """A client that trains in order, epoch after epoch alike, and what it sends."""
     model.train()
-    sent, buffers = parameters_of(model), buffers_of(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    batches = list(zip(images.split(batch), labels.split(batch), strict=True))
-    for step in range(steps):
-        x, y = batches[step % len(batches)]
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return Observation(
-        round=1,
-        client="client-0",
-        parameters=sent,
-        buffers=buffers,
-        returned_buffers=buffers_of(model),
-        update=difference(sent, parameters_of(model)),
-        declaration=ClientDeclaration(
-            model=name,
-            activation=activation,
-            image_shape=tuple(images.shape[1:]),
-            classes=10,
-            batch_size=batch,
-            num_examples=len(images),
-            lr=lr,
-            momentum=momentum,
-            local_steps=steps,
-        ),
-    )
+    settings |= {"batch_size": batch, "activation": activation}
+    return returning(model, name, images, labels, steps=steps, **settings)
 
 
 def problem_of(*seen: Any) -> Any:
