@@ -37,6 +37,7 @@ from bract.attacks import (
     reconstruct,
 )
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
+from bract.attacks.registry import attacks_only_for
 from bract.audit.scoring.metrics import psnr, ssim
 from experiments.harness.clients import Situation, Upload, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
@@ -50,7 +51,6 @@ COLUMNS = (
     *("psnr_low", "psnr_high", "ssim", "recognisable", "above_nearest", "refused", "cpu_seconds"),
 )
 ITERATIONS = {"ig": 400, "best": 200, "ggl": 150, "gias": 400, "learned-inverter": 400}
-PUBLIC = ("ggl", "gias", "learned-inverter")
 NEAREST_OF = 256
 
 
@@ -223,7 +223,7 @@ def attacked(
     held, truth = uploaded().held, uploaded().truth
     seen = [seen_by(setting, upload) for upload in held]
     earlier = {upload.captured.key: upload.history for upload in held}
-    public = prior if name in PUBLIC else None
+    public = prior if name in attacks_only_for("surrogate") else None
     tier: Tier = (
         "surrogate" if public else "adaptive" if setting.reading == "known" else "oblivious"
     )

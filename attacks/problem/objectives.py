@@ -142,7 +142,8 @@ def layer_cosines(simulated: Tensors, captured: Tensors) -> Tensors:
     """Return the cosine of each tensor, ``(L,)`` by name; 0 for zeros."""
     found = {}
     for name, value in captured.items():
-        one, other = simulated[name].flatten(1), value.flatten(1)
+        one = simulated[name].reshape(len(value), -1)
+        other = value.reshape(len(value), -1)
         norms = one.norm(dim=1) * other.norm(dim=1)
         found[name] = (one * other).sum(dim=1) / norms.where(norms > 0, 1.0)
     return found
