@@ -27,6 +27,7 @@ from bract.attacks.solve.descent import Outcome
 from bract.attacks.task import AttackTask
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
+from bract.references import own_word
 
 
 @pytest.fixture(autouse=True)
@@ -154,12 +155,8 @@ def test_an_exact_input_ends_the_search(observe: Any, tiny: Any, asked: Any) -> 
     module: Any = sys.modules[__name__]
     module.dense = lambda: dense
     observation = observe(tiny[0][:1], tiny[1][:1], model=dense)
-    observation = type(observation)(
-        **{
-            **vars(observation),
-            "declaration": observation.declaration.updated({"model": f"{__name__}:dense"}),
-        }
-    )
+    named = replace(observation.declaration, model=own_word(f"{__name__}:dense"))
+    observation = replace(observation, declaration=named)
     (result,) = reconstruct(observation, Auto(pool=("far",)), device="cpu")
     assert asked == []
     assert isinstance(result, Reconstruction)

@@ -26,6 +26,7 @@ from bract.data import DataSpec
 from bract.models import create_model, initialise, with_dropout
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
+from bract.references import own_word
 
 SPEC = DataSpec((1, 16, 16), 10, (0.3,), (0.4,))
 CPU = torch.device("cpu")
@@ -149,7 +150,7 @@ def test_a_models_own_layers_count_where_they_dropped_and_nobody_declared_it(tra
     torch.manual_seed(1)
     network = Own().train(trains)
     pixels, labels = images(1)
-    seen = observe(pixels, labels, model=network, name=f"{__name__}:Own")
+    seen = observe(pixels, labels, model=network, name=own_word(f"{__name__}:Own"))
     case = opened(seen)
     assert bool(case.evidence.buffers) is trains
     problem = Problem.stack([(case, 0)], seed=0, device=CPU)
