@@ -106,13 +106,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[bool]:
-    """Run the block while nobody is `reading`; the value is false where somebody is.
-
-    Raises
-    ------
-    BractError
-        If the file cannot be made or locked.
-    """
+    """Run the block while nobody is `reading`; the value is false where somebody is."""
     try:
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:

@@ -80,11 +80,6 @@ class ClientNames:
         connected
             Returns the ids of the nodes that are connected now; asked only where another node
             has the name. None: nobody has left.
-
-        Raises
-        ------
-        BractError
-            If the name is not allowed, is another node's, or the node has another one.
         """
         wanted = check_name(name)
         own = _OF_NODE.fullmatch(wanted)

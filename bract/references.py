@@ -47,11 +47,6 @@ def vouched(name: str, allowed: Collection[str], *, what: str, how: str) -> str:
         What is named ("model"), for the error.
     how
         How to vouch for it, for the error.
-
-    Raises
-    ------
-    BractError
-        If it is a reference that is not on the list.
     """
     if not is_reference(name):
         return name
@@ -80,11 +75,6 @@ def import_reference(reference: TrustedReference, *, what: str) -> Any:
     ----------
     what
         What is imported ("model"), for the error.
-
-    Raises
-    ------
-    BractError
-        If there is no such module or attribute, or its module raises.
     """
     if not isinstance(reference, TrustedReference):
         raise TypeError(f"{what} {shown(reference)}: not vouched for, so not imported")

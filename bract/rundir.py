@@ -53,11 +53,6 @@ class RunDirectory:
         """Open an existing run, or the captures of somebody's own app.
 
         A folder that holds ``captures/`` (or is that folder, whatever its name) is enough.
-
-        Raises
-        ------
-        BractError
-            If the folder is neither, or a run of another schema version.
         """
         run = cls(root)
         if not run.root.is_dir():

@@ -51,11 +51,6 @@ def choose_audits(
     models
         References ``package.module:callable`` that the captures may declare; the audit imports
         and calls them.
-
-    Raises
-    ------
-    BractError
-        If the tier is unknown, or the one that was asked for has no key.
     """
     run = RunDirectory.open(root)
     wanted = tier or run.config().audit.tier
@@ -118,11 +113,6 @@ def choose_audit(
 
     A ``budget`` (see `parse_budget`) takes the place of both limits of that section. Without
     ``key`` the colluding tier takes the first client's key of a run on this machine.
-
-    Raises
-    ------
-    BractError
-        If the tier is unknown, or has no key, or the budget cannot be read.
     """
     run = RunDirectory.open(root)
     config = run.config()
@@ -180,11 +170,6 @@ def parse_budget(text: str) -> tuple[int | None, float | None]:
     -------
     tuple
         Iterations and seconds; one of them is None.
-
-    Raises
-    ------
-    BractError
-        If the text is neither, or not above zero.
     """
     found = re.fullmatch(r"\s*(\d+|\d*\.\d+)\s*(s|m|h)?\s*", text)
     value = float(found[1]) if found else 0.0
@@ -198,13 +183,7 @@ def parse_budget(text: str) -> tuple[int | None, float | None]:
 
 
 def parse_clients(text: str) -> list[str]:
-    """Read ``client-0,client-1``; blanks around a name do not count.
-
-    Raises
-    ------
-    BractError
-        If a name is empty.
-    """
+    """Read ``client-0,client-1``; blanks around a name do not count."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise BractError(f"--clients {text!r}: expected names such as client-0,client-1")
@@ -212,13 +191,7 @@ def parse_clients(text: str) -> list[str]:
 
 
 def parse_rounds(text: str) -> list[int]:
-    """Read ``1,3`` or ``1-5`` or a mixture.
-
-    Raises
-    ------
-    BractError
-        If a part is neither a round nor a range of rounds.
-    """
+    """Read ``1,3`` or ``1-5`` or a mixture."""
     rounds: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -251,13 +224,7 @@ def auditing(root: Path) -> Iterator[None]:
 
 
 def open_audit(root: Path, choice: AuditChoice, *, resume: bool = False) -> Audit:
-    """Check a choice against the run; nothing is attacked or removed yet.
-
-    Raises
-    ------
-    BractError
-        If the choice cannot be attacked.
-    """
+    """Check a choice against the run; nothing is attacked or removed yet."""
     # A model that is declared as package.module:callable lies in the folder of somebody's app.
     sys.path.insert(0, str(Path.cwd()))
     return Audit(RunDirectory.open(root), choice, resume=resume)

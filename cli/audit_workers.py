@@ -204,13 +204,7 @@ def _named(batch: Batch) -> str:
 def asked_for(
     address: str | None, workers: int | None, gpus: float | None, device: str
 ) -> Asked | None:
-    """Return which workers the command line asks for; None is this process alone.
-
-    Raises
-    ------
-    BractError
-        If Ray is not installed, or an option goes with ``--ray`` only.
-    """
+    """Return which workers the command line asks for; None is this process alone."""
     if address is None:
         for name, value in (("--workers", workers), ("--gpus", gpus)):
             if value is not None:
@@ -224,13 +218,7 @@ def asked_for(
 
 @contextlib.contextmanager
 def many_hands(asked: Asked | None, root: Path) -> Iterator[Crew | None]:
-    """Have the workers that were asked for while the block runs.
-
-    Raises
-    ------
-    BractError
-        If they cannot be had.
-    """
+    """Have the workers that were asked for while the block runs."""
     if asked is None:
         yield None
         return

@@ -130,13 +130,7 @@ def _claim(root: Path, planned: Plan, *, resume: bool, overwrite: bool) -> None:
 
 
 def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)) -> Steps:
-    """Return the steps of ``bract run``, ``bract audit`` (once for each tier) and ``bract report``.
-
-    Raises
-    ------
-    BractError
-        If a tier is unknown.
-    """
+    """Return the steps ``bract run``, ``bract audit`` (once a tier) and ``bract report``."""
     from bract.cli.audit import audit_run, choose_audits
     from bract.cli.launch.launcher import Launch
     from bract.cli.run import run_federation

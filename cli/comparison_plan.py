@@ -58,11 +58,6 @@ def plan(config: FederationConfig, defenses: Sequence[str] | None = None) -> Pla
         ``NAME``, ``NAME:key=value,key=value``, or several joined by ``+`` for a chain. A bare
         name takes the settings that the configuration's own ``defenses`` give it. None compares
         `DEFAULT_DEFENSES` and the configuration's own.
-
-    Raises
-    ------
-    BractError
-        If a defense or a setting of one is unknown, or a chain makes no sense.
     """
     config = config.as_own_word()
     own = {str(entry["name"]): entry for entry in config.defenses}
@@ -94,11 +89,6 @@ def parse_defense(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[dict[
     ----------
     own
         The configuration's entries by name, for names without settings.
-
-    Raises
-    ------
-    BractError
-        If the text cannot be read, or names no defense.
     """
     entries: list[dict[str, Any]] = []
     for part in text.split("+"):

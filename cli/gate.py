@@ -46,13 +46,7 @@ class Gate:
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Read ``METRIC>VALUE`` or ``METRIC>VALUE@TIER``, such as ``ssim>0.5@adaptive``.
-
-        Raises
-        ------
-        BractError
-            If the text is not of that form, or names no tier.
-        """
+        """Read ``METRIC>VALUE`` or ``METRIC>VALUE@TIER``, such as ``ssim>0.5@adaptive``."""
         found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([0-9.eE+-]+)\s*(?:@\s*(\w+))?\s*", text)
         try:
             if found is None or found[1] not in _METRICS:
@@ -170,13 +164,7 @@ class Judgement:
 
 
 def check_tiers(gates: Iterable[Gate], tiers: Sequence[str]) -> None:
-    """See before any attack that each gate's tier is among those that will run.
-
-    Raises
-    ------
-    BractError
-        Naming the gate, and the tiers that apply to the run or were asked for.
-    """
+    """See before any attack that each gate's tier is among those that will run."""
     for gate in gates:
         if gate.tier is not None and gate.tier not in tiers:
             raise BractError(

@@ -28,11 +28,6 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
     -------
     list of Path
         The public key's file, then the secret ones.
-
-    Raises
-    ------
-    BractError
-        If a file is there already, the folder cannot be written, or the threshold is impossible.
     """
     # gmpy2 and phe are loaded by this command only.
     from bract.paillier import deal, generate_keypair, save_private, save_public, save_share
@@ -95,13 +90,7 @@ def keygen(folder: Path, config: EncryptionConfig, clients: int, *, as_json: boo
 
 
 def keygen_identity(folder: Path, *, as_json: bool = False) -> None:
-    """Write a site's own X25519 key pair, mode 0600, and say its public half.
-
-    Raises
-    ------
-    BractError
-        If the file is there already, or the folder cannot be written.
-    """
+    """Write a site's own X25519 key pair, mode 0600, and say its public half."""
     from bract.paillier import make_identity, save_identity
     from bract.protocol.ciphertexts import readable
 

@@ -36,13 +36,7 @@ RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of run director
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:
-    """Refuse options that do not go with another one.
-
-    Raises
-    ------
-    BractError
-        Naming those that were given, and why they are refused.
-    """
+    """Refuse options that do not go with another one."""
     wrong = [name for name, value in given.items() if value]
     if wrong:
         raise BractError(f"{', '.join(wrong)}: {why}")

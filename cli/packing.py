@@ -62,13 +62,7 @@ class Contents(VersionedRecord):
 
 
 def pack(root: Path, out: str) -> None:
-    """Write what of a run may leave this machine to a file, or to stdout where ``out`` is ``-``.
-
-    Raises
-    ------
-    BractError
-        If ``root`` is no run, or nothing of it may leave.
-    """
+    """Write what of a run may leave this machine to a file, or to stdout where ``out`` is ``-``."""
     run = RunDirectory.open(root)
     if out == "-" and sys.stdout.isatty():
         raise BractError("--out -: stdout is a terminal; lead it to `bract pull -` or into a file")

@@ -39,11 +39,6 @@ class PageServer:
     ----------
     address
         The URL, with the token in its path.
-
-    Raises
-    ------
-    BractError
-        If no port can be had.
     """
 
     def __init__(self, page: Callable[[], tuple[str, bool]], *, refresh: int) -> None:

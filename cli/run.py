@@ -236,11 +236,6 @@ def check_resumable(run: RunDirectory, config: FederationConfig) -> None:
     """Refuse to go on with a run of another federation.
 
     Rounds, capture, audit and deployment may differ.
-
-    Raises
-    ------
-    BractError
-        If the run's configuration differs elsewhere.
     """
     earlier = RunDirectory.open(run.root).config()
     free = {name: getattr(config, name) for name in ("rounds", "capture", "audit", "deployment")}

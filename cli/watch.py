@@ -167,11 +167,6 @@ def watch_run(root: Path, *, redact: bool, once: bool, as_json: bool) -> None:
         Say how it stands, and end.
     as_json
         Print one line of JSON to stdout at each change.
-
-    Raises
-    ------
-    BractError
-        If ``root`` is neither a run nor a folder with captures, or no port can be had.
     """
     # What is watched shall not wait for the watcher.
     with suppress(OSError):

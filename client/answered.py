@@ -101,13 +101,7 @@ class Answered(_Part):
         return None if run is None else run.kinds.get(request.kind)
 
     def spent(self) -> dict[Mechanism, int]:
-        """Return how many updates left under each mechanism.
-
-        Raises
-        ------
-        BractError
-            If the record holds something else.
-        """
+        """Return how many updates left under each mechanism."""
         try:
             return {Mechanism.from_text(text): n for text, n in self.mechanisms.items()}
         except ValueError as error:

@@ -118,13 +118,7 @@ class Answers:
             self._save(answered)
 
     def keep(self, request: Request, reply: RecordDict) -> None:
-        """Keep the reply of a message that was counted, for the same message once more.
-
-        Raises
-        ------
-        BractError
-            If it cannot be written.
-        """
+        """Keep the reply of a message that was counted, for the same message once more."""
         path = self._reply_path(request.kind)
         if path is not None:
             write_bytes(path, pack(reply, f"{request.key}/{request.digest}"), private=True)

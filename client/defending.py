@@ -36,13 +36,7 @@ class Defending:
         context: Context,
         server_round: int,
     ) -> Defending:
-        """Load the state that belongs to the run's defenses.
-
-        Raises
-        ------
-        BractError
-            If the state cannot be read.
-        """
+        """Load the state that belongs to the run's defenses."""
         # The name of the federation, not of the run: the state goes on when a run is resumed, and
         # the epsilon that was spent on these examples stays spent.
         store = DefenseState(
@@ -95,13 +89,7 @@ class Defending:
 
 
 def defenses_of(config: FederationConfig) -> DefenseChain:
-    """Build the chain that a federation asks for.
-
-    Raises
-    ------
-    BractError
-        If an entry is wrong, or the server's learning rate does not go with the defenses.
-    """
+    """Build the chain that a federation asks for."""
     chain = build_defenses(config.defenses)
     if chain.server_lr != 1.0 and config.strategy.server_lr != chain.server_lr:
         raise BractError(

@@ -17,13 +17,7 @@ from bract.seeds import derive_seed
 
 
 def check_initial(config: FederationConfig, spec: DataSpec, sent: Mapping[str, Tensor]) -> None:
-    """Refuse a first model that is not drawn from ``config.seed`` as bract's server draws it.
-
-    Raises
-    ------
-    PolicyError
-        Naming the tensors that differ.
-    """
+    """Refuse a first model that is not drawn from ``config.seed`` as bract's server draws it."""
     model = create_model(
         config.model.name,
         classes=spec.classes,

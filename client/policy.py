@@ -235,11 +235,6 @@ class SitePolicy(_Section):
             How many the message says that it asks to score.
         clients
             As many as the run declares; None where that cannot be seen.
-
-        Raises
-        ------
-        PolicyError
-            Naming what was found and demanded.
         """
         asked = f"was asked to score {shown(models)} fused models"
         if not isinstance(models, int) or (clients is not None and models > clients):
@@ -319,13 +314,7 @@ def load_policy(path: Path | None) -> SitePolicy:
 
 
 def check(policy: SitePolicy, defenses: DefenseChain) -> None:
-    """Refuse a run whose defenses fall short of the policy.
-
-    Raises
-    ------
-    PolicyError
-        Naming every defense and hyper-parameter that falls short, what was found and demanded.
-    """
+    """Refuse a run whose defenses fall short of the policy."""
     refuse(_defense_violations(policy, defenses), defenses)
 
 
@@ -339,13 +328,7 @@ def _inside(path: Path | None, folders: Iterable[str | Path]) -> bool:
 def check_run(
     policy: SitePolicy, site: Site, config: FederationConfig, defenses: DefenseChain
 ) -> None:
-    """Refuse a run that its configuration shows to be against the policy.
-
-    Raises
-    ------
-    PolicyError
-        Naming every key that falls short, what was found and demanded.
-    """
+    """Refuse a run that its configuration shows to be against the policy."""
     problems = _defense_violations(policy, defenses)
     if not policy.plain_updates and not config.encryption.enabled:
         problems.append("encryption must be on, the run would send updates unencrypted")

@@ -33,13 +33,7 @@ def warn_of_open_folders(state: RecordDict, *folders: Path | None) -> None:
 
 
 def read_private(path: Path) -> bytes | None:
-    """Read a private file; None where there is none.
-
-    Raises
-    ------
-    BractError
-        If it cannot be read, or others may read or write it.
-    """
+    """Read a private file; None where there is none."""
     try:
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:

@@ -39,13 +39,7 @@ def pack(content: RecordDict, label: str) -> bytes:
 
 
 def unpack(data: bytes, label: str) -> RecordDict | None:
-    """Read what `pack` wrote; None where its label is another one.
-
-    Raises
-    ------
-    BractError
-        If the bytes are damaged.
-    """
+    """Read what `pack` wrote; None where its label is another one."""
     start = 8 + int.from_bytes(data[:8], "big")
     try:
         header = parse_json(data[8:start], most=_MOST_HEADER, constants=True)

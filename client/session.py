@@ -104,13 +104,7 @@ class Session:
         return reply
 
     def check_training(self, data: ClientData) -> None:
-        """Refuse local training that the site's policy does not allow on its data.
-
-        Raises
-        ------
-        PolicyError
-            Naming what was found and demanded.
-        """
+        """Refuse local training that the site's policy does not allow on its data."""
         policy, training, count = self.policy, self.config.training, len(data.images)
         problems = policy.local_steps.violations("local steps", planned_steps(training, count))
         problems += policy.batch_size.violations("a batch", min(training.batch_size, count))
@@ -122,13 +116,7 @@ class Session:
         refuse(problems, self.defending.chain)
 
     def check_validation(self, data: ClientData) -> None:
-        """Refuse scores from which the server could read single images.
-
-        Raises
-        ------
-        PolicyError
-            Naming what was found and demanded.
-        """
+        """Refuse scores from which the server could read single images."""
         found, least = len(data.validation_images), self.policy.min_validation_images
         if found < least:
             raise PolicyError(
@@ -143,11 +131,6 @@ class Session:
         ----------
         models
             How many the message says that it asks to score.
-
-        Raises
-        ------
-        PolicyError
-            Naming what was found and demanded.
         """
         if self.config.strategy.scored is None:
             raise PolicyError(

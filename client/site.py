@@ -150,13 +150,7 @@ def _folders(found: object) -> tuple[Path, ...]:
 
 
 def read_private_seed(path: Path) -> int:
-    """Return the whole number, from `LEAST_SEED`, that a file of mode 0600 holds.
-
-    Raises
-    ------
-    BractError
-        If the file cannot be read, others may read it, or it holds something else.
-    """
+    """Return the whole number, from `LEAST_SEED`, that a file of mode 0600 holds."""
     try:
         mode = path.stat().st_mode & 0o777
         text = path.read_text(encoding="ascii").strip()
@@ -185,13 +179,7 @@ def read_private_seed(path: Path) -> int:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """Turn ``auto``, ``cpu`` or ``cuda:N`` into a device that exists here.
-
-    Raises
-    ------
-    BractError
-        If the name is none of these, or the GPU is not there.
-    """
+    """Turn ``auto``, ``cpu`` or ``cuda:N`` into a device that exists here."""
     if wanted == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

@@ -88,11 +88,6 @@ def train_locally(
         FedProx's mu: adds ``mu / 2 * ||w - w_received||^2`` over the parameters to the loss
         (Li et al. 2020). It acts on local training only, not on the gradient of ``fedsgd``,
         where ``w`` is what was received.
-
-    Raises
-    ------
-    BractError
-        If a batch of one image leaves a batch normalisation a single value.
     """
     generator = torch.Generator().manual_seed(seed)
     draws = torch.Generator().manual_seed(derive_seed(seed, "augmentation"))

@@ -64,13 +64,7 @@ class Provisioned:
 
 @contextlib.contextmanager
 def open_kits(folder: Path, *, doing: str) -> Iterator[Provisioned]:
-    """Open the kits in a folder to change them; nobody else changes them meanwhile.
-
-    Raises
-    ------
-    BractError
-        If the authority's kit is not there, or damaged.
-    """
+    """Open the kits in a folder to change them; nobody else changes them meanwhile."""
     own = folder / AUTHORITY
     if not own.is_dir():
         raise KitError(
@@ -261,13 +255,7 @@ def _kept(config: FederationConfig, sites: Sites, without: str = "") -> list[Sit
 def _with_sites(
     config: FederationConfig, entries: list[SiteConfig], sites: Sites
 ) -> FederationConfig:
-    """Return the configuration with other sites, checked as one that was read.
-
-    Raises
-    ------
-    BractError
-        If it cannot work with that many clients.
-    """
+    """Return the configuration with other sites, checked as one that was read."""
     content = config.model_dump(mode="json")
     content["clients"] = len(entries)
     content["deployment"]["sites"] = [entry.model_dump(mode="json") for entry in entries]

@@ -26,13 +26,7 @@ def epoch() -> str:
 
 
 def keep_even() -> None:
-    """Make Flower read the monotonic clock where `EPOCH` is set; call it once Flower is imported.
-
-    Raises
-    ------
-    BractError
-        If Flower has no such function.
-    """
+    """Make Flower read the monotonic clock if `EPOCH` is set; call after Flower is imported."""
     if EPOCH not in os.environ:
         return
     start = float(os.environ[EPOCH])

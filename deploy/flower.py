@@ -64,14 +64,7 @@ def load(name: str) -> Callable[[], Any]:
 
 
 def run(name: str) -> None:
-    """Run the command ``name`` with the arguments in ``sys.argv[1:]``.
-
-    Raises
-    ------
-    BractError
-        If another version of Flower is installed or lacks what a rule replaces, or a site has no
-        app.
-    """
+    """Run the command ``name`` with the arguments in ``sys.argv[1:]``."""
     check_version()
     os.umask(UMASK)  # its database, and what it puts into its home
     entry = load(name)

@@ -93,13 +93,7 @@ def ask(kit: Kit, folder: Path, *, at: str | None = None) -> Gateway:
 
 
 def check_clock(ahead: float, kit: Kit) -> None:
-    """Refuse a clock that is off by more than Flower accepts.
-
-    Raises
-    ------
-    BractError
-        Saying by how much.
-    """
+    """Refuse a clock that is off by more than Flower accepts."""
     if -MOST_BEHIND <= ahead <= MOST_AHEAD:
         return
     direction = "ahead of" if ahead > 0 else "behind"

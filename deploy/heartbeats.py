@@ -41,22 +41,10 @@ def contact_age(folder: Path) -> float | None:
 
 
 def expire_sooner() -> None:
-    """Let the token of a ClientApp run out sooner; call it in a SuperNode.
-
-    Raises
-    ------
-    BractError
-        If Flower has no such name.
-    """
+    """Let the token of a ClientApp run out sooner; call it in a SuperNode."""
     replace(NODE_TASKS, "HEARTBEAT_PATIENCE", 1)
 
 
 def beat_faster() -> None:
-    """Send heartbeats more often; call it in a ClientApp of such a SuperNode.
-
-    Raises
-    ------
-    BractError
-        If Flower has no such name.
-    """
+    """Send heartbeats more often; call it in a ClientApp of such a SuperNode."""
     replace(HEARTBEAT, "HEARTBEAT_DEFAULT_INTERVAL", _SENDER_INTERVAL)

@@ -145,13 +145,7 @@ def read_kit(folder: Path) -> Kit:
 
 
 def open_kit(folder: Path, role: str) -> Kit:
-    """Return the kit in ``folder``, which must be of one party.
-
-    Raises
-    ------
-    KitError
-        Naming what was found and expected.
-    """
+    """Return the kit in ``folder``, which must be of one party."""
     kit = read_kit(folder)
     if kit.role != role:
         raise KitError(
@@ -161,13 +155,7 @@ def open_kit(folder: Path, role: str) -> Kit:
 
 
 def check_version(kit: Kit, folder: Path) -> None:
-    """Refuse an operator's kit that was made for another version of bract than this one.
-
-    Raises
-    ------
-    KitError
-        Naming both.
-    """
+    """Refuse an operator's kit that was made for another version of bract than this one."""
     if kit.made_by != bract.__version__:
         raise KitError(
             f"{folder}: made for bract {kit.made_by}, and {bract.__version__} is installed here; "

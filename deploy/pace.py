@@ -49,25 +49,13 @@ class Pace:
 
 
 def follow_work() -> None:
-    """Let this SuperNode ask more often while there is work.
-
-    Raises
-    ------
-    BractError
-        If Flower's loop has no such name.
-    """
+    """Let this SuperNode ask more often while there is work."""
     paced = SimpleNamespace(**(vars(time) | {"sleep": Pace().sleep}))
     replace(SUPERNODE, "time", paced)
 
 
 def ask_again_soon() -> None:
-    """Let this process wait less for the parts of a message that have not arrived yet.
-
-    Raises
-    ------
-    BractError
-        If Flower has no such option.
-    """
+    """Let this process wait less for the parts of a message that have not arrived yet."""
     for function in PULLS:
         found = getattr(importlib.import_module(OBJECTS), function, None)
         defaults = getattr(found, "__kwdefaults__", None) or {}

@@ -123,13 +123,7 @@ def _no_app(error: Exception) -> RefusedAppError:
 
 
 def refuse_other(bundle: bytes, app: str) -> None:
-    """Refuse a bundle that names another ClientApp than the operator's.
-
-    Raises
-    ------
-    RefusedAppError
-        Naming both.
-    """
+    """Refuse a bundle that names another ClientApp than the operator's."""
     found = declared_app(bundle)
     if found != app:
         raise RefusedAppError(
@@ -139,13 +133,7 @@ def refuse_other(bundle: bytes, app: str) -> None:
 
 
 def load_app(app: str) -> Any:
-    """Import the operator's ClientApp.
-
-    Raises
-    ------
-    BractError
-        If it is not installed, or no ClientApp.
-    """
+    """Import the operator's ClientApp."""
     from flwr.clientapp import ClientApp
 
     found = import_reference(TrustedReference(app), what="the app of this site,")

@@ -107,13 +107,7 @@ def provision(
 
 
 def deployment_of(config: FederationConfig, source: Path) -> DeploymentConfig:
-    """Return the section that says who the sites are.
-
-    Raises
-    ------
-    BractError
-        If there is none, showing one.
-    """
+    """Return the section that says who the sites are."""
     if config.deployment is None:
         raise BractError(
             f"{source}: has no deployment section, so nobody is named to make a kit for; add "
@@ -123,13 +117,7 @@ def deployment_of(config: FederationConfig, source: Path) -> DeploymentConfig:
 
 
 def read_policy(site: SiteConfig, source: Path) -> bytes | None:
-    """Return the text of the policy that a site begins with, once it was checked.
-
-    Raises
-    ------
-    BractError
-        If it cannot be read, or is no policy.
-    """
+    """Return the text of the policy that a site begins with, once it was checked."""
     from bract.client.policy import load_policy
 
     if site.policy is None:

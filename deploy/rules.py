@@ -14,13 +14,7 @@ from bract.flower import REQUIREMENT, SERIES, installed, is_supported
 
 
 def check_version() -> None:
-    """Refuse a Flower that is not the one whose source was read.
-
-    Raises
-    ------
-    BractError
-        Naming the version that was found and the one that is needed.
-    """
+    """Refuse a Flower that is not the one whose source was read."""
     found = installed()
     if not is_supported(found):
         raise BractError(
@@ -30,13 +24,7 @@ def check_version() -> None:
 
 
 def replace(module: str, name: str, new: object) -> Any:
-    """Put ``new`` in the place of ``module.name`` and return what was there.
-
-    Raises
-    ------
-    BractError
-        If there was nothing: the rule would not hold.
-    """
+    """Put ``new`` in the place of ``module.name`` and return what was there."""
     holder = importlib.import_module(module)
     if not hasattr(holder, name):
         raise BractError(

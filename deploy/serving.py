@@ -35,13 +35,7 @@ class Certificate:
     ca: Path
 
     def check(self) -> None:
-        """Log that it ends soon; refuse one that is expired, foreign or another key's.
-
-        Raises
-        ------
-        CertificateError
-            Naming the file and the mend.
-        """
+        """Log that it ends soon; refuse one that is expired, foreign or another key's."""
         mend = "renew it: `bract site renew` makes a new one"
         check_certificate(self.certificate, mend=mend)
         check_certificate(self.ca, mend=mend)
@@ -228,13 +222,7 @@ def _check_captures_folder() -> None:
 
 
 def _check_free(address: str) -> None:
-    """Refuse an address where nobody can listen, before anything starts.
-
-    Raises
-    ------
-    BractError
-        Naming the address and the reason.
-    """
+    """Refuse an address where nobody can listen, before anything starts."""
     host, port = address.rpartition(":")[0].strip("[]"), _port(address)
     try:
         family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -63,13 +63,7 @@ class Sites(VersionedRecord):
 
 
 def read_sites(path: Path) -> Sites:
-    """Read ``sites.json``.
-
-    Raises
-    ------
-    BractError
-        If it cannot be read, or is no such file.
-    """
+    """Read ``sites.json``."""
     try:
         text = path.read_bytes()
     except OSError as error:

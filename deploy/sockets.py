@@ -48,13 +48,7 @@ def address(port: int) -> str:
 
 
 def path(port: int) -> Path:
-    """Return the socket that stands for a port.
-
-    Raises
-    ------
-    BractError
-        If the folder is not this user's alone, in which case anybody could put a socket there.
-    """
+    """Return the socket that stands for a port."""
     folder = Path(os.environ[FOLDER]).resolve()
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)

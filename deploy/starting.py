@@ -37,11 +37,6 @@ def start_superlink_of(folder: Path, sockets: Path | None, *, external: bool = F
     """Become the SuperLink of an operator's kit.
 
     Server apps are its children, or are left to `start_superexec_of` where ``external``.
-
-    Raises
-    ------
-    BractError
-        If the kit is damaged, of another version, or its certificates must not be used.
     """
     kit = open_kit(folder, "operator")
     check_version(kit, folder)
@@ -65,13 +60,7 @@ def start_superlink_of(folder: Path, sockets: Path | None, *, external: bool = F
 
 
 def start_superexec_of(folder: Path, sockets: Path | None) -> NoReturn:
-    """Become what starts server apps for the SuperLink of an operator's kit.
-
-    Raises
-    ------
-    BractError
-        If the kit is no operator's, of another version, or the SuperLink was never started.
-    """
+    """Become what starts server apps for the SuperLink of an operator's kit."""
     kit = open_kit(folder, "operator")
     check_version(kit, folder)
     _say_where_runs_go(folder)
@@ -121,13 +110,7 @@ def start_supernode_of(
 
 
 def check_whole(folder: Path) -> None:
-    """Refuse a kit whose keys or certificates are not those that were issued.
-
-    Raises
-    ------
-    KitError
-        Naming them.
-    """
+    """Refuse a kit whose keys or certificates are not those that were issued."""
     broken = check_files(folder).broken
     if broken:
         raise KitError(

@@ -28,13 +28,7 @@ _SPANS = {
 
 
 def note_spans(name: str) -> None:
-    """Note what the command ``name`` does, where a profile is wanted.
-
-    Raises
-    ------
-    BractError
-        If Flower has no such function.
-    """
+    """Note what the command ``name`` does, where a profile is wanted."""
     if FOLDER not in os.environ:
         return
     for module, functions in _SPANS.get(name, {}).items():

@@ -71,13 +71,7 @@ def expiry(
 
 
 def check_signed(path: Path, authority_path: Path) -> None:
-    """Refuse a certificate that a CA did not sign.
-
-    Raises
-    ------
-    CertificateError
-        Naming both files.
-    """
+    """Refuse a certificate that a CA did not sign."""
     certificate, authority = read_certificate(path), read_certificate(authority_path)
     try:
         certificate.verify_directly_issued_by(authority)
@@ -89,13 +83,7 @@ def check_signed(path: Path, authority_path: Path) -> None:
 
 
 def check_key(path: Path, key_path: Path) -> None:
-    """Refuse a private key that is not a certificate's.
-
-    Raises
-    ------
-    CertificateError
-        Naming both files.
-    """
+    """Refuse a private key that is not a certificate's."""
     try:
         key = serialization.load_pem_private_key(read_file(key_path), None)
     except (ValueError, UnsupportedAlgorithm, TypeError) as error:

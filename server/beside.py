@@ -119,13 +119,7 @@ def _give_way(pid: int) -> None:
 
 
 def checked_attacks(audit: object, every: object) -> tuple[str, ...]:
-    """Return the names of a live audit's attacks.
-
-    Raises
-    ------
-    BractError
-        If they are no names, or ``every`` is no number of rounds.
-    """
+    """Return the names of a live audit's attacks."""
     names = (audit,) if isinstance(audit, str) else audit
     if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
         raise BractError(
@@ -139,13 +133,7 @@ def checked_attacks(audit: object, every: object) -> tuple[str, ...]:
 
 
 def checked_store(store: Path) -> Path:
-    """Return the folder that holds a run's captures, in which a live audit leaves its results.
-
-    Raises
-    ------
-    BractError
-        If the captures lie where no audit would look for them.
-    """
+    """Return the folder that holds a run's captures, in which a live audit leaves its results."""
     if store.name != "captures":
         raise BractError(
             f"HonestButCurious: store is {store}; with audit= its last part must be 'captures', "

@@ -89,13 +89,7 @@ class Federation:
         )
 
     def _store(self) -> ObservationStore | RemoteStore:
-        """Return where the captures go.
-
-        Raises
-        ------
-        BractError
-            If that place cannot be used, or holds the captures of another run.
-        """
+        """Return where the captures go."""
         place = self.config.capture.place(self.config.name)
         if place is None:
             return ObservationStore(self.run.captures)

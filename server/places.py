@@ -15,13 +15,7 @@ absolute folder below which each run gets a folder of its own."""
 
 
 def captures_folder() -> Path | None:
-    """Return the folder that the operator named, None where none is named.
-
-    Raises
-    ------
-    BractError
-        If the path is relative: a server app's working directory is the SuperLink's.
-    """
+    """Return the folder that the operator named, None where none is named."""
     named = os.environ.get(CAPTURES)
     if not named:
         return None
@@ -35,13 +29,7 @@ def captures_folder() -> Path | None:
 
 
 def usable_captures_folder() -> Path | None:
-    """Return `captures_folder`, which is made where it is missing.
-
-    Raises
-    ------
-    BractError
-        If it cannot be made, or nothing can be written in it.
-    """
+    """Return `captures_folder`, which is made where it is missing."""
     folder = captures_folder()
     if folder is None:
         return None
@@ -71,11 +59,6 @@ def store_folder(store: Path) -> Path:
 
     An absolute folder is taken. A relative one lies, where the operator named a folder, below it
     and a folder of this run's own: ``$BRACT_CAPTURES/run-<id>/captures``.
-
-    Raises
-    ------
-    BractError
-        If it would lie elsewhere.
     """
     folder = captures_folder()
     if folder is None or store.is_absolute():

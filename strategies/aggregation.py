@@ -107,11 +107,6 @@ def aggregate(
         The global parameters and buffers that were sent, by name.
     contributions, weights
         The answers and their weights p_i, of one length.
-
-    Raises
-    ------
-    BractError
-        If an update lacks a tensor, brings one that was not sent, or has another shape.
     """
     for contribution in contributions:
         try:

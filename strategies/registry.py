@@ -55,13 +55,7 @@ def create_strategy(
 
 
 def strategy_class(section: StrategyConfig) -> type[FedAvg]:
-    """Return the strategy that a section configures, imported where a package adds it.
-
-    Raises
-    ------
-    BractError
-        If the package's strategy cannot be imported or is no `FedAvg`.
-    """
+    """Return the strategy that a section configures, imported where a package adds it."""
     if not section.implementation:
         return STRATEGIES[section.name]
     # Of the installed package's own class: no configuration sets it.

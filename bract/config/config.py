@@ -269,13 +269,7 @@ class FederationConfig(Section):
 
 
 def load_config(path: Path) -> FederationConfig:
-    """Read and check a federation's YAML file.
-
-    Raises
-    ------
-    BractError
-        Naming the file, the key, what was found and what was expected.
-    """
+    """Read and check a federation's YAML file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -34,11 +34,6 @@ class Partitions:
     ----------
     labels
         int64 ``(N,)``, the labels of the whole training split.
-
-    Raises
-    ------
-    BractError
-        If there are more clients than examples.
     """
 
     def __init__(self, labels: Tensor, partition: Partition, *, clients: int, seed: int) -> None:
@@ -70,13 +65,7 @@ class Partitions:
         )
 
     def indices(self, client: int) -> list[int]:
-        """Return the indices of one client's examples.
-
-        Raises
-        ------
-        BractError
-            If there is no such client, or the partition cannot be drawn.
-        """
+        """Return the indices of one client's examples."""
         if not 0 <= client < self._clients:
             raise BractError(
                 f"partition-id {shown(client)} is outside 0..{self._clients - 1} "

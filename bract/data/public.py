@@ -67,11 +67,6 @@ def public_images(
         Most images, drawn under ``seed``; None takes all.
     crops
         Squares cut from each picture of a folder at random; 1 takes the one in the middle.
-
-    Raises
-    ------
-    BractError
-        If there is no such data set or folder, it holds no pictures, or one cannot be read.
     """
     generator = torch.Generator().manual_seed(seed)
     if data not in DATASETS or data == "folder":

@@ -82,13 +82,7 @@ DATASETS: Registry[Dataset] = Registry(
 
 
 def open_source(config: DataConfig, split: Split) -> Source:
-    """Open one split of the configured data set.
-
-    Raises
-    ------
-    BractError
-        If the data set is unknown or not where the configuration says.
-    """
+    """Open one split of the configured data set."""
     return DATASETS[config.name].open(config, split)
 
 

@@ -144,13 +144,7 @@ class Defense(DefenseSpec, ABC):
     _report: dict[str, float] = PrivateAttr(default_factory=dict)
 
     def check_installed(self) -> None:
-        """Refuse to run where a package is missing that these settings need at a client.
-
-        Raises
-        ------
-        DefenseError
-            Naming the package and how to install it.
-        """
+        """Refuse to run where a package is missing that these settings need at a client."""
 
     def attach(self, model: nn.Module, state: Tensors, context: ProtectContext) -> None:
         """Give a prepared model this client's secrets before it trains or evaluates."""

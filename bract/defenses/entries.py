@@ -16,27 +16,14 @@ S = TypeVar("S", bound=DefenseSpec)
 
 
 def read_defense(entry: Mapping[str, Any]) -> Defense:
-    """Build one defense from its name and hyper-parameters; the rest has the defense's defaults.
-
-    Raises
-    ------
-    BractError
-        If the name or a hyper-parameter is unknown (naming the nearest), or a value is out of
-        range.
-    """
+    """Build one defense from its name and hyper-parameters; the rest has the defense's defaults."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise BractError(f"defenses: expected entries with a name, found {shown(entry)}")
     return read_settings(DEFENSES[str(entry["name"])], entry)
 
 
 def read_settings(kind: type[S], entry: Mapping[str, Any]) -> S:
-    """Build one kind of defense from an entry, whose name counts as checked.
-
-    Raises
-    ------
-    BractError
-        Naming the defense, each wrong hyper-parameter, what was found and what was expected.
-    """
+    """Build one kind of defense from an entry, whose name counts as checked."""
     try:
         return kind(**{key: value for key, value in entry.items() if key != "name"})
     except ValidationError as error:

@@ -47,11 +47,6 @@ def keylock(net: M, **parameters: Any) -> M:
         at the clients alike, and `net.parameters()` for the optimizer after it.
     parameters
         Hyper-parameters of `bract.defenses.FedKL`; the mod's must be the same.
-
-    Raises
-    ------
-    BractError
-        If the model has no batch normalisation, or a hyper-parameter is wrong.
     """
     return defended(net, "fedkl", **parameters)
 
@@ -68,11 +63,6 @@ def defended(net: M, name: str, **parameters: Any) -> M:
         The model; see `keylock`.
     name, parameters
         The defense and its hyper-parameters; the mod's must be the same.
-
-    Raises
-    ------
-    BractError
-        If the defense or a hyper-parameter is unknown, or the model does not fit.
     """
     defense = read_defense({"name": name, **parameters})
     defense.prepare_model(net)

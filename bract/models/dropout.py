@@ -61,11 +61,6 @@ def with_dropout(model: nn.Module, rate: float | None, *, classes: int) -> nn.Mo
         linear layer that makes the logits. None leaves the rates as they are.
     classes
         Outputs of that layer.
-
-    Raises
-    ------
-    BractError
-        If the model has no dropout layer and does not end in such a linear layer.
     """
     own = [(n, m) for n, m in model.named_modules() if isinstance(m, _Dropouts)]
     for name, module in own:

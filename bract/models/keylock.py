@@ -214,11 +214,6 @@ def insert_key_locks(model: nn.Module, *, blocks: Literal["first", "every"] = "f
 
     The layers keep their names, so buffers are exchanged as before; their weight and bias are
     gone. Server and clients call this alike.
-
-    Raises
-    ------
-    BractError
-        If the model has no `torch.nn.BatchNorm2d`.
     """
     norms = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
     if not norms:

@@ -8,13 +8,7 @@ from bract.errors import BractError
 
 
 def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
-    """Return the name and the last linear layer in the order of registration: the output layer.
-
-    Raises
-    ------
-    BractError
-        If the model has none.
-    """
+    """Return the name and the last linear layer in the order of registration: the output layer."""
     found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     if not found:
         raise BractError(

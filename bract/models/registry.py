@@ -56,11 +56,6 @@ def create_model(
     -------
     nn.Module
         Maps ``(B, channels, image_size, image_size)`` float32 to logits ``(B, classes)``.
-
-    Raises
-    ------
-    BractError
-        If the name is unknown or a reference that is not trusted, or the callable fails.
     """
     if isinstance(name, TrustedReference):
         return _call_factory(name)

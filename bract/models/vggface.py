@@ -26,11 +26,6 @@ class VGGFace(nn.Module):
         See `bract.models.create_model`; at least 32 pixels.
     width
         Features of ``fc6`` and ``fc7``; the registered name has the paper's.
-
-    Raises
-    ------
-    BractError
-        If images or the width are too small.
     """
 
     def __init__(

@@ -89,13 +89,7 @@ class EncryptedUpdate:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> EncryptedUpdate:
-        """Read what `to_tensors` wrote, from an array record or a capture.
-
-        Raises
-        ------
-        BractError
-            If the header is damaged, or a vector is missing, truncated or of another layout.
-        """
+        """Read what `to_tensors` wrote, from an array record or a capture."""
         with readable():
             try:
                 header = parse_json(tensors[HEADER].numpy().tobytes(), most=_MOST_HEADER)
@@ -135,13 +129,7 @@ def _damaged(error: Exception) -> str:
 
 
 def plan_layout(config: EncryptionConfig, part: str, length: int) -> Layout:
-    """Return the layout of one vector; slots of it cannot overflow.
-
-    Raises
-    ------
-    BractError
-        With the numbers, if no slot can hold the largest sum.
-    """
+    """Return the layout of one vector; slots of it cannot overflow."""
     clips = {
         PARAMETERS: config.clip,
         BUFFERS: config.buffer_clip,
@@ -169,11 +157,6 @@ def check_plan(
     ----------
     model
         The run's model, whose tensors have to be there, all of them.
-
-    Raises
-    ------
-    BractError
-        If tensors, layout or randomness are others.
     """
     wanted = {name: tuple(value.shape) for name, value in model.items()}
     found = dict(pair for shapes in update.shapes.values() for pair in shapes)
@@ -213,11 +196,6 @@ def encrypt_update(
     -------
     tuple of EncryptedUpdate and int
         The ciphertexts, and how many values lay outside the clip range.
-
-    Raises
-    ------
-    BractError
-        If a value is NaN or infinite, or the key does not fit the configuration.
     """
     vectors, shapes, powers, clipped = {}, {}, {}, 0
     floating, integers = split_floating(buffers)
@@ -291,13 +269,7 @@ def shaped(values: np.typing.NDArray[np.float64], shapes: Shapes) -> Tensors:
 
 
 def apply_mean(model: Mapping[str, torch.Tensor], mean: dict[str, Tensors], lr: float) -> Tensors:
-    """Return ``model`` after one aggregate: ``w - lr * mean`` and ``buffer - mean``, rounded.
-
-    Raises
-    ------
-    BractError
-        If the aggregate does not fit the model.
-    """
+    """Return ``model`` after one aggregate: ``w - lr * mean`` and ``buffer - mean``, rounded."""
     moved: Tensors = {}
     for part, tensors in mean.items():
         own = {name: model[name] for name in tensors if name in model}

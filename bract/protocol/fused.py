@@ -83,13 +83,7 @@ def answer_fused(
 
 
 def read_scores(message: Message, signal: str) -> list[float]:
-    """Read one validator's scores, ``accuracy`` or ``loss``, in the order of the models.
-
-    Raises
-    ------
-    BractError
-        If the reply holds no such list of numbers.
-    """
+    """Read one validator's scores, ``accuracy`` or ``loss``, in the order of the models."""
     records = message.content.metric_records
     for record in records.values():
         found = record.get(signal)

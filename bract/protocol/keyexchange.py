@@ -162,13 +162,7 @@ def write_recipients(identities: Mapping[int, bytes]) -> ConfigRecord:
 
 
 def read_recipients(content: RecordDict) -> dict[int, bytes]:
-    """Read what `write_recipients` wrote.
-
-    Raises
-    ------
-    BractError
-        If it is missing or garbage.
-    """
+    """Read what `write_recipients` wrote."""
     try:
         fields = content.config_records[RECIPIENTS]
         nodes, identities = as_list(fields["nodes"]), as_list(fields["identities"])
@@ -206,13 +200,7 @@ def box_keys(
 
 
 def key_box_sender(content: RecordDict) -> bytes:
-    """Return the X25519 public key of who is said to have sealed the box of a train message.
-
-    Raises
-    ------
-    BractError
-        If the box is garbage.
-    """
+    """Return the X25519 public key of who is said to have sealed the box of a train message."""
     try:
         return as_bytes(content.config_records[KEY_BOX]["identity"])
     except (KeyError, ValueError) as error:
@@ -220,13 +208,7 @@ def key_box_sender(content: RecordDict) -> bytes:
 
 
 def open_key_box(content: RecordDict, identity: Identity, *, session: str, recipient: int) -> bytes:
-    """Open the box that a train message carries.
-
-    Raises
-    ------
-    BractError
-        If it is not for this client and run, not of the stated sender, or was altered.
-    """
+    """Open the box that a train message carries."""
     public = key_box_sender(content)
     try:
         fields = content.config_records[KEY_BOX]
@@ -252,13 +234,7 @@ def write_dealt(public: bytes, boxes: Mapping[int, bytes]) -> RecordDict:
 
 
 def read_dealt(message: Message) -> tuple[bytes, dict[int, bytes]]:
-    """Read the public key's text and the boxes by node id.
-
-    Raises
-    ------
-    BractError
-        If the reply holds none.
-    """
+    """Read the public key's text and the boxes by node id."""
     try:
         fields = message.content.config_records[DEALT]
         nodes, boxes = as_list(fields["nodes"]), as_list(fields["boxes"])

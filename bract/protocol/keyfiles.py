@@ -21,13 +21,7 @@ Key = PrivateKey | KeyShare
 
 
 def read_key_file(path: Path) -> Key:
-    """Read a private key or key share that `bract keygen` wrote.
-
-    Raises
-    ------
-    BractError
-        If the file is missing, damaged, or holds no private key and no share.
-    """
+    """Read a private key or key share that `bract keygen` wrote."""
     try:
         text = path.read_bytes()
         with readable():

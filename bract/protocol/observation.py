@@ -257,13 +257,7 @@ class ObservationStore:
         return sum(_size_below(folder) for _, folder in self._rounds())
 
     def note(self, name: str, line: str) -> None:
-        """Append one line to a file beside the rounds.
-
-        Raises
-        ------
-        BractError
-            If it cannot be written.
-        """
+        """Append one line to a file beside the rounds."""
         append_line(self.root / name, line)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
@@ -280,11 +274,6 @@ class ObservationStore:
         ----------
         keep, before
             Rounds before the round ``before`` go, but for the last ``keep`` of them.
-
-        Raises
-        ------
-        BractError
-            If a round cannot be removed.
         """
         for left in self.root.glob(".round-*.tmp"):  # by a process that was killed meanwhile
             shutil.rmtree(left, ignore_errors=True)
@@ -331,13 +320,7 @@ class ObservationStore:
         return tuple(sent / sent_name(digest) for digest in description.sent.values())
 
     def folder(self, server_round: int, client: str) -> Path:
-        """Return where an observation lies.
-
-        Raises
-        ------
-        BractError
-            If the client's name is no safe name of a folder.
-        """
+        """Return where an observation lies."""
         return self.root / round_name(server_round) / check_name(client)
 
     def load(self, folder: Path) -> Observation:
@@ -379,13 +362,7 @@ class ObservationStore:
         )
 
     def describe(self, folder: Path) -> ObservationFile:
-        """Read what is known of one observation without its tensors.
-
-        Raises
-        ------
-        BractError
-            As `load` does.
-        """
+        """Read what is known of one observation without its tensors."""
         path = folder / DESCRIPTION
         try:
             with path.open("rb") as file:

@@ -44,11 +44,6 @@ def unpacked(content: bytes, size: int, most: int) -> bytes:
         Bytes that it says it has.
     most
         Bytes that it may have at most; nothing is unpacked that says more, nor beyond ``size``.
-
-    Raises
-    ------
-    BractError
-        If it would be larger, or is not what was compressed.
     """
     import pyarrow
 

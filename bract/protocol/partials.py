@@ -83,11 +83,6 @@ class SealedPartials:
             Bytes of each vector that was to be decrypted, by name.
         recipients
             Node ids for which the key was to be sealed.
-
-        Raises
-        ------
-        BractError
-            If a record is missing or garbage, or something lacks that a recipient needs.
         """
         try:
             keys = message.content.config_records[PARTIAL_KEYS]

@@ -84,13 +84,7 @@ class Listener:
         self._skipping = False
 
     def feed(self, text: str) -> Iterator[Told | str]:
-        """Return what the lines hold that end in ``text``; a line of anybody else's as it is.
-
-        Raises
-        ------
-        BractError
-            If a line with the token cannot be read: the server runs another version.
-        """
+        """Return what the lines hold that end in ``text``; a line of anybody else's as it is."""
         *lines, rest = (self._rest + text).split("\n")
         self._rest = rest
         for line in lines:

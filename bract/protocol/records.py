@@ -146,13 +146,7 @@ def write_final(
 
 
 def read_final(message: Message) -> tuple[str, dict[str, float]]:
-    """Read the client's name and its metrics, ``num-examples`` among them.
-
-    Raises
-    ------
-    BractError
-        If a record is missing or garbage.
-    """
+    """Read the client's name and its metrics, ``num-examples`` among them."""
     client = reply_name(message)
     if client is None or METRICS not in message.content.metric_records:
         raise BractError("sent no word on the final model")
@@ -175,13 +169,7 @@ def reply_name(message: Message) -> object:
 
 
 def examples_of(value: object) -> int:
-    """Return a client's number of examples, a whole number from 1 to `MOST_EXAMPLES`.
-
-    Raises
-    ------
-    BractError
-        If it is missing or anything else, NaN and infinity among it.
-    """
+    """Return a client's number of examples, a whole number from 1 to `MOST_EXAMPLES`."""
     whole = isinstance(value, int | float) and not isinstance(value, bool)
     if not whole or not (1 <= value <= MOST_EXAMPLES) or value != int(value):  # type: ignore[operator, call-overload]
         raise BractError(
@@ -192,13 +180,7 @@ def examples_of(value: object) -> int:
 
 
 def read_metrics(record: Mapping[str, object]) -> dict[str, float]:
-    """Return the metrics that are one number each; NaN stays NaN.
-
-    Raises
-    ------
-    BractError
-        If there are too many of them, or a name is too long or not printable.
-    """
+    """Return the metrics that are one number each; NaN stays NaN."""
     found: dict[str, float] = {}
     for name, value in record.items():
         if len(name) > _MOST_NAME or not name.isprintable():
@@ -214,13 +196,7 @@ def read_metrics(record: Mapping[str, object]) -> dict[str, float]:
 
 
 def instructions_of(content: RecordDict) -> ConfigRecord:
-    """Return the server's instructions of a message to a client.
-
-    Raises
-    ------
-    BractError
-        If there are none.
-    """
+    """Return the server's instructions of a message to a client."""
     found = content.config_records.get(CONFIG)
     if found is None:
         raise BractError(f"the message has no {CONFIG} record; is its server bract's own?")
@@ -236,13 +212,7 @@ def instruction(content: RecordDict, key: str) -> object:
 
 
 def read_declared(text: object) -> dict[str, Any]:
-    """Read what a client says of its computation; see `bract.schema.ClientStatement` for its use.
-
-    Raises
-    ------
-    BractError
-        If it is no JSON object, too long or too deep.
-    """
+    """Read a client's statement of its computation; `bract.schema.ClientStatement` has its use."""
     if not isinstance(text, str):
         raise BractError(f"declared a {type(text).__name__}, expected text that is JSON")
     try:
@@ -256,11 +226,6 @@ def read_declared(text: object) -> dict[str, Any]:
 
 def read_reply(message: Message) -> Contribution:
     """Read a reply written by `write_reply`.
-
-    Raises
-    ------
-    BractError
-        If a record is missing or garbage, or ``num-examples`` is out of range.
 
     Notes
     -----
@@ -309,11 +274,6 @@ def read_weights(message: Message, sent: Mapping[str, Tensor]) -> Contribution:
     ----------
     sent
         Parameters and buffers that the train message carried.
-
-    Raises
-    ------
-    BractError
-        If the arrays are not those that were sent, or ``num-examples`` is missing or out of range.
     """
     node_id = message.metadata.src_node_id
     records = list(message.content.array_records.values())

@@ -55,13 +55,7 @@ def local_folder(where: Path | str) -> Path | None:
 
 
 class RemoteStore:
-    """Captures at a URL, as `ObservationStore` lays them out in a folder.
-
-    Raises
-    ------
-    BractError
-        If the URL is of no kind that holds captures, or needs a package that is not installed.
-    """
+    """Captures at a URL, as `ObservationStore` lays them out in a folder."""
 
     def __init__(self, url: str, *, quota: int | None = None) -> None:
         self.url = re.sub(r"(?<=[^/:])/+$", "", url)
@@ -120,13 +114,7 @@ class RemoteStore:
         return sum(size for name, size in self._below("").items() if _round(name) is not None)
 
     def note(self, name: str, line: str) -> None:
-        """Append one line to a file beside the rounds, by putting all of it anew.
-
-        Raises
-        ------
-        BractError
-            If it cannot be stored.
-        """
+        """Append one line to a file beside the rounds, by putting all of it anew."""
         with self._asked(BractError):
             if name not in self._lists:
                 there = self._size(name) is not None
@@ -136,13 +124,7 @@ class RemoteStore:
             self._lists[name] = content
 
     def retire(self, keep: int, before: int) -> list[RemovedRound]:
-        """Remove earlier rounds, as `ObservationStore.retire` does; an audit reads its own copy.
-
-        Raises
-        ------
-        BractError
-            If a round cannot be removed.
-        """
+        """Remove earlier rounds, as `ObservationStore.retire` does; an audit reads its own copy."""
         with self._asked(BractError):
             there = self._below("")
             numbers = sorted(
@@ -169,13 +151,7 @@ class RemoteStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no round lies here.
-
-        Raises
-        ------
-        BractError
-            If the place cannot be asked.
-        """
+        """Whether no round lies here."""
         with self._asked(BractError):
             return all(_round(name) is None for name in self._below(""))
 
@@ -184,11 +160,6 @@ class RemoteStore:
 
         Taken is what a capture consists of, by name: no other file, and no name that would leave
         the folder. What the tensors and descriptions hold is checked when they are read.
-
-        Raises
-        ------
-        BractError
-            If nothing is captured here, something cannot be read, or the disk is too small.
         """
         with self._asked(BractError):
             there = self._below("")
@@ -269,13 +240,7 @@ class RemoteStore:
             os.fsync(file.fileno())
 
     def _pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """Return the bytes of a file in pieces, and never more than were listed.
-
-        Raises
-        ------
-        BractError
-            If it cannot be read, or has another size: the disk has room for that one.
-        """
+        """Return the bytes of a file in pieces, and never more than were listed."""
         left = size
         with self._asked(BractError), self._files.open(self._at(name), "rb") as source:
             while left >= 0 and (piece := source.read(min(_PIECE, left + 1))):

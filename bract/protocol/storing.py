@@ -95,13 +95,7 @@ class Encoded:
 
 
 def encode(observation: Any, compression: Compression = "none") -> Encoded:
-    """Return an `Observation` as files.
-
-    Raises
-    ------
-    BractError
-        If something in it is no capture's.
-    """
+    """Return an `Observation` as files."""
     groups: dict[Group, Tensors] = {group: getattr(observation, group) for group in GROUPS}
     shared = {g: tensors_as_bytes(groups[g]) for g in SHARED if groups[g]}
     digests = {group: sha256(content).hexdigest() for group, content in shared.items()}
@@ -174,13 +168,7 @@ def round_of(name: str) -> int | None:
 
 
 def sent_file(round_folder: Path, digest: str) -> Path:
-    """Return a round's shared file after its content was held against its name.
-
-    Raises
-    ------
-    BractError
-        If it is missing, is a link or lies behind one, or holds something else.
-    """
+    """Return a round's shared file after its content was held against its name."""
     path = round_folder / SENT / sent_name(digest)
     try:
         known = path.lstat()

@@ -157,13 +157,7 @@ class ClientDeclaration:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> ClientDeclaration:
-        """Check a mapping.
-
-        Raises
-        ------
-        BractError
-            Naming the key that is unknown, of the wrong type or out of range.
-        """
+        """Check a mapping."""
         known = {f.name for f in fields(cls)}
         if strange := sorted(str(key) for key in content if key not in known):
             raise BractError(
@@ -209,13 +203,7 @@ class ClientStatement(_Record):
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> ClientStatement:
-        """Take what is a client's to say, and leave everything else.
-
-        Raises
-        ------
-        BractError
-            If one of the values is of the wrong type or out of range.
-        """
+        """Take what is a client's to say, and leave everything else."""
         try:
             return cls(**{key: content[key] for key in cls.model_fields if key in content})
         except (ValidationError, RecursionError) as error:

@@ -175,13 +175,7 @@ class AppDescription(Section):
     def declare(
         self, declaration: ClientDeclaration, client: str, server_round: int = 1
     ) -> ClientDeclaration:
-        """Return the declaration of a capture of one round with what is described laid over it.
-
-        Raises
-        ------
-        BractError
-            If a value does not go with the capture.
-        """
+        """Return the declaration of a capture of one round with what is described laid over it."""
         shape = self.input.shape or declaration.image_shape
         over: dict[str, Any] = {
             "model": self.model,
@@ -232,13 +226,7 @@ def planned_steps(examples: int, batch_size: int, epochs: int, drop_last: bool =
 
 
 def read_description(folder: Path) -> AppDescription | None:
-    """Read ``bract.yaml`` of a folder; None where there is none.
-
-    Raises
-    ------
-    BractError
-        Naming the file, the key, what was found and what was expected.
-    """
+    """Read ``bract.yaml`` of a folder; None where there is none."""
     path = folder / DESCRIPTION
     try:
         with path.open(encoding="utf-8") as file:

@@ -65,13 +65,7 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, content: object, *, source: str) -> Self:
-        """Check decoded JSON; ``source`` names it in errors.
-
-        Raises
-        ------
-        RecordError
-            Naming the first field that does not fit.
-        """
+        """Check decoded JSON; ``source`` names it in errors."""
         try:
             return cls.model_validate(content)
         except ValidationError as error:

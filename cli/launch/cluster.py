@@ -86,26 +86,14 @@ class Cluster:
 
 
 def check_ray(what: str) -> None:
-    """Refuse what needs Ray where it is not installed.
-
-    Raises
-    ------
-    BractError
-        With the command that installs it.
-    """
+    """Refuse what needs Ray where it is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise BractError(f"{what} needs Ray, which is not installed; pip install 'bract[{EXTRA}]'")
 
 
 @contextlib.contextmanager
 def connected(asked: Asked) -> Iterator[Cluster]:
-    """Have workers' machines while the block runs; what was started for it ends with it.
-
-    Raises
-    ------
-    BractError
-        If Ray is not installed, the cluster does not answer, or has no such device.
-    """
+    """Have workers' machines while the block runs; what was started for it ends with it."""
     check_ray("--ray")
     address = asked.address
     if address == AUTO:

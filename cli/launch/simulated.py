@@ -65,13 +65,7 @@ def clients_at_once(config: FederationConfig) -> int:
 
 
 def check_simulable(config: FederationConfig) -> None:
-    """Refuse a simulation that cannot be started.
-
-    Raises
-    ------
-    BractError
-        If Ray is not installed, or the configuration is one of sites on other machines.
-    """
+    """Refuse a simulation that cannot be started."""
     check_ray("--simulate")
     if config.deployment is not None:
         sites = one_line(", ".join(site.name for site in config.deployment.sites), 200)

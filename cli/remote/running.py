@@ -100,13 +100,7 @@ def tell_next(followed: Followed) -> None:
 
 
 def refuse_local(given: Mapping[str, object]) -> None:
-    """Refuse options that are about processes and folders of this machine.
-
-    Raises
-    ------
-    BractError
-        Naming those that were given.
-    """
+    """Refuse options that are about processes and folders of this machine."""
     refuse(
         given,
         "only for clients and run directories of this machine; at a remote SuperLink each site "
@@ -142,13 +136,7 @@ def check_remote(config: FederationConfig) -> None:
 
 
 def wait_for_nodes(control: Control, wanted: int) -> None:
-    """Return once as many SuperNodes are connected as the federation has clients.
-
-    Raises
-    ------
-    BractError
-        If they are not within `NODES_PATIENCE`: the run would wait for them without a word.
-    """
+    """Return once as many SuperNodes are connected as the federation has clients."""
     deadline = time.monotonic() + NODES_PATIENCE
     told = False
     while True:

@@ -57,13 +57,7 @@ class Where:
         return shlex.join(words + (["--insecure"] if self.insecure else []))
 
     def connection(self) -> SuperLinkConnection:
-        """Return it as Flower's own commands take it.
-
-        Raises
-        ------
-        BractError
-            If it is none, or the options do not fit it.
-        """
+        """Return it as Flower's own commands take it."""
         from bract.flower import SuperLinkConnection, read_superlink_connection
 
         if self.is_socket:

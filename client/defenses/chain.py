@@ -177,13 +177,7 @@ def build_defenses(entries: Iterable[Mapping[str, Any]]) -> DefenseChain:
 
 
 def build_defense(entry: Mapping[str, Any]) -> Defense:
-    """Build one defense from its name and hyper-parameters, ready to run on this machine.
-
-    Raises
-    ------
-    BractError
-        As `bract.defenses.read_defense`, or if a package is missing that the settings need.
-    """
+    """Build one defense from its name and hyper-parameters, ready to run on this machine."""
     defense = read_defense(entry)
     defense.check_installed()
     return defense

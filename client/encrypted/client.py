@@ -90,11 +90,6 @@ class EncryptedClient:
         Node ids whose partial decryptions in this message were refused.
     seconds
         Time that encryption and decryption took in this message, by name.
-
-    Raises
-    ------
-    BractError
-        If the key file is missing, unreadable, or does not fit the run or the node config.
     """
 
     def __init__(
@@ -191,11 +186,6 @@ class EncryptedClient:
         bool
             False where the key or an aggregate is lacking, or the help to decrypt it is refused;
             `hello` then tells the server what.
-
-        Raises
-        ------
-        BractError
-            If a box or an aggregate cannot be opened, or this client is ahead of the server.
         """
         identity = self._identity()
         unsettled = self.key is None or self._state.unconfirmed

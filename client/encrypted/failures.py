@@ -60,22 +60,11 @@ class FailedAggregates:
 
         To be asked before a decryption, and before anything of it is used: others may have failed
         meanwhile, in whatever process.
-
-        Raises
-        ------
-        BractError
-            If `MOST_FAILED` aggregates failed, or the record cannot be read.
         """
         self._refuse(self._load())
 
     def count(self, update: EncryptedUpdate) -> None:
-        """Count an aggregate that failed, before the server learns of it.
-
-        Raises
-        ------
-        BractError
-            As `check`, or if it cannot be written down.
-        """
+        """Count an aggregate that failed, before the server learns of it."""
         with self._locked():
             found = self._load()
             self._refuse(found)

@@ -11,13 +11,7 @@ from bract.protocol.keyfiles import Key, read_key_file
 
 
 def read_key(path: Path | None) -> Key:
-    """Read the key file that the node config names.
-
-    Raises
-    ------
-    BractError
-        If none is named, or the file is missing or damaged.
-    """
+    """Read the key file that the node config names."""
     if path is None:
         raise BractError(
             "the run encrypts updates, but the node config names no key; run `bract keygen` once "
@@ -28,13 +22,7 @@ def read_key(path: Path | None) -> Key:
 
 
 def check_key(key: Key, config: FederationConfig) -> None:
-    """Refuse a key that does not fit the run.
-
-    Raises
-    ------
-    BractError
-        Naming what the key is and what the run asks for.
-    """
+    """Refuse a key that does not fit the run."""
     section = config.encryption
     if key.public.bits != section.key_bits:
         raise BractError(

@@ -44,13 +44,7 @@ class Pins:
 
     @classmethod
     def from_node_config(cls, node_config: Mapping[str, object]) -> Pins:
-        """Read ``flower-supernode --node-config``.
-
-        Raises
-        ------
-        BractError
-            If a value is of the wrong kind, or the file of ``peers`` cannot be read.
-        """
+        """Read ``flower-supernode --node-config``."""
         required = node_config.get("require-encryption", False)
         if not isinstance(required, bool):
             raise BractError(
@@ -70,13 +64,7 @@ class Pins:
         )
 
     def check_run(self, config: FederationConfig, key_file: Path | None) -> None:
-        """Refuse a run that would send updates in the clear, or bring another key.
-
-        Raises
-        ------
-        BractError
-            Saying what the run asks for, and what the node config says.
-        """
+        """Refuse a run that would send updates in the clear, or bring another key."""
         if not config.encryption.enabled:
             if key_file is not None:
                 raise BractError(

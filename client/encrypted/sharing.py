@@ -40,11 +40,6 @@ def deal_keys(
     ----------
     recipients
         Node ids of the others.
-
-    Raises
-    ------
-    BractError
-        If shares were dealt before: the dealer has forgotten the whole key.
     """
     section = config.encryption
     with readable():
@@ -68,13 +63,7 @@ def deal_keys(
 
 
 def partials_of(share: KeyShare, content: RecordDict) -> dict[str, PartialDecryption]:
-    """Return what a share makes of the aggregates of a message, by ``<index>.<part>``.
-
-    Raises
-    ------
-    BractError
-        If an aggregate is of another key, or what came with it is not its ``n``-th power.
-    """
+    """Return what a share makes of the aggregates of a message, by ``<index>.<part>``."""
     partials = {}
     for index in range(_count(content)):
         update = EncryptedUpdate.from_tensors(from_arrays(_record(content, vector_name(index))))

@@ -82,13 +82,7 @@ class EncryptedState:
         return identity
 
     def write_model(self, folder: Path | None, name: str) -> Path | None:
-        """Write the model to ``<folder>/<name>-final.safetensors``, mode 0600.
-
-        Raises
-        ------
-        BractError
-            If it cannot be written.
-        """
+        """Write the model to ``<folder>/<name>-final.safetensors``, mode 0600."""
         if folder is None:
             _log.warning("no state-dir in the node config: the final model is not kept")
             return None

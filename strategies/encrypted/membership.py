@@ -150,13 +150,7 @@ class Membership:
         return failures
 
     def _take_seat(self, hello: Hello) -> None:
-        """Give a client the seat of its partition.
-
-        Raises
-        ------
-        BractError
-            If there is no such seat, it is another client's, or the client is not on the list.
-        """
+        """Give a client the seat of its partition."""
         if not 0 <= hello.partition < self.clients:
             raise BractError(
                 f"says that it has partition {hello.partition}, this run has the partitions 0 to "

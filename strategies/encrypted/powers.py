@@ -32,13 +32,7 @@ class SentPowers:
         self._wrong: set[int] = set()
 
     def check(self, node_id: int, update: EncryptedUpdate, public: PublicKey) -> None:
-        """Refuse wrong powers of a client that sent such before.
-
-        Raises
-        ------
-        BractError
-            If they are wrong again.
-        """
+        """Refuse wrong powers of a client that sent such before."""
         if node_id in self._wrong and (problem := _problem(update, public)):
             raise BractError(f"{problem}, for the second time; its update was left out")
 
