@@ -285,7 +285,7 @@ def _last_words(log: Path) -> str:
 
 
 def _temporary_folder(room: int = 19) -> Path:
-    """Make a folder of this user alone, its path short enough for a Unix socket of ``room`` bytes."""
+    """Make a folder of this user alone, its path short enough for a socket of ``room`` bytes."""
     places = (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp")
     for place in filter(None, places):
         # mkdtemp adds a slash and a name of 14 characters.
