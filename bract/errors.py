@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 
 class BractError(Exception):
-    """Bad input. The message names what was found, what was expected and the mend.
+    """Bad input. The message names what was found, what was expected and the fix.
 
     The command line prints it as one line and exits with code 2.
     """
@@ -36,7 +36,7 @@ class NothingAttackedError(Exception):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error of anybody's says that this process or a device has no more memory."""
+    """Return whether an error of any library means that this process or a device lacks memory."""
     signs = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "failed to map")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | ImportError) and any(sign in str(error) for sign in signs)
@@ -44,7 +44,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def one_line(text: object, most: int = 500) -> str:
-    """Return what somebody else sent as one printable line of at most ``most`` characters.
+    """Return untrusted text as one printable line of at most ``most`` characters.
 
     Text and errors are taken as they read, everything else as `shown` puts it.
     """
@@ -63,7 +63,7 @@ _QUERY = re.compile(r"(://[^\s?#'\"]*)[?#][^\s'\"]*")
 def without_credentials(text: object) -> str:
     """Return the first 4000 characters of text, its URLs without user, password, query, fragment.
 
-    Signed links and passwords stand there; what libraries say of a failure repeats them.
+    Signed links and passwords are in there; libraries' error texts repeat them.
     """
     return _QUERY.sub(r"\1", _USER.sub("", str(text)[:4000]))
 
@@ -79,7 +79,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def listed(problems: Iterable[str], most: int = 3) -> str:
-    """Join the first problems of a list, and say how many there are beside them."""
+    """Join the first problems of a list, and give the number of the others."""
     found = [one_line(problem, 110 if i else 300) for i, problem in enumerate(problems)]
     rest = len(found) - most
     return "; ".join(found[:most]) + (f"; and {rest} more" if rest > 0 else "")

@@ -1,7 +1,7 @@
 """Write files whole: under a temporary name of their own first, then renamed.
 
 A reader sees the earlier content or the new one, never a part. The temporary name is drawn at
-random and created exclusively, so no link that somebody else planted is followed. A file of lines
+random and created exclusively, so no link that another user planted is followed. A file of lines
 of JSON grows by `append_line`. Other users cannot read what is written (`bract.permissions`).
 """
 
@@ -78,7 +78,7 @@ def tensors_as_bytes(
 
 @contextlib.contextmanager
 def replacing(path: Path, *, size: int | None = None, private: bool = False) -> Iterator[Path]:
-    """Give a temporary name beside ``path``; what was made under it becomes ``path`` at the end.
+    """Give a temporary name in ``path``'s folder; its file becomes ``path`` at the end.
 
     It may be made a file or a folder; an earlier folder of that name is removed.
 

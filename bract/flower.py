@@ -1,8 +1,8 @@
 """Everything of Flower that is not its public API, in one place.
 
 Public are `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.serverapp.strategy`; any module
-imports from those. What stands here was read in the source of one release and may be gone in the
-next one: nothing else of bract names it. docs/flower.md says what rests on what.
+imports from those. The names here were read in the source of one release and may be gone in the
+next one: nothing else of bract names them. docs/flower.md lists their uses.
 
     python -m bract.flower      # what of this the installed Flower lacks
 """
@@ -112,10 +112,10 @@ ENGINE = "flwr.server.superlink.fleet.vce.vce_api"
 """Where the simulation engine makes its nodes and has them answer."""
 
 HEARTBEAT = "flwr.supercore.heartbeat"
-"""Where an app tells that it lives."""
+"""Module in which an app sends its heartbeat."""
 
 NODE_TASKS = "flwr.supercore.corestate.in_memory_corestate"
-"""Where a SuperNode counts how long its apps have not told."""
+"""Module in which a SuperNode counts how long its apps' heartbeats are overdue."""
 
 OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 """Where the parts of a message are asked for."""

@@ -1,7 +1,7 @@
 """One writer at a time: a lock on a file that ends with its holder, in whatever way that ends.
 
 The kernel holds the lock (``flock``), not the file: a file that is left behind locks nothing, and
-what it says of its last holder counts only while somebody holds it.
+its record of the last holder counts only while the lock is held.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _mine: set[tuple[int, int]] = set()
 
 
 class LockedError(BractError):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
                     "writers would spoil each other's work; choose a folder on another one"
                 ) from error
         about = {"pid": os.getpid(), "host": socket.gethostname(), "doing": one_line(doing, 200)}
-        # A disk that is full does not keep anybody from working: the lock is held without a name.
+        # A full disk does not prevent work: the lock is held without a name.
         with contextlib.suppress(OSError):
             file.truncate()
             os.pwrite(file.fileno(), json.dumps(about).encode(), 0)
@@ -88,9 +88,9 @@ def lock(path: Path, *, what: str, doing: str, patience: float = _PATIENCE) -> I
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Keep `alone` out of ``path`` while the block runs, beside any number of other readers.
+    """Keep `alone` out of ``path`` while the block runs, along with any number of other readers.
 
-    Where the file can be neither made nor read, as on a disk that is read-only, nobody else can
+    If the file can be neither made nor read, as on a disk that is read-only, no other process can
     remove anything either, and the block runs without it.
     """
     with contextlib.ExitStack() as stack:
@@ -106,7 +106,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[bool]:
-    """Run the block while nobody is `reading`; the value is false where somebody is."""
+    """Run the block while no process is `reading`; the value is false if one is."""
     try:
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
@@ -125,7 +125,7 @@ def alone(path: Path) -> Iterator[bool]:
 
 
 def holder(path: Path) -> str | None:
-    """Say which other process holds a lock, None where none does."""
+    """Return which other process holds a lock, None if none does."""
     try:
         with path.open("rb") as file:
             if _identity(file.fileno()) in _mine:

@@ -21,11 +21,11 @@ KEPT = 3
 """Earlier parts of a log that are kept."""
 
 FIRST_SECONDS = 5.0
-"""Work that takes less says nothing of how far it is; more does about as often."""
+"""Work that takes less shows no progress; more shows it about as often."""
 
 
 def log_to_stderr() -> None:
-    """Send the records of bract from INFO on to stderr, unless somebody has set up logging."""
+    """Send the records of bract from INFO on to stderr, unless logging is set up already."""
     logger = logging.getLogger("bract")
     if logger.handlers or logging.getLogger().handlers:
         return

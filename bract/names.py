@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 64
 RESERVED = frozenset({"aggregate"})
-"""Names that stand for something else: all clients' mean update, in an audit."""
+"""Names that represent something else: all clients' mean update, in an audit."""
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MOST_CHARACTERS - 1}}}")
 _OF_NODE = re.compile(r"node-(?P<id>\d+)", re.IGNORECASE)
@@ -57,7 +57,7 @@ class ClientNames:
         return self.by_node.get(node_id, node_name(node_id))
 
     def told(self, node_id: int, name: object) -> bool:
-        """Tell whether a node may be called what an error of its own calls it; binds nothing."""
+        """Return whether a node may bear the name in an error of its own; binds nothing."""
         try:
             wanted = check_name(name)
         except BractError:
@@ -79,7 +79,7 @@ class ClientNames:
         ----------
         connected
             Returns the ids of the nodes that are connected now; asked only where another node
-            has the name. None: nobody has left.
+            has the name. None: no node has left.
         """
         wanted = check_name(name)
         own = _OF_NODE.fullmatch(wanted)

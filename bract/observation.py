@@ -1,4 +1,4 @@
-"""Deprecated: what this module held lies in `bract.protocol.observation`."""
+"""Deprecated: the content of this module is in `bract.protocol.observation`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ GROUPS = ("bract.attacks", "bract.defenses", "bract.strategies", "bract.models",
 
 
 class PluginError(BractError):
-    """A plugin cannot be used; the message names its package and the mend."""
+    """A plugin cannot be used; the message names its package and the fix."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Plugin:
             ) from error
 
     def refuse(self, reason: str) -> PluginError:
-        """Return the error that says why this entry is not used."""
+        """Return the error with the reason why this entry is not used."""
         return PluginError(
             f"plugin {self.name!r} of package {self.package}, group {self.entry_point.group}: "
             f"{reason}, or uninstall the package"

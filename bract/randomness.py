@@ -1,8 +1,8 @@
 """Secret random numbers: a ChaCha20 keystream, and exact samplers on the integers.
 
 Noise, keys and lock layers must not be guessed. `torch.Generator` on a CPU is a Mersenne Twister
-that takes the low 32 bits of its seed, so whoever sees what it made tries all seeds; besides, its
-normal numbers are rounded floating-point values, whose low bits tell what they were added to
+that takes the low 32 bits of its seed, so an observer of its output tries all seeds; besides, its
+normal numbers are rounded floating-point values, whose low bits reveal what they were added to
 (Mironov 2012, "On significance of the least significant bits for differential privacy"). Here the
 bits come from a cipher under 256 bits of key, and noise is drawn as whole numbers from exactly the
 discrete Gaussian or Laplace distribution (Canonne, Kamath and Steinke 2020, "The discrete Gaussian

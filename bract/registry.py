@@ -137,7 +137,7 @@ class Registry(Generic[T]):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that ``name`` is no known ``kind``, with the nearest known one."""
+    """Return that ``name`` is no known ``kind``, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name[:100], names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -145,7 +145,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def named(base: type, name: str, entry: object) -> str | None:
-    """Say what is wrong with a plugin's class that has to extend ``base`` under its own name."""
+    """Return what is wrong with a plugin's class that has to extend ``base`` under its own name."""
     if not (isinstance(entry, type) and issubclass(entry, base)):
         return (
             f"{entry!r} is no subclass of {base.__module__}.{base.__qualname__}; name one that is"

@@ -50,7 +50,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, root: Path | str) -> RunDirectory:
-        """Open an existing run, or the captures of somebody's own app.
+        """Open an existing run, or the captures of a third-party app.
 
         A folder that holds ``captures/`` (or is that folder, whatever its name) is enough.
         """
@@ -110,11 +110,11 @@ class RunDirectory:
         return ObservationStore(self.captures).reading()
 
     def server(self) -> str | None:
-        """Say which server app trains this run, None where none does."""
+        """Return which server app trains this run, None if none does."""
         return holder(self.server_lock_path)
 
     def true(self, state: RunState) -> RunState:
-        """Return what ``run.json`` says, as interrupted where it says running and nobody does."""
+        """Return the run state; report a stale "running" as "interrupted"."""
         if state.status not in ("starting", "running"):
             return state
         if holder(self.lock_path) or self.server():
@@ -153,7 +153,7 @@ class RunDirectory:
 
     @property
     def is_configured(self) -> bool:
-        """Whether the run was made from a configuration, rather than by somebody's own app."""
+        """Whether the run was made from a configuration, rather than by a third-party app."""
         return self.config_path.is_file()
 
     def config(self) -> FederationConfig:
@@ -226,7 +226,7 @@ class RunDirectory:
 
 
 def captures_in(root: Path) -> Path:
-    """Return where the captures of a folder lie: in ``captures/``, or in the folder itself."""
+    """Return the folder of a folder's captures: ``captures/``, or the folder itself."""
     folder = root / "captures"
     return root if not folder.is_dir() and any(root.glob("round-*/*")) else folder
 

@@ -1,4 +1,4 @@
-"""Every random draw of a federation derives from one seed and says what it is for."""
+"""Every random draw of a federation derives from one seed and a name of its purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
 def trial_seed(seed: int, observation: str, restart: int) -> int:
     """Return the seed, in [0, 2**48), of one restart on one observation, by the latter's key.
 
-    It depends on nothing else, so a result does not depend on what ran beside it.
+    It depends on nothing else, so a result does not depend on what ran at the same time.
     """
     return int.from_bytes(_digest(seed, observation, restart)[:6], "big")
 

@@ -1,4 +1,4 @@
-"""YAML that somebody else wrote: plain values only, bounded, and no key twice."""
+"""YAML from a third party: plain values only, bounded, and no key twice."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return the number of values that a node stands for, every alias written out."""
+    """Return the number of values that a node represents, every alias written out."""
     found = sizes.get(id(node))
     if found == 0:
         raise yaml.MarkedYAMLError(
@@ -97,7 +97,7 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
         )
     if found is not None:
         return found
-    sizes[id(node)] = 0  # open: whoever meets it again stands inside of it
+    sizes[id(node)] = 0  # open: a node met again here contains itself
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         parts = [part for pair in node.value for part in pair]

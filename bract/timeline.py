@@ -1,6 +1,6 @@
 """What each process of a run did and when, for `bract run --profile`.
 
-Processes of one machine share the kernel's monotonic clock, so their spans lie on one time axis.
+Processes of one machine share the kernel's monotonic clock, so their spans are on one time axis.
 Each appends to a file of its own in the folder that `FOLDER` names; `merge` makes one trace of them
 in the Trace Event Format, which ``chrome://tracing`` and Perfetto open.
 """

@@ -100,7 +100,7 @@ def code_digest(*modules: str) -> str:
 
 
 def library_versions() -> str:
-    """Return the versions of `RESULT_LIBRARIES` in one line; those that are missing say so."""
+    """Return the versions of `RESULT_LIBRARIES` in one line; missing ones are marked as such."""
     return ", ".join(f"{name} {_installed(name)}" for name in RESULT_LIBRARIES)
 
 

@@ -124,7 +124,7 @@ class Answers:
             write_bytes(path, pack(reply, f"{request.key}/{request.digest}"), private=True)
 
     def has_trained(self, federation: str) -> bool:
-        """Tell whether an update of this federation, in whatever run, has left."""
+        """Return whether an update of this federation, in whatever run, has left."""
         return any(
             key.partition("/")[2] == federation and TRAIN in run.kinds
             for key, run in self._load().runs.items()

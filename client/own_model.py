@@ -1,4 +1,4 @@
-"""The model of somebody's own app, as the mod sees it: it says which, the mod gives it secrets."""
+"""The model of a third-party app, as the mod sees it: it says which, the mod gives it secrets."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Site:
     paillier_key
         File of the private key or key share with which encrypted runs are decrypted.
     public_test
-        Whether the test split is public and lies here, so that this client may judge the global
+        Whether the test split is public and is stored here, so that this client may judge the global
         model on it where the server cannot.
     """
 
@@ -86,7 +86,7 @@ class Site:
         ------
         BractError
             If ``partition-id`` is missing or no whole number from 0, ``models`` holds what is no
-            reference, or a private seed stands in the node config itself or in a file that others
+            reference, or a private seed is in the node config itself or in a file that others
             may read.
         """
         found = node_config.get("partition-id")

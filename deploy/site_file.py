@@ -43,7 +43,7 @@ class SiteFile(BaseModel):
     app
         The one installed ClientApp that runs here.
     public_test
-        Whether the test split is public and lies here.
+        Whether the test split is public and is stored here.
     require_encryption
         Whether runs that are not encrypted are refused.
     paillier_key, identity_key, peers

@@ -4,7 +4,7 @@ Flower's Control, Fleet and Runtime APIs ask nobody for a password, and whoever 
 may submit code. On a Unix socket in a folder of mode 0700 the kernel answers for who connects: the
 user who started the federation, and root.
 
-The host name `HOST` stands for the sockets: ``socket.invalid:8000`` is ``8000.sock`` in the folder
+The host name `HOST` represents the sockets: ``socket.invalid:8000`` is ``8000.sock`` in the folder
 that the environment variable `FOLDER` names. A name below ``.invalid`` belongs to nobody (RFC
 6761), so where a rule of this module is missing nothing listens and nothing connects.
 """
@@ -27,7 +27,7 @@ FOLDER = "BRACT_SOCKETS"
 """Environment variable that names the folder of the sockets."""
 
 HOST = "socket.invalid"
-"""Host of an address that stands for a socket."""
+"""Host of an address that represents a socket."""
 
 OPEN = "BRACT_OPEN"
 """Environment variable with ``host:port`` where a part of the APIs is served on TCP besides."""
@@ -48,7 +48,7 @@ def address(port: int) -> str:
 
 
 def path(port: int) -> Path:
-    """Return the socket that stands for a port."""
+    """Return the socket that represents a port."""
     folder = Path(os.environ[FOLDER]).resolve()
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
@@ -78,7 +78,7 @@ def listener(port: int) -> socket.socket:
 
 
 def is_served(place: Path) -> bool:
-    """Tell whether any process listens on a socket."""
+    """Return whether any process listens on a socket."""
     with socket.socket(socket.AF_UNIX) as knock:
         knock.settimeout(2)
         try:
@@ -89,7 +89,7 @@ def is_served(place: Path) -> bool:
 
 
 def is_healthy(place: Path) -> bool:
-    """Tell whether a SuperLink or SuperNode answers on a socket."""
+    """Return whether a SuperLink or SuperNode answers on a socket."""
     connection = http.client.HTTPConnection("localhost", timeout=2)
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.settimeout(2)
@@ -104,7 +104,7 @@ def is_healthy(place: Path) -> bool:
 
 
 class OnlyPaths:
-    """Answer 404 but for some paths; a path that ends in a slash stands for all below it."""
+    """Answer 404 but for some paths; a path that ends in a slash represents all below it."""
 
     def __init__(self, app: Asgi, paths: tuple[str, ...]) -> None:
         self._app = app

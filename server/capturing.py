@@ -37,13 +37,13 @@ class CapturePlan:
     seed: int = 0
 
     def takes_round(self, number: int) -> bool:
-        """Tell whether anything of a round, counted from 1, is captured."""
+        """Return whether anything of a round, counted from 1, is captured."""
         config = self.config
         listed = config.rounds is None or number in config.rounds
         return config.enabled and listed and (number - 1) % config.every == 0
 
     def takes(self, number: int, client: str) -> bool:
-        """Tell whether a client's reply is; the same for the same seed, round and name."""
+        """Return whether a client's reply is; the same for the same seed, round and name."""
         if not self.takes_round(number):
             return False
         clients = self.config.clients

@@ -133,7 +133,7 @@ def usable_column(scores: Sequence[float], *, count: int, signal: str) -> str | 
 
 
 def usable_training_score(score: float, signal: str) -> bool:
-    """Tell whether T_i is an accuracy in [0, 1], or a finite loss >= 0."""
+    """Return whether T_i is an accuracy in [0, 1], or a finite loss >= 0."""
     return math.isfinite(score) and score >= 0.0 and (signal == "loss" or score <= 1.0)
 
 

@@ -130,5 +130,5 @@ class CaptureConfig(Section):
     keep_rounds: Positive | None = None
 
     def place(self, run: str) -> str | None:
-        """Return the URL at which a run's captures lie; None where it is their own folder."""
+        """Return the URL for a run's captures; None if they are stored in the run's own folder."""
         return None if self.store is None else f"{self.store.rstrip('/')}/{run}"

@@ -120,7 +120,7 @@ def _defense_list(value: Any) -> Any:
 
 
 class _NamedDefense(BaseModel):
-    """A defense's name beside its hyper-parameters: what a file may hold, for editors alone."""
+    """A defense's name with its hyper-parameters: what a file may hold, for editors alone."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -352,7 +352,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _is_kind(location: list[str]) -> bool:
-    """Tell whether the last part is the name of a section's kind, which no file spells as a key."""
+    """Return whether the last part is the name of a section's kind, which no file has as a key."""
     return location[-1] in KINDS.get(tuple(location[:-1]), {})
 
 

@@ -13,7 +13,7 @@ from bract.errors import BractError
 from bract.names import check_name
 
 KITS_OF_THE_OPERATOR = frozenset({"authority", "operator"})
-"""Folders beside those of the sites; no site has such a name."""
+"""Folders in addition to those of the sites; no site has such a name."""
 
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -46,7 +46,7 @@ class SiteConfig(Section):
     """One site: its name, and what its own file begins with.
 
     ``data`` is the folder of the site's own images in the place of ``data.path``, ``policy`` a
-    file, beside the federation's, that is put into the kit, ``device`` one of auto, cpu, cuda:N.
+    file, relative to the federation's, to put into the kit, ``device`` one of auto, cpu, cuda:N.
     """
 
     name: Annotated[str, AfterValidator(_site_name)]
@@ -75,7 +75,7 @@ class DeploymentConfig(Section):
     """Where the sites find the server, and who they are; ``bract provision`` makes their kits.
 
     ``server`` is the host name or IP address of the gateway, as the sites reach it, ``port`` its
-    port; ``superlink_port`` is the SuperLink's, on the loopback interface beside it. ``days`` is
+    port; ``superlink_port`` is the SuperLink's, on the loopback interface. ``days`` is
     how long the certificates of the gateway and the SuperLink are valid, the CA's is ten times
     that. A site is a name, or ``name`` and what its own file begins with.
     """

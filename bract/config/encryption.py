@@ -11,7 +11,7 @@ class EncryptionConfig(BaseModel):
     """How updates are encrypted, see docs/encryption.md; ``encryption: paillier`` is enough.
 
     ``clip`` bounds an update's values, ``buffer_clip`` those of a buffer's change; larger ones are
-    cut and counted. ``max_weight_sum`` is the largest sum of the integer weights that stand for
+    cut and counted. ``max_weight_sum`` is the largest sum of the integer weights that represent
     the clients' shares. ``keys``: ``provisioned`` key files, or ``in-band`` through the server,
     sealed. ``threshold``: how many clients must decrypt together; null shares one private key.
     ``powers``: who raises ciphertexts to ``n`` for a threshold's decryption: the ``clients``, whose
@@ -51,7 +51,7 @@ class EncryptionConfig(BaseModel):
         return threshold and self.randomness == "djn" and self.powers == "clients"
 
     def problem(self, clients: int, p_hat: float | None) -> str | None:
-        """Say with which numbers this cannot work, None where it can.
+        """Return the numbers with which this cannot work, None if it can.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class EncryptionConfig(BaseModel):
         return None
 
     def cautions(self, clients: int, strategy: str) -> list[str]:
-        """Say what encryption cannot hide in this run, though it works."""
+        """Return warnings on what encryption cannot hide in this run."""
         if not self.enabled:
             return []
         found = []

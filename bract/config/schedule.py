@@ -101,7 +101,7 @@ def scheduled_lr(
         From 1; an earlier one counts as the first.
     rounds
         Rounds of the federation, for a cosine that names none itself. None holds that cosine at
-        ``lr``: nobody knows how long it is.
+        ``lr``, since its length is unknown.
     """
     passed = max(server_round, 1) - 1
     match schedule:

@@ -155,7 +155,7 @@ class StrategySection(Section):
     """What every strategy has; a subclass adds its ``name`` and the strategy's own arguments.
 
     A package that adds a strategy registers such a subclass, whose ``name`` is a ``Literal`` and
-    whose ``implementation`` says where the strategy itself is: ``package.module:Class``, a subclass
+    whose ``implementation`` names the strategy itself: ``package.module:Class``, a subclass
     of `bract.strategies.FedAvg`. It is imported by the server alone.
     """
 
@@ -241,7 +241,7 @@ def _with_plugins(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     name = _strategy_name(value)
     if name in _OWN or not isinstance(name, str) or name not in STRATEGY_SECTIONS:
         return check(value)
-    # A tagged choice, so that errors lie where those of bract's own sections do.
+    # A tagged choice, so that errors have the location of those of bract's own sections.
     tagged: Any = Annotated[STRATEGY_SECTIONS[name], Tag(name)]
     choice: Any = Annotated[
         tagged | Annotated[FedAvgConfig, Tag("fedavg")], Discriminator(_strategy_name)

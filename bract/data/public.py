@@ -56,7 +56,7 @@ def public_images(
     Parameters
     ----------
     data
-        Name of a data set, or else a folder, whose pictures are taken as they lie, without labels.
+        Name of a data set, or else a folder, whose pictures are taken as stored, without labels.
     split
         Of a data set. bract's clients train on ``train``, so ``test`` shares no image with them.
     path

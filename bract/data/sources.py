@@ -22,7 +22,7 @@ from bract.registry import Registry
 Split = Literal["train", "test"]
 
 _FOLDER = Path("data")
-"""Where torchvision's data sets lie while the configuration names no path."""
+"""Folder of torchvision's data sets while the configuration names no path."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Dataset:
     """How to open a data set, and what is known before it is opened.
 
     ``mean`` and ``std`` are per channel, of the pixels in [0, 1]; None for image folders, whose
-    normalisation is then 0.5 and 0.25 in every channel. ``folder`` is where its files lie while the
+    normalisation is then 0.5 and 0.25 in every channel. ``folder`` has its files while the
     configuration names no path; None where it has none.
     """
 

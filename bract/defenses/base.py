@@ -23,7 +23,7 @@ class DefenseError(BractError):
 
 
 class Stage(IntEnum):
-    """Where a defense stands in a chain; a chain goes through the stages in this order."""
+    """Position of a defense in a chain; a chain goes through the stages in this order."""
 
     MODEL = 0
     REPRESENTATION = 1
@@ -82,11 +82,11 @@ class DefenseSpec(BaseModel):
     name
         What configurations and declarations call the defense.
     title
-        What reports call it; ``{field}`` stands for the value of a hyper-parameter.
+        Its name in reports; ``{field}`` represents the value of a hyper-parameter.
     summary
         What a client sends, in one line.
     stage
-        Where it stands in a chain.
+        Its position in a chain.
     keeps
         What each client keeps to itself from round to round. With ``model`` the server's copy of
         the model is not usable as it is: each client has its own.
@@ -106,7 +106,7 @@ class DefenseSpec(BaseModel):
 
     @classmethod
     def changes_model(cls) -> bool:
-        """Tell whether the defense changes the structure of the model."""
+        """Return whether the defense changes the structure of the model."""
         return cls.prepare_model is not DefenseSpec.prepare_model
 
     @property
@@ -127,7 +127,7 @@ class DefenseSpec(BaseModel):
 
     @classmethod
     def in_title(cls) -> frozenset[str]:
-        """Return the hyper-parameters that the title tells already."""
+        """Return the hyper-parameters that the title contains."""
         return frozenset(name for _, name, _, _ in string.Formatter().parse(cls.title) if name)
 
 
@@ -135,7 +135,7 @@ class Defense(DefenseSpec, ABC):
     """A defense: its specification, and what a client does to protect an update with it.
 
     A subclass states what `DefenseSpec` lists and its hyper-parameters with their ranges, and
-    implements `protect`. Private state stands in a dictionary of tensors.
+    implements `protect`. Private state is a dictionary of tensors.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()

@@ -51,8 +51,8 @@ class FedKL(Defense):
         gamma 1 + |key|^2 times as far as it would move a plain gamma, some 340 times for the
         paper's key. Chosen on digits that clients kept from training (LeNet-BN, 12 rounds, four
         seeds, mean and range): 1 gives 0.91 (0.88 to 0.96), 0.5 gives 0.85 (0.68 to 0.97), 0.1
-        gives 0.90 (0.75 to 0.97), 0.02 gives 0.92 (0.80 to 0.99). Four seeds do not tell these
-        apart, so the paper's stays.
+        gives 0.90 (0.75 to 0.97), 0.02 gives 0.92 (0.80 to 0.99). Four seeds do not separate
+        these, so the paper's stays.
     """
 
     name: ClassVar[str] = "fedkl"

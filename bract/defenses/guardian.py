@@ -40,7 +40,7 @@ class Guardian(Defense):
     \\|delta\\| <= ``epsilon``.
 
     Both metrics depend on delta through g.delta and \\|delta\\| only, so their gradient from
-    delta = g lies on the line through g and plain projected descent (``optimizer: sgd``) never
+    delta = g is on the line through g and plain projected descent (``optimizer: sgd``) never
     turns: its cosine stays 1, which is no protection. Adam divides by each coordinate's own root
     mean square, so its steps leave that line; the optimizer is part of the method. Ten steps of
     1e-3 move small coordinates by about 0.01 * sign(g), and the result is close to a sign vector:
@@ -62,8 +62,8 @@ class Guardian(Defense):
         with the bound epsilon / sqrt(T), so that the whole still keeps epsilon.
     min_cosine
         Least cosine with g. 0 is the paper's g.delta >= 0 (theorem 4.2), under which ten steps
-        end anywhere between 0 and 0.9, depending on how large a coordinate of g is beside ``lr``
-        and \\|g\\| beside ``beta``; at 0 the update is of no use, and a local update is easily that
+        end anywhere between 0 and 0.9, depending on the ratio of a coordinate of g to ``lr``
+        and of \\|g\\| to ``beta``; at 0 the update is of no use, and a local update is easily that
         small. For one cosine whatever the update: ``beta`` 1000 and ``lr`` 3e-3, which end here.
     length
         ``gradient``: send the direction of delta with the length of g. ``epsilon`` is made for

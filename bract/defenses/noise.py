@@ -35,11 +35,11 @@ class Noise(Defense):
     or Laplace distribution, drawn exactly from a cipher (`bract.randomness`), for which the same
     rho and the same epsilon hold (Canonne, Kamath and Steinke 2020, theorem 14; the Renyi
     divergences are at most the Gaussian's, so Opacus' account holds too). What is sent is the sum,
-    rounded to the update's dtype: its bits tell nothing beyond the sum (Mironov 2012).
+    rounded to the update's dtype: its bits reveal nothing beyond the sum (Mironov 2012).
 
     Flower's `flwr.clientapp.mod.LocalDpMod` clips as this does, but it calibrates one round with
     the classical Gaussian bound (proved for epsilon below 1 only), composes nothing over rounds
-    and noises integer buffers too, so it is not what stands here. Opacus' optimizer is made for
+    and noises integer buffers too, so it is not used here. Opacus' optimizer is made for
     noise on per-sample gradients; its accountant is used on request.
 
     Parameters
@@ -105,7 +105,7 @@ class Noise(Defense):
     def grid(self) -> float | None:
         """Return the step of which every value sent is a multiple; None without ``clip``.
 
-        A power of two. Very quiet noise beside a large ``clip`` has fewer than 2^30 steps to its
+        A power of two. Very small noise with a large ``clip`` has fewer than 2^30 steps to its
         deviation, so that the clipped values fit 64-bit whole numbers.
         """
         return None if self.clip is None else _grid(self.deviation, self.clip)

@@ -116,7 +116,7 @@ def masked_layers(model: nn.Module) -> dict[str, float] | None:
         return {}
     try:
         graph = fx.Tracer().trace(model)
-    except Exception:  # noqa: BLE001 - somebody's own forward may raise anything under a tracer
+    except Exception:  # noqa: BLE001 - a third-party forward may raise anything under a tracer
         return None
     found: dict[str, float] = {}
     for node in graph.nodes:

@@ -1,6 +1,6 @@
 """Normalisation layers whose scale and shift come from a private key (FedKL).
 
-The secrets are held beside the module tree on purpose: `torch.nn.Module.state_dict` and
+The secrets are held outside the module tree on purpose: `torch.nn.Module.state_dict` and
 ``named_parameters`` never list them, so no code that exchanges those can send them.
 """
 
@@ -248,13 +248,13 @@ def private_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def with_random_key(model: nn.Module, source: Source, *, keep_layers: bool = False) -> nn.Module:
-    """Return a copy of ``model`` under a key that is nobody's: what a server could evaluate.
+    """Return a copy of ``model`` under a key of no client: what a server could evaluate.
 
     Parameters
     ----------
     keep_layers
-        False: the lock layers are drawn anew too, as by somebody who has neither (FedKL, table
-        III). True: only the key is another one, as by somebody who stole the lock layers.
+        False: the lock layers are drawn anew too, as by an attacker who has neither (FedKL, table
+        III). True: only the key is another one, as by an attacker who stole the lock layers.
     """
     stranger = copy.deepcopy(model)
     locks = key_locks(stranger)

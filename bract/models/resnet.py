@@ -11,7 +11,7 @@ from bract.models.registry import MODELS, activation_layer
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut without parameters."""
+    """Two 3x3 convolutions with a shortcut without parameters."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, activation: str) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """Encrypted vectors: encrypt and decrypt; :mod:`bract.paillier.summing` adds and weighs them.
 
 The server computes with public keys only: it sees ciphertexts, their number, the layout and the
-weights. Two limits belong to the scheme itself. Paillier is *malleable*: whoever holds the public
-key can turn a ciphertext into one of another value, and nobody can tell, so integrity has to come
-from the transport (TLS) and from trust in the server. And whoever holds the private key can read
+weights. Two limits belong to the scheme itself. Paillier is *malleable*: any holder of the public
+key can turn a ciphertext into one of another value, undetectably, so integrity has to come
+from the transport (TLS) and from trust in the server. And a holder of the private key can read
 every single ciphertext, not only the sum (see :mod:`bract.paillier.threshold`).
 
 Damage is another matter: wrong shapes, numbers out of range and foreign key ids are always
@@ -34,7 +34,7 @@ class CipherVector:
 
     Attributes:
         key_id: Identity of the key, :attr:`PublicKey.key_id`.
-        layout: Where the values lie.
+        layout: Positions of the values.
         data: ``uint8``, shape ``(layout.rows, layout.cipher_bytes)``; big-endian numbers.
         weight: Sum of the integer weights inside; 1 for a fresh vector.
         randomness: ``djn`` only if every part was made with it.
@@ -119,7 +119,7 @@ def encrypt(
         randomness: None takes ``djn`` where the key has its base, else ``standard``.
         threads: None takes one, and all cores for ``standard`` randomness without the private key:
             the products of other encryptions are so short that threads only wait for each other.
-        progress: Told (ciphertexts done, ciphertexts in total).
+        progress: Called with (ciphertexts done, ciphertexts in total).
 
     Returns:
         The encrypted vector of weight 1, and the number of values that were clipped.
@@ -189,7 +189,7 @@ def decrypt(
         key: The private key.
         vector: Fresh, or a weighted sum; the sum of its weights divides.
         threads: None takes one where the randomness is known, as :func:`encrypt`, else all cores.
-        progress: Told (ciphertexts done, ciphertexts in total).
+        progress: Called with (ciphertexts done, ciphertexts in total).
 
     Returns:
         ``float64`` of shape ``(layout.length,)``, within ``layout.fixed_point.bound`` of the

@@ -2,17 +2,17 @@
 
 An encryption by a key holder draws a nonce of 256 bits, and the exponent of the ``djn`` randomness
 of row ``i`` is the ``i``-th block of ``SHAKE256(K, nonce)``, where ``K`` is a hash of the private
-key. The nonce travels beside the ciphertexts. Who holds the key computes the exponents again, and
+key. The nonce travels with the ciphertexts. A holder of the key computes the exponents again, and
 of a weighted sum their weighted sum ``R``: ``c h^(-n^s R) = (1+n)^m`` needs one product for each
 byte of the order and no exponentiation, and holds only where the result is 1 modulo each factor,
 which is checked; otherwise the ciphertext is decrypted in the usual way.
 
 Without ``K`` the exponents are as good as drawn at random, in the random oracle model: ``K`` and
-the streams are uniform unless somebody asks the hash for the factors of ``n``, and who finds those
-has broken the encryption anyway. So confidentiality rests on what ``djn`` randomness rests on, and
+the streams are uniform unless the hash is queried on the factors of ``n``, and to find those is
+to break the encryption anyway. So confidentiality rests on what ``djn`` randomness rests on, and
 on that model for SHA-256 and SHAKE256. ``K`` is worth the private key: it gives no factors, but who
 has it reads every vector that names nonces. Exponents have the same number of bits as drawn ones.
-Two encryptions never share a nonce, also not those of the same values. Whoever decrypts a sum sees
+Two encryptions never share a nonce, also not those of the same values. A decryptor of a sum sees
 the nonces and the weight of each, but not whose they are. Holders of threshold shares know no
 ``K``, and their exponents are drawn.
 """
@@ -43,7 +43,7 @@ def fresh_part() -> Parts:
 def joined_parts(found: Sequence[tuple[Parts, int]]) -> Parts:
     """Return the parts of a weighted sum; none where one vector has none, or there are too many.
 
-    They are sorted by nonce: the order of the vectors would tell whose weight is which.
+    They are sorted by nonce: the order of the vectors would reveal whose weight is which.
 
     Args:
         found: Parts and positive weight of each vector.

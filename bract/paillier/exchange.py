@@ -3,8 +3,8 @@
 The recipient sends an X25519 public key, the sender answers with a sealed box: an ephemeral
 X25519 key, HKDF-SHA256 over two shared secrets (the recipient's key with the ephemeral one and with
 the sender's own) and all public keys, ChaCha20-Poly1305. Run and parties are bound into the key and
-authenticated, so a box of another run or for another client does not open, nor one that somebody
-else than the stated sender sealed (one-pass authenticated Diffie-Hellman, as in the ``Auth`` mode
+authenticated, so a box of another run or for another client does not open, nor one that a party
+other than the stated sender sealed (one-pass authenticated Diffie-Hellman, as in the ``Auth`` mode
 of RFC 9180). Who holds the recipient's private key can forge boxes to that recipient, to no others.
 
 The public keys travel through the server. That is safe against a server that follows the protocol
@@ -80,7 +80,7 @@ def require_usable(public: bytes) -> None:
     """Refuse what no honest client sends as its X25519 public key.
 
     Raises:
-        SealError: Not 32 bytes, or one of the points of low order, with which everybody shares the
+        SealError: Not 32 bytes, or one of the points of low order, with which all parties share the
             same secret.
     """
     _shared(X25519PrivateKey.generate(), public)
@@ -119,7 +119,7 @@ def open_sealed(box: bytes, identity: Identity, context: Context, *, sender_publ
         box: What :func:`seal` returned.
         identity: The recipient's key pair.
         context: As the sender stated it.
-        sender_public: The 32 public bytes of who is said to have sealed it.
+        sender_public: The 32 public bytes of the stated sender.
 
     Raises:
         SealError: Another sender, recipient or context, or an altered or truncated box.

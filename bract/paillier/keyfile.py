@@ -1,6 +1,6 @@
 """Keys as text: PEM-like blocks whose body is base64 of JSON, with a checksum over every field.
 
-The text may come from a file or, public keys, from a stranger: every size is bounded before a
+The text may come from a file or, public keys, from an untrusted party: sizes are bounded before a
 number is made of it, and whatever is wrong raises :class:`PaillierError`.
 """
 

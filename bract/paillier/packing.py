@@ -24,7 +24,7 @@ _SLOT_LIMIT = 62  # sums are 64-bit signed integers after unpacking
 
 @dataclass(frozen=True)
 class Layout:
-    """How a vector of values lies in plaintexts; sender, server and receiver need the same one.
+    """Positions of a vector's values in plaintexts; sender, server and receiver need the same one.
 
     A slot holds the sum of weight times code for one value. Codes end at ``2^bits - 2`` and the
     weights sum to at most ``max_weight``, so ``slot_bits``, the size of the product of the two,

@@ -41,7 +41,7 @@ def map_chunks(
         work: Takes some items and returns one result an item; safe to call from several threads.
         items: All items.
         threads: Number of threads; None takes the cores that this process may use.
-        progress: Told after each chunk how many items are done.
+        progress: Called after each chunk with the number of finished items.
 
     Raises:
         ValueError: Fewer than one thread.

@@ -51,7 +51,7 @@ class Statement:
     """What a proof is about.
 
     Attributes:
-        share: The prover's or the verifier's share; its verification keys are everybody's.
+        share: The prover's or the verifier's share; its verification keys are common to all.
         index: Number of the share that made the powers.
         digest: Names the vector that was decrypted.
         powers: ``P``, ``uint8`` of shape ``(rows, cipher_bytes)``.
@@ -76,7 +76,7 @@ class Statement:
 def same_powers(
     scheme: Scheme, bases: Sequence[Any], powers: Sequence[Any], *, threads: int | None = None
 ) -> bool:
-    """Tell whether ``powers[i] = ± bases[i]^(n^s)`` for all ``i``, wrong with chance 2^-128."""
+    """Return whether ``powers[i] = ± bases[i]^(n^s)`` for all ``i``, wrong with chance 2^-128."""
     exponents = secrets.token_bytes(_BYTES * len(bases))
     modulus = scheme.cipher_modulus
     expected = gmpy2.powmod(
@@ -126,7 +126,7 @@ def verify(
     *,
     threads: int | None = None,
 ) -> bool:
-    """Tell whether share ``statement.index`` made ``powers`` of ``ciphertexts``.
+    """Return whether share ``statement.index`` made ``powers`` of ``ciphertexts``.
 
     The verifier needs no stripped vector: it folds the ciphertexts and strips one number.
 

@@ -14,7 +14,7 @@ class FixedPoint:
     """Symmetric fixed point: ``code = round(value / step) + levels``, ``0 <= code <= 2 levels``.
 
     A sum of codes never borrows from its neighbour's slot, because no code is negative. Zero is
-    exact. With ``W`` the sum of integer weights, a weighted sum of codes lies between 0 and
+    exact. With ``W`` the sum of integer weights, a weighted sum of codes is between 0 and
     ``2 levels W``, and its weighted mean differs from the mean of the values by at most ``bound``.
 
     Attributes:
@@ -56,7 +56,7 @@ class FixedPoint:
             values: Real numbers of any shape, flattened.
 
         Returns:
-            Codes of shape ``(n,)``, and how many values lay outside the clip range.
+            Codes of shape ``(n,)``, and the number of values outside the clip range.
 
         Raises:
             PaillierError: NaN or infinity among the values.

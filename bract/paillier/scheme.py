@@ -200,7 +200,7 @@ class PrivateScheme(Scheme):
             A list of plaintexts, ``0 <= m < n^s``.
 
         Raises:
-            UndecryptableError: ``djn`` only: the randomness of a ciphertext lies outside the hidden
+            UndecryptableError: ``djn`` only: the randomness of a ciphertext is outside the hidden
                 subgroup, so it was altered on its way or made with ``standard`` randomness.
         """
         p, q = self.sides
@@ -245,7 +245,7 @@ class _Side:
 
     @cached_property
     def _uniform_powers(self) -> FixedBase | None:
-        """Powers of a generator, where the factors of ``p - 1`` can be told from the order."""
+        """Powers of a generator, if the factors of ``p - 1`` follow from the order."""
         small = self.order // 2 if self.order != self.prime - 1 else mpz(1)
         large = (self.prime - 1) // 2 // small
         factors = [f for f in {mpz(2), small, large} if f > 1]

@@ -4,7 +4,7 @@ Damgård, Jurik and Nielsen 2010, after Shoup's threshold RSA (Eurocrypt 2000), 
 dealer at key generation; :mod:`bract.paillier.proofs` proves that a partial decryption is correct.
 The exponent that decrypts is 0 modulo the order ``alpha`` of the squared randomness and 1 modulo
 ``n^s``. Written as ``1 + n^s e``, it needs only ``e = -n^(-s) mod alpha`` to be secret, and the
-long power ``b = c^(n^s)``, which no longer depends on the message, may be taken by anybody, once
+long power ``b = c^(n^s)``, which no longer depends on the message, may be taken by any party, once
 (:func:`bract.paillier.stripping.strip_messages`, a task for the server or, at
 less cost, for who encrypts). A share must never be
 applied to a number that is no such power: ``(1+n)^(2 D f(i)) = 1 + 2 D f(i) n`` is the share
@@ -18,9 +18,9 @@ the exponent gives ``b^(4 D^2 e)``, and ``c^(4 D^2) b^(4 D^2 e) = (1+n)^(4 D^2 M
 ``p = 2p'+1`` and ``q = 2q'+1`` for a ``standard`` key, as in the original. So a client's work is a
 power of 512 bits instead of twice the size of ``n``.
 
-The dealer also gives everybody the verification keys ``v^(D f(i)) mod n`` for ``v = g^(2 n^s)``,
-where ``g`` is ``h``, or a number that ``n`` decides where the key has none. They tell nothing more:
-``v^e = g^-2`` is public, so whoever holds ``t - 1`` shares can compute them all.
+The dealer also gives every party the verification keys ``v^(D f(i)) mod n`` for ``v = g^(2 n^s)``,
+where ``g`` is ``h``, or a number that ``n`` decides if the key has none. They reveal nothing more:
+``v^e = g^-2`` is public, so a holder of ``t - 1`` shares can compute them all.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class KeyShare:
         total: ``l``, shares dealt.
         degree: The only degree ``s`` of ciphertexts that these shares decrypt.
         value: The secret ``f(index)``.
-        verification: For each share ``i`` its ``v^(total! f(i)) mod n``, the same for everybody.
+        verification: For each share ``i`` its ``v^(total! f(i)) mod n``, the same for every share.
     """
 
     public: PublicKey
@@ -88,7 +88,7 @@ def deal(
     randomness: Randomness = "djn",
     insecure: bool = False,
 ) -> list[KeyShare]:
-    """Generate a key and deal its shares; nobody keeps the whole.
+    """Generate a key and deal its shares; no party keeps the whole.
 
     Args:
         threshold: ``t``, at least 2; with 1 a plain shared key does the same.

@@ -1,12 +1,12 @@
 """The ``n^s``-th powers of ciphertexts, which hold their randomness and nothing of their message.
 
-A key share is applied to such powers alone (:mod:`bract.paillier.sharing`). Anybody can raise a
+A key share is applied to such powers alone (:mod:`bract.paillier.sharing`). Any party can raise a
 ciphertext to ``n^s``, at some hundred microseconds a value (:func:`strip_messages`). Who encrypts
 has them for the price of the encryption: a ``djn`` ciphertext is ``(1+n)^m g^r`` with
 ``g = h^(n^s)``, so its power is ``(g^(n^s))^r``, one more power of a fixed base with the same short
-exponent (:func:`encrypt_with_powers`). They tell nothing that the ciphertexts do not, multiply as
+exponent (:func:`encrypt_with_powers`). They reveal nothing that the ciphertexts do not, multiply as
 the ciphertexts do (:func:`combine_powers`), and are as many bytes again. What a sum of them
-is held against the sum of the ciphertexts before anybody uses it (:func:`check_powers`).
+is checked against the sum of the ciphertexts before use (:func:`check_powers`).
 """
 
 import secrets
@@ -53,7 +53,7 @@ def strip_messages(
         public: The key.
         vector: Any vector under it.
         threads: None takes all cores.
-        progress: Told (ciphertexts done, ciphertexts in total).
+        progress: Called with (ciphertexts done, ciphertexts in total).
 
     Returns:
         ``uint8``, the shape of the vector's data.
@@ -84,7 +84,7 @@ def encrypt_with_powers(
         values: Real numbers, ``layout.length`` of them, any shape.
         layout: The plan shared by all clients.
         threads: None takes one, as :func:`bract.paillier.cipher.encrypt`.
-        progress: Told (ciphertexts done, ciphertexts in total), of the ciphertexts.
+        progress: Called with (ciphertexts done, ciphertexts in total), of the ciphertexts.
 
     Returns:
         The vector of weight 1, what :func:`strip_messages` makes of it, and the number of values
@@ -124,7 +124,7 @@ def check_powers(
     Args:
         public: The key.
         vector: A vector under it.
-        powers: What somebody says :func:`strip_messages` makes of it.
+        powers: Claimed output of ``strip_messages(vector)``.
         threads: None takes all cores.
 
     Raises:
@@ -179,7 +179,7 @@ def combine_powers(
         powers: Of each vector, checked by :func:`check_powers`.
         weights: As for :func:`bract.paillier.summing.weighted_sum`.
         threads: None takes all cores.
-        progress: Told (ciphertexts done, ciphertexts in total).
+        progress: Called with (ciphertexts done, ciphertexts in total).
 
     Returns:
         What :func:`strip_messages` makes of the sum, up to signs.

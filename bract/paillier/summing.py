@@ -1,7 +1,7 @@
 """Sums of encrypted vectors, for who holds the public key alone.
 
 Paillier is *malleable*: a product of ciphertexts is a ciphertext of the sum, and a power one of a
-multiple. Rows are taken in chunks, so that vectors may lie in files (``numpy.memmap``): then a sum
+multiple. Rows are taken in chunks, so that vectors may be in files (``numpy.memmap``): then a sum
 takes the memory of its result and of one chunk, however many vectors there are.
 """
 
@@ -47,7 +47,7 @@ def weighted_sum(
         vectors: Vectors under this key and of one layout.
         weights: One non-negative integer each, public (see :func:`integer_weights`).
         threads: None takes all cores.
-        progress: Told (ciphertexts done, ciphertexts in total).
+        progress: Called with (ciphertexts done, ciphertexts in total).
 
     Raises:
         CapacityError: The weights, times those already inside, could overflow a slot.
@@ -90,7 +90,7 @@ def product_rows(
         matrices: ``uint8`` of one shape ``(rows, cipher_bytes)``, big-endian numbers.
         weights: One positive integer each.
         threads: None takes all cores.
-        progress: Told (rows done, rows in total).
+        progress: Called with (rows done, rows in total).
 
     Returns:
         ``uint8``, the shape of one of ``matrices``.

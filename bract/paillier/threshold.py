@@ -4,8 +4,8 @@ Each party applies its share (:func:`partial_decrypt`), and who holds ``t`` resu
 (:func:`combine`); :mod:`bract.paillier.sharing` deals the shares and has the mathematics.
 
 What it protects: one client and the server together hold one share and read nothing. What it does
-not: ``t`` clients together read everything, a share's owner cannot tell an aggregate from a single
-client's vector before helping to decrypt it, and whoever collects ``t`` partial decryptions reads
+not: ``t`` clients together read everything, a share's owner cannot distinguish an aggregate from a
+single client's vector before helping to decrypt it, and ``t`` partial decryptions together give
 the result, so they must travel sealed (:mod:`bract.paillier.exchange`), never in clear through the
 server. The dealer sees the factors and must forget them.
 
@@ -101,7 +101,7 @@ def partial_decrypt(
         vector: A vector under its key and of its degree.
         stripped: What :func:`strip_messages` made of the vector; None computes it here.
         threads: None takes all cores.
-        progress: Told (ciphertexts done, ciphertexts in total).
+        progress: Called with (ciphertexts done, ciphertexts in total).
 
     Raises:
         KeyMismatchError: The vector belongs to another key.
@@ -142,7 +142,7 @@ def problem(
     *,
     threads: int | None = None,
 ) -> str | None:
-    """Say what is wrong with a partial decryption of ``vector``, None where it is proven right.
+    """Return what is wrong with a partial decryption of ``vector``, None if it is proven right.
 
     Args:
         share: The verifier's share; its own index and value play no part.
@@ -187,7 +187,7 @@ def combine(
         vector: The vector that was partially decrypted.
         partials: Of different shares; all are verified, and ``t`` of them used.
         threads: None takes all cores.
-        progress: Told (ciphertexts done, ciphertexts in total).
+        progress: Called with (ciphertexts done, ciphertexts in total).
 
     Returns:
         ``float64`` of shape ``(layout.length,)``, as :func:`bract.paillier.cipher.decrypt` gives.

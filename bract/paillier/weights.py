@@ -1,4 +1,4 @@
-"""Public integer weights that stand for real shares."""
+"""Public integer weights that represent real shares."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Tensors as Flower arrays, and back: what somebody else sent is checked before it is decoded."""
+"""Tensors as Flower arrays, and back: untrusted arrays are checked before they are decoded."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def from_arrays(record: ArrayRecord) -> Tensors:
     ------
     BractError
         If an array is no serialised numpy array of numbers, or holds more or fewer bytes than its
-        header says; the message names the array. No more memory is taken than the data fills.
+        header declares; the message names the array. No more memory is taken than the data fills.
     """
     tensors = {name: _decode(name, array) for name, array in record.items()}
     return _unpacked(tensors) if PACKED in tensors else tensors

@@ -8,7 +8,7 @@ One array record carries it: ``header`` (JSON as ``uint8``: key id, layout and w
 vector, and names and shapes of the tensors in order) and one ``uint8`` matrix for each vector. With
 a threshold a second record may hold the ``n``-th powers of each vector's ciphertexts
 (`bract.paillier.stripping`), which spares the server most of its work; it is neither captured nor
-kept, since anybody can compute it.
+kept, since any party can compute it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def check_plan(
     config: EncryptionConfig,
     model: Mapping[str, torch.Tensor],
 ) -> None:
-    """Refuse ciphertexts whose headers say anything else than what the run's configuration plans.
+    """Refuse ciphertexts whose headers differ from what the run's configuration plans.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def encrypt_update(
     Returns
     -------
     tuple of EncryptedUpdate and int
-        The ciphertexts, and how many values lay outside the clip range.
+        The ciphertexts, and the number of values outside the clip range.
     """
     vectors, shapes, powers, clipped = {}, {}, {}, 0
     floating, integers = split_floating(buffers)

@@ -1,6 +1,6 @@
 """FedBoosting's exchange: fused models to every client, scores back. One message a client.
 
-The contract, for a ClientApp of anybody's. The strategy sends a message of type
+The contract, for a third-party ClientApp. The strategy sends a message of type
 ``evaluate.fused``; its content holds the model to score i = 0..N-1 as array record ``fused-i``,
 with the names and shapes of the record ``arrays`` of a train message, and the config record
 ``config`` with ``server-round`` and ``models`` = N. The reply holds a metric record ``metrics``

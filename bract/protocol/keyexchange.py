@@ -1,4 +1,4 @@
-"""The messages of encrypted aggregation beside training: who is there, and the keys.
+"""The messages of encrypted aggregation besides training: announcement of clients, and keys.
 
 Everything here passes through the server, which can read it: public keys, sealed boxes, and partial
 decryptions that are encrypted under a key of their own, boxed for each client.
@@ -16,7 +16,7 @@ A client that cannot do what it was asked, because it lacks the key or an aggreg
 partial decryptions that are not proven, answers with a `Hello` of its present state, and is sent
 what it lacks.
 
-Every reader here takes what anybody may have written: what is wrong with it raises `BractError`.
+Input of every reader here is untrusted: any fault in it raises `BractError`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MOST_KEY = 16_384
 
 @dataclass(frozen=True)
 class Hello:
-    """What a client says of itself.
+    """A client's announcement of itself.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Hello:
 
     @property
     def key_id(self) -> str:
-        """Identity of the key that it says it holds; empty where it holds none."""
+        """Identity of the key that it claims to hold; empty if it holds none."""
         with readable():
             return load_public(self.key).key_id if self.key else ""
 
@@ -150,7 +150,7 @@ class Hello:
 
 
 def is_hello(message: Message) -> bool:
-    """Tell a client's word that it lacks something from an answer."""
+    """Return whether a reply announces that its client lacks something, rather than an answer."""
     return message.has_content() and HELLO in message.content
 
 
@@ -200,7 +200,7 @@ def box_keys(
 
 
 def key_box_sender(content: RecordDict) -> bytes:
-    """Return the X25519 public key of who is said to have sealed the box of a train message."""
+    """Return the X25519 public key of the stated sender of the box of a train message."""
     try:
         return as_bytes(content.config_records[KEY_BOX]["identity"])
     except (KeyError, ValueError) as error:

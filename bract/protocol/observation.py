@@ -74,7 +74,7 @@ class Observation:
     parameters, buffers
         What the server sent: trainable tensors and buffers, by name.
     update
-        What came back, as an update (see `bract.protocol.update`); empty where it was encrypted.
+        The reply's update (see `bract.protocol.update`); empty where it was encrypted.
     returned_buffers
         Buffers after local training, where the client sent them.
     ciphertexts
@@ -83,7 +83,7 @@ class Observation:
         What the protocol declares.
     provenance
         What `bract.schema.Provenance` holds: Flower run and node ids, reply metrics, time of
-        arrival, and what the client said that was not taken.
+        arrival, and which of the client's claims were not taken.
     rounded
         How the update was rounded to be stored; None where it is as it came.
     computed
@@ -184,19 +184,19 @@ _FINITE = {
     ),
     "update": "in the update; the client's training diverged: choose another round",
 }
-"""What must be finite, and what to say and do where it is not."""
+"""What must be finite, and the message and effect if it is not."""
 
 
 class ObservationStore:
     """Observations on disk: one folder a round and client.
 
     ``round-0001/client-0/`` holds ``observation.json`` and one safetensors file for each group of
-    tensors that came back; what was sent lies once a round in ``round-0001/.sent/``, under the
+    tensors of the reply; what was sent is stored once a round in ``round-0001/.sent/``, under the
     SHA-256 of its content. A folder is written under a temporary name and renamed, so a reader sees
     whole observations only. Captures of schema 3, each with what was sent, are read as well.
 
-    What is read may come from somebody else: nothing in it is executed, and a model that is
-    ``package.module:callable`` is None in what `load` returns unless the reader named it.
+    Files may come from a third party: nothing in them is executed, and a model that is
+    ``package.module:callable`` is None in the result of `load` unless the reader named it.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class ObservationStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no round lies here."""
+        """Whether no round is stored here."""
         return not self._rounds()
 
     def save(self, observation: Observation) -> Path:
@@ -231,7 +231,7 @@ class ObservationStore:
         ------
         BractError
             If the client's name is no safe name of a folder, or the disk does not take it: the
-            message says what was needed and what is free, and nothing half-written stays.
+            message gives the size needed and the size free, and nothing half-written stays.
             `RoundLostError` where ``quota`` is reached.
         """
         encoded = encode(observation, self.compression)
@@ -257,7 +257,7 @@ class ObservationStore:
         return sum(_size_below(folder) for _, folder in self._rounds())
 
     def note(self, name: str, line: str) -> None:
-        """Append one line to a file beside the rounds."""
+        """Append one line to a file in the folder of the rounds."""
         append_line(self.root / name, line)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
@@ -267,8 +267,8 @@ class ObservationStore:
     def retire(self, keep: int, before: int) -> list[RemovedRound]:
         """Remove captured rounds, whole, and list them in ``removed.jsonl``.
 
-        What a round's captures refer to lies in its folder and goes with it; no other round refers
-        to it. While somebody is `reading` nothing is removed.
+        The files that a round's captures share are in its folder and go with it; no other round has
+        references to it. While a process is `reading` nothing is removed.
 
         Parameters
         ----------
@@ -298,7 +298,7 @@ class ObservationStore:
             size=_size_below(folder),
             time=time.time(),
         )
-        # Nobody sees half a round: under this name it is none.
+        # No reader sees half a round: under this name it is none.
         hidden = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
         try:
             self.note(REMOVED, gone.model_dump_json(by_alias=True))
@@ -320,7 +320,7 @@ class ObservationStore:
         return tuple(sent / sent_name(digest) for digest in description.sent.values())
 
     def folder(self, server_round: int, client: str) -> Path:
-        """Return where an observation lies."""
+        """Return the folder of an observation."""
         return self.root / round_name(server_round) / check_name(client)
 
     def load(self, folder: Path) -> Observation:

@@ -22,7 +22,7 @@ def most_bytes(parameters: int) -> int:
     Parameters
     ----------
     parameters
-        Bytes of the file with the parameters that were sent, as it lies on the disk.
+        Bytes of the file with the parameters that were sent, as stored on disk.
     """
     return 2 * parameters + 2**20
 
@@ -41,9 +41,9 @@ def unpacked(content: bytes, size: int, most: int) -> bytes:
     Parameters
     ----------
     size
-        Bytes that it says it has.
+        Bytes that it declares.
     most
-        Bytes that it may have at most; nothing is unpacked that says more, nor beyond ``size``.
+        Most bytes that it may have; nothing is unpacked that declares more, nor beyond ``size``.
     """
     import pyarrow
 

@@ -1,4 +1,4 @@
-"""What a server app tells whoever follows its run on another machine: lines in Flower's log.
+"""A server app's reports to a follower on another machine: lines in Flower's log.
 
 Flower brings all that a server app prints to who follows its run, so also words that clients chose.
 A line counts only if it begins with the token of the first one, which is drawn at random and
@@ -30,7 +30,7 @@ _LINE = re.compile(r"bract-([0-9a-f]{32}) (\{.*)", re.ASCII)
 
 
 class Told(Record):
-    """One thing that a server app told.
+    """One report of a server app.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Teller:
 
 
 class Listener:
-    """Find what a server app told in the pieces of its log."""
+    """Find a server app's reports in the pieces of its log."""
 
     def __init__(self) -> None:
         self._token: str | None = None
@@ -84,7 +84,7 @@ class Listener:
         self._skipping = False
 
     def feed(self, text: str) -> Iterator[Told | str]:
-        """Return what the lines hold that end in ``text``; a line of anybody else's as it is."""
+        """Return the reports in the lines that end in ``text``; any other line unchanged."""
         *lines, rest = (self._rest + text).split("\n")
         self._rest = rest
         for line in lines:

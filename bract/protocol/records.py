@@ -109,7 +109,7 @@ def write_reply(
     """Build a client's reply to a train message.
 
     With ``ciphertexts`` neither ``update`` nor ``buffers`` is sent. ``packed`` where the sender of
-    ``reply_to`` said that it reads packed records.
+    ``reply_to`` declared that it reads packed records.
     """
     write = to_packed if packed else to_arrays
     content = RecordDict(
@@ -154,14 +154,14 @@ def read_final(message: Message) -> tuple[str, dict[str, float]]:
 
 
 def is_bract_reply(message: Message) -> bool:
-    """Tell a reply written by `write_reply` from a stranger's."""
+    """Return whether `write_reply` wrote a reply, rather than a third-party app."""
     if not message.has_content() or DECLARED not in message.content:
         return False
     return UPDATE in message.content or CIPHERTEXTS in message.content
 
 
 def reply_name(message: Message) -> object:
-    """Return what a client of bract calls itself, unchecked; None where it does not say."""
+    """Return a client of bract's name for itself, unchecked; None if it gives none."""
     if not message.has_content():
         return None
     declared = message.content.config_records.get(DECLARED)

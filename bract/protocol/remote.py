@@ -1,6 +1,6 @@
 """Captures at a URL of fsspec's (S3, GCS, memory and many more): written there, fetched from there.
 
-A file is put whole, and a capture's ``observation.json`` last, so nobody who reads takes half a
+A file is put whole, and a capture's ``observation.json`` last, so no reader takes half a
 capture for a whole one. An audit reads a local copy (`fetch`). A URL that begins with ``file://``
 is a local folder.
 """
@@ -101,7 +101,7 @@ class RemoteStore:
             new = size - sum(earlier.values())
             self._used = used_within(self.quota, self._used, new, self._count)
             if earlier:
-                # First of all what says that it is whole.
+                # First of all the file that marks it as whole.
                 self._files.rm_file(self._at(f"{home}/{DESCRIPTION}"))
             for name, content in missing.items():
                 self._put(name, content)
@@ -114,7 +114,7 @@ class RemoteStore:
         return sum(size for name, size in self._below("").items() if _round(name) is not None)
 
     def note(self, name: str, line: str) -> None:
-        """Append one line to a file beside the rounds, by putting all of it anew."""
+        """Append one line to a file in the folder of the rounds, by writing all of it anew."""
         with self._asked(BractError):
             if name not in self._lists:
                 there = self._size(name) is not None
@@ -151,7 +151,7 @@ class RemoteStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no round lies here."""
+        """Whether no round is stored here."""
         with self._asked(BractError):
             return all(_round(name) is None for name in self._below(""))
 
@@ -290,7 +290,7 @@ def _round(name: str) -> int | None:
 
 
 def _known(name: str) -> bool:
-    """Tell whether a file belongs to a capture, so that no other is taken."""
+    """Return whether a file belongs to a capture, so that no other is taken."""
     parts = name.split("/")
     if len(parts) != 3 or round_of(parts[0]) is None:
         return False

@@ -28,7 +28,7 @@ def rounded(update: Mapping[str, Tensor], dtype: Dtype) -> tuple[Tensors, Roundi
     Parameters
     ----------
     dtype
-        ``float32`` rounds nothing, whatever the tensors are; None stands for the loss then.
+        ``float32`` rounds nothing, whatever the tensors are; the loss is then None.
     """
     if dtype == "float32":
         return dict(update), None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class SpooledArray(Array):
-    """An array whose bytes lie in a file without a name, which goes when nobody refers to it.
+    """Array backed by an unlinked temporary file.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """An observation as files, wherever they go: its own, and those that a round's captures share.
 
-What the server sent lies once a round in ``round-NNNN/.sent/<SHA-256>.safetensors``. The name is
-made from a checked digest alone, so no capture refers to anything outside of its round.
+What the server sent is stored once a round in ``round-NNNN/.sent/<SHA-256>.safetensors``. The
+name is made from a checked digest alone, so no capture refers to anything outside of its round.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CaptureStore(Protocol):
         """Write one `Observation`, replacing an earlier one of the same round and client."""
 
     def note(self, name: str, line: str) -> None:
-        """Append one line to a file beside the rounds."""
+        """Append one line to a file in the folder of the rounds."""
 
     def retire(self, keep: int, before: int) -> list[RemovedRound]:
         """Remove rounds before ``before`` but for the last ``keep``; return what went."""
@@ -205,7 +205,7 @@ def used_within(
     used
         What was counted last; None before the first time, and where there is no quota.
     count
-        Counts anew, for somebody may have made room meanwhile.
+        Counts anew, because room may have been made meanwhile.
 
     Raises
     ------

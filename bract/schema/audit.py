@@ -11,7 +11,7 @@ from bract.schema.record import Number, Record, VersionedRecord, names
 from bract.schema.told import Told
 
 AUDIT_SCHEMA: Literal[4] = 4
-"""Version of an audit result; 2 did not say what it depends on and what needs no gradient."""
+"""Version of an audit result; 2 lacked what it depends on and what needs no gradient."""
 
 EXACT_DB = 100.0
 """dB that a perfect copy scores: a mean squared error below 1e-10 is beyond float32 pixels."""
@@ -69,8 +69,8 @@ class Retrieval(Record):
     """Whether a reconstruction singles out its original, from `bract.audit.scoring.chance`.
 
     ``chance`` bounds the probability that an image made without the gradient comes as near to one
-    of the ``choices`` originals; ``least`` is what an exact copy would have given. ``nearest`` says
-    that the original is nearer than each of the ``references`` and than their mean.
+    of the ``choices`` originals; ``least`` is that of an exact copy. ``nearest``: whether
+    the original is nearer than each of the ``references`` and than their mean.
     """
 
     public: ClassVar[frozenset[str]] = names("chance least nearest references choices")
@@ -170,7 +170,7 @@ class Signals(Record):
     that the model gives to wrong classes, in the mean over examples. ``optimizer``: the declared
     one, where the attack simulates plain SGD in its place. ``norm`` of the evidence, and
     ``norm_ratio`` to the client's first captured one. ``falling``: share by which the loss fell in
-    the last tenth of the search. ``told``: what the upload tells at most. All but ``truth_check``
+    the last tenth of the search. ``told``: the upload's information bound. All but ``truth_check``
     an attacker can measure.
     """
 
@@ -228,7 +228,7 @@ class AuditResult(VersionedRecord):
     that attacked in the place of the server, with the global models alone.
     ``chosen_attack`` is the attack that made the images: another one than ``attack`` where that
     chose among several. ``method`` is the recipe that it ran, ``components`` are its parts and
-    ``unknowns`` the shapes of what it found beside the images, by name. ``trials`` are all of them
+    ``unknowns`` the shapes of what it found besides the images, by name. ``trials`` are all of them
     and ``chosen`` the position of the blind pick. ``not_applicable`` names attacks that were tried
     and cannot be used here, with the reason. Repeats of an attack with other seeds count from 0.
     ``read_as`` is the tier whose reading of the update was attacked: the colluding one reads an

@@ -1,6 +1,6 @@
-"""The records of a capture: what the protocol declares, what a client may say, where it came from.
+"""The records of a capture: the protocol's declaration, a client's own claims, provenance.
 
-Everything is typed and bounded, because a capture may come from somebody else.
+Everything is typed and bounded, because a capture may come from a third party.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ not hold the proximal term; version 3, which is read as well, holds what was sen
 READ_SCHEMAS = (3, 4)
 
 MISSED = "missed.jsonl"
-"""Beside the captures: one `MissedCapture` a line."""
+"""Next to the captures: one `MissedCapture` a line."""
 
 REMOVED = "removed.jsonl"
-"""Beside the captures: one `RemovedRound` a line."""
+"""Next to the captures: one `RemovedRound` a line."""
 
 MOST_ROUNDS = 999_999
 
@@ -95,7 +95,7 @@ class ClientDeclaration:
     """What the protocol declares about a client's computation; the server knows all of it.
 
     Attacks on running deployments usually fail because one of these was not recorded. A value
-    that nobody declared is ``None``; an attack that needs it says so.
+    that was not declared is ``None``; an attack that needs it reports that.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class ClientDeclaration:
         images behind an update are the augmented ones.
     dropout
         Rate in [0, 1) of the model's dropout layers, or of one before the output layer where it
-        has none. None: nobody said; the model's own layers tell.
+        has none. None: not declared; the model's own layers give it.
     norm_mode
         ``train``: batch normalisation used the batch's statistics; ``eval``: the running ones.
     defenses
@@ -203,7 +203,7 @@ class ClientStatement(_Record):
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> ClientStatement:
-        """Take what is a client's to say, and leave everything else."""
+        """Take the claims that a client may make, and leave everything else."""
         try:
             return cls(**{key: content[key] for key in cls.model_fields if key in content})
         except (ValidationError, RecursionError) as error:
@@ -225,7 +225,7 @@ class ClientStatement(_Record):
         said
             The client's whole declaration, for comparison.
         changes_model
-            Tells by its name whether a defense changes the model's structure.
+            Returns by its name whether a defense changes the model's structure.
         """
         flags = []
         mine = declaration.to_dict()
@@ -269,9 +269,9 @@ class Provenance(_Record):
     received
         Time of arrival in seconds since the epoch.
     metrics
-        The reply's, by name; what JSON cannot say (NaN) is None.
+        The reply's, by name; what JSON cannot express (NaN) is None.
     flags
-        What the client said that was not taken, and why.
+        The client's claims that were not taken, and why.
     """
 
     run_id: Text | None = None
@@ -322,7 +322,7 @@ class ObservationFile(BaseModel):
     """``observation.json``: an observation without its tensors, whose names it lists in order.
 
     ``sent`` holds the SHA-256 of the files with parameters and buffers, which the captures of a
-    round share: ``.sent/<SHA-256>.safetensors`` beside the client's folder. ``packed`` is the size
+    round share: ``.sent/<SHA-256>.safetensors`` next to the client's folder. ``packed`` is the size
     of ``update.safetensors`` where it is compressed to ``update.safetensors.zst``; ``uploaded``
     counts the bytes of all tensors that came, before they were rounded or compressed.
     """
@@ -365,7 +365,7 @@ class MissedCapture(_Record):
 
 
 def first_problem(error: ValidationError | RecursionError) -> str:
-    """Say in one line where a record is wrong, what was found and what was expected."""
+    """Return one line on where a record is wrong, what was found and what was expected."""
     if isinstance(error, RecursionError):
         return "something that is nested too deeply"
     problem = error.errors(include_url=False, include_context=False)[0]

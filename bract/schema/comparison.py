@@ -26,7 +26,7 @@ class ComparisonThresholds(Record):
 
 
 class ComparisonVerdict(Record):
-    """What came back from whom; ``no-control`` where the undefended run gave nothing."""
+    """Which attackers reconstructed images; ``no-control``: the undefended run gave none."""
 
     public: ClassVar[frozenset[str]] = names("level sentence limits rule thresholds")
 
@@ -119,7 +119,7 @@ class PairedDifferences(Record):
 class VariantRow(Record):
     """One variant, whether it finished or not; its leakage is that of the strongest attack.
 
-    ``settings`` are those that somebody chose, in words, ``all_settings`` every public one.
+    ``settings`` are those that the user chose, in words, ``all_settings`` every public one.
     ``report`` is the path of the run's own page.
     """
 
@@ -188,7 +188,7 @@ class SeedScores(Record):
 
 
 class VariantImage(Record):
-    """What came back of one image under one variant."""
+    """The reconstruction of one image under one variant."""
 
     public: ClassVar[frozenset[str]] = names("ssim psnr identified_top1 leaked seeds")
 
@@ -202,7 +202,7 @@ class VariantImage(Record):
 
 
 class ComparedImage(Record):
-    """One attacked image under every variant; ``paired`` says that its original is the same."""
+    """One attacked image under every variant; ``paired``: whether its original is the same."""
 
     public: ClassVar[frozenset[str]] = names("round client index paired variants")
 

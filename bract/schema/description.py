@@ -1,6 +1,6 @@
 """``bract.yaml``: what a server knows of an app that did not declare it when captures were made.
 
-It lies beside ``captures/``. People write it, or ``bract describe``; the audit and the report lay
+It is next to ``captures/``. People write it, or ``bract describe``; the audit and the report lay
 it over what each capture declares. It holds names and numbers only: the code that ``model`` names
 is imported where the reader names it too.
 """
@@ -32,7 +32,7 @@ from bract.schema.capture import (
 from bract.strict_yaml import MOST_CHARACTERS, parse_yaml
 
 DESCRIPTION = "bract.yaml"
-"""Name of the file, beside ``captures/``."""
+"""Name of the file, in the folder of ``captures/``."""
 
 Shape = tuple[Annotated[int, Field(ge=1, le=64)], Side, Side]
 
@@ -52,7 +52,7 @@ class InputSection(Section):
     """One input of the model.
 
     ``shape`` is ``[channels, height, width]``. The model sees ``(x - mean) / std`` for pixels x in
-    [0, 1], by channel; one value stands for every channel, and without them pixels go in as they
+    [0, 1], by channel; one value represents every channel, and without them pixels go in as they
     are.
     """
 
@@ -124,8 +124,8 @@ class AppDescription(Section):
     norm_mode
         ``train``: batch normalisation used the batch's statistics; ``eval``: the running ones.
     buffers
-        Names of captured tensors that the model holds as buffers, which a capture cannot tell from
-        parameters.
+        Names of captured tensors that the model holds as buffers, which captures do not separate
+        from parameters.
     training
         What every client does in a round.
     clients
@@ -133,10 +133,10 @@ class AppDescription(Section):
     defenses
         What the clients do to their updates: names, or entries with hyper-parameters.
     data
-        Images that nobody trained on, as in a federation's ``data`` section. Scores are held
-        against them; without them the images that other clients kept stand in.
+        Images that no client trained on, as in a federation's ``data`` section. Scores are compared
+        with them; without them the images that other clients kept are used.
     guessed
-        Keys above (``training.lr``) whose value nobody declared, with the reason for the value.
+        Keys above (``training.lr``) whose value was not declared, with the reason for the value.
         The report names them. Take a key out of this list when you know that its value is right.
     """
 
@@ -267,7 +267,7 @@ def dump_description(description: AppDescription) -> str:
         mode="json", exclude_none=True, exclude_defaults=True, exclude={"guessed"}
     )
     if description.data is not None:
-        # The name says which data they are, also where it is the default one.
+        # The name identifies the data, also where it is the default one.
         content["data"] = {"name": description.data.name, **content.get("data", {})}
     lines = ["# What the server knows of this app; `bract audit` lays it over the captures.", ""]
     for key, value in content.items():

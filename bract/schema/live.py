@@ -1,4 +1,4 @@
-"""``live.json``: how the audit that runs beside the training stands."""
+"""``live.json``: the state of the audit that runs during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands beside the tensors of a prior's file: what made it, from how many public images."""
+"""The record in a prior's file: its origin, and its number of public images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PriorFacts(VersionedRecord):
     the length of its standard normal latent, ``width`` the channels before its last layer and
     ``classes`` the labels that it is conditioned on, 0 for none. ``source`` names what it was
     trained on, ``images`` counts it, and ``digest`` is the SHA-256 of those images' fingerprints,
-    which the file holds. ``held_out_psnr`` says how well it reproduces public images of the same
+    which the file holds. ``held_out_psnr`` measures how it reproduces public images of the same
     source that it was not trained on, in dB: about the most that a search in its latent can give.
     """
 

@@ -27,12 +27,12 @@ Number = Annotated[float | None, BeforeValidator(_finite)]
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the names that stand in a text, between blanks and line ends."""
+    """Return the names in a text, between blanks and line ends."""
     return frozenset(text.split())
 
 
 class RecordError(BractError):
-    """Content that is no such record; ``detail`` says why, without the file's name."""
+    """Content that is no such record; ``detail`` is the reason, without the file's name."""
 
     def __init__(self, source: str, detail: str) -> None:
         super().__init__(f"{source}: half-written or corrupted ({detail})")
@@ -73,7 +73,7 @@ class Record(BaseModel):
 
 
 class VersionedRecord(Record):
-    """A whole file, or a line of one, that says by which schema version it was written.
+    """A whole file, or a line of one, with the schema version by which it was written.
 
     A subclass declares ``schema_version: Literal[N] = Field(default=N, alias="schema")``.
     """

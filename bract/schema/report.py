@@ -1,7 +1,7 @@
 """``report.json``: the facts of one run, as `bract report` writes them and the page shows them.
 
-Every class lists in ``public`` the fields that a redacted report may hold; what nobody listed has
-its default there, a field that somebody adds later too. The module is long because the file is: one
+Every class lists in ``public`` the fields that a redacted report may hold; unlisted fields, also
+later ones, are reset to their defaults. The module is long because the file is: one
 class for each of its tables.
 """
 
@@ -53,7 +53,7 @@ class ScoreSpread(Spread):
     """The spread of a score, its best single value, and how many values are behind it.
 
     ``missing`` counts scored images that have no finite one, ``at_cap`` the PSNR that are exact
-    copies: `EXACT_DB` stands for any error that is too small to see.
+    copies: `EXACT_DB` represents any error that is too small to see.
     """
 
     public: ClassVar[frozenset[str]] = Spread.public | {"best", "missing", "count", "at_cap"}
@@ -74,7 +74,7 @@ class SsimPsnr(Record):
 
 
 class Margins(Record):
-    """How far images are above the best baseline beside each, without the gradient."""
+    """How far images are above the best baseline of each, without the gradient."""
 
     public: ClassVar[frozenset[str]] = names("ssim psnr")
 
@@ -112,7 +112,7 @@ class RunFacts(Record):
 class ImageFacts(Record):
     """One reconstructed image; picture paths are relative to the run directory.
 
-    ``baseline`` is the best of the baselines without the gradient beside this image. ``leaked`` is
+    ``baseline`` is the best of the baselines without the gradient for this image. ``leaked`` is
     None where it was not scored, and where that cannot be ``decided``.
     """
 
@@ -148,7 +148,7 @@ class Finding(Record):
 class ObservationFacts(Record):
     """One attack on one observation; ``scored``, ``leaked`` and ``undecided`` count its images.
 
-    ``attack`` tells attacks on a round's aggregate, or on several ``rounds`` together, from those
+    ``attack`` separates attacks on a round's aggregate, or on several ``rounds``, from those
     on single uploads; ``budget``, ``read_as`` and the rest are as in the audit's result.
     """
 
@@ -209,7 +209,7 @@ class AttackRow(Record):
     """One attack of one tier over a client's observations; ``client`` is None over all of them.
 
     ``methods`` counts what made the images where that goes by another name than the attack;
-    ``chose`` says that the attack chose it among several, by its own loss. Scores are means over
+    ``chose``: whether the attack chose it among several, by its own loss. Scores are means over
     images; ``intervals`` holds those of the scores that are not spreads themselves.
     """
 
@@ -360,7 +360,7 @@ class Thresholds(Record):
 
 
 class TierVerdict(Record):
-    """What one tier's attackers got; ``needed`` says whether the tier has something to know."""
+    """What one tier's attackers got; ``needed``: whether the tier has anything to know."""
 
     public: ClassVar[frozenset[str]] = names(
         """
@@ -391,9 +391,9 @@ class NextStep(Record):
 
 
 class Verdict(Record):
-    """What was tried and what came back; ``headline`` is the strongest attack's row.
+    """What was tried, and the reconstructions; ``headline`` is the strongest attack's row.
 
-    ``sentence`` and ``explanation`` are plain words; ``statistics`` says how it was measured: the
+    ``sentence`` and ``explanation`` are plain words; ``statistics`` gives the method: the
     attack, its tier and budget, the mean and its interval, and how it was chosen among several.
     """
 
@@ -469,7 +469,7 @@ class Report(VersionedRecord):
     """The facts of one run.
 
     ``written`` is ISO 8601 text. ``worst`` is the position in ``observations`` of the one that
-    leaked most. Scores are those of the blind selection; ``oracle`` stands beside them.
+    leaked most. Scores are those of the blind selection; ``oracle`` is given in addition.
     """
 
     kind: ClassVar[str] = "report"

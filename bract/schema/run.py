@@ -1,4 +1,4 @@
-"""``run.json``: what ran, when, with which versions, and how it stands."""
+"""``run.json``: what ran, when, with which versions, and its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an upload can tell at most, in an audit result."""
+"""The information bound of an upload, in an audit result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ who knows the noise reached a mean SSIM of 0.03."""
 
 
 class Told(Record):
-    """What an upload can tell at most; see `bract.attacks.problem.identifiability`.
+    """The information bound of an upload; see `bract.attacks.problem.identifiability`.
 
     ``psnr``: dB that the best estimator can expect at most, near images that were made up;
-    ``prior_psnr``: dB of a guess that sees no upload; ``numbers``: coordinates that say anything;
+    ``prior_psnr``: dB of a guess that sees no upload; ``numbers``: informative coordinates;
     ``pixels``: numbers of the images.
     """
 

@@ -250,7 +250,7 @@ class Processes:
         return None
 
     def is_healthy(self, port: int) -> bool:
-        """Tell whether a SuperLink or SuperNode answers on the socket that stands for ``port``."""
+        """Return whether a SuperLink or SuperNode answers on the socket that represents ``port``."""
         return sockets.is_healthy(self.folder / f"{port}.sock")
 
     @property

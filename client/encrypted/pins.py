@@ -1,6 +1,6 @@
 """What a site's operator demands of encrypted runs, and whom it trusts with keys.
 
-All of it stands in the node config, which the server cannot change. Without it a client follows the
+All of it is in the node config, which the server cannot change. Without it a client follows the
 run's configuration, and takes the others' X25519 keys as the server passes them on.
 """
 

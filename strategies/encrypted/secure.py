@@ -221,7 +221,7 @@ class EncryptedFedAvg(FedAvg):
         self._updates[contribution.node_id] = update
 
     def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
-        """Return the shares that the integer weights stand for; they sum to 1."""
+        """Return the shares that the integer weights represent; they sum to 1."""
         shares = super().weigh(contributions)
         integers = self._integers(shares)
         return [weight / sum(integers) for weight in integers]
@@ -314,7 +314,7 @@ class EncryptedFedBoosting(EncryptedFedAvg, FedBoosting):
     """
 
     def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
-        """Return the shares that the integer weights stand for, and record those."""
+        """Return the shares that the integer weights represent, and record those."""
         weights = super().weigh(contributions)
         assert self._boosting is not None
         self._boosting = replace(self._boosting, weights=tuple(weights))
@@ -359,7 +359,7 @@ def _without_parts(model: ArrayRecord) -> ArrayRecord:
 
 
 def encrypted(kind: type[FedAvg]) -> type[EncryptedFedAvg]:
-    """Return the strategy over ciphertexts that stands for a plain one."""
+    """Return the strategy over ciphertexts that represents a plain one."""
     kinds: dict[type[FedAvg], type[EncryptedFedAvg]] = {
         FedAvg: EncryptedFedAvg,
         FedProx: EncryptedFedProx,
