@@ -25,7 +25,7 @@ ORDERS: tuple[float, ...] = (
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The noise on one update, in units of how far two updates can lie apart (2 ``clip``).
+    """The noise on one update, in units of the largest distance of two updates (2 ``clip``).
 
     Attributes
     ----------

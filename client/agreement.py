@@ -92,7 +92,7 @@ def check_start(
         If it is another one, or the run begins in a later round.
     """
     sent = message.content.array_records.get(ARRAYS)
-    # An encrypted run sends its first model to whoever has none, in whatever round; a plain one
+    # An encrypted run sends its first model to a client without one, in any round; a plain one
     # sends the model of the round.
     starts = config.encryption.enabled or request.server_round == 1
     if starts and sent is not None:

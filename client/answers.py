@@ -5,9 +5,9 @@ again and again reads the images behind it. So each kind of message is answered 
 only go forward, and what was answered is kept: per run (Flower's run id and the federation's name)
 and, since a new run id costs a server nothing, in totals over all runs of the site.
 
-The same message once more, because its reply was lost, gets the very same bytes again: that tells
-the server nothing new, whereas a reply computed anew would hold other noise. The last reply of each
-kind is kept for that in ``state-dir``. Without that folder the record lives as long as the
+The same message once more, because its reply was lost, gets the very same bytes again: that gives
+the server no new information, whereas a reply computed anew would hold other noise. The last reply
+of each kind is kept for that in ``state-dir``. Without that folder the record lives as long as the
 SuperNode, and a repeated message is refused.
 """
 

@@ -165,7 +165,7 @@ def finish(message: Message, context: Context) -> Message:
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Say who this is, and which key and model it holds."""
+    """Announce this client, with the key and model that it holds."""
     with open_encrypted(message, context) as client:
         return Message(client.hello().to_content(), reply_to=message)
 

@@ -1,6 +1,6 @@
 """What a client does to its images before it trains on them, drawn anew at every use.
 
-An augmentation is no defense: whoever inverts the update recovers the augmented image.
+An augmentation is no defense: inverting the update gives the augmented image.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ class DefenseMod:
     held to the site's policy, with or without a file; messages of other types pass through.
 
     Floating arrays are protected. Integer arrays, and the running statistics of batch
-    normalisation, are no parameters and pass as they are; they tell the server about the data.
+    normalisation, are no parameters and pass as they are; they reveal statistics of the data.
 
-    Beside a defended update the metrics that are no whole numbers (losses, accuracies) are
+    With a defended update the metrics that are no whole numbers (losses, accuracies) are
     withheld, but for FedBoosting's rounded score: NaN takes their place, so that strategies find
     the names that they expect. The site's policy decides (``train_metrics``).
 

@@ -1,4 +1,4 @@
-"""The model of a third-party app, as the mod sees it: it says which, the mod gives it secrets."""
+"""The model of a third-party app, as the mod sees it: the app names it, the mod adds secrets."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class OwnModel:
         Raises
         ------
         IndependentError
-            If the app never said which model it trains.
+            If the app never declared which model it trains.
         DefenseError
             If a defense fails.
         """

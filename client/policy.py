@@ -73,7 +73,7 @@ class Requirement(_Section):
         return self
 
     def violations(self, declared: dict[str, dict[str, Any]]) -> list[str]:
-        """Say how the run's defenses, by name, fall short of this requirement."""
+        """Return how the run's defenses, by name, fall short of this requirement."""
         if self.name not in declared:
             return [f"{self.name!r} must be on"]
         found = declared[self.name]
@@ -100,7 +100,7 @@ class Bounds(_Section):
         return self
 
     def violations(self, what: str, found: int) -> list[str]:
-        """Say how ``found`` lies outside of the bounds."""
+        """Return how ``found`` is outside of the bounds."""
         if self.minimum is not None and found < self.minimum:
             return [f"{what} must be at least {self.minimum}, the run has {found}"]
         if self.maximum is not None and found > self.maximum:
@@ -112,9 +112,9 @@ class DataPolicy(_Section):
     """Which data a run may name.
 
     ``names`` lists data sets; None allows every one. ``paths`` are folders in or below which
-    ``data.path`` must lie; a run without ``data.path`` then meets no path. None allows those of
-    the node config, and ``download`` None what the node config says: no folder and no download
-    where it says nothing.
+    ``data.path`` must be; a run without ``data.path`` then meets no path. None allows those of
+    the node config, and ``download`` None the setting of the node config: no folder and no download
+    if it has none.
     """
 
     names: list[str] | None = None
@@ -122,7 +122,7 @@ class DataPolicy(_Section):
     download: bool | None = None
 
     def violations(self, site: Site, data: DataConfig) -> list[str]:
-        """Say what of the run's ``data`` section, as it is at a site, the site does not read."""
+        """Return what of the run's ``data`` section, as it is at a site, the site does not read."""
         name, path, found = data.name, data.path, []
         if self.names is not None and name not in self.names:
             found.append(f"data.name must be one of {self.names}, the run has {name!r}")
@@ -180,8 +180,8 @@ class SitePolicy(_Section):
         number then carries log2(10^(d+1) + 1) bits at most. None keeps `SIGNIFICANT_DIGITS`
         digits and cuts nothing.
     train_metrics
-        Whether loss and accuracy on the very images behind an update are sent beside it: for one
-        image and known parameters each is an equation about its pixels. ``auto`` sends them beside
+        Whether loss and accuracy on the very images behind an update are sent with it: for one
+        image and known parameters each is an equation about its pixels. ``auto`` sends them with
         an update that is neither defended nor encrypted; ``always`` and ``never`` do in any case.
     """
 
@@ -210,13 +210,13 @@ class SitePolicy(_Section):
         return next((key for key in keys if getattr(self, key) is not None), None)
 
     def tells_training(self, *, hidden: bool) -> bool:
-        """Whether loss and accuracy of training leave beside a ``hidden`` or a plain update."""
+        """Whether loss and accuracy of training leave with a ``hidden`` or a plain update."""
         return self.train_metrics == "always" or (self.train_metrics == "auto" and not hidden)
 
     def training_score(self, value: float, images: int, *, hidden: bool) -> float | None:
         """Return FedBoosting's training score as it may be sent; None where it may not.
 
-        The weights rest on it, so ``auto`` sends it, cut and rounded to `SCORE_DECIMALS`; beside
+        The weights rest on it, so ``auto`` sends it, cut and rounded to `SCORE_DECIMALS`; with
         a hidden update not from fewer than ``min_validation_images`` images.
         """
         if self.train_metrics == "always":
@@ -232,7 +232,7 @@ class SitePolicy(_Section):
         Parameters
         ----------
         models
-            How many the message says that it asks to score.
+            Number of models that the message asks to score.
         clients
             As many as the run declares; None where that cannot be seen.
         """
@@ -255,7 +255,7 @@ class SitePolicy(_Section):
         return MOST_UNDECLARED if declared is None else MOST_ROUNDS
 
     def caps(self, declared: int | None) -> str:
-        """Say what a run that declares so many rounds is given, and which keys change it."""
+        """Return the limits of a run that declares so many rounds, and the keys to change them."""
         digits = (
             f"{SIGNIFICANT_DIGITS} significant digits"
             if self.metric_decimals is None

@@ -77,7 +77,7 @@ class Session:
         return client_data(self.site.local(self.config), self.site.part)
 
     def score(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
-        """Return loss and accuracy of the model as it stands."""
+        """Return loss and accuracy of the model in its present state."""
         return evaluate(self.model, images, labels, spec=self.spec, device=self.device)
 
     @contextmanager
@@ -130,7 +130,7 @@ class Session:
         Parameters
         ----------
         models
-            How many the message says that it asks to score.
+            Number of models that the message asks to score.
         """
         if self.config.strategy.scored is None:
             raise PolicyError(
@@ -140,10 +140,10 @@ class Session:
         self.policy.check_models(models, self.config.clients)
 
     def training_metrics(self, result: LocalResult, data: ClientData) -> dict[str, float]:
-        """Return what the server is told of local training, and FedBoosting's score T.
+        """Return the metrics of local training for the server, and FedBoosting's score T.
 
-        Beside an update that is defended or encrypted, loss and accuracy of training stay here
-        unless the site's policy sends them: they tell of the batch what the update was to hide.
+        With an update that is defended or encrypted, loss and accuracy of training are not sent
+        unless the site's policy allows it: they reveal of the batch what the update was to hide.
         """
         metrics = {"local_steps": float(result.steps)}
         hidden = bool(len(self.defending.chain)) or self.encrypted is not None
@@ -190,7 +190,7 @@ class Session:
             )
 
     def validate(self, data: ClientData) -> dict[str, float]:
-        """Judge the received model on the validation share, also under a key that is nobody's."""
+        """Judge the received model on the validation share, also under a key of no client."""
         metrics = {}
         if self.encrypted is not None and self.site.public_test:
             loss, accuracy = self.score(*test_data(self.site.local(self.config).data))
@@ -237,7 +237,7 @@ class Session:
         Returns
         -------
         tuple of dict and dict
-            What `write_reply` takes beside the update, and figures for the server.
+            The arguments of `write_reply` besides the update, and figures for the server.
         """
         if self.encrypted is None:
             return {}, {}

@@ -60,7 +60,7 @@ class Site:
     paillier_key
         File of the private key or key share with which encrypted runs are decrypted.
     public_test
-        Whether the test split is public and is stored here, so that this client may judge the global
+        Whether the test split is public and stored here, so that this client may judge the global
         model on it where the server cannot.
     """
 

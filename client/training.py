@@ -168,7 +168,7 @@ def smallest_batch(config: TrainingConfig, count: int) -> int:
 def _of_one_image(
     error: ValueError, batch: list[int], count: int, config: TrainingConfig
 ) -> Exception:
-    """Return what to say of batch normalisation that had one value; other errors as they are."""
+    """Return the error for batch normalisation that had one value; other errors unchanged."""
     if len(batch) > 1 or "more than 1 value per channel" not in str(error):
         return error
     return BractError(

@@ -112,7 +112,7 @@ class _Kept:
             return
         held = list(self._seen.values())
         try:
-            # Which pixels the inputs were is for the audit to say, which knows the normalisation.
+            # The audit, which knows the normalisation, computes the pixels of the inputs.
             tensors = {
                 "inputs": torch.stack([image for image, _ in held]),
                 "labels": torch.stack([label for _, label in held]),

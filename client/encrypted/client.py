@@ -64,8 +64,9 @@ RECORD = "bract.encryption"
 """Name of the record in Flower's client-side ``context.state``."""
 
 CLIPPED_WARNING = 0.001
-"""Share of clipped values above which a client says so: in figures in its log, to the server as one
-digit. The server chooses ``encryption.clip``: exact counts would be the update's distribution."""
+"""Share of clipped values above which a client reports it: as figures in its log, to the server
+as one digit. The server chooses ``encryption.clip``: exact counts would be the update's
+distribution."""
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class EncryptedClient:
         return self._state.model
 
     def hello(self) -> Hello:
-        """Say who this is and what it holds."""
+        """Return this client's announcement: its identity, key and model."""
         identity = self._identity() or self._state.new_identity()
         return Hello(
             node_id=self.node_id,
@@ -163,7 +164,7 @@ class EncryptedClient:
                 f"{self.config.clients} clients"
             )
         self.pins.check_peers(recipients.values())
-        # Shares of a key that nobody was sent are dealt anew.
+        # Shares of a key that was never sent are dealt anew.
         forgotten = self._state.unconfirmed and isinstance(self.key, KeyShare)
         held = None if forgotten else self.key
         own, keys = deal_keys(held, list(recipients), self.config)
@@ -185,7 +186,7 @@ class EncryptedClient:
         -------
         bool
             False where the key or an aggregate is lacking, or the help to decrypt it is refused;
-            `hello` then tells the server what.
+            `hello` then reports which.
         """
         identity = self._identity()
         unsettled = self.key is None or self._state.unconfirmed
@@ -278,7 +279,7 @@ class EncryptedClient:
         except BractError as error:
             if not isinstance(error.__cause__, UndecryptableError):
                 raise
-            # What exactly is wrong would tell a server that altered the aggregate what is inside.
+            # The exact fault would reveal the content to a server that altered the aggregate.
             _log.error("%s, update %d: %s", tag, index, error)
             failures.count(update)
             raise BractError(

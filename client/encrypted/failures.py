@@ -1,7 +1,7 @@
 """How many aggregates under a key decrypted to no values of their layout, kept with the key.
 
-Each such answer tells a server that alters ciphertexts about a value inside. The count belongs to
-the key, not to a run or a federation, whose names the server chooses.
+Each such answer reveals to a server that alters ciphertexts something of a value inside. The count
+belongs to the key, not to a run or a federation, whose names the server chooses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Failed(BaseModel):
 class FailedAggregates:
     """The failed aggregates of one key at this site, over all runs, clients and restarts.
 
-    The same aggregate once more tells nothing new and is not counted again: clients of one machine
+    The same aggregate again reveals nothing new and is not counted again: clients of one machine
     that share a key file share this record, and all of them are sent each aggregate.
 
     Parameters

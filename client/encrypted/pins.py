@@ -100,7 +100,7 @@ class Pins:
         self.check_peers([identity])
 
     def check_peers(self, identities: Iterable[bytes]) -> None:
-        """Refuse to seal for, or to take from, anybody but the pinned peers."""
+        """Refuse to seal for, or to take from, any client but the pinned peers."""
         if self.peers is None:
             return
         strangers = [identity for identity in identities if identity not in self.peers]
