@@ -34,7 +34,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for the configured number of rounds; called by Flower.
 
-    A run that was submitted without a folder, so perhaps from another machine, is told of in
+    A run that was submitted without a folder, so perhaps from another machine, is reported in
     Flower's log (`bract.protocol.progress`).
     """
     log_to_stderr()
@@ -78,7 +78,7 @@ def _train(grid: Grid, context: Context, tell: Callable[[Told], None]) -> None:
         except Exception as error:
             reason = _reason(error)
             _log.error("the run failed: %s", reason, exc_info=not isinstance(error, BractError))
-            # Where the disk is full, this error is the last to say so.
+            # If the disk is full, this log line is the last one that can be written.
             with contextlib.suppress(BractError):
                 run.update_state(status="failed", finished=time.time(), error=reason)
             raise
@@ -86,7 +86,7 @@ def _train(grid: Grid, context: Context, tell: Callable[[Told], None]) -> None:
 
 
 class _ToldRun(RunDirectory):
-    """A run directory whose rounds are told of besides."""
+    """A run directory whose rounds are also reported in the log."""
 
     def __init__(self, root: Path, tell: Callable[[Told], None]) -> None:
         super().__init__(root)
@@ -98,7 +98,7 @@ class _ToldRun(RunDirectory):
 
 
 def _keep_quiet(_: Told) -> None:
-    """Tell nobody: who submitted the run reads the run directory."""
+    """Report nothing: the submitter reads the run directory."""
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The process that attacks captures beside the server, which starts, watches and ends it.
+"""The process that attacks captures during training, which the server starts, watches and ends.
 
 What is attacked and how is `bract.audit.follow`'s, which the server does not import: the two meet
 on disk.
@@ -20,17 +20,17 @@ from bract.permissions import make_private_folder, open_private
 _log = logging.getLogger(__name__)
 
 LOG = "live-audit.log"
-"""Name of the log beside the captures' folder."""
+"""Name of the log next to the captures' folder."""
 
 PATIENCE = 5.0
-"""Seconds for which the process may go on once it was told to end."""
+"""Seconds for which the process may go on after the request to end."""
 
 
 class AuditBeside:
     """A live audit of one folder of captures.
 
-    Nothing that goes wrong with the process is raised: a run trains on without it, and says so
-    once in its log.
+    Nothing that goes wrong with the process is raised: a run trains on without it, and logs it
+    once.
 
     Parameters
     ----------

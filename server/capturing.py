@@ -85,7 +85,7 @@ def checked_plan(
     rounds: Collection[int] | None,
     seed: object,
 ) -> CapturePlan:
-    """Return what `HonestButCurious` was told to capture."""
+    """Return what `HonestButCurious` was configured to capture."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise BractError(f"HonestButCurious: seed is {shown(seed)}, expected a whole number")
     if isinstance(capture, CaptureConfig):

@@ -189,7 +189,7 @@ class Federation:
         return loss, accuracy
 
     def row(self, number: int) -> MetricsRow:
-        """Return what there is to say of a round, but for the global model's accuracy."""
+        """Return the row of a round, without the global model's accuracy."""
         outcome = self.strategy.outcome
         now = time.monotonic()
         weights = dict(zip((c.client for c in outcome.contributions), outcome.weights, strict=True))

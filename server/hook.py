@@ -34,7 +34,7 @@ from bract.server.places import store_folder
 from bract.server.recorder import Recorder
 
 Declared = ClientDeclaration | Mapping[str, Any] | None
-"""What an operator says of every client's computation; None says nothing."""
+"""An operator's declaration of every client's computation; None declares nothing."""
 
 
 class HonestButCurious(Strategy):
@@ -43,21 +43,21 @@ class HonestButCurious(Strategy):
     Parameters
     ----------
     strategy
-        Any Message-API strategy, Flower's, bract's or somebody's own.
+        Any Message-API strategy: Flower's, bract's or a third-party one.
     store
         Folder for the captures, a URL of fsspec's such as ``s3://bucket/folder``, or an
         `ObservationStore`. Where the server's operator has set ``BRACT_CAPTURES``, a relative
-        folder lies below it, in a folder of this run's own.
+        folder is below it, in a folder of this run's own.
     declaration
         What the protocol declares (`bract.protocol.observation.ClientDeclaration`, or a dict of
         its fields): model, normalisation, learning rate, local steps and so on; or a function of
         the round that returns one, where a schedule decides the learning rate. Of a client's own
-        word only `bract.schema.ClientStatement` is taken; what it says beyond that is compared
+        claims only `bract.schema.ClientStatement` is taken; its other claims are compared
         and flagged in the observation's provenance. Names and shapes of parameters and buffers,
-        the number of examples, and what a train message tells its client (``proximal-mu``, ``lr``,
-        ``momentum``, ``weight-decay``, ``dropout``, ``batch-size``, ``local-steps``) are found
+        the number of examples, and a train message's config for its client (``proximal-mu``,
+        ``lr``, ``momentum``, ``weight-decay``, ``dropout``, ``batch-size``, ``local-steps``) are found
         out; declare 0 or another value where the app ignores it. What is not declared here can be
-        said afterwards, without training again: ``bract describe``.
+        declared afterwards, without training again: ``bract describe``.
     rounds
         Rounds to capture; None captures all.
     capture
@@ -77,7 +77,7 @@ class HonestButCurious(Strategy):
     ------
     BractError
         If the declaration, a round, ``capture``, ``audit`` or ``every`` is none, or the captures
-        would lie elsewhere than the operator said. Nothing is raised after that.
+        would be outside the operator's folder. Nothing is raised after that.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class HonestButCurious(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Store what came back, then delegate."""
+        """Store the replies, then delegate."""
         replies = list(replies)
         self.recorder.received(replies)
         return self.strategy.aggregate_train(server_round, replies)

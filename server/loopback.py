@@ -67,7 +67,7 @@ class LoopbackGrid(Grid):
             for i, config in enumerate(node_configs)
         }
         self.log: list[Message] = []
-        # Flower refuses to create messages in a process that it has not told who it is.
+        # Flower refuses to create messages in a process without an identity.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 0, 0
 
     def set_run(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Where a server app leaves captures: where the operator of the server says."""
+"""The place of a server app's captures: the folder that the operator of the server sets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_folder(name: str, run_id: int) -> Path:
 def store_folder(store: Path) -> Path:
     """Return where the captures of an app go that asks for ``store``.
 
-    An absolute folder is taken. A relative one lies, where the operator named a folder, below it
+    An absolute folder is taken. A relative one is, if the operator named a folder, below it
     and a folder of this run's own: ``$BRACT_CAPTURES/run-<id>/captures``.
     """
     folder = captures_folder()

@@ -1,4 +1,4 @@
-"""Pair what a server sent with what came back, and store it; what fails is noted, never raised."""
+"""Pair what a server sent with the replies, and store both; failures are noted, never raised."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Pair what was sent with what came back, and store it.
+    """Pair what was sent with the replies, and store both.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Recorder:
     Attributes
     ----------
     connected
-        Returns the connected nodes, to tell a client that was restarted from a second one of the
+        Returns the connected nodes, to distinguish a restarted client from a second one of the
         same name.
     """
 
@@ -91,7 +91,7 @@ class Recorder:
                 number = _round_of(train[0], self._batches)
                 kept = [(n, m) for n, m in self._open if n == number]
                 self._open = kept + [(_round_of(m, self._batches), m) for m in train]
-        except Exception as error:  # noqa: BLE001 - around somebody else's strategy nothing may raise
+        except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.error("a round is not captured: %s", _words(error))
 
     def received(self, replies: Iterable[Message]) -> None:
@@ -101,7 +101,7 @@ class Recorder:
                 self._store(reply)
             self._write_missed()
             self._tell_missing()
-        except Exception as error:  # noqa: BLE001 - around somebody else's strategy nothing may raise
+        except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.error("replies were not captured: %s", _words(error))
 
     def _store(self, reply: Message) -> None:
@@ -146,7 +146,7 @@ class Recorder:
         )
 
     def _tell_missing(self) -> None:
-        """Say once, after the first replies, which of the clients to capture were none of them."""
+        """Log once, after the first replies, which of the clients to capture have not replied."""
         missing = self.plan.missing(self._seen) if self._seen and not self._told_missing else []
         if missing:
             _log.warning(
@@ -296,11 +296,11 @@ SENT = {
     "batch_size": ("batch-size", "batch_size"),
     "local_steps": ("local-steps", "local_steps"),
 }
-"""Keys of a train message by which apps tell their clients what to do, by what they declare."""
+"""Config keys of a train message, by the declared field they set."""
 
 
 def _with_sent(declaration: ClientDeclaration, request: Message) -> ClientDeclaration:
-    """Declare what the train message itself told the client, where the operator declared nothing.
+    """Declare the train message's config where the operator declared nothing.
 
     A value that no client could follow is left out.
     """
@@ -333,7 +333,7 @@ def _defenses(reply: Message) -> Any:
 
 
 def _or_flag(flags: list[str], read: Callable[[Any], Any], value: Any) -> Any:
-    """Read what a client said of itself; what cannot be read is flagged and left out."""
+    """Read a client's claim about itself; what cannot be read is flagged and left out."""
     try:
         return read(value)
     except (BractError, KeyError) as error:
