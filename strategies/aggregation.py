@@ -70,7 +70,7 @@ def fusing_weights(
 
     Notes
     -----
-    The fixed weights form an invertible matrix that anybody can write down, so a client that holds
+    The fixed weights form an invertible matrix that any client can compute, so a client that holds
     all N fused models can solve for every other client's update. Random weights that stay at the
     server prevent the solving, but each model is still at least p̂ one client's own.
     """

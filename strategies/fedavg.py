@@ -38,12 +38,12 @@ _log = logging.getLogger(__name__)
 MAX_SHARE = 0.75
 
 _TOLD = re.compile(r"<class 'bract\.[\w.]+'>:<'(?P<client>[^:]+): (?P<text>.*)'>", re.DOTALL)
-"""How Flower hands on an error that bract's own client raised: its name, then what happened."""
+"""Flower's form of an error that bract's own client raised: its name, then the text."""
 
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What came back in one round: the answers, their weights, and who failed.
+    """The result of one round: the answers, their weights, and the failed clients.
 
     ``boosting`` holds the scores behind the weights where the strategy is FedBoosting.
     """
@@ -211,7 +211,7 @@ class FedAvg(FlowerFedAvg):
             else:
                 answers.append((node_id, message))
         # Replies arrive in any order; of two that claim one name the same one gets it every time,
-        # and who answers gets it before anybody's error does.
+        # and an answer gets it before any error does.
         answers.sort(key=lambda answer: answer[0])
         failures = []
         for node_id, message in tuple(answers):

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class FedBoosting(FedAvg):
-    """Weigh each client by how well its model does on everybody's validation data.
+    """Weigh each client by its model's scores on all clients' validation data.
 
     Each round: the clients train; the server fuses their updates to N models; every client that
     trained scores all N on its own validation split, in one extra message; the weights p follow
@@ -51,13 +51,13 @@ class FedBoosting(FedAvg):
       values that are no numbers, or values out of range: its column of V is left out and an error
       names it; its own update still counts;
     - no usable column is left: the run fails; with ``tolerate_failures`` the weights of that
-      round are uniform, and a warning says so;
-    - a single score, or a training score, is no number: it counts as the worst there is;
-    - no client sends a training score: weights follow V alone, and a warning says so;
+      round are uniform, with a warning;
+    - a single score, or a training score, is no number: it counts as the worst possible;
+    - no client sends a training score: weights follow V alone, with a warning;
     - equal scores give equal weights.
 
-    A validator that lies can lift its own model by one column of V at most, and T is its own
-    word entirely: the weights bound what a poisoned client can do, not what a liar can.
+    A dishonest validator can lift its own model by one column of V at most, and T is its own
+    unverified claim: the weights bound a poisoned client, not a dishonest one.
 
     Parameters
     ----------

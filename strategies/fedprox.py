@@ -16,9 +16,9 @@ from bract.strategies.fedavg import MAX_SHARE, FedAvg
 class FedProx(FedAvg):
     """Average the updates of clients whose loss has the term mu/2 ‖w - w_global‖².
 
-    Says what Flower's `flwr.serverapp.strategy.FedProx` says, in the same key ``proximal-mu`` of
+    Sends what Flower's `flwr.serverapp.strategy.FedProx` sends, in the same key ``proximal-mu`` of
     the train message's config: the server only announces mu, the ClientApp adds the term. Unlike
-    Flower's, it reads updates and can leave out who fails.
+    Flower's, it reads updates and can leave out failed clients.
 
     Parameters
     ----------

@@ -114,7 +114,7 @@ def boosting_weights(
 
 
 def usable_column(scores: Sequence[float], *, count: int, signal: str) -> str | None:
-    """Say why one validator's scores cannot be used; None where they can.
+    """Return why one validator's scores cannot be used; None if they can.
 
     A validator is left out that sends another number of scores than there are models, only
     values that are no numbers (its validation split may be empty), an accuracy outside [0, 1], or

@@ -1,4 +1,4 @@
-"""What each client of an encrypted run is sent, so that all stand at the same model."""
+"""What each client of an encrypted run is sent, so that all have the same model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CatchUp:
         )
 
     def content(self, node_id: int, number: int) -> RecordDict:
-        """Return what a client needs to begin round ``number`` from where it stands.
+        """Return what a client needs to begin round ``number`` from its present state.
 
         Raises
         ------
@@ -87,7 +87,7 @@ class CatchUp:
             self._threshold.forget()
 
     def readmit(self, behind: Mapping[int, Message]) -> list[Failure]:
-        """Take clients in again that said that they cannot follow.
+        """Take clients in again that reported that they cannot follow.
 
         Returns
         -------

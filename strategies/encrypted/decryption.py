@@ -54,8 +54,8 @@ class ThresholdDecryption:
         """Return the records with which one client decrypts ``aggregates``.
 
         The clients are asked once for a tag, and again where a recipient came later. A recipient
-        gets nothing of a helper that it has refused: nobody here can read what is sealed, so who
-        complains without reason harms itself alone.
+        gets nothing of a helper that it has refused: the server cannot read sealed boxes, so a
+        client that complains without reason harms itself alone.
 
         Raises
         ------

@@ -35,7 +35,7 @@ class Membership:
 
     A run has as many seats as it declares clients, one for each partition. A seat is its first
     client's, known by its node id or its X25519 identity, until that client has left; where the key
-    travels in-band, and so was given to that client, nobody else gets the seat.
+    travels in-band, and so was given to that client, no other client gets the seat.
 
     Parameters
     ----------
@@ -113,12 +113,12 @@ class Membership:
         return failures + self._register(answers)
 
     def readmit(self, behind: Mapping[int, Message]) -> list[Failure]:
-        """Admit members anew that said, by node id, that they hold less than was thought.
+        """Admit members anew that reported, by node id, that they hold less than was thought.
 
         Raises
         ------
         RunFailedError
-            If the clients hold different keys and nothing says which is the run's, or no client
+            If the clients hold different keys and the run's is not declared, or no client
             generates one.
         """
         for node_id in behind:
@@ -131,7 +131,7 @@ class Membership:
         self.members[node_id] = replace(self.members[node_id], model_round=model_round)
 
     def _register(self, answers: Mapping[int, Message]) -> list[Failure]:
-        """Admit clients that have said, by node id, who they are."""
+        """Admit clients that have announced themselves, by node id."""
         arrived, failures = [], []
         for node_id, message in sorted(answers.items()):
             try:
@@ -204,9 +204,9 @@ class Membership:
         ]
 
     def _lacks_key(self, hello: Hello) -> bool:
-        """Say whether a client holds no key, or one that it generated and this run never used.
+        """Return whether a client holds no key, or one that it generated and this run never used.
 
-        What was provisioned is nobody's to replace, whatever a client says of it.
+        A provisioned key is never replaced, whatever the client claims.
         """
         unused = self.config.keys == "in-band" and hello.unconfirmed
         return not hello.key or (unused and hello.key_id != self._id)
@@ -269,7 +269,7 @@ class Membership:
         return [Failure(hello.node_id, hello.client, why) for hello in lacking]
 
     def _deal(self, holder: Hello, lacking: list[Hello]) -> str | None:
-        """Ask one client for the key; say what was wrong with its answer, None where nothing."""
+        """Ask one client for the key; return what was wrong with its answer, None if nothing."""
         recipients = {h.node_id: h.identity for h in lacking}
         if not recipients:
             return "there is nobody left to seal the key for"
@@ -304,7 +304,7 @@ class Membership:
         return None
 
     def _served(self, hello: Hello) -> bool:
-        """Say whether a box that this client can open waits for it."""
+        """Return whether a box that this client can open waits for it."""
         box_waits = hello.node_id in self.boxes
         return box_waits and self._sealed_for[hello.node_id] == hello.identity
 

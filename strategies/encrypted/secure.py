@@ -2,8 +2,8 @@
 
 The server holds the public key, the clients' ciphertexts and the public weights. It sends round r's
 aggregate with the train message of round r+1, and the last one in a phase of its own, so a run of R
-rounds has the phases of a plain one and three more: one before it, in which the clients say which
-key they hold (two where the key itself travels in-band), and one after it. With a threshold, every
+rounds has the phases of a plain one and three more: one before it, in which the clients announce
+their keys (two where the key itself travels in-band), and one after it. With a threshold, every
 decryption costs one more phase.
 """
 
@@ -56,8 +56,8 @@ class EncryptedFedAvg(FedAvg):
     """FedAvg whose server never holds a plain update, nor the plain global model.
 
     Weights are the integers closest to the strategy's shares (`bract.paillier.integer_weights`),
-    and their true sum divides. A client that lacks the key or an aggregate says so in place of an
-    update, and is asked again in the same round with what it lacks.
+    and their true sum divides. A client that lacks the key or an aggregate reports that in place of
+    an update, and is asked again in the same round with what it lacks.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class EncryptedFedAvg(FedAvg):
     aggregates
         Where aggregates are kept; in memory if not given.
     timeout
-        Seconds to wait for answers in the phases beside training.
+        Seconds to wait for answers in the phases besides training.
     options
         As the plain strategy takes them.
 
@@ -261,7 +261,7 @@ class EncryptedFedAvg(FedAvg):
         ]
 
     def _catch_up(self, replies: list[Message], number: int) -> list[Message]:
-        """Ask clients again that could not follow; return everybody's final answers."""
+        """Ask clients again that could not follow; return all final answers."""
         asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self._asked}
         behind = {
             asked[request]: m
@@ -310,7 +310,7 @@ class EncryptedFedBoosting(EncryptedFedAvg, FedBoosting):
 
     Fused models are integer linear combinations of ciphertexts (thesis, eq. 4.5), which the
     clients decrypt to score them. Every client can read every fused model, so what `fusing_weights`
-    says about how little fusing hides from the other clients holds here too.
+    states on how little fusing hides from the other clients holds here too.
     """
 
     def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
@@ -347,7 +347,7 @@ class EncryptedFedBoosting(EncryptedFedAvg, FedBoosting):
 
 
 def _without_parts(model: ArrayRecord) -> ArrayRecord:
-    """Return a fused model that does not say with which weights it was made.
+    """Return a fused model without the weights with which it was made.
 
     Decryption then takes the slow way. The weights of a threshold's ciphertexts are nowhere.
     """

@@ -1,4 +1,4 @@
-"""The clients as an encrypted run's server reaches them, in the phases beside training."""
+"""The clients as an encrypted run's server reaches them, in the phases besides training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a client's ciphertexts may go into a sum that nobody can look at."""
+"""Validate a client's ciphertexts before aggregation."""
 
 from __future__ import annotations
 
