@@ -1,4 +1,4 @@
-"""Before an audit: what it will take, what is hopeless, and whether to begin."""
+"""Before an audit: its estimated time, its infeasible uploads, and whether to begin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASK_FROM = 60.0
 
 
 def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
-    """Say what the audits will take and what is hopeless; on a terminal ask where it is much.
+    """Print the estimated time and the infeasible uploads; on a terminal ask before long work.
 
     Off a terminal nothing is ever asked: the estimate is printed and the work begins.
 
@@ -55,7 +55,7 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
 
 
 def at_a_terminal() -> bool:
-    """Whether somebody can read a question and answer it."""
+    """Whether a person can read a question and answer it."""
     return sys.stdin.isatty() and stderr.is_terminal
 
 

@@ -1,4 +1,4 @@
-"""``bract audit``: choose what to attack, attack it, say what came back."""
+"""``bract audit``: choose what to attack, attack it, print the result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def choose_audits(
     truth: Path | None = None,
     models: Iterable[str] = (),
 ) -> list[AuditChoice]:
-    """Lay the command line over the ``audit`` section of the run's configuration, tier by tier.
+    """Merge the command line into the ``audit`` section of the run's configuration, tier by tier.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def choose_audit(
     truth: Path | None = None,
     models: Iterable[str] = (),
 ) -> AuditChoice:
-    """Lay the command line over the ``audit`` section of the run's configuration, for one tier.
+    """Merge the command line into the ``audit`` section of the run's configuration, for one tier.
 
     A ``budget`` (see `parse_budget`) takes the place of both limits of that section. Without
     ``key`` the colluding tier takes the first client's key of a run on this machine.
@@ -210,7 +210,7 @@ def audit_run(root: Path, choice: AuditChoice, *, resume: bool = False) -> list[
 
 @contextlib.contextmanager
 def auditing(root: Path) -> Iterator[None]:
-    """Be the only command that works on the run; where a signal ends the block, say what is kept.
+    """Be the only command that works on the run; if a signal ends the block, print what is kept.
 
     Raises
     ------
@@ -225,7 +225,7 @@ def auditing(root: Path) -> Iterator[None]:
 
 def open_audit(root: Path, choice: AuditChoice, *, resume: bool = False) -> Audit:
     """Check a choice against the run; nothing is attacked or removed yet."""
-    # A model that is declared as package.module:callable lies in the folder of somebody's app.
+    # A model that is declared as package.module:callable is in the folder of a third-party app.
     sys.path.insert(0, str(Path.cwd()))
     return Audit(RunDirectory.open(root), choice, resume=resume)
 

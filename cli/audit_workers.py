@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Place:
-    """One worker: its handle, the batch that it has, and how far it said it was."""
+    """One worker: its handle, the batch that it has, and its last reported progress."""
 
     handle: Any
     batch: Batch | None = None
@@ -89,12 +89,12 @@ class Crew:
         Parameters
         ----------
         show
-            Told how many observations' worth of the work under way is done, and the lowest loss.
+            Called with the finished share of the work, in observations, and the lowest loss.
 
         Raises
         ------
         BractError
-            If a worker cannot work on the run, or what it hands back is not what was asked for.
+            If a worker cannot work on the run, or its result does not match the request.
         RunFailedError
             If a batch was lost `ATTEMPTS` times.
         """
@@ -173,7 +173,7 @@ class Crew:
             return _LOST
 
     def _look(self) -> None:
-        """Ask the workers how far they are, and hear what they answered; nobody is waited for."""
+        """Ask the workers for their progress, and read their answers; without waiting."""
         for place in self._waiting.values():
             if place.asked is not None:
                 if not self._ray.wait([place.asked], timeout=0)[0]:

@@ -25,7 +25,7 @@ DEFAULT_DEFENSES: tuple[dict[str, Any], ...] = (
     {"name": "noise", "kind": "gaussian", "std": 0.01},
     {"name": "pruning"},
 )
-"""What is compared without ``--defense``; the same settings stand in for a bare ``noise``."""
+"""What is compared without ``--defense``; the same settings replace a bare ``noise``."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def parse_defense(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[dict[
 def _shared_model(
     config: FederationConfig, chains: Sequence[DefenseChain], titles: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Choose the model of every variant, and say so where it is not the configured one."""
+    """Choose the model of every variant, with a note if it is not the configured one."""
     name = config.model.name
     normalised = f"{name}-bn"
     if normalised not in MODELS:

@@ -32,7 +32,7 @@ from bract.strict_json import dump_json
 stderr = Console(stderr=True, highlight=False)
 
 SILENCE = 50.0
-"""Seconds after which a command that works off a terminal says how far it is."""
+"""Seconds after which a command that works off a terminal prints its progress."""
 
 
 def set_up_logging(verbose: bool = False) -> None:
@@ -45,7 +45,7 @@ def set_up_logging(verbose: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line for the person, to stderr; nothing happens where nobody reads it any more."""
+    """Print a line for the person, to stderr; nothing happens where stderr is closed."""
     with suppress(OSError):
         stderr.print(text, markup=False, soft_wrap=True)
 
@@ -64,7 +64,7 @@ def print_json(content: Any) -> None:
 
 
 class _TwoLines(Progress):
-    """The bar and its numbers in one line, how things stand in the next one.
+    """The bar and its numbers in one line, the state of the work in the next one.
 
     The numbers keep their place however narrow the terminal is; the words are cut instead.
     """
@@ -78,7 +78,7 @@ class _TwoLines(Progress):
 
 
 class _LiveBar:
-    """A bar on a terminal; elsewhere a line now and then where nothing else was said."""
+    """A bar on a terminal; elsewhere a line now and then where nothing else was printed."""
 
     def __init__(self, what: str, total: int, *columns: ProgressColumn, done: int = 0) -> None:
         self._bar = _TwoLines(
@@ -130,7 +130,7 @@ class _LiveBar:
                 self._line(self._standing())
 
     def _standing(self) -> str:
-        """Say how far the work is: a bar in words."""
+        """Return the progress of the work: a bar in words."""
         (task,) = self._bar.tasks
         spent = time.monotonic() - self._begun
         total, new = task.total or 1.0, task.completed - self._first

@@ -58,7 +58,7 @@ class _BrokenError(_LackError):
 
 
 def examine(*, as_json: bool = False) -> list[Finding]:
-    """Print one line a check, and under it the mend where there is one.
+    """Print one line a check, and under it the fix if it failed.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def examine_kit(folder: Path, *, as_json: bool = False) -> None:
     Raises
     ------
     KitError
-        If a check fails; the lines before say which, and what mends it.
+        If a check fails; the lines before name it, and the fix.
     """
     folder = folder.absolute()
     kit = read_kit(folder)

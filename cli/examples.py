@@ -1,4 +1,4 @@
-"""Examples in the help of each command: lines that can be typed as they stand."""
+"""Examples in the help of each command: lines that can be typed unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an audit's exit code says to continuous integration: 3 a leak, 4 nothing was attacked."""
+"""An audit's exit code for continuous integration: 3 a leak, 4 nothing was attacked."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def check_tiers(gates: Iterable[Gate], tiers: Sequence[str]) -> None:
 def hold(gates: Iterable[Gate], results: Sequence[AuditResult], rule: LeakRule) -> None:
     """Fail where a result crosses a gate, or where a gate had nothing to judge.
 
-    What was refused or unscored beside judged images is counted in a line to the person: it does
+    What was refused or unscored besides judged images is counted in a line to the person: it does
     not fail the gate.
 
     Raises
@@ -195,10 +195,10 @@ def hold(gates: Iterable[Gate], results: Sequence[AuditResult], rule: LeakRule) 
 
 
 def check_attacked(results: Sequence[AuditResult], run: Path) -> None:
-    """Fail where every attack was refused: what nobody attacked is not safe for it.
+    """Fail where every attack was refused: what was not attacked is not safe for it.
 
     Ciphertexts without a key, and what ``--skip-hopeless`` left out, are an answer and no failure;
-    so is any refusal beside an attack that ran, of whatever tier.
+    so is any refusal along with an attack that ran, of whatever tier.
 
     Raises
     ------

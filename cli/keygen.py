@@ -1,4 +1,4 @@
-"""``bract keygen``: Paillier keys as files, for whoever provisions the clients."""
+"""``bract keygen``: Paillier keys as files, for the provisioner of the clients."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
 
 
 def keygen(folder: Path, config: EncryptionConfig, clients: int, *, as_json: bool = False) -> None:
-    """Write the files and say what each is for."""
+    """Write the files and print the purpose of each."""
     with working(f"generating a key of {config.key_bits} bits, which can take a minute"):
         public, *secret = write_keys(folder, config, clients)
     from bract.paillier import read_public
@@ -90,7 +90,7 @@ def keygen(folder: Path, config: EncryptionConfig, clients: int, *, as_json: boo
 
 
 def keygen_identity(folder: Path, *, as_json: bool = False) -> None:
-    """Write a site's own X25519 key pair, mode 0600, and say its public half."""
+    """Write a site's own X25519 key pair, mode 0600, and print its public half."""
     from bract.paillier import make_identity, save_identity
     from bract.protocol.ciphertexts import readable
 

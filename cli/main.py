@@ -109,7 +109,7 @@ def init(
     ] = Template.DIGITS,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a commented configuration, and its schema for editors to .bract/ beside it."""
+    """Write a commented configuration, and its schema for editors into .bract/ in its folder."""
     from bract.cli.templates import write_template
 
     write_template(path, template, force=force)
@@ -410,7 +410,7 @@ def audit(
     """Attack what the server captured in RUN, and score what came back.
 
     What it will take is estimated first. On a terminal you are asked before
-    more than a minute of work, or work that is hopeless; elsewhere (a pipe, CI)
+    more than a minute of work, or work that is infeasible; elsewhere (a pipe, CI)
     it begins without asking. Where every attack is refused, for another reason
     than that uploads are ciphertexts, the exit code is 4.
     """
@@ -445,7 +445,7 @@ def audit(
     choices = [replace(choice, over_rounds=over_rounds, observer=observer) for choice in choices]
     asked = asked_for(ray, workers, gpus, choices[0].device)
     if asked is not None:
-        # This process only plans and checks; what the workers compute on is Ray's to say.
+        # This process only plans and checks; Ray decides what the workers compute on.
         choices = [replace(choice, device="cpu") for choice in choices]
     if skip_hopeless:
         choices = [replace(choice, skip_hopeless=True) for choice in choices]
@@ -528,7 +528,7 @@ def watch(
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Serve RUN's growing page on this machine, and say how it stands, until Ctrl-C."""
+    """Serve RUN's growing page on this machine, and print its state, until Ctrl-C."""
     from bract.cli.watch import watch_run
 
     watch_run(run, redact=redact, once=once, as_json=output.is_json)
@@ -654,7 +654,7 @@ def doctor(
     ] = None,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Check that this machine can run a federation and an audit, and say how to mend what lacks."""
+    """Check this machine, and print how to install what is missing."""
     if kit is not None:
         from bract.cli.doctor_kit import examine_kit
 

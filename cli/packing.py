@@ -104,7 +104,7 @@ def _chosen(run: RunDirectory, stack: contextlib.ExitStack) -> dict[str, Content
 
 
 def _redacted(run: RunDirectory) -> bytes | None:
-    """Return the redacted report, which is made now: what lies in the run may show pictures."""
+    """Return the redacted report, which is made now: that of the run may show pictures."""
     try:
         from bract.report import gather
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""One page on 127.0.0.1, for whoever has its address: nobody else on the machine, no other site.
+"""One page on 127.0.0.1, for holders of its address: no other user of the machine, no other site.
 
 The port is free and random, the path holds 192 random bits, and a request must name this address
 as its host: a page of another site that makes its own name point here (DNS rebinding) is refused.

@@ -1,4 +1,4 @@
-"""``bract policy``: what a site's policy file says, before a run depends on it."""
+"""``bract policy``: print a site's policy file, before a run depends on it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_policy(
     ] = None,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Read FILE as a client does, and say which runs it lets in.
+    """Read FILE as a client does, and print which runs it lets in.
 
     Exit code 2 where the file cannot be used, or the configuration falls short of it.
     """

@@ -138,7 +138,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="What `bract prior train` wrote.")],
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Say what a generator makes, and what it was trained on."""
+    """Print what a generator makes, and what it was trained on."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -158,7 +158,7 @@ def list_sites(
     kits: KitsOption = Path("kits"),
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Say which sites there are, and which were revoked."""
+    """List the sites, and which of them were revoked."""
     from bract.deploy.kit import (
         SITES,
     )
@@ -182,7 +182,7 @@ def register(
         Path | None, typer.Option("--sockets", help="Folder of the SuperLink's socket.")
     ] = None,
 ) -> None:
-    """Tell the running SuperLink which sites may connect, and shut the revoked ones out."""
+    """Register the sites that may connect at the running SuperLink, and shut out revoked ones."""
     from bract.deploy.kit import (
         SITES,
         open_kit,
@@ -261,7 +261,7 @@ def show_status(
     ] = None,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Say how this party's part of the federation is; exit with 1 where something fails."""
+    """Print the health of this party's part of the federation; exit with 1 where a check fails."""
     from bract.deploy.health import examine
     from bract.deploy.metrics import write_metrics
 

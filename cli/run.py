@@ -113,7 +113,7 @@ def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
 
 
 def _status(run: RunDirectory) -> str | None:
-    """Return what ``run.json`` says; None where it cannot be read."""
+    """Return the status in ``run.json``; None if it cannot be read."""
     try:
         return run.state().status
     except BractError:
@@ -184,7 +184,7 @@ def check_feasible(config: FederationConfig) -> None:
 
 
 def _check_dropout(config: FederationConfig, chain: DefenseChain) -> None:
-    """Refuse dropout in somebody's own model that has no place for it, where it is at hand."""
+    """Refuse dropout in a third-party model that has no place for it, where it is at hand."""
     spec = data_spec(config.data)
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as for the processes that will be started
@@ -197,7 +197,7 @@ def _check_dropout(config: FederationConfig, chain: DefenseChain) -> None:
                 image_size=spec.image_shape[1],
             )
         except BractError:
-            return  # it may be on the clients' path alone; whoever makes it says why it cannot
+            return  # it may be on the clients' path alone; the process that makes it reports errors
         model = chain.prepare_model(model)
     with_dropout(model, config.training.dropout, classes=spec.classes)
 

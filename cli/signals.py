@@ -48,7 +48,7 @@ def _stop(number: int, _frame: object) -> None:
 
 
 def check() -> None:
-    """Raise what a signal asked for and nobody heard; loops that last call it.
+    """Raise what a pending signal asked for; loops that last call it.
 
     Python drops what a signal raises where an object is just being finalised.
 
@@ -68,9 +68,9 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def explained(what: str, again: str) -> Iterator[None]:
-    """Say with `Stopped`, where a signal ends the block, what it was and how to go on.
+    """Raise `Stopped` if a signal ends the block, with the signal and how to go on.
 
-    What was said further inside stays the only word.
+    A message from further inside is not replaced.
     """
     try:
         yield

@@ -75,7 +75,7 @@ def superlink(
 
 
 def _say_whose(folder: Path) -> None:
-    """Say what starts here before the imports, which take seconds."""
+    """Print what starts here before the imports, which take seconds."""
     from bract.deploy.kit import read_kit
 
     kit = read_kit(folder)

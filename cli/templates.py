@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bract.config import FederationConfig
 
 SCHEMA = ".bract/federation.json"
-"""Where the configuration's schema lies beside a configuration that `bract init` wrote."""
+"""Path of the configuration's schema, relative to a configuration that `bract init` wrote."""
 
 
 class Template(StrEnum):
@@ -49,7 +49,7 @@ def demo_config(*, quick: bool = False) -> FederationConfig:
 
 
 def write_template(path: Path, which: Template = Template.DIGITS, *, force: bool) -> None:
-    """Write a commented configuration to ``path``, and beside it the schema that editors read.
+    """Write a commented configuration to ``path``, and next to it the schema that editors read.
 
     The schema is that of the installed version, in ``.bract/federation.json``: completion works
     without a network.

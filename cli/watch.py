@@ -32,7 +32,7 @@ REFRESH = 10
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands.
+    """The state of a run.
 
     ``accuracy`` is the global model's after the last round; ``leaked`` of ``scored`` images are
     counted by the verdict's attack. ``audit`` is the live audit's status, None where none ran;
@@ -66,7 +66,7 @@ class Standing:
 
     @property
     def leak(self) -> str:
-        """What came back so far, in words."""
+        """The reconstructions so far, in words."""
         if not self.scored:
             return "nothing scored yet"
         return f"{self.leaked} of {plural(self.scored, 'image')} leaked"
@@ -107,7 +107,7 @@ class Watched:
         self._report: Report | None = None
 
     def standing(self) -> Standing:
-        """Return how the run stands now."""
+        """Return the present state of the run."""
         report = self._current()
         facts, headline = report.run, report.verdict.headline
         live = self.run.live()
@@ -159,12 +159,12 @@ class Watched:
 
 
 def watch_run(root: Path, *, redact: bool, once: bool, as_json: bool) -> None:
-    """Serve a run's page on this machine and say how it stands, until a signal ends it.
+    """Serve a run's page on this machine and print its state, until a signal ends it.
 
     Parameters
     ----------
     once
-        Say how it stands, and end.
+        Print the state, and end.
     as_json
         Print one line of JSON to stdout at each change.
     """
@@ -199,7 +199,7 @@ def _told_anew(watched: Watched, before: Standing, as_json: bool) -> Standing:
 
 
 def _looked(watched: Watched, before: Standing) -> Standing:
-    """Return how it stands; where the files cannot be read at the moment, how it stood."""
+    """Return the state; where the files cannot be read at the moment, the earlier one."""
     try:
         return watched.standing()
     except BractError:

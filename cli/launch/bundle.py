@@ -15,7 +15,7 @@ CONNECTION = "bract"
 def app_manifest(config: FederationConfig, run_dir: Path | None) -> str:
     """Return the ``pyproject.toml`` of a Flower App Bundle that carries configuration only.
 
-    Who the sites are and where their data lies stays with whoever provisions them.
+    The sites' identities and data paths stay with the provisioner.
 
     Parameters
     ----------

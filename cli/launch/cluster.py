@@ -1,4 +1,4 @@
-"""Ray for an audit: a cluster that somebody runs, or this machine's own for as long as it takes."""
+"""Ray for an audit: a given cluster, or this machine's own for the time of the audit."""
 
 from __future__ import annotations
 

@@ -85,10 +85,10 @@ class Launch:
 
 
 class LocalFederation:
-    """One SuperLink and its SuperNodes as processes that nobody else on this machine reaches.
+    """One SuperLink and its SuperNodes as processes that no other user of this machine reaches.
 
     They listen on Unix sockets in a temporary folder of this user's and on no port: Flower's APIs
-    ask nobody for a password.
+    ask for no password.
 
     Use as a context manager; on leaving it, in whatever way, every process is ended.
     """
@@ -160,7 +160,7 @@ class LocalFederation:
         asked = looked = time.monotonic()
         while True:
             signals.check()
-            # Before the rows: once it says that the run has ended, all of them are there.
+            # Before the rows: once the state is that of an ended run, all of them are there.
             state = self.run.state()
             rows = self.run.metrics()
             for row in rows[seen:]:
@@ -174,7 +174,7 @@ class LocalFederation:
             if mine and now - looked > SERVER_INTERVAL:
                 looked = now
                 self._check_server_app()
-            # Asking Flower starts a process; what runs here tells by its lock that it lives.
+            # Asking Flower starts a process; a local server app shows by its lock that it lives.
             if now - asked > 15.0 and (self.launch.superlink is not None or not self._server_seen):
                 asked = now
                 if self._flower_status().startswith("finished") and not self._just_ended():
@@ -200,7 +200,7 @@ class LocalFederation:
             pass
 
     def _check_server_app(self) -> None:
-        """Notice that the server app, which was there, is gone without having said how it ended.
+        """Notice that the server app, which was there, is gone without a final state.
 
         Raises
         ------
@@ -303,7 +303,7 @@ class LocalFederation:
         if self.launch.private_seed is not None:
             node["private-seed-file"] = utf8(self._private_seed(client, self.launch.private_seed))
         if self.config.encryption.enabled:
-            # The test split lies on this machine anyway, and the server has no model to judge.
+            # The test split is on this machine anyway, and the server has no model to judge.
             node["public-test"] = True
         if keys:
             node["paillier-key"] = utf8(keys[client])
@@ -388,13 +388,13 @@ class LocalFederation:
 
 
 def _said(output: str) -> str:
-    """Return what Flower's command says went wrong, without its JSON."""
+    """Return the error in the output of Flower's command, without its JSON."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return one_line(" ".join(str(json.loads(output)["error-message"]).split()), 500)
     return one_line(" ".join(output.split()), 500)
 
 
 def _full_disk(folder: Path) -> str:
-    """Say that a disk is full, where it is: then no log says so."""
+    """Return a note if the disk is full, since logs cannot be written then."""
     free = shutil.disk_usage(folder).free
     return f"; {folder} has {readable_size(free)} free" if free < 1_000_000 else ""

@@ -55,23 +55,23 @@ class Processes:
     Parameters
     ----------
     logs
-        Folder of the logs; None until `attach` says.
+        Folder of the logs; None until `attach`.
     threads
-        Threads of one process where the environment does not say.
+        Threads of one process where the environment sets none.
     fork_server
         Start Flower's short-lived processes from a fork server.
     run
-        Run directory whose state the reaper mends where this process is killed.
+        Run directory whose state the reaper corrects if this process is killed.
     simulate
-        Whether the simulation engine's sockets lie in the folder too.
+        Whether the simulation engine's sockets are in the folder too.
 
     Attributes
     ----------
     folder
-        Temporary folder of this user alone, removed at the end. The sockets of the processes lie in
+        Temporary folder of this user alone, removed at the end. The sockets of the processes are in
         it, so that no other user of the machine reaches one.
     sockets
-        Folder of the sockets; another one where somebody else's SuperLink listens on one there.
+        Folder of the sockets; another one where another command's SuperLink listens on one there.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Processes:
         self.start(_FORK_SERVER, [*server, "--with-parent"])
 
     def attach(self, logs: Path, run: Path) -> None:
-        """Say where logs go and which run this is, where that was not known at the start."""
+        """Set the folder of the logs and the run, where those were not known at the start."""
         self._logs, self._run = logs, run
         for process in self._running:
             process.log = logs / process.log.name
@@ -250,7 +250,7 @@ class Processes:
         return None
 
     def is_healthy(self, port: int) -> bool:
-        """Return whether a SuperLink or SuperNode answers on the socket that represents ``port``."""
+        """Return whether a SuperLink or SuperNode answers on the socket of ``port``."""
         return sockets.is_healthy(self.folder / f"{port}.sock")
 
     @property

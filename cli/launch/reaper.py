@@ -56,7 +56,7 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 
 def mend_state(root: Path) -> None:
-    """Say in ``run.json`` that a run was interrupted, if no command works on it any more."""
+    """Record in ``run.json`` that a run was interrupted, if no command works on it any more."""
     # Who launched the run holds its lock for as long as it lives.
     if not root.is_dir() or holder(root / LOCK) is not None:
         return

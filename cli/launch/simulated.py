@@ -23,7 +23,7 @@ from bract.files import write_text
 
 
 class SimulatedFederation(LocalFederation):
-    """One SuperLink with Flower's simulation engine, which nobody else on this machine reaches.
+    """One SuperLink with Flower's simulation engine, which no other user of this machine reaches.
 
     Used as `LocalFederation` is.
     """

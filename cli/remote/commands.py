@@ -1,4 +1,4 @@
-"""``bract follow``, ``stop``, ``pack`` and ``pull``: runs that lie on another machine."""
+"""``bract follow``, ``stop``, ``pack`` and ``pull``: runs on another machine."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ without a word looks like a long round."""
 
 
 class UnreachableError(BractError):
-    """Nothing answers, or nobody who could be trusted."""
+    """No answer, or none that could be trusted."""
 
 
 class UnknownRunError(BractError):
@@ -39,7 +39,7 @@ class LostError(RunFailedError):
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands by Flower's word: ``pending``, ``starting``, ``running``, ``finished``."""
+    """A run's state as Flower reports it: ``pending``, ``starting``, ``running``, ``finished``."""
 
     status: str
     ending: str
@@ -58,7 +58,7 @@ def connect(where: Where) -> Iterator[Control]:
     Raises
     ------
     BractError
-        If it cannot be reached, or must not be trusted; the message says why.
+        If it cannot be reached, or must not be trusted; the message gives the reason.
     """
     check_version()
     from bract.flower import init_http_client_from_connection
@@ -83,7 +83,7 @@ def connect(where: Where) -> Iterator[Control]:
 class Control:
     """What `bract` asks of a SuperLink.
 
-    Every method raises `UnreachableError` where nobody answers, and `RunFailedError` where the
+    Every method raises `UnreachableError` without an answer, and `RunFailedError` where the
     SuperLink refuses; `UnknownRunError` where it knows no run of that number.
 
     Parameters
@@ -135,7 +135,7 @@ class Control:
             return bool(self._client.StopRun(StopRunRequest(run_id=run_id)).success)
 
     def standing(self, run_id: int) -> Standing:
-        """Return how a run stands."""
+        """Return a run's state."""
         from bract.flower import ListRunsRequest
 
         with self._explained():
@@ -192,7 +192,7 @@ class Control:
 
 
 class _Impatient:
-    """Let a stream that says nothing end after `QUIET` seconds; Flower's waits for ever."""
+    """Let a silent stream end after `QUIET` seconds; Flower's waits for ever."""
 
     def intercept(self, context: Any, call_next: Any) -> httpx.Response:
         """Pass the call on."""
@@ -202,7 +202,7 @@ class _Impatient:
 
 
 def _reason(error: httpx.HTTPError) -> str:
-    """Say why a connection failed, and what mends it."""
+    """Return why a connection failed, and the fix."""
     text = one_line(error, 200)
     low = text.lower()
     if "hostname mismatch" in low or "ip address mismatch" in low:

@@ -34,11 +34,11 @@ class Followed:
     run_id
         Flower's number of it.
     folder
-        The run directory on the server's machine, where it was told.
+        The run directory on the server's machine, if it was reported.
     rows
         What `metrics.jsonl` there holds.
     ending
-        The last thing that the server app told.
+        The last report of the server app.
     tail
         The last lines of its log.
     """
@@ -91,7 +91,7 @@ def follow(control: Control, run_id: int) -> Followed:
 
 
 def _note(found: Followed, line: str) -> None:
-    """Keep a line of log; show the one that says where captures go."""
+    """Keep a line of log; show the one that names the folder of the captures."""
     found.tail.append(one_line(line, 300))
     _log.debug("%s", found.tail[-1])
     _, captures, where = line.partition("bract: captures go to ")

@@ -62,7 +62,7 @@ def _submit(control: Control, config: FederationConfig) -> int:
 
 
 def follow_on(control: Control, run_id: int, where: Where) -> Followed:
-    """Follow a run; say, where a signal ends that, that the run goes on and what may be done."""
+    """Follow a run; if interrupted, explain that it continues and how to reconnect."""
     with _going_on(run_id, where):
         return follow(control, run_id)
 
@@ -87,7 +87,7 @@ def _going_on(run_id: int, where: Where) -> Iterator[None]:
 
 
 def tell_next(followed: Followed) -> None:
-    """Say where the run lies, and what comes next."""
+    """Print the run's folder, and the next step."""
     if not followed.folder:
         say(f"done: run {followed.run_id}, of an app that tells bract nothing; see `flwr log`")
         return
@@ -109,12 +109,12 @@ def refuse_local(given: Mapping[str, object]) -> None:
 
 
 def check_remote(config: FederationConfig) -> None:
-    """Refuse, or say, what only clients have that this command starts itself.
+    """Refuse, or warn of, settings that only clients have that this command starts itself.
 
     Raises
     ------
     BractError
-        If nobody would make the keys of an encrypted run, or it audits no client of its own.
+        If no client would make the keys of an encrypted run, or it audits no client of its own.
     """
     if config.sites is not None:
         config.check_chosen_clients(config.sites, config.name)

@@ -1,4 +1,4 @@
-"""Where a SuperLink is, as the command line says it: an address, a socket, Flower's profile."""
+"""The SuperLink that the command line names: an address, a socket, Flower's profile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROFILE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Where:
-    """Where a SuperLink's control API is, as the command line says it.
+    """A SuperLink's control API, as the command line names it.
 
     Attributes
     ----------
@@ -133,6 +133,6 @@ def _check_authority(path: Path) -> None:
 
 @contextlib.contextmanager
 def words_to_stderr() -> Iterator[None]:
-    """Let Flower's client print what it says of connections beside our results, not in them."""
+    """Redirect the output of Flower's client to stderr, to keep it out of our results."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
