@@ -64,7 +64,7 @@ class Provisioned:
 
 @contextlib.contextmanager
 def open_kits(folder: Path, *, doing: str) -> Iterator[Provisioned]:
-    """Open the kits in a folder to change them; nobody else changes them meanwhile."""
+    """Open the kits in a folder to change them, under a lock against other changes."""
     own = folder / AUTHORITY
     if not own.is_dir():
         raise KitError(

@@ -1,6 +1,6 @@
 """Who submitted what at a SuperLink: one line of JSON for each request that changes something.
 
-The Control API is served on a Unix socket, so the kernel says which user asks (``SO_PEERCRED``).
+The Control API is served on a Unix socket, so the kernel names the user who asks (``SO_PEERCRED``).
 Every such request is written down twice: before the SuperLink sees it, with digests of what was
 submitted, and with the outcome. Where the first line cannot be written the request is refused.
 """
@@ -89,7 +89,7 @@ class AuditLog:
         try:
             await self._app(scope, again, keep)
         finally:
-            with contextlib.suppress(OSError):  # the line before says that it was asked
+            with contextlib.suppress(OSError):  # the line before records the request
                 self._append({**asked, "event": "answered", **_outcome(path, status, answer)})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class AuditLog:
 
 
 def audit(config: Any) -> None:
-    """Have uvicorn, which serves on a Unix socket, write requests down where `AUDIT_LOG` says."""
+    """Have uvicorn, which serves on a Unix socket, log requests to the file in `AUDIT_LOG`."""
     if os.environ.get(AUDIT_LOG):
         config.loaded_app = AuditLog(config.loaded_app, Path(os.environ[AUDIT_LOG]))
         config.http_protocol_class = _naming_peers(config.http_protocol_class)

@@ -133,7 +133,7 @@ def _check_current(folder: Path, kit: Kit, found: Path) -> None:
     if served:
         raise KitError(f"{folder}: its processes run ({served[0]}); end them first")
     grown = [name for name, path in _all(state) if _has_grown(path, found / STATE / name)]
-    # The record of a key's failed aggregates is beside the key.
+    # The record of a key's failed aggregates is in the folder of the key.
     kept = [path for path in folder.glob("*.json") if path.name not in (KIT, SITES)]
     grown += [path.name for path in kept if _has_grown(path, found / path.name)]
     if grown:
@@ -144,7 +144,7 @@ def _check_current(folder: Path, kit: Kit, found: Path) -> None:
 
 
 def _has_grown(current: Path, copied: Path) -> bool:
-    """Tell whether a file of the state holds anything that its copy does not."""
+    """Return whether a file of the state holds anything that its copy does not."""
     if not copied.is_file():
         return True
     here, there = current.read_bytes(), copied.read_bytes()
@@ -157,9 +157,9 @@ def _has_grown(current: Path, copied: Path) -> bool:
 
 
 def _covers(later: Any, earlier: Any) -> bool:
-    """Tell whether ``later`` can be what ``earlier`` became: no figure in it is lower or missing.
+    """Return whether ``later`` can be a successor of ``earlier``: no figure is lower or missing.
 
-    A list has grown at its end. Anything else may differ only beside a figure that has grown.
+    A list has grown at its end. Anything else may differ only along with a figure that has grown.
     """
     if isinstance(earlier, list) and isinstance(later, list):
         return later[: len(earlier)] == earlier

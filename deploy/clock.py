@@ -2,7 +2,7 @@
 
 Flower counts the life of tokens, nodes and messages by the machine's clock: set forward by two
 minutes, it would end a run. The processes of one machine share the kernel's monotonic clock, and
-what they are told it started from.
+the start of that clock that they are given.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bract.deploy.rules import replace
 from bract.flower import DATE
 
 EPOCH = "BRACT_EPOCH"
-"""Environment variable with the time at which the monotonic clock of this machine stood at zero, in
-seconds since 1970. Processes of one federation are told the same."""
+"""Environment variable with the time at which the monotonic clock of this machine was zero, in
+seconds since 1970. Processes of one federation are given the same."""
 
 
 def epoch() -> str:
-    """Return what the processes of a federation are told, by the machine's clock as it is now."""
+    """Return the value of `EPOCH` for the processes of a federation, by the machine's clock now."""
     return repr(time.time() - time.monotonic())
 
 

@@ -105,7 +105,7 @@ def _restrict_children(name: str) -> None:
         if child not in allowed:
             raise BractError(f"{name} asked to start {child}; it may start {', '.join(allowed)}")
         if child == "flwr-simulation":
-            # Flower would drop what it prints, and with it what its clients say.
+            # Flower would drop its output, and with it that of its clients.
             options = options | {"stdout": None, "stderr": None}
         line = command_line(child, forked=shim.SOCKET in os.environ)
         began = time.monotonic_ns()

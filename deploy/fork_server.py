@@ -39,7 +39,7 @@ _PRELOADED = (
 
 
 def real_command(name: str) -> str:
-    """Return the path of one of Flower's own commands, beside this Python or on the path."""
+    """Return the path of one of Flower's own commands, next to this Python or on the path."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.is_file() else shutil.which(name) or name
 
@@ -107,7 +107,7 @@ def _run(connection: socket.socket) -> None:
         code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
         if isinstance(stop.code, str):
             sys.stderr.write(f"{stop.code}\n")
-    except BaseException:  # noqa: BLE001 - this process ends here, and says why as any other would
+    except BaseException:  # noqa: BLE001 - this process ends here, with the reason, as any would
         traceback.print_exc()
     finally:
         atexit._run_exitfuncs()

@@ -38,7 +38,7 @@ _EXPIRED, _NOT_YET, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
 
 
 class UnreachableError(BractError):
-    """Nothing answers, or not yet: it may be mended without a change at the site."""
+    """Nothing answers, or not yet: this may be fixed without a change at the site."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Gateway:
     ahead
         Seconds by which the clock here is ahead of the gateway's; negative where it is behind.
     version
-        The operator's `release`; empty where the gateway does not say.
+        The operator's `release`; empty if the gateway does not report it.
     """
 
     certificate: x509.Certificate
@@ -61,12 +61,12 @@ class Gateway:
 
     @property
     def soon(self) -> str | None:
-        """What is to be said of its certificate within 30 days of its end."""
+        """The warning on its certificate within 30 days of its end."""
         return expiry(self.certificate, "the gateway's certificate", mend=_RENEW)
 
 
 def ask(kit: Kit, folder: Path, *, at: str | None = None) -> Gateway:
-    """Connect to the gateway of a kit as a SuperNode does, and check what it says.
+    """Connect to the gateway of a kit as a SuperNode does, and check its answer.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def check_clock(ahead: float, kit: Kit) -> None:
 
 
 def _refused(kit: Kit, folder: Path, error: ssl.SSLCertVerificationError) -> BractError:
-    """Say what is wrong with a gateway's certificate, by what is wrong with the clock first."""
+    """Return what is wrong with a gateway's certificate, or first with the clock."""
     code = error.verify_code
     if code in (_OTHER_HOST, _OTHER_ADDRESS):
         return BractError(
@@ -181,7 +181,7 @@ def _answer(kit: Kit, context: ssl.SSLContext, at: str | None = None) -> Gateway
     if date is None or certificate is None:
         raise BractError(f"{kit.address}: what answers there is no gateway of bract")
     if answer.status != 200:
-        # The clock is judged all the same: it is this site's to mend.
+        # The clock is judged all the same: it is this site's to fix.
         check_clock((now - date).total_seconds(), kit)
         raise UnreachableError(
             f"{kit.address} answers, but not the SuperLink behind it (status {answer.status}); the "

@@ -127,7 +127,7 @@ def _operator(health: Health, folder: Path) -> None:
         if (folder / what).is_dir():
             _disk(health, what, folder / what)
     _certificates(health, folder)
-    # The gateway is beside the SuperLink; the name of the server may lead elsewhere from here.
+    # The gateway is on the SuperLink's machine; the server's name may lead elsewhere from here.
     _gateway(health, folder, at="127.0.0.1")
 
 

@@ -23,7 +23,7 @@ _SENDER_INTERVAL = 15
 
 
 CONTACT = "contact"
-"""File beside a SuperNode's socket whose time is that of the SuperLink's last answer."""
+"""File next to a SuperNode's socket whose time is that of the SuperLink's last answer."""
 
 
 def note_contact() -> None:

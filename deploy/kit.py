@@ -1,7 +1,7 @@
 """A start-up kit: one folder with what one party needs to take part in one federation.
 
-``kit.json`` says whose it is, ``SHA256SUMS`` how its files were issued. What a party may change
-(its site file, policy, how its processes are started) is told apart from what it must not: keys,
+``kit.json`` names its party, ``SHA256SUMS`` has its files as issued. What a party may change
+(its site file, policy, how its processes are started) is separate from what it must not: keys,
 certificates and `Kit` itself.
 """
 
@@ -43,7 +43,7 @@ SECRETS = frozenset({NODE_KEY, PAILLIER_KEY, IDENTITY_KEY, SUPERLINK_KEY, GATEWA
 """Files that their owner alone may read."""
 
 FIXED = SECRETS | {KIT, CA, NODE_PUBLIC, SUPERLINK, GATEWAY, PEERS, PAILLIER_SEALED}
-"""Files that nobody changes: a kit that has others was damaged, or mixed with another kit."""
+"""Files that must not change: a kit that has others was damaged, or mixed with another kit."""
 
 LARGEST = 1 << 22
 """Bytes of the largest text of a kit that is read."""
@@ -97,11 +97,11 @@ class Kit(VersionedRecord):
 
     @property
     def superlink(self) -> str:
-        """The SuperLink's ``host:port``: the gateway alone reaches it, beside it on its machine."""
+        """The SuperLink's ``host:port``, which the gateway alone reaches, on the same machine."""
         return f"127.0.0.1:{self.superlink_port}"
 
     def socket(self, folder: Path) -> Path:
-        """Return the socket of the SuperLink whose sockets lie in ``folder``."""
+        """Return the socket of the SuperLink whose sockets are in ``folder``."""
         return folder / f"{self.superlink_port}.sock"
 
     @property
@@ -164,7 +164,7 @@ def check_version(kit: Kit, folder: Path) -> None:
 
 
 def sums(folder: Path) -> str:
-    """Return the text of ``SHA256SUMS`` for the files that lie in a folder, as sha256sum has it."""
+    """Return the text of ``SHA256SUMS`` for the files in a folder, as sha256sum has it."""
     lines = [
         f"{_digest(path)}  {path.name}\n"
         for path in sorted(folder.iterdir())

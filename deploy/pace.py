@@ -30,7 +30,7 @@ _ANSWER = 0.1
 
 
 class Pace:
-    """Stands for ``time.sleep`` in a SuperNode's loop, whose only long wait is the idle one."""
+    """Replaces ``time.sleep`` in a SuperNode's loop, whose only long wait is the idle one."""
 
     def __init__(self) -> None:
         self._worked = time.monotonic()

@@ -1,11 +1,11 @@
 """A site runs the ClientApp that its operator installed, whatever bundle the server sends.
 
 Flower's SuperNode unpacks the bundle of a run (FAB), puts its folder in front of the import path
-and imports the ClientApp that the bundle names: whoever may submit a run executes code at every
+and imports the ClientApp that the bundle names: a user who may submit a run executes code at every
 site. Under the rules of this module
 
 - the SuperNode answers every message of a run whose bundle names another ClientApp, or that is no
-  ClientApp at all, with an error that says so;
+  ClientApp at all, with an error that names both;
 - the process that runs the ClientApp neither unpacks the bundle nor installs its dependencies; it
   imports the operator's app from the environment that the operator installed.
 
@@ -92,7 +92,7 @@ def manifest_of(bundle: bytes) -> dict[str, Any]:
     try:
         archive = zipfile.ZipFile(io.BytesIO(bundle))
         with archive:
-            # Flower's bundles are stored or deflated; the other decoders need not meet strangers.
+            # Flower's bundles are stored or deflated; other decoders need not read untrusted bytes.
             if archive.getinfo("pyproject.toml").compress_type not in _COMPRESSION:
                 raise RefusedAppError("its pyproject.toml is neither stored nor deflated")
             with archive.open("pyproject.toml") as file:

@@ -1,4 +1,4 @@
-"""A Ray of one command's own, which nobody else on this machine or beyond it reaches."""
+"""A Ray of one command's own, out of reach of other users of this machine and of the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SESSION_BYTES = 70
 
 
 def private_ray(folder: Path) -> dict[str, str]:
-    """Return what is in the environment of whoever starts this Ray or joins it.
+    """Return the environment of a process that starts this Ray or joins it.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ def private_ray(folder: Path) -> dict[str, str]:
     """
     return {
         "RAY_TMPDIR": str(folder),
-        # Ray listens on TCP, and whoever may submit a task to it runs code as this user: the first
+        # Ray listens on TCP, and a client that may submit a task runs code as this user: the first
         # has it listen on the loopback interface alone, and the others ask for a secret there.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_AUTH_MODE": "token",

@@ -1,4 +1,4 @@
-"""Make the start-up kits of a federation: one for each party, with nobody else's secret in it."""
+"""Make the start-up kits of a federation: one for each party, without another party's secrets."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def provision(
 
 
 def deployment_of(config: FederationConfig, source: Path) -> DeploymentConfig:
-    """Return the section that says who the sites are."""
+    """Return the section that names the sites."""
     if config.deployment is None:
         raise BractError(
             f"{source}: has no deployment section, so nobody is named to make a kit for; add "
@@ -253,7 +253,7 @@ def write_gateway(folder: Path, kit: Kit, sites: Sites) -> None:
 def write_authority(
     folder: Path, config: FederationConfig, authority: Authority, sites: Sites
 ) -> None:
-    """Write the kit that stays with whoever provisions: the CA's key, and what was issued."""
+    """Write the kit that stays with the provisioner: the CA's key, and the list of issued kits."""
     kit = _kit(config, authority, "authority", AUTHORITY)
     with _kit_folder(folder, kit, authority) as made:
         _write_secret(made / CA_KEY, key_pem(authority.key))

@@ -1,4 +1,4 @@
-"""Tell a running SuperLink, on its operator's socket, which sites may connect."""
+"""Register at a running SuperLink, on its operator's socket, the sites that may connect."""
 
 from __future__ import annotations
 

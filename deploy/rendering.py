@@ -12,7 +12,7 @@ import jinja2
 from bract.files import write_text
 
 Facts = Mapping[str, object]
-"""What a template says of a kit, by name."""
+"""A template's variables for a kit, by name."""
 
 
 def render(path: Path, template: str, facts: Facts) -> None:

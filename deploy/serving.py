@@ -23,7 +23,7 @@ from bract.errors import BractError
 from bract.permissions import make_private_folder, warn_if_open
 
 FORK_SOCKET = "fork.sock"
-"""The fork server's socket, beside that of a SuperNode."""
+"""The fork server's socket, in the folder of a SuperNode's."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def start_superlink(
     database
         SQLite file that survives a restart; None keeps everything in memory.
     clients_ca
-        CA that must have signed the certificate of whoever connects to the port: a gateway alone
+        CA that must have signed the certificate of a client of the port: a gateway alone
         has one. None asks for none.
     external
         Whether server apps are started by `start_superexec` in a process of its own, so that they
@@ -85,8 +85,8 @@ def start_superlink(
     Raises
     ------
     BractError
-        If the certificate has expired, is another CA's or not the key's, or nobody can listen on
-        the address.
+        If the certificate has expired, is another CA's or not the key's, or the address cannot be
+        listened on.
     """
     if not external:
         _check_captures_folder()
@@ -164,7 +164,7 @@ def start_supernode(
     health
         Whether ``http://127.0.0.1:<port>/health`` answers, for a container's health check.
     warm
-        Whether a process beside it keeps torch imported, from which the one of each message is
+        Whether an additional process keeps torch imported, from which the one of each message is
         forked; else each imports anew.
     """
     if root_certificates is not None:
@@ -222,7 +222,7 @@ def _check_captures_folder() -> None:
 
 
 def _check_free(address: str) -> None:
-    """Refuse an address where nobody can listen, before anything starts."""
+    """Refuse an address on which a server cannot listen, before anything starts."""
     host, port = address.rpartition(":")[0].strip("[]"), _port(address)
     try:
         family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

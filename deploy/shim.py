@@ -1,4 +1,4 @@
-"""Stand in for a Flower command: let the fork server run it, or start it afresh.
+"""Replace a Flower command: let the fork server run it, or start it afresh.
 
 Standard library only, and few modules of it: this starts once for every message.
 """

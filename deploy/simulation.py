@@ -1,6 +1,6 @@
 """Flower's simulation engine, with clients that are those of a federation of processes.
 
-The engine tells a simulated node its number and how many there are, and nothing else. Under the
+The engine gives a simulated node its number and the total number, and nothing else. Under the
 rules of this module
 
 - node i has the node configuration of client i: its folders, keys and device (`SITES`);

@@ -23,7 +23,7 @@ class SiteFile(BaseModel):
     Attributes
     ----------
     name
-        What the site calls itself, as its kit says.
+        The site's name, as in its kit.
     partition
         Which part of the training data is this site's, from 0, where all sites hold the same data.
     device
@@ -71,7 +71,7 @@ class SiteFile(BaseModel):
     port: Annotated[int, Field(ge=1, le=65535)] = 9094
 
     def node_config(self, folder: Path) -> str:
-        """Return Flower's node configuration for a site whose kit lies in ``folder``."""
+        """Return Flower's node configuration for a site whose kit is in ``folder``."""
         paths = {
             "data-path": self.data,
             "policy": self.policy,

@@ -1,11 +1,11 @@
 """Unix sockets in the place of Flower's TCP ports.
 
-Flower's Control, Fleet and Runtime APIs ask nobody for a password, and whoever reaches their port
+Flower's Control, Fleet and Runtime APIs ask for no password, and a client that reaches their port
 may submit code. On a Unix socket in a folder of mode 0700 the kernel answers for who connects: the
 user who started the federation, and root.
 
 The host name `HOST` represents the sockets: ``socket.invalid:8000`` is ``8000.sock`` in the folder
-that the environment variable `FOLDER` names. A name below ``.invalid`` belongs to nobody (RFC
+that the environment variable `FOLDER` names. A name below ``.invalid`` belongs to no host (RFC
 6761), so where a rule of this module is missing nothing listens and nothing connects.
 """
 
@@ -33,8 +33,8 @@ OPEN = "BRACT_OPEN"
 """Environment variable with ``host:port`` where a part of the APIs is served on TCP besides."""
 
 CLIENTS_CA = "BRACT_CLIENTS_CA"
-"""Environment variable with the file of the CA that must have signed the certificate of whoever
-connects to the address in `OPEN`."""
+"""Environment variable with the file of the CA that must have signed the certificate of a client
+of the address in `OPEN`."""
 
 LONGEST_PATH = 107
 """Bytes of the longest path that a Unix socket can have."""
@@ -72,7 +72,7 @@ def listener(port: int) -> socket.socket:
             f"{place}: cannot be made a socket ({error}); a path of at most {LONGEST_PATH} bytes "
             "can, so name a folder with a shorter one"
         ) from error
-    # Before listen() nobody can connect.
+    # Before listen() no client can connect.
     place.chmod(0o600)
     return bound
 
@@ -126,7 +126,7 @@ class OnlyPaths:
 def serve_on_socket(
     paths: tuple[str, ...], prepare: Callable[[Any], None] = lambda _: None
 ) -> None:
-    """Make uvicorn, which serves Flower's APIs, listen on a socket where the host says so.
+    """Make uvicorn, which serves Flower's APIs, listen on a socket where `HOST` is the host.
 
     ``prepare`` changes uvicorn's configuration before it listens.
 
@@ -178,7 +178,7 @@ def _admit_signed_only(context: ssl.SSLContext | None, ca: str) -> None:
 
 
 def route_requests() -> None:
-    """Make Flower's HTTP client connect to a socket where the host says so."""
+    """Make Flower's HTTP client connect to a socket where `HOST` is the host."""
     import httpx
 
     from bract.flower import ProtobufClient

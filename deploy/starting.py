@@ -1,4 +1,4 @@
-"""Start a SuperLink or a SuperNode as its kit says."""
+"""Start a SuperLink or a SuperNode as configured in its kit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def start_superexec_of(folder: Path, sockets: Path | None) -> NoReturn:
 
 
 def _say_where_runs_go(folder: Path) -> None:
-    """Let the server apps keep their runs in the kit, unless the environment says otherwise."""
+    """Let the server apps keep their runs in the kit, unless the environment sets another one."""
     from bract.server.places import CAPTURES  # no part of a client's image
 
     os.environ.setdefault(CAPTURES, str((folder / RUNS).absolute()))
@@ -82,7 +82,7 @@ def start_supernode_of(
     Raises
     ------
     BractError
-        If the kit is damaged, or what the gateway says must not be trusted. One that does not
+        If the kit is damaged, or the gateway must not be trusted. One that does not
         answer yet is waited for.
     """
     folder = folder.absolute()

@@ -45,7 +45,7 @@ def check_certificate(
 def expiry(
     certificate: x509.Certificate, what: str, *, mend: str, now: datetime.datetime | None = None
 ) -> str | None:
-    """Say that a certificate ends within `WARN_DAYS`, or None where it is good for longer.
+    """Return a warning that a certificate ends within `WARN_DAYS`, None if it is good for longer.
 
     Raises
     ------
