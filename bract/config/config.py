@@ -179,7 +179,7 @@ class FederationConfig(Section):
 
     @property
     def sites(self) -> list[str] | None:
-        """The names of the clients where the federation says them; None where it has none."""
+        """The names of the clients if the federation has them; None otherwise."""
         return None if self.deployment is None else [site.name for site in self.deployment.sites]
 
     def check_chosen_clients(self, clients: Sequence[str], source: str) -> None:

@@ -111,7 +111,7 @@ class DescribedWork(LocalWork):
 class AppDescription(Section):
     """``bract.yaml``: what the server knows of an app's clients, and of the data behind it.
 
-    Every key may be left out; what a capture declares itself stays where no key says otherwise.
+    Every key may be left out; a capture's own declaration holds for keys that are.
 
     Attributes
     ----------
