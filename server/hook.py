@@ -55,8 +55,8 @@ class HonestButCurious(Strategy):
         claims only `bract.schema.ClientStatement` is taken; its other claims are compared
         and flagged in the observation's provenance. Names and shapes of parameters and buffers,
         the number of examples, and a train message's config for its client (``proximal-mu``,
-        ``lr``, ``momentum``, ``weight-decay``, ``dropout``, ``batch-size``, ``local-steps``) are found
-        out; declare 0 or another value where the app ignores it. What is not declared here can be
+        ``lr``, ``momentum``, ``weight-decay``, ``dropout``, ``batch-size``, ``local-steps``) are
+        found out; declare 0 or another value where the app ignores it. What is not declared here can be
         declared afterwards, without training again: ``bract describe``.
     rounds
         Rounds to capture; None captures all.
