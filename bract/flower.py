@@ -100,16 +100,16 @@ STARTERS = {
 """Modules in which a command starts other processes, through their name ``subprocess``."""
 
 SUPERNODE = "flwr.supernode.start_client_internal"
-"""Where a SuperNode takes messages and answers them."""
+"""Module in which a SuperNode takes messages and answers them."""
 
 CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
-"""Where the process of a ClientApp installs and loads the app."""
+"""Module in which the process of a ClientApp installs and loads the app."""
 
 SIMULATION = "flwr.simulation.app"
-"""Where the process of a simulation reads how the engine is to run."""
+"""Module in which the process of a simulation reads its settings."""
 
 ENGINE = "flwr.server.superlink.fleet.vce.vce_api"
-"""Where the simulation engine makes its nodes and has them answer."""
+"""Module in which the simulation engine makes its nodes and has them answer."""
 
 HEARTBEAT = "flwr.supercore.heartbeat"
 """Module in which an app sends its heartbeat."""
@@ -118,13 +118,13 @@ NODE_TASKS = "flwr.supercore.corestate.in_memory_corestate"
 """Module in which a SuperNode counts how long its apps' heartbeats are overdue."""
 
 OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
-"""Where the parts of a message are asked for."""
+"""Module that asks for the parts of a message."""
 
 PULLS = ("pull_objects", "pull_and_inflate_object_from_tree")
 """The functions that do."""
 
 DATE = "flwr.supercore.date"
-"""Where Flower asks for the time."""
+"""Module in which Flower asks for the time."""
 
 _REPLACED = {
     SIMULATION: ("_run_simulation_settings",),
@@ -187,7 +187,7 @@ def _is_there(module: str, name: str) -> bool:
 
 
 def main() -> None:
-    """Print what the installed Flower lacks; exit with 1 where it lacks something."""
+    """Print the names that the installed Flower lacks; exit with 1 if there are any."""
     lacking = missing()
     names = private_names()
     sys.stdout.write(f"flwr {installed()}: {len(names) - len(lacking)} of {len(names)} names\n")

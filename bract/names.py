@@ -1,4 +1,4 @@
-"""What clients call themselves: which names are allowed, and whose they are."""
+"""Names of clients: which are allowed, and to which node each belongs."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ class SecretStream:
 
 
 Source = torch.Generator | SecretStream
-"""Where random numbers come from: torch's generator for what is no secret, a stream for secrets."""
+"""Source of random numbers: torch's generator for what is no secret, a stream for secrets."""
 
 
 def uniform_from(source: Source, shape: Sequence[int], low: float, high: float) -> Tensor:

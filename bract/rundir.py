@@ -1,4 +1,4 @@
-"""The run directory: what each step of a run leaves for the next, and where.
+"""The run directory: the files that each step of a run leaves for the next, and their places.
 
 ``runs/<name>/`` holds ``config.yaml``, ``run.json``, ``logs/``, ``models/``, ``metrics.jsonl``,
 ``captures/``, ``truth/<client>/``, ``audit/``, ``report.html`` and ``report.json``; encrypted
@@ -161,7 +161,7 @@ class RunDirectory:
         return load_config(self.config_path) if self.is_configured else FederationConfig()
 
     def description(self) -> AppDescription | None:
-        """Read ``bract.yaml``, what the server knows of an app beyond its captures."""
+        """Read ``bract.yaml``, the server's description of an app beyond its captures."""
         return read_description(self.root)
 
     def state(self) -> RunState:

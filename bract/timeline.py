@@ -1,4 +1,4 @@
-"""What each process of a run did and when, for `bract run --profile`.
+"""Activities of each process of a run on one time axis, for `bract run --profile`.
 
 Processes of one machine share the kernel's monotonic clock, so their spans are on one time axis.
 Each appends to a file of its own in the folder that `FOLDER` names; `merge` makes one trace of them

@@ -1,4 +1,4 @@
-"""Versions of what a run's results depend on."""
+"""Versions on which a run's results depend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand the batches of an audit to workers, and take back what they found."""
+"""Hand the batches of an audit to workers, and collect their results."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Crew:
                 num_cpus=self._threads,
                 num_gpus=self.cluster.gpus,
                 max_restarts=0,
-                max_concurrency=2,  # an attack, and who asks how far it is
+                max_concurrency=2,  # an attack, and a request for its progress
             )(Worker)
             handle = kind.remote(self._root, self._scratch, self._threads, [str(Path.cwd())])
             self._waiting[handle.host.remote()] = _Place(handle)
@@ -189,7 +189,7 @@ _LOST = object()
 
 
 def _files(returned: object) -> dict[str, bytes]:
-    """Return what a worker handed back, which is names and bytes or nothing that can be used."""
+    """Return a worker's result: names and bytes, or nothing that can be used."""
     if not isinstance(returned, dict):
         raise BractError(f"a worker handed back {type(returned).__name__}, expected files")
     return {k: v for k, v in returned.items() if type(k) is str and type(v) is bytes}

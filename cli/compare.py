@@ -26,7 +26,7 @@ Step = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Steps:
-    """What is done for each variant.
+    """The steps for each variant.
 
     Attributes
     ----------

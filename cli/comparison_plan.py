@@ -37,7 +37,7 @@ class Plan:
     configs
         One federation a variant; its name is the variant's. The undefended one comes first.
     notes
-        What the reader of the page has to know about them.
+        Notes on them for the reader of the page.
     """
 
     configs: tuple[FederationConfig, ...]

@@ -1,4 +1,4 @@
-"""What the command prints: progress and words to stderr, results to stdout."""
+"""Output of the command: progress and words to stderr, results to stdout."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 
 def working(text: str) -> AbstractContextManager[object]:
-    """Show what is going on while the block runs: a spinner on a terminal, one line elsewhere."""
+    """Show the current step while the block runs: a spinner on a terminal, one line elsewhere."""
     if stderr.is_terminal:
         return stderr.status(text)
     say(text)

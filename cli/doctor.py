@@ -1,4 +1,4 @@
-"""``bract doctor``: what is here, what is missing, and how to get it."""
+"""``bract doctor``: check this machine, and print how to install what is missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Level = Literal["ok", "note", "FAIL"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Finding:
         ``note`` is something that a part of the work goes without, ``FAIL`` something that a
         federation cannot do without.
     mend
-        What to do about it; empty where nothing need be done.
+        The fix; empty if none is needed.
     """
 
     check: str
@@ -46,7 +46,7 @@ class Finding:
 
 
 class _LackError(Exception):
-    """A check found what a part of the work goes without."""
+    """A check found that an optional part is missing."""
 
     def __init__(self, found: str, mend: str) -> None:
         super().__init__(found)
@@ -54,7 +54,7 @@ class _LackError(Exception):
 
 
 class _BrokenError(_LackError):
-    """A check found what a federation cannot do without."""
+    """A check found that a part without which no federation runs is missing."""
 
 
 def examine(*, as_json: bool = False) -> list[Finding]:

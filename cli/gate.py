@@ -114,7 +114,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one gate found.
+    """The result of one gate.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ def check_attacked(results: Sequence[AuditResult], run: Path) -> None:
 
 
 def _expected(result: AuditResult) -> bool:
-    """Whether a refusal is what was to be shown, or was asked for."""
+    """Whether a refusal is an expected outcome, or was asked for."""
     unread = result.encryption != "none" and result.tier != "colluding"
     return unread or (result.refused or "").startswith(NOT_TRIED)
 

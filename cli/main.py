@@ -407,9 +407,9 @@ def audit(
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Attack what the server captured in RUN, and score what came back.
+    """Attack the captures of RUN, and score the reconstructions.
 
-    What it will take is estimated first. On a terminal you are asked before
+    The time is estimated first. On a terminal you are asked before
     more than a minute of work, or work that is infeasible; elsewhere (a pipe, CI)
     it begins without asking. Where every attack is refused, for another reason
     than that uploads are ciphertexts, the exit code is 4.

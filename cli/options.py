@@ -13,7 +13,7 @@ from bract.errors import BractError
 
 
 class Format(StrEnum):
-    """What a command prints to stdout."""
+    """The format of a command's stdout."""
 
     DEFAULT = "default"
     JSON = "json"

@@ -88,7 +88,7 @@ def pack(root: Path, out: str) -> None:
 
 
 def _chosen(run: RunDirectory, stack: contextlib.ExitStack) -> dict[str, Content]:
-    """Return what is packed, by the names in the pack; a file that is replaced meanwhile stays."""
+    """Return the pack's content, by name; a file that is replaced meanwhile stays."""
     files: dict[str, Content] = {}
     report = _redacted(run)
     if report is not None:

@@ -1,4 +1,4 @@
-"""``bract prior``: what an attacker with public data makes of them, a generator as a file."""
+"""``bract prior``: train a generator on public images, as an attacker could, into a file."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="What `bract prior train` wrote.")],
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Print what a generator makes, and what it was trained on."""
+    """Print a generator's properties, and its training data."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""``bract provision`` and ``bract site``: start-up kits of a federation, and who may connect."""
+"""``bract provision`` and ``bract site``: start-up kits of a federation, and its list of sites."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def provision(
         ),
     ] = None,
 ) -> None:
-    """Make one start-up kit for the operator, one for each site, and one for who provisions."""
+    """Make one start-up kit for the operator, one for each site, and one for the provisioner."""
     from bract.config import load_config
     from bract.deploy.kit import read_kit
     from bract.deploy.provisioning import deployment_of
@@ -106,7 +106,7 @@ def make_request(
     name: Annotated[str, typer.Argument(help="This site's name in the federation.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to make, for this site's keys.")],
 ) -> None:
-    """Make this site's keys here, and the request that who provisions answers with a kit."""
+    """Make this site's keys here, and the request that the provisioner answers with a kit."""
     from bract.deploy.requests import REQUEST
     from bract.deploy.requests import make_request as make
 

@@ -1,7 +1,7 @@
-"""What is written and read, as JSON Schema: ``python -m bract.cli.schemas docs/schema``.
+"""Files that bract reads and writes, as JSON Schema: ``python -m bract.cli.schemas docs/schema``.
 
 ``federation.json``, ``policy.json`` and ``bract.json`` let an editor complete and check the YAML
-files; the others describe what a run directory holds.
+files; the others describe the files of a run directory.
 """
 
 from __future__ import annotations

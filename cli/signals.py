@@ -1,4 +1,4 @@
-"""Signals that end the command: what was stopped, and how to go on."""
+"""Signals that end the command: name what was stopped, and how to go on."""
 
 from __future__ import annotations
 

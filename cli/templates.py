@@ -17,7 +17,7 @@ SCHEMA = ".bract/federation.json"
 
 
 class Template(StrEnum):
-    """What `bract init` writes."""
+    """The templates of `bract init`."""
 
     DIGITS = "digits"
     CIFAR10_GPU = "cifar10-gpu"

@@ -73,7 +73,7 @@ class Standing:
 
     @property
     def work(self) -> str:
-        """What the live audit does, in words."""
+        """The state of the live audit, in words."""
         if self.audit is None:
             return "no live audit"
         parts = [f"{plural(self.done, 'upload')} attacked", f"{self.queue} waiting"]

@@ -1,4 +1,4 @@
-"""What all updates of a site spent together: Renyi differential privacy, composed and converted."""
+"""Privacy spent by all updates of a site: Renyi differential privacy, composed and converted."""
 
 from __future__ import annotations
 

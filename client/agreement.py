@@ -1,4 +1,4 @@
-"""What a message at bract's own ClientApp asks for, held against what the site allows."""
+"""Check a message to bract's own ClientApp against the site's limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Agreed:
 
 
 def agree(site: Site, message: Message, context: Context) -> Agreed:
-    """Hold what a message asks for against what this site allows.
+    """Check the requests of a message against the site's limits.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a site has answered: so that no message gets a second draw of noise, and totals hold.
+"""A site's record of answers: no message gets a second draw of noise, and totals hold.
 
 A server that asks for the same round again and again averages noise away; one that asks for a score
 again and again reads the images behind it. So each kind of message is answered once a round, rounds
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answers:
-    """One site's record of what it answered.
+    """One site's record of its answers.
 
     Parameters
     ----------

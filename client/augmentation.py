@@ -1,4 +1,4 @@
-"""What a client does to its images before it trains on them, drawn anew at every use.
+"""A client's changes to its images before it trains on them, drawn anew at every use.
 
 An augmentation is no defense: inverting the update gives the augmented image.
 """
@@ -60,7 +60,7 @@ def augment(images: Tensor, names: Sequence[Augmentation], generator: torch.Gene
     images
         float32 ``(B, C, H, W)`` in [0, 1] on the CPU, B >= 1; it stays as it is.
     names
-        What is done, in order.
+        The augmentations, in order.
     """
     for name in names:
         images = AUGMENTATIONS[name](images, generator)

@@ -1,4 +1,4 @@
-"""What a server learns of a failure at this site: that there was one."""
+"""The one error text that a server receives after a failure at this site."""
 
 from __future__ import annotations
 

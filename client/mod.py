@@ -282,7 +282,7 @@ def _request(msg: Message, context: Context) -> Request:
 
 
 def _check_visible(policy: SitePolicy) -> None:
-    """Refuse a policy with keys about what a mod does not see, rather than ignore them."""
+    """Refuse a policy with keys that a mod cannot check, rather than ignore them."""
     unseen = [
         key for key in _UNSEEN if getattr(policy, key) != SitePolicy.model_fields[key].get_default()
     ]
@@ -310,7 +310,7 @@ def _check_split(reply: Message, policy: SitePolicy) -> None:
 
 
 def _withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
-    """Put NaN in the place of what was measured; whole numbers are counts, and stay."""
+    """Replace measured values by NaN; whole numbers are counts, and stay."""
     if policy.tells_training(hidden=hidden):
         return
     for record in reply.content.metric_records.values():
@@ -327,7 +327,7 @@ def _withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
 
 
 def _round(reply: Message, policy: SitePolicy) -> None:
-    """Round what was measured; the number of examples is a count, also where it is a float."""
+    """Round measured values; the number of examples is a count, also where it is a float."""
     for record in reply.content.metric_records.values():
         for name, value in list(record.items()):
             if isinstance(value, float) and name != NUM_EXAMPLES_KEY:

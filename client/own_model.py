@@ -19,7 +19,7 @@ TURN = "mod.turn"
 
 
 class OwnModel:
-    """What one message's app trains, with the private state that its defenses keep.
+    """The model that one message's app trains, with the private state of its defenses.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a site demands of every run, whatever the server asks for: the site's policy file."""
+"""A site's demands on every run, whatever the server asks for: the site's policy file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a site refused a message, and why the last time: for its operator alone."""
+"""A site's number of refused messages, and the last reason: for its operator alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Refusals(VersionedRecord):
 
 
 def read_refusals(folder: Path, site: str) -> Refusals:
-    """Return what a site refused; nothing where there is no record."""
+    """Return a site's refusals; none if there is no record."""
     path = _path(folder, site)
     text = read_private(path)
     return Refusals() if text is None else Refusals.parse_text(text, source=str(path))

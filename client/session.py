@@ -1,4 +1,4 @@
-"""One message at one client: what it was sent, what it agreed to, and what is its own."""
+"""One message at one client: its content, the agreement, and the client's own data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Session:
-    """One message at one client: what it was sent, what it agreed to, what is its own."""
+    """One message at one client: its content, the agreement, and the client's own data."""
 
     site: Site
     policy: SitePolicy
@@ -63,7 +63,7 @@ class Session:
     of before where this is the same message once more."""
 
     def receive(self, arrays: Tensors) -> None:
-        """Load what the server sent into the model."""
+        """Load the received parameters into the model."""
         try:
             self.model.load_state_dict(arrays)
         except RuntimeError as error:
@@ -249,7 +249,7 @@ class Session:
         return records, figures | self.encrypted.seconds
 
     def keep_truth(self, result: LocalResult, data: ClientData) -> None:
-        """Write what was trained on to this client's disk, where its operator switched it on."""
+        """Write the training images to this client's disk, if its operator switched that on."""
         folder = self.site.truth_dir
         if folder is None:
             return

@@ -1,4 +1,4 @@
-"""What the operator of one client decides: its name, device, folders and place in the partition."""
+"""Settings of one client's operator: name, device, folders and place in the partition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Site:
     Attributes
     ----------
     name
-        What the client calls itself; ``client-<partition-id>`` where the operator gave no name.
+        The client's name; ``client-<partition-id>`` if the operator gave none.
     partition
         Which part of the training data is this client's, from 0.
     device
@@ -56,7 +56,7 @@ class Site:
     private_seed
         Seed of this client's keys and noise, for experiments that must repeat, as
         ``private-seed-file`` holds it. None, as it should be in earnest, draws them from the
-        operating system: who knows or guesses the seed undoes the defense.
+        operating system: an attacker who knows or guesses the seed undoes the defense.
     paillier_key
         File of the private key or key share with which encrypted runs are decrypted.
     public_test

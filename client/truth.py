@@ -1,4 +1,4 @@
-"""What the client trained on, kept on its own disk to score an audit. It never leaves."""
+"""The client's training images, kept on its own disk to score an audit. They never leave it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bract.protocol.records import ROUND_KEY
 _log = logging.getLogger(__name__)
 
 TRUTH_KEY = "truth-dir"
-"""Node config key with the folder in which a client keeps what it trained on."""
+"""Node config key with the folder in which a client keeps its training images."""
 
 
 def keep(
@@ -50,7 +50,7 @@ def keep(
         Yields batches: dictionaries, tuples or lists that hold model inputs, float
         ``(B, C, H, W)``, and labels, int64 ``(B,)``.
     msg, context
-        What Flower handed to the app.
+        The context that Flower passed to the app.
     folder
         Where to keep it. None takes ``truth-dir`` of the node config, which is the site's to set;
         without either nothing is kept.
@@ -152,6 +152,6 @@ def _save(folder: Path, server_round: int, tensors: Mapping[str, Tensor]) -> Pat
 
 
 def save_report(folder: Path, server_round: int, report: Mapping[str, float]) -> Path:
-    """Write what the defenses measured on one round's private update."""
+    """Write the defenses' measurements of one round's private update."""
     path = folder / f"round-{server_round:04d}.defense.json"
     return write_text(path, json.dumps(dict(report), indent=1))

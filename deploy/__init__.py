@@ -1,1 +1,1 @@
-"""Run Flower's processes under bract's rules: what they listen on, and which app a site runs."""
+"""Run Flower's processes under bract's rules: their sockets, and the one app of a site."""

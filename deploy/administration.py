@@ -54,7 +54,7 @@ _AT_THE_OPERATOR = (
 
 @dataclass(frozen=True)
 class Provisioned:
-    """What `provision` left in a folder: the CA, the federation and its sites."""
+    """The output of `provision` in a folder: the CA, the federation and its sites."""
 
     folder: Path
     authority: Authority
@@ -91,7 +91,7 @@ def add_site(
     policy_from: Path = Path(),
     request: SiteRequest | None = None,
 ) -> list[str]:
-    """Make the kit of one more site; return what is to be done with it.
+    """Make the kit of one more site; return the next steps.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def add_site(
 
 
 def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
-    """Note that a site may not connect any more; return what is to be done for it to hold.
+    """Note that a site may not connect any more; return the steps for it to hold.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
 
 
 def renew(provisioned: Provisioned, *, authority: bool) -> list[str]:
-    """Make new certificates for the SuperLink and the gateway; return what is to be done.
+    """Make new certificates for the SuperLink and the gateway; return the next steps.
 
     The operator's files are written as this version of bract writes them.
 

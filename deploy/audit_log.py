@@ -1,4 +1,4 @@
-"""Who submitted what at a SuperLink: one line of JSON for each request that changes something.
+"""Audit log of a SuperLink: one line of JSON for each request that changes something.
 
 The Control API is served on a Unix socket, so the kernel names the user who asks (``SO_PEERCRED``).
 Every such request is written down twice: before the SuperLink sees it, with digests of what was

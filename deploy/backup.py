@@ -184,7 +184,7 @@ def _is_figure(value: object) -> bool:
 
 
 def _files(folder: Path, kit: Kit) -> Iterator[tuple[str, Path]]:
-    """Yield what a copy holds: the kit's own files, and the state, below `STATE`."""
+    """Yield the content of a copy: the kit's own files, and the state, below `STATE`."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.is_symlink() and not _is_left_out(path.name):
             yield path.name, path

@@ -1,4 +1,4 @@
-"""Certificates of a federation: its CA, and what the CA signs.
+"""Certificates of a federation: its CA, and the certificates that it signs.
 
 Keys are elliptic (P-384, the curve that Flower recommends for SuperNodes), signatures ECDSA with
 SHA-384. Nothing here starts a process.
@@ -68,13 +68,13 @@ class Authority:
         Parameters
         ----------
         name
-            What it is called.
+            Its name.
         hosts
             Host names and IP addresses at which it is reached.
         days
             How long it is valid; not longer than the CA's own.
         client
-            Whether it may also prove who connects.
+            Whether it may also authenticate clients.
         """
         issuer = self.certificate.subject
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
@@ -203,7 +203,7 @@ def now() -> datetime.datetime:
 
 
 def read_file(path: Path) -> bytes:
-    """Return what a file holds; `CertificateError` where it cannot be read."""
+    """Return a file's content; `CertificateError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

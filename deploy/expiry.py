@@ -23,7 +23,7 @@ RENEWAL = {
     kits.SUPERLINK: "renew it: `bract site renew`",
     kits.GATEWAY: "renew it: `bract site renew`",
 }
-"""Certificates of a kit, and what is done before they end."""
+"""Certificates of a kit, and the steps before they end."""
 
 _DAY = 86_400.0
 

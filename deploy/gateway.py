@@ -1,4 +1,4 @@
-"""Ask a federation's gateway who it is and what time it has, before a site connects."""
+"""Check a federation's gateway, its certificate and clock, before a site connects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class UnreachableError(BractError):
 
 @dataclass(frozen=True)
 class Gateway:
-    """What a gateway answered.
+    """A gateway's answer.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ def _refused(kit: Kit, folder: Path, error: ssl.SSLCertVerificationError) -> Bra
     careless.check_hostname = False
     careless.verify_mode = ssl.CERT_NONE
     try:
-        # Nothing but the time is taken from what was not verified.
+        # Nothing but the time is taken from an unverified answer.
         answer = _answer(kit, careless)
         check_clock(answer.ahead, kit)
         expiry(answer.certificate, f"the certificate of {kit.address}", mend=_RENEW)

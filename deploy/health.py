@@ -1,4 +1,4 @@
-"""How one party's part of a federation is: what `bract site status` prints and Prometheus reads."""
+"""Health of one party's part of a federation, for `bract site status` and Prometheus."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_RUNS = 20
 
 @dataclass
 class Health:
-    """Findings about one party, one line each, and what was measured."""
+    """Findings about one party, one line each, and the measurements."""
 
     kit: Kit
     findings: list[tuple[str, Level, str]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Health:
 
     @property
     def failed(self) -> int:
-        """How many findings are failures."""
+        """Number of findings that are failures."""
         return sum(level == "FAIL" for _, level, _ in self.findings)
 
     def note(self, what: str, level: Level, detail: str) -> None:
@@ -146,7 +146,7 @@ def _supernode(health: Health, folder: Path, site: SiteFile) -> None:
 
 
 def _record(health: Health, folder: Path, site: SiteFile) -> None:
-    """Report what the site answered and refused, and what it spent."""
+    """Report the site's answers, refusals and spent privacy."""
     from bract.client.accounting import total_epsilon
     from bract.client.answered import Answered
     from bract.client.policy import load_policy

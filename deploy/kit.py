@@ -74,7 +74,7 @@ class Kit(VersionedRecord):
     made_by
         The bract that made the kit; the operator's is the one that every party runs.
     server, port
-        Where sites reach the gateway.
+        Address of the gateway for the sites.
     superlink_port
         Where, on the loopback interface, the gateway reaches the SuperLink.
     issued
@@ -114,13 +114,13 @@ class Kit(VersionedRecord):
 
 @dataclass(frozen=True)
 class Files:
-    """How the files of a kit compare with how they were issued."""
+    """Differences of a kit's files from their state when issued."""
 
     changed: list[str] = field(default_factory=list)
-    """Changed by whose kit it is, who may."""
+    """Changed, permitted to the kit's owner."""
 
     broken: list[str] = field(default_factory=list)
-    """What is wrong, in words."""
+    """The faults, in words."""
 
 
 def read_kit(folder: Path) -> Kit:

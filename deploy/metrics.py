@@ -24,7 +24,7 @@ METRICS: Mapping[str, str] = {
     "bract_run_active": "Whether a run trains.",
     "bract_status_time_seconds": "When this was measured, in seconds since 1970.",
 }
-"""What is measured; a name that ends in ``_total`` is a counter, every other one a gauge."""
+"""The metrics; a name that ends in ``_total`` is a counter, every other one a gauge."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How long Flower's processes wait between two looks for a message, an answer or a part of one.
+"""Waiting times of Flower's processes between two polls for a message, an answer or a part of one.
 
 Flower's waits three seconds before it asks the SuperLink again, and half a second for its
 ClientApp, so a round of a second takes five. Here a SuperNode asks again after a tenth of the time

@@ -109,7 +109,7 @@ class SiteRequest(VersionedRecord):
 
 
 def make_request(name: str, folder: Path) -> SiteRequest:
-    """Make a site's keys in a new folder, and the request that goes to who provisions.
+    """Make a site's keys in a new folder, and the request to the provisioner.
 
     Parameters
     ----------

@@ -116,7 +116,7 @@ def start_superexec(*, folder: Path, port: int) -> NoReturn:
     folder
         Folder of the SuperLink's socket, of this user alone.
     port
-        What that socket is named for.
+        Number in that socket's name.
     """
     check_version()
     _check_captures_folder()
@@ -156,11 +156,11 @@ def start_supernode(
     folder
         Folder of the socket, of this user alone; made where it is missing.
     port
-        What the socket is named for.
+        Number in the socket's name.
     root_certificates
         CA of the SuperLink; None connects without TLS.
     key
-        Private key with which the SuperNode proves who it is; needs TLS.
+        Private key with which the SuperNode authenticates; needs TLS.
     health
         Whether ``http://127.0.0.1:<port>/health`` answers, for a container's health check.
     warm

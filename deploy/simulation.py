@@ -31,7 +31,7 @@ SITES = "BRACT_SIMULATED_SITES"
 
 
 class SimulatedApp:
-    """What a process of the engine calls for a message: the installed app, under its name.
+    """The app that a process of the engine calls for a message: the installed one, under its name.
 
     Pickled with every message, so it is the name rather than the app.
     """
@@ -52,7 +52,7 @@ class SimulatedApp:
 
 
 def engine_environment(folder: Path, sites: Path) -> dict[str, str]:
-    """Return what the processes of the engine have in their environment.
+    """Return the environment of the engine's processes.
 
     Parameters
     ----------

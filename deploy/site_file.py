@@ -1,4 +1,4 @@
-"""``site.yaml`` in a site's kit: what the site decides for itself."""
+"""``site.yaml`` in a site's kit: the site's own settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SiteFile(BaseModel):
     paillier_key, identity_key, peers
         Files of encrypted runs.
     port
-        What the SuperNode's socket is named for.
+        Number in the SuperNode's socket's name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

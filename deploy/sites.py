@@ -12,7 +12,7 @@ from bract.schema.record import Record, VersionedRecord
 
 
 class Issued(Record):
-    """What was issued to one site.
+    """The issued keys and names of one site.
 
     Attributes
     ----------

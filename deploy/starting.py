@@ -77,7 +77,7 @@ def _say_where_runs_go(folder: Path) -> None:
 def start_supernode_of(
     folder: Path, sockets: Path | None, *, health: bool, warm: bool = True
 ) -> NoReturn:
-    """Become the SuperNode of a site's kit, once its gateway was asked who it is.
+    """Become the SuperNode of a site's kit, once its gateway was checked.
 
     Raises
     ------

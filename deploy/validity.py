@@ -1,4 +1,4 @@
-"""What is wrong with a certificate: it ends, is another CA's, or not its key's."""
+"""Faults of a certificate: it ends, is another CA's, or not its key's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_certificate(
     Parameters
     ----------
     mend
-        What is to be done where it has expired, and by whom.
+        The fix if it has expired, and by whom.
 
     Raises
     ------

@@ -110,7 +110,7 @@ class AuditBeside:
 
 
 def _give_way(pid: int) -> None:
-    """Let a process have only the processor time that no other process wants."""
+    """Restrict a process to the processor time that no other process wants."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, 19)
     if hasattr(os, "SCHED_IDLE"):

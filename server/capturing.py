@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """What of a run is captured.
+    """The plan of what a run captures.
 
     Attributes
     ----------
     config
         The section ``capture`` of a configuration; its ``store`` is not looked at.
     seed
-        Decides with round and client who is drawn where ``config.fraction`` is below 1.
+        Draws with round and client the replies where ``config.fraction`` is below 1.
     """
 
     config: CaptureConfig = field(default_factory=CaptureConfig)

@@ -39,7 +39,7 @@ class Federation:
     Parameters
     ----------
     config
-        What to run.
+        The configuration to run.
     run
         Where to leave metrics, models and captures. Where it holds an interrupted run's last
         model, training goes on after it.
@@ -103,7 +103,7 @@ class Federation:
         return store
 
     def declaration(self) -> ClientDeclaration:
-        """Return what the configuration declares of every client's computation, in round 1."""
+        """Return the configuration's declaration of every client's computation, in round 1."""
         return self._declared(1)
 
     def _declared(self, server_round: int) -> ClientDeclaration:

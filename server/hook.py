@@ -1,4 +1,4 @@
-"""The capture hook: what an honest-but-curious operator of the server writes down.
+"""The capture hook: the records of an honest-but-curious operator of the server.
 
 Wrap any Flower Message-API strategy::
 
@@ -49,15 +49,15 @@ class HonestButCurious(Strategy):
         `ObservationStore`. Where the server's operator has set ``BRACT_CAPTURES``, a relative
         folder is below it, in a folder of this run's own.
     declaration
-        What the protocol declares (`bract.protocol.observation.ClientDeclaration`, or a dict of
+        The protocol's declaration (`bract.protocol.observation.ClientDeclaration`, or a dict of
         its fields): model, normalisation, learning rate, local steps and so on; or a function of
         the round that returns one, where a schedule decides the learning rate. Of a client's own
         claims only `bract.schema.ClientStatement` is taken; its other claims are compared
         and flagged in the observation's provenance. Names and shapes of parameters and buffers,
         the number of examples, and a train message's config for its client (``proximal-mu``,
         ``lr``, ``momentum``, ``weight-decay``, ``dropout``, ``batch-size``, ``local-steps``) are
-        found out; declare 0 or another value where the app ignores it. What is not declared here can be
-        declared afterwards, without training again: ``bract describe``.
+        found out; declare 0 or another value where the app ignores it. What is not declared here
+        can be declared afterwards, without training again: ``bract describe``.
     rounds
         Rounds to capture; None captures all.
     capture
@@ -172,7 +172,7 @@ class HonestButCurious(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Delegate, and remember what is sent."""
+        """Delegate, and remember the messages."""
         self._announce()
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self.recorder.connected = grid.get_node_ids
@@ -263,7 +263,7 @@ def _folder_of(store: ObservationStore | RemoteStore) -> Path:
 def _by_round(
     declaration: Declared | Callable[[int], Declared],
 ) -> Callable[[int], ClientDeclaration]:
-    """Return what is declared as a function of the round."""
+    """Return the declaration as a function of the round."""
     if not callable(declaration):
         fixed = _checked(declaration)
         return lambda _: fixed

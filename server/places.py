@@ -50,7 +50,7 @@ def usable_captures_folder() -> Path | None:
 
 
 def run_folder(name: str, run_id: int) -> Path:
-    """Return the run directory of bract's own app where who submitted it named none."""
+    """Return the run directory of bract's own app if the submitter named none."""
     return (captures_folder() or Path("runs")) / f"{name}-{run_id}"
 
 

@@ -45,13 +45,13 @@ class Recorder:
     Parameters
     ----------
     declaration
-        What the operator declares of every client's computation, in the first round.
+        The operator's declaration of every client's computation, in the first round.
     plan
         Which replies to capture, and how.
     names
         The clients' names, bound to nodes.
     by_round
-        What the operator declares of a later round; None where all rounds are alike.
+        The operator's declaration of a later round; None where all rounds are alike.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ class Recorder:
         self._told_missing = self._told_missing or bool(self._seen)
 
     def _write_missed(self) -> None:
-        """Append what was missed; where the disk is full, try again after the next replies."""
+        """Append missed captures; if the disk is full, try again after the next replies."""
         if not self._unwritten:
             return
         try:
@@ -227,7 +227,7 @@ class Recorder:
 def _groups(request: Message, answer: Contribution) -> dict[str, Tensors]:
     """Return the tensors of an observation of bract's own client."""
     if answer.ciphertexts:
-        # All the server has sent in plain is the initial model, to who had none yet.
+        # All the server has sent in plain is the initial model, to clients that had none yet.
         sent = request.content.array_records.get(ARRAYS)
         parameters, buffers = split_state(from_arrays(sent) if sent else {})
         return {

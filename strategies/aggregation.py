@@ -1,4 +1,4 @@
-"""How updates become the next global model: one linear combination with public weights.
+"""Combine updates into the next global model: one linear combination with public weights.
 
 Both steps of FedBoosting that touch updates, fusing and aggregating, are `aggregate` with other
 weights, so a strategy that holds ciphertexts replaces this one function.
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 def fedavg_weights(
     contributions: Sequence[Contribution], weighting: str, max_share: float = 1.0
 ) -> list[float]:
-    """Return p_i over those who answered: by number of examples, or ``uniform``; they sum to 1.
+    """Return p_i over the clients that answered: by examples, or ``uniform``; they sum to 1.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ class FedAvg(FlowerFedAvg):
     Parameters
     ----------
     weighting
-        ``examples``: p_i by number of examples. ``uniform``: p_i = 1/N. Over those who answered.
+        ``examples``: p_i by number of examples. ``uniform``: p_i = 1/N. Over the answers.
     server_lr
         The factor eta of w <- w - eta sum_i p_i g_i.
     max_share
@@ -227,7 +227,7 @@ class FedAvg(FlowerFedAvg):
         return answers, failures
 
     def failure(self, node_id: int, reason: str) -> Failure:
-        """Name a node's failure by what the client calls itself."""
+        """Name a node's failure by the client's own name for itself."""
         name = self.names.of(node_id)
         # Whom an error names is the client's word: it may name itself, not another.
         if (told := _TOLD.fullmatch(reason)) and self.names.told(node_id, told["client"]):

@@ -43,7 +43,7 @@ class FedBoosting(FedAvg):
     the trained model on the training data), or else from ``train_accuracy``; with ``signal="loss"``
     from ``trained_loss`` or else ``train_loss``.
 
-    What goes wrong, and what follows:
+    Failures and their effects:
 
     - a client fails in training: as in `FedAvg`; with ``tolerate_failures`` it has no model, no
       column and no weight this round;
@@ -184,7 +184,7 @@ class FedBoosting(FedAvg):
         return weights
 
     def _validate(self, contributions: tuple[Contribution, ...]) -> ScoreArray:
-        """Send the fused models to those who trained; return V with NaN columns for the lost."""
+        """Send the fused models to the trained clients; return V with NaN columns for the lost."""
         assert self._grid is not None
         number, count = self.outcome.server_round, len(contributions)
         rows = fusing_weights(

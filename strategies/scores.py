@@ -24,7 +24,7 @@ _SMALLEST_LOSS = 1e-12
 
 @dataclass(frozen=True)
 class Boosting:
-    """What one round of FedBoosting measured, and the weights that followed.
+    """The scores of one round of FedBoosting, and the weights that followed.
 
     Attributes
     ----------

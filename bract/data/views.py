@@ -1,4 +1,4 @@
-"""What each side sees of the data: its shape, one client's part, the server's test split."""
+"""Each party's view of the data: its shape, one client's part, the server's test split."""
 
 from __future__ import annotations
 

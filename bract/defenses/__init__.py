@@ -1,4 +1,4 @@
-"""Defenses, one file each: what is public of them, and what a client computes to protect.
+"""Defenses, one file each: the public specification, and a client's computation to protect.
 
 A client protects with a defense, its adaptive attacker and the report read the same fields. Every
 module here is imported, so a defense in one file registers without a line elsewhere.

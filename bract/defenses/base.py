@@ -1,4 +1,4 @@
-"""What a defense is: its public specification, the client's contract, and the registry."""
+"""A defense: its public specification, the client's contract, and the registry."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Stage(IntEnum):
 
 
 Keeps = Literal["nothing", "state", "model"]
-"""What a client keeps to itself from round to round: nothing, tensors, or part of its model."""
+"""A client's private state from round to round: nothing, tensors, or part of its model."""
 
 
 @dataclass(frozen=True)
 class ProtectContext:
-    """What a client knows while it protects one update. None of it is ever sent.
+    """A client's context while it protects one update. None of it is ever sent.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class ProtectContext:
 
 
 class DefenseSpec(BaseModel):
-    """What is public of a defense, which server, attacker and report read as the client does.
+    """Public specification of a defense, which server, attacker and report read as the client does.
 
     Fields are the hyper-parameters with their ranges: the server and the attacker know them.
 
@@ -151,7 +151,7 @@ class Defense(DefenseSpec, ABC):
 
     @abstractmethod
     def protect(self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext) -> Any:
-        """Return what is sent instead of ``update``.
+        """Return the tensors to send instead of ``update``.
 
         Parameters
         ----------

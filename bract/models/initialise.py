@@ -1,4 +1,4 @@
-"""How the first global model is drawn."""
+"""Initialisation of the first global model."""
 
 from __future__ import annotations
 

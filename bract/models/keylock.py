@@ -232,12 +232,12 @@ def key_locks(model: nn.Module) -> dict[str, LockedBatchNorm2d]:
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return what a client's optimizer trains: the shared parameters and its own lock layers."""
+    """Return the parameters for a client's optimizer: the shared ones and its own lock layers."""
     return [*nn.Module.parameters(model), *private_parameters(model)]
 
 
 def private_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return what a client trains and never sends: its lock layers."""
+    """Return the parameters that a client trains and never sends: its lock layers."""
     return [
         parameter
         for module in key_locks(model).values()

@@ -107,7 +107,7 @@ def bottlenecks(model: nn.Module) -> list[VariationalBottleneck]:
 
 
 def auxiliary_loss(model: nn.Module) -> Tensor:
-    """Return what the model adds to the loss of the batch it saw last; 0 for most models."""
+    """Return the model's own loss term of the batch it saw last; 0 for most models."""
     total = torch.zeros(())
     for block in bottlenecks(model):
         if block.divergence is not None:

@@ -1,4 +1,4 @@
-"""What can go wrong with keys and ciphertexts, one exception a cause."""
+"""Errors of keys and ciphertexts, one exception a cause."""
 
 
 class PaillierError(ValueError):
@@ -14,7 +14,7 @@ class CiphertextError(PaillierError):
 
 
 class UndecryptableError(CiphertextError):
-    """What a ciphertext decrypts to shows that it was altered: who hears so learns about it."""
+    """A ciphertext decrypts to impossible values, so it was altered; the error itself is a leak."""
 
 
 class CapacityError(PaillierError):

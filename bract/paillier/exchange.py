@@ -29,7 +29,7 @@ _NONCE = bytes(12)  # every box has a fresh key, used for this one message
 
 @dataclass(frozen=True)
 class Context:
-    """What a sealed box belongs to.
+    """The context of a sealed box.
 
     Attributes:
         run_id: Identity of the run.
@@ -93,7 +93,7 @@ def seal(message: bytes, recipient_public: bytes, context: Context, *, sender: I
         message: For example :func:`bract.paillier.keyfile.dump_private`'s text.
         recipient_public: The recipient's 32 public bytes.
         context: Bound into the box; both sides must state the same.
-        sender: The key pair of who seals.
+        sender: The sender's key pair.
 
     Returns:
         The box: 32 bytes of ephemeral public key, then the encrypted message and its tag.

@@ -40,7 +40,7 @@ _EXPONENT_MARGIN = 64
 
 @dataclass(frozen=True)
 class PublicKey:
-    """What encrypts and adds.
+    """The public key: encrypts and adds.
 
     Attributes:
         n: The modulus, product of two primes.
@@ -94,7 +94,7 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class PrivateKey:
-    """What decrypts: the factors of ``n``, and the orders of ``h`` modulo each.
+    """The private key: the factors of ``n``, and the orders of ``h`` modulo each.
 
     Attributes:
         public: The public key.

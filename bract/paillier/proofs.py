@@ -48,7 +48,7 @@ class Proof:
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """What a proof is about.
+    """The statement of a proof.
 
     Attributes:
         share: The prover's or the verifier's share; its verification keys are common to all.

@@ -1,4 +1,4 @@
-"""Sums of encrypted vectors, for who holds the public key alone.
+"""Sums of encrypted vectors, for holders of the public key alone.
 
 Paillier is *malleable*: a product of ciphertexts is a ciphertext of the sum, and a power one of a
 multiple. Rows are taken in chunks, so that vectors may be in files (``numpy.memmap``): then a sum

@@ -38,7 +38,7 @@ from bract.paillier.stripping import strip_messages
 
 @dataclass(frozen=True, eq=False)
 class PartialDecryption:
-    """What one share makes of one vector.
+    """One share's result on one vector.
 
     Attributes:
         key_id: Identity of the key.

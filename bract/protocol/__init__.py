@@ -1,1 +1,1 @@
-"""What clients and server exchange, and what either side keeps of it."""
+"""Messages between clients and server, and the records that either side keeps."""

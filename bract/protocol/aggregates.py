@@ -1,4 +1,4 @@
-"""What a server of an encrypted run keeps: the public initial model, and every aggregate."""
+"""Storage of a server of an encrypted run: the public initial model, and every aggregate."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def box_keys(
     Parameters
     ----------
     sender, identity
-        Node id and X25519 key pair of who seals.
+        Node id and X25519 key pair of the sender.
     """
     with readable():
         return {
@@ -250,12 +250,12 @@ def aggregate_name(number: int) -> str:
 
 
 def round_tag(number: int) -> str:
-    """What the partial decryptions of one round's aggregate are called."""
+    """Name of the partial decryptions of one round's aggregate."""
     return f"round-{number}"
 
 
 def fused_tag(number: int) -> str:
-    """What the partial decryptions of one round's fused models are called."""
+    """Name of the partial decryptions of one round's fused models."""
     return f"fused-{number}"
 
 
@@ -270,7 +270,7 @@ def stripped_name(index: int) -> str:
 
 
 def box_context(session: str, sender: int, recipient: int, purpose: str) -> Context:
-    """Return what a box belongs to: run, parties and purpose."""
+    """Return the context of a box: run, parties and purpose."""
     return Context(session, str(sender), str(recipient), purpose)
 
 

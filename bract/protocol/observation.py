@@ -1,4 +1,4 @@
-"""What an honest-but-curious server holds about one client in one round, and its store on disk."""
+"""An honest-but-curious server's knowledge of one client in one round, and its store on disk."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SCHEMA_VERSION = OBSERVATION_SCHEMA
 LONGEST_DESCRIPTION = 16 * 2**20
 
 _READERS = ".reading.lock"
-"""In a store: held by who reads it, so that no round is removed meanwhile."""
+"""In a store: held by readers, so that no round is removed meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Observation:
     round, client
         Round from 1, and the client's name (or ``node-<id>`` where it gave none).
     parameters, buffers
-        What the server sent: trainable tensors and buffers, by name.
+        The tensors that the server sent: trainable ones and buffers, by name.
     update
         The reply's update (see `bract.protocol.update`); empty where it was encrypted.
     returned_buffers
@@ -80,9 +80,9 @@ class Observation:
     ciphertexts
         Encrypted payload by name, ``uint8`` tensors; empty where nothing was encrypted.
     protocol
-        What the protocol declares.
+        The protocol's declaration.
     provenance
-        What `bract.schema.Provenance` holds: Flower run and node ids, reply metrics, time of
+        The content of `bract.schema.Provenance`: Flower run and node ids, reply metrics, time of
         arrival, and which of the client's claims were not taken.
     rounded
         How the update was rounded to be stored; None where it is as it came.
@@ -362,7 +362,7 @@ class ObservationStore:
         )
 
     def describe(self, folder: Path) -> ObservationFile:
-        """Read what is known of one observation without its tensors."""
+        """Read the record of one observation without its tensors."""
         path = folder / DESCRIPTION
         try:
             with path.open("rb") as file:

@@ -124,7 +124,7 @@ def seal_partials(
     Parameters
     ----------
     sender, identity
-        Node id and X25519 key pair of who seals.
+        Node id and X25519 key pair of the sender.
     tag
         What is being decrypted ("round 3"); bound into the boxes.
     """
@@ -171,7 +171,7 @@ class Help:
     Attributes
     ----------
     sender, identity
-        Node id and X25519 public key of who sealed them.
+        Node id and X25519 public key of the sender.
     partials
         By name; ``data`` has one dimension.
     """
@@ -187,7 +187,7 @@ class RefusedHelpError(BractError):
     Parameters
     ----------
     reasons
-        What is wrong with them, by the node id of who made them.
+        Their faults, by the node id of the sender.
     """
 
     def __init__(self, tag: str, reasons: Mapping[int, str]) -> None:
@@ -204,7 +204,7 @@ def open_bundle(
     Raises
     ------
     RefusedHelpError
-        If what a helper sealed does not open or is garbage.
+        If a helper's sealed box does not open or is garbage.
     BractError
         If a record is missing.
     """

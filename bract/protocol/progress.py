@@ -1,6 +1,6 @@
 """A server app's reports to a follower on another machine: lines in Flower's log.
 
-Flower brings all that a server app prints to who follows its run, so also words that clients chose.
+Flower brings all that a server app prints to a follower of its run, also text that clients chose.
 A line counts only if it begins with the token of the first one, which is drawn at random and
 printed before any client was asked; clients do not see the log. ::
 
@@ -43,7 +43,7 @@ class Told(Record):
     run
         The run directory on the server's machine.
     row
-        What `metrics.jsonl` holds of a round.
+        A round's row of `metrics.jsonl`.
     error
         Why the run failed.
     """
@@ -59,7 +59,7 @@ class Told(Record):
 
 
 class Teller:
-    """Print lines for who follows the run; the first one at once."""
+    """Print lines for a follower of the run; the first one at once."""
 
     def __init__(self, version: str) -> None:
         self._token = secrets.token_hex(16)

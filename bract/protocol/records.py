@@ -62,9 +62,9 @@ class Contribution:
     num_examples
         Examples that the client trained on; weights FedAvg.
     metrics
-        What the client measured, by name.
+        The client's measurements, by name.
     protocol
-        What it declares of its computation (keys of
+        Its declaration of its computation (keys of
         `bract.protocol.observation.ClientDeclaration`).
     ciphertexts
         The encrypted update, ``uint8`` tensors; ``update`` and ``buffers`` are then empty.

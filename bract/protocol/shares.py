@@ -1,4 +1,4 @@
-"""How much each client's word on its number of examples weighs in a round's mean."""
+"""Weight of each client's claimed number of examples in a round's mean."""
 
 from __future__ import annotations
 

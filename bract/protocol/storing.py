@@ -46,7 +46,7 @@ class RoundLostError(BractError):
 
 
 class CaptureStore(Protocol):
-    """Where captures are written.
+    """Destination of captures.
 
     Attributes
     ----------

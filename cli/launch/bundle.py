@@ -1,4 +1,4 @@
-"""What Flower is handed: an app bundle that carries configuration only, and a connection."""
+"""Input for Flower: an app bundle that carries configuration only, and a connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def app_manifest(config: FederationConfig, run_dir: Path | None) -> str:
     Parameters
     ----------
     run_dir
-        Where the server leaves the run; None lets it take a folder of its own.
+        The server's run directory; None lets it take a folder of its own.
     """
     config = config.model_copy(update={"deployment": None})
     return "\n".join(

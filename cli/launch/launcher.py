@@ -40,12 +40,12 @@ SERVER_INTERVAL = 1.0
 
 SUPERLINK_PORT = 8000
 SUPERNODE_PORT = 9094
-"""What the sockets of the SuperLink and of client 0 are named for; nothing listens on a port."""
+"""Number in the names of the sockets of the SuperLink and of client 0; no port is opened."""
 
 
 @dataclass
 class Launch:
-    """What `LocalFederation` needs beyond the configuration.
+    """Settings of `LocalFederation` beyond the configuration.
 
     Attributes
     ----------
@@ -283,7 +283,7 @@ class LocalFederation:
         )
 
     def _node_config(self, client: int, keys: Sequence[Path]) -> dict[str, str | int]:
-        """Return a client's own word: who it is, its folders, keys and device, and what runs.
+        """Return a client's own node config: its name, folders, keys and device, and its app.
 
         Code and data of the configuration are those of the person at the keyboard, whose clients
         these are.

@@ -1,7 +1,7 @@
 """The clients of a federation in Flower's simulation engine, on this machine.
 
 Server app, client app, capture hook and run directory are those of a federation of processes; so
-are the clients' names, folders, keys and seeds. What differs is who runs the clients: a few
+are the clients' names, folders, keys and seeds. Only the processes of the clients differ: a few
 processes of Ray's, each of which is one client after another, so that a thousand clients need no
 more memory than a few.
 """

@@ -57,7 +57,7 @@ def stop(
     root_certificates: RootCertificatesOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Stop a run at another machine's SuperLink; what it has left there stays."""
+    """Stop a run at another machine's SuperLink; its files there stay."""
     from bract.cli.remote.connection import connect
     from bract.cli.remote.where import Where
 

@@ -81,7 +81,7 @@ def connect(where: Where) -> Iterator[Control]:
 
 
 class Control:
-    """What `bract` asks of a SuperLink.
+    """Requests of `bract` to a SuperLink.
 
     Every method raises `UnreachableError` without an answer, and `RunFailedError` where the
     SuperLink refuses; `UnknownRunError` where it knows no run of that number.

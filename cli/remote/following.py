@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Followed:
-    """What came over of a run.
+    """The reports received of a run.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Followed:
     folder
         The run directory on the server's machine, if it was reported.
     rows
-        What `metrics.jsonl` there holds.
+        The rows of `metrics.jsonl` there.
     ending
         The last report of the server app.
     tail

@@ -1,4 +1,4 @@
-"""What a client does with its defenses: the order of a chain, and the state they keep."""
+"""A client's defenses: the order of a chain, and their state."""
 
 from bract.client.defenses.chain import DefenseChain, build_defense, build_defenses
 from bract.client.defenses.state import DefenseState

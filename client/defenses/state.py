@@ -1,4 +1,4 @@
-"""Where a client keeps its defenses' private state between messages and restarts."""
+"""Storage of a client's private state of defenses between messages and restarts."""
 
 from __future__ import annotations
 

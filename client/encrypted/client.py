@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 
 class EncryptedClient:
-    """What one client knows and keeps of an encrypted run.
+    """One client's knowledge and state of an encrypted run.
 
     Parameters
     ----------

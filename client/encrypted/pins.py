@@ -1,4 +1,4 @@
-"""What a site's operator demands of encrypted runs, and whom it trusts with keys.
+"""The demands of a site's operator on encrypted runs, and the public keys that it trusts.
 
 All of it is in the node config, which the server cannot change. Without it a client follows the
 run's configuration, and takes the others' X25519 keys as the server passes them on.

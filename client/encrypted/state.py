@@ -1,4 +1,4 @@
-"""What a client keeps of an encrypted run from message to message: key, identity, global model."""
+"""A client's state of an encrypted run between messages: key, identity, global model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EncryptedState:
     Parameters
     ----------
     store
-        Where it lives between messages. State of another run in it is dropped.
+        Its storage between messages. State of another run in it is dropped.
     session
         Identity of the run.
     """

@@ -23,7 +23,7 @@ class CatchUp:
     Parameters
     ----------
     membership
-        Who takes part, and how far each is.
+        The members, and the progress of each.
     aggregates
         The aggregates.
     transport
@@ -92,7 +92,7 @@ class CatchUp:
         Returns
         -------
         list of Failure
-            Who could not be admitted, and why.
+            The clients that could not be admitted, and why.
         """
         members = self._membership.members
         before = {node_id: members[node_id].identity for node_id in behind}
@@ -112,7 +112,7 @@ class CatchUp:
         Returns
         -------
         tuple of dict and list
-            The clients' words on the final model by node id, and who failed.
+            The clients' words on the final model by node id, and the failed clients.
         """
         connected = self._transport.connected()
         nodes = [node for node in self._membership.members if node in connected]

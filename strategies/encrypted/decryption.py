@@ -38,7 +38,7 @@ class ThresholdDecryption:
     Parameters
     ----------
     membership
-        Who takes part, under which key.
+        The members, and their key.
     transport
         How clients are reached.
     """

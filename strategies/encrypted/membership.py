@@ -1,4 +1,4 @@
-"""Who takes part in an encrypted run, under which key; the first phase of it."""
+"""The members of an encrypted run, and their key; its first phase."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Membership:
     instructions
         The config record that every message of the run carries.
     members
-        Who was admitted, by node id.
+        The admitted clients, by node id.
     boxes
         Key boxes that wait for their recipients, as they travel in the next train message.
     """
@@ -93,12 +93,12 @@ class Membership:
         return len(set(self.members) & self._transport.connected()) >= self.clients
 
     def admit(self) -> list[Failure]:
-        """Greet the connected nodes that are not members yet; hand the key to who lacks it.
+        """Greet the connected nodes that are not members yet; hand the key to clients without it.
 
         Returns
         -------
         list of Failure
-            Who could not be admitted, and why.
+            The clients that could not be admitted, and why.
 
         Raises
         ------
@@ -185,7 +185,7 @@ class Membership:
             )
 
     def _settle_key(self, arrived: list[Hello]) -> list[Failure]:
-        """Choose the run's key, once; name who holds another."""
+        """Choose the run's key, once; name clients that hold another."""
         if self._public is None and self._aggregates.key:
             with readable():
                 self._public = load_public(self._aggregates.key)

@@ -1,4 +1,4 @@
-"""The powers that clients send along for a threshold's decryption: who sent wrong ones.
+"""The powers that clients send along for a threshold's decryption; names senders of wrong ones.
 
 Checking every client's would cost the server more than the sum itself. So the powers of the sum are
 checked, once; where they are wrong the server computes them itself, finds out whose were, and from

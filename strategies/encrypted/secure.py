@@ -64,7 +64,7 @@ class EncryptedFedAvg(FedAvg):
     encryption
         How updates are encrypted.
     aggregates
-        Where aggregates are kept; in memory if not given.
+        Folder of the aggregates; in memory if not given.
     timeout
         Seconds to wait for answers in the phases besides training.
     options
@@ -73,7 +73,7 @@ class EncryptedFedAvg(FedAvg):
     Attributes
     ----------
     final
-        What each client measured of the final model, by name, after `start`.
+        Each client's measurements of the final model, by name, after `start`.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class EncryptedFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Admit who is new, and ask a sample of the nodes to train.
+        """Admit new clients, and ask a sample of the nodes to train.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class EncryptedFedAvg(FedAvg):
         for failure in self._left_out:
             _log.error("%s takes no part: %s", failure.client, failure.reason)
         if self._membership.full:
-            self._left_out = ()  # all clients of the run are there: who else connects is none
+            self._left_out = ()  # all clients of the run are there: further nodes are not clients
         if self._left_out and (not self.tolerate_failures or not members):
             who = "; ".join(f"{f.client}: {f.reason}" for f in self._left_out)
             raise RunFailedError(f"keys: {who}")

@@ -16,7 +16,7 @@ Pair = Callable[
 
 
 class Transport:
-    """Who is connected, and one phase of messages.
+    """The connected nodes, and one phase of messages.
 
     Parameters
     ----------
