@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
     from flwr.proto.control_pb2 import StreamLogsRequest as StreamLogsRequest
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
+    from flwr.proto.node_pb2 import NodeInfo as NodeInfo
     from flwr.supercore.constant import TaskType as TaskType
     from flwr.supercore.control import ControlHttpClient as ControlHttpClient
     from flwr.supercore.error import ApiErrorCode as ApiErrorCode
     from flwr.supercore.error import FlowerError as FlowerError
+    from flwr.supercore.exit.exit_handler import trigger_exit_handlers as trigger_exit_handlers
     from flwr.supercore.fab import Fab as Fab
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
     from flwr.supercore.interceptors.http.runtime_version import (
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes as public_key_to_bytes
     from flwr.supercore.protobuf.client import ProtobufClient as ProtobufClient
     from flwr.supercore.run import Run as Run
+    from flwr.supercore.run import RunNotRunningException as RunNotRunningException
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
 
 SERIES = "1.41"
@@ -57,6 +60,7 @@ NAMES = {
     "TaskType": "flwr.supercore.constant",
     "ProtobufClient": "flwr.supercore.protobuf.client",
     "Run": "flwr.supercore.run",
+    "RunNotRunningException": "flwr.supercore.run",
     "TaskIdentity": "flwr.supercore.task_identity",
     "ListNodesRequest": "flwr.proto.control_pb2",
     "RegisterNodeRequest": "flwr.proto.control_pb2",
@@ -66,6 +70,7 @@ NAMES = {
     "StartRunResponse": "flwr.proto.control_pb2",
     "StopRunRequest": "flwr.proto.control_pb2",
     "StreamLogsRequest": "flwr.proto.control_pb2",
+    "NodeInfo": "flwr.proto.node_pb2",
     "SuperLinkConnection": "flwr.cli.typing",
     "read_superlink_connection": "flwr.cli.flower_config",
     "init_http_client_from_connection": "flwr.cli.utils",
@@ -74,6 +79,7 @@ NAMES = {
     "fab_to_proto": "flwr.common.serde",
     "ApiErrorCode": "flwr.supercore.error",
     "FlowerError": "flwr.supercore.error",
+    "trigger_exit_handlers": "flwr.supercore.exit.exit_handler",
     "ObjectPushError": "flwr.supercore.inflatable.inflatable_utils",
     "ControlHttpClient": "flwr.supercore.control",
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors.http.runtime_version",
@@ -126,7 +132,11 @@ PULLS = ("pull_objects", "pull_and_inflate_object_from_tree")
 DATE = "flwr.supercore.date"
 """Module in which Flower asks for the time."""
 
+FLEET = "flwr.supernode.fleet_http_connection"
+"""Where a SuperNode signs its requests to the SuperLink."""
+
 _REPLACED = {
+    FLEET: ("NodeAuthHttpInterceptor",),
     SIMULATION: ("_run_simulation_settings",),
     ENGINE: ("DeprecatedRunInfoStore", "get_load_client_app_fn"),
     DATE: ("now",),

@@ -5,6 +5,7 @@
 `bract.deploy.sockets` closes what Flower listens on, `bract.deploy.pinned` holds a site to the app
 that its operator installed, `bract.deploy.clock` has it count the seconds that pass, and
 `bract.deploy.heartbeats` and `bract.deploy.pace` have it notice sooner what happens.
+`bract.deploy.admission` has a SuperNode say why it is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bract.deploy import (
+    admission,
     audit_log,
     clock,
     expiry,
@@ -80,6 +82,7 @@ def run(name: str) -> None:
         pinned.guard_supernode()
         heartbeats.expire_sooner()
         pace.follow_work()
+        admission.say_why_refused()
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
         heartbeats.beat_faster()
@@ -93,7 +96,14 @@ def run(name: str) -> None:
         sys.argv += ["--node-config", os.environ[NODE_CONFIG]]
     timeline.note_spans(name)
     with span(f"run {name}"):
-        entry()
+        if name != "flower-supernode":
+            entry()
+            return
+        try:
+            entry()
+        except SystemExit as ended:
+            sys.exit(admission.exit_code(ended.code))
+        admission.end_supernode()
 
 
 def _restrict_children(name: str) -> None:

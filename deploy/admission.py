@@ -1,0 +1,154 @@
+"""What a SuperNode does where the SuperLink or its gateway does not take it.
+
+Flower's SuperNode ends with exit code 305 on the SuperLink's 412, whatever the reason, and says
+that it "terminated gracefully" on a 401. A SuperLink answers 412 for `LAPSE` seconds after a site
+was killed, because it counts the killed process as connected until its heartbeat lapses, and
+always where it does not know the key. Under this rule a SuperNode asks again, less often each
+time, and ends with one line that names the cause once the earlier heartbeat must have lapsed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import httpx
+
+from bract.deploy.rules import replace
+from bract.errors import BractError
+from bract.flower import FLEET
+
+LAPSE = 60.0
+"""Seconds after its last heartbeat in which a SuperNode counts as connected (Flower 1.41)."""
+
+PATIENCE = LAPSE + 15.0
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 15.0
+"""Seconds between two requests to be taken; the pause doubles from the first to the longest."""
+
+_ACTIVATE = "/ActivateNode"
+
+_NOT_YET = (
+    "the SuperLink does not take this site yet: either an earlier process of this site, which was "
+    f"killed, counts as connected for up to {LAPSE:.0f} s, or its key is not registered; "
+    f"asking again for {PATIENCE:.0f} s"
+)
+_NEVER = (
+    "the SuperLink does not take this site: its key is not registered there, or was revoked, or "
+    "another process with the same kit is connected; end the other process, or ask the operator "
+    "(`bract site list` names the sites, `bract site register` registers them)"
+)
+_SHUT_OUT = (
+    "the SuperLink refuses this site's key: the site was revoked, the SuperLink's state was lost, "
+    "or the clock here is wrong; ask the operator (`bract site list`), who registers the sites "
+    "again with `bract site register`"
+)
+_EXPIRED = (
+    "the certificate of the gateway has expired; the operator renews it with `bract site renew` "
+    "and starts the gateway again, then start this site again"
+)
+_UNTRUSTED = (
+    "the certificate of the gateway is not to be trusted; `bract doctor --kit DIR` says what is "
+    "wrong with it"
+)
+
+
+class Admission:
+    """Passes requests on, and says once why the SuperLink or its gateway refuses them.
+
+    Parameters
+    ----------
+    send
+        Signs a request and sends it, as Flower's interceptor does.
+    say
+        Prints a line for the person who runs the site.
+    """
+
+    refused = False
+    """Whether this process was refused for a cause that a new start alone does not remove."""
+
+    def __init__(
+        self, send: Callable[..., httpx.Response], say: Callable[[str], None] | None = None
+    ) -> None:
+        self._send = send
+        self._say = say or _print
+
+    def request(self, context: Any, call_next: Any) -> httpx.Response:
+        """Send a request, and again where the SuperLink does not take the site yet."""
+        began, pause, said = time.monotonic(), FIRST_PAUSE, False
+        while True:
+            response = self._try(context, call_next)
+            if response.is_success:
+                Admission.refused = False
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                self._refuse(_SHUT_OUT)
+            if response.status_code != httpx.codes.PRECONDITION_FAILED or not str(
+                context.rpc_method
+            ).endswith(_ACTIVATE):
+                return response
+            if time.monotonic() - began > PATIENCE:
+                self._refuse(_NEVER)
+                return response
+            if not said:
+                said = True
+                self._say(_NOT_YET)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _try(self, context: Any, call_next: Any) -> httpx.Response:
+        try:
+            return self._send(context, call_next)
+        except httpx.ConnectError as error:
+            text = str(error).lower()
+            if "certificate" in text:
+                self._refuse(_EXPIRED if "expired" in text else _UNTRUSTED)
+            raise
+
+    def _refuse(self, why: str) -> None:
+        if not Admission.refused:
+            Admission.refused = True
+            self._say(why)
+
+
+def say_why_refused() -> None:
+    """Put the rule in place; call it in a SuperNode.
+
+    Raises
+    ------
+    BractError
+        If Flower has no such name.
+    """
+    signer = replace(FLEET, "NodeAuthHttpInterceptor", None)
+    if not hasattr(signer, "intercept"):
+        raise BractError(f"{FLEET}.NodeAuthHttpInterceptor has no method intercept")
+
+    class Signer(signer):  # type: ignore[misc]
+        """Flower's interceptor, with `Admission` around it."""
+
+        def __init__(self, *keys: Any) -> None:
+            super().__init__(*keys)
+            self._admission = Admission(super().intercept)
+
+        def intercept(self, context: Any, call_next: Any) -> httpx.Response:
+            return self._admission.request(context, call_next)
+
+    replace(FLEET, "NodeAuthHttpInterceptor", Signer)
+
+
+def end_supernode() -> NoReturn:
+    """End a SuperNode whose connection is lost; Flower's goes on without one, and looks healthy."""
+    from bract.flower import trigger_exit_handlers
+
+    trigger_exit_handlers(run_before_force_exit=False)
+    sys.exit(exit_code(1))
+
+
+def exit_code(flowers: object) -> object:
+    """Return 2, as for bad input, where the SuperLink or its gateway refused; else Flower's."""
+    return 2 if Admission.refused else flowers
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(f"flower-supernode: {text}\n")
+    sys.stderr.flush()
