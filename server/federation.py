@@ -55,6 +55,10 @@ class Federation:
         self.done = self._resume()
         self._judged = bool(run.metrics())
         self.strategy = self._new_strategy()
+        self.strategy.waiting.expected = frozenset(
+            client for row in run.metrics() for client in row.clients
+        )
+        self.strategy.waiting.tell = lambda text: run.update_state(waiting=text)
 
     def train(self, grid: Grid) -> None:
         """Run the rounds that are left."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from bract.flower import ObjectPushError, Run
+from bract.flower import NodeInfo, ObjectPushError, Run
 from bract.timeline import note, span
 
 PUSHES = 5
@@ -47,6 +47,10 @@ class ForwardingGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """Forward."""
         return self.grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Forward."""
+        return self.grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Forward."""

@@ -11,6 +11,7 @@ from typing import Literal
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Result
 
 from bract.errors import BractError, RunFailedError, one_line
 from bract.names import ClientNames
@@ -32,6 +33,7 @@ from bract.protocol.records import (
 from bract.protocol.update import Tensors
 from bract.strategies.aggregation import aggregate, check_contribution, fedavg_weights
 from bract.strategies.scores import Boosting
+from bract.strategies.waiting import Waiting
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class FedAvg(FlowerFedAvg):
         Share of the connected nodes that trains in a round.
     min_nodes
         Nodes that must be connected before a round starts; where failures are tolerated, before
-        the first one.
+        the first one. They are waited for as long as for the answers of a phase.
     tolerate_failures
         False: a client that fails ends the run with an error that names it. True: its
         contribution is left out and the weights are renormalised over who answered; who is gone
@@ -117,9 +119,32 @@ class FedAvg(FlowerFedAvg):
         self._sent: Tensors = {}
         self._asked: list[Message] = []
         self.reads_packed: set[int] = set()
+        self.waiting = Waiting()
         self.names = ClientNames()
         self._names = self.names.by_node
         self._connected: Callable[[], Iterable[int]] | None = None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds; ``timeout`` also bounds the wait for clients that are not connected.
+
+        Raises
+        ------
+        RunFailedError
+            If too few clients connect in time.
+        """
+        self.waiting.timeout = timeout
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -129,6 +154,7 @@ class FedAvg(FlowerFedAvg):
         self._connected = grid.get_node_ids
         if self.tolerate_failures and server_round > 1:
             self.min_train_nodes = self.min_available_nodes = 1
+        self.waiting.until(lambda: self._present(grid), self.min_available_nodes)
         number = server_round + self.first_round - 1
         config[PACKING_KEY] = True
         self._asked = list(super().configure_train(number, arrays, config, grid))
@@ -254,6 +280,14 @@ class FedAvg(FlowerFedAvg):
             tuple(sorted(contributions, key=lambda c: (c.client, c.node_id))),
             tuple(sorted(failures, key=lambda f: (f.client, f.node_id))),
         )
+
+    def _present(self, grid: Grid) -> list[str]:
+        """Return the connected nodes: a client's own name, else the one it is registered under."""
+        by_node = self.names.by_node
+        return [
+            by_node.get(node.node_id) or one_line(node.name, 80) or self.names.of(node.node_id)
+            for node in grid.get_nodes()
+        ]
 
     @staticmethod
     def _mean_metrics(

@@ -100,6 +100,7 @@ class EncryptedFedAvg(FedAvg):
         self._updates: dict[int, EncryptedUpdate] = {}
         self._powers = SentPowers(self.names)
         self._left_out: tuple[Failure, ...] = ()
+        self._gathered = False
 
     def start(
         self,
@@ -242,7 +243,11 @@ class EncryptedFedAvg(FedAvg):
         self._transport.grid = grid
         config[VERSION_KEY] = release()
         self._membership.instructions = ConfigRecord(dict(config))
-        self._left_out = tuple(self._membership.admit())
+        left_out = self._membership.admit()
+        if not self._gathered:
+            left_out = self._gather(left_out)
+            self._gathered = True
+        self._left_out = tuple(left_out)
         members = self._membership.members
         for failure in self._left_out:
             _log.error("%s takes no part: %s", failure.client, failure.reason)
@@ -251,6 +256,26 @@ class EncryptedFedAvg(FedAvg):
         if self._left_out and (not self.tolerate_failures or not members):
             who = "; ".join(f"{f.client}: {f.reason}" for f in self._left_out)
             raise RunFailedError(f"keys: {who}")
+
+    def _gather(self, failures: Iterable[Failure]) -> list[Failure]:
+        """Wait until every client of the run was greeted; return who could not be admitted.
+
+        Right after a restart of the SuperLink its database names clients that have left. Who left
+        before it answered is waited for; who answered and was refused is not.
+        """
+        refused = {failure.node_id: failure for failure in failures}
+
+        def greeted() -> list[str]:
+            here = self._transport.connected()
+            for node in set(refused) - here:
+                del refused[node]
+            if here - set(self._membership.members) - set(refused):
+                refused.update({failure.node_id: failure for failure in self._membership.admit()})
+                here = self._transport.connected()
+            return [self.names.of(n) for n in here & (set(self._membership.members) | set(refused))]
+
+        self.waiting.until(greeted, self._membership.clients)
+        return list(refused.values())
 
     def _train_messages(self, nodes: Iterable[int], number: int) -> list[Message]:
         contents, failures = self._catching_up.contents(nodes, number)

@@ -18,7 +18,7 @@ from encrypted_runs import (
     small_grid,
     train,
 )
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
 from safetensors.torch import load_file
 
 import bract.client.app as client_app
@@ -30,7 +30,8 @@ from bract.protocol.observation import ObservationStore
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.encrypted import EncryptedFederation
-from bract.strategies import create_strategy
+from bract.server.loopback import LoopbackGrid
+from bract.strategies import create_strategy, waiting
 from bract.strategies.encrypted import decryption
 from bract.strategies.fedboosting import FedBoosting
 
@@ -60,10 +61,12 @@ def encrypted_run(
     *,
     state: Any = True,
     faults: Any = None,
+    kind: type[LoopbackGrid] = LoopbackGrid,
     **changes: Any,
 ) -> Any:
     config = small(encryption=encryption, **changes)
-    grid = small_grid(folder, config, keys, state=state, faults=faults)
+    options = {} if faults is None else {"faults": faults}
+    grid = small_grid(folder, config, keys, state=state, kind=kind, **options)
     return train(folder, config, grid), grid
 
 
@@ -440,6 +443,77 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, whole_key: 
     assert all(row.evaluation for row in run.metrics())
     assert set(run.metrics()[1].clients) == {"client-0", "client-1", "client-2"}
     assert furthest(final_model(parts, 1), final_model(whole, 1)) == 0.0
+
+
+class Returning(LoopbackGrid):
+    """After a power loss: one client is connected, one has left and is listed, one comes later.
+
+    Each look at who is connected is a second. Who has left is unavailable until it connects again.
+    """
+
+    back = 6
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, faults=self._left, **options)
+        self._looks, self._asked = 0, False
+
+    def get_node_ids(self) -> list[int]:
+        self._looks += 1
+        returned = self._looks >= self.back
+        return [1, *([2] if returned or not self._asked else []), *([3] if returned else [])]
+
+    def _left(self, message: Message) -> str | None:
+        if message.metadata.dst_node_id != 2 or self._looks >= self.back:
+            return None
+        self._asked = True
+        return "Node Unavailable"
+
+
+@pytest.mark.parametrize("delivered_only", [False, True])
+def test_a_resumed_run_waits_for_all_of_its_clients(
+    delivered_only: bool, tmp_path: Path, two_of_three: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "POLL", 0.0)
+    section = {**PAILLIER, "threshold": 2}
+    lost = "evaluate.final" if delivered_only else "query.partial"
+
+    def power_loss(message: Any) -> Any:
+        return "lost" if message.metadata.message_type == lost else None
+
+    tolerant = {"strategy": {"name": "fedavg", "tolerate_failures": True}}
+    with pytest.raises(RunFailedError):
+        encrypted_run(tmp_path, two_of_three, section, faults=power_loss, **tolerant)
+    (tmp_path / "keys").rename(tmp_path / "earlier-keys")
+    config = small(encryption=section, **tolerant)
+    told: list[str] = []
+    monkeypatch.setattr(
+        RunDirectory, "update_state", noting(RunDirectory.update_state, "waiting", told)
+    )
+    grid = small_grid(tmp_path, config, two_of_three, kind=Returning)
+    train(tmp_path, config, grid)
+    assert final_model(tmp_path, 0).keys() == final_model(tmp_path, 2).keys()
+    assert any(line and "of 3 are connected" in line for line in told) and told[-1] is None
+
+
+def test_a_client_that_does_not_return_ends_a_resumed_run_in_one_line(
+    tmp_path: Path, two_of_three: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "POLL", 0.0)
+    monkeypatch.setattr(Returning, "back", 10**9)
+    section = {**PAILLIER, "threshold": 2}
+    options = {"strategy": {"name": "fedavg", "tolerate_failures": True, "timeout": 1}}
+    with pytest.raises(RunFailedError, match=r"gave up after strategy.timeout of 1 s"):
+        encrypted_run(tmp_path, two_of_three, section, kind=Returning, **options)
+
+
+def noting(update: Any, key: str, seen: list[Any]) -> Any:
+    """`RunDirectory.update_state`, which keeps what is noted under a key."""
+
+    def noted(run: RunDirectory, **changes: Any) -> None:
+        seen.extend([changes[key]] if key in changes else [])
+        update(run, **changes)
+
+    return noted
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, whole_key: Any) -> None:

@@ -1,0 +1,64 @@
+"""A run waits for its clients, names who is missing, and gives up in time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from toy_clients import toy_app, toy_arrays, toy_grid
+
+from bract.errors import RunFailedError
+from bract.strategies import FedAvg, waiting
+from bract.strategies.waiting import Waiting
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses that were slept, on a clock of their own."""
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(waiting, "time", clock)
+    return slept
+
+
+def test_who_is_missing_is_named_once_for_each_change(seconds: list[float]) -> None:
+    arriving = iter([["b"], ["b"], ["b", "a"], ["b", "a", "c"]])
+    told: list[str | None] = []
+    one = Waiting()
+    one.expected, one.tell = frozenset("abc"), told.append
+    one.until(lambda: next(arriving), 3)
+    assert told == [
+        "waiting for clients: 1 of 3 are connected (b), missing: a, c",
+        "waiting for clients: 2 of 3 are connected (a, b), missing: c",
+        None,
+    ]
+    assert len(seconds) == 3
+
+
+def test_the_timeout_of_the_strategy_ends_the_wait(seconds: list[float]) -> None:
+    grid = toy_grid(toy_app((1.0, 2.0)), 2)
+    with pytest.raises(RunFailedError, match=r"strategy.timeout of 10 s.*2 of 3 are connected"):
+        FedAvg(min_nodes=3).start(grid, toy_arrays(0.0), num_rounds=1, timeout=10)
+    assert 10 <= sum(seconds) <= 12
+    assert not grid.log
+
+
+def test_nobody_is_called_missing_where_a_node_without_a_name_may_be_it(
+    seconds: list[float],
+) -> None:
+    arriving = iter([["node-7"], ["a", "b"]])
+    told: list[str | None] = []
+    one = Waiting()
+    one.expected, one.tell = frozenset("ab"), told.append
+    one.until(lambda: next(arriving), 2)
+    assert told == ["waiting for clients: 1 of 2 are connected (node-7)", None]
+    assert seconds
+
+
+def test_clients_that_are_there_are_not_waited_for(seconds: list[float]) -> None:
+    told: list[Any] = []
+    one = Waiting()
+    one.tell = told.append
+    one.until(lambda: ["a"], 1)
+    assert not seconds and not told
