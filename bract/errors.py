@@ -23,6 +23,14 @@ class RunFailedError(BractError):
     """Work that was asked for correctly did not finish. The command line exits with code 1."""
 
 
+class RunStoppedError(RunFailedError):
+    """`bract stop`, or another client of the SuperLink's control API, has stopped the run."""
+
+    def __init__(self, run_id: int | str, done: int, resume: str = "") -> None:
+        how = f"; go on with `{resume}`" if resume else ""
+        super().__init__(f"run {run_id} was stopped after round {done}{how}")
+
+
 class WriteFailedError(RunFailedError):
     """A file cannot be written. The message names it, what was needed and what is free."""
 

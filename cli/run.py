@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from bract.cli.console import RoundProgress, say
-from bract.cli.launch.launcher import Launch, LocalFederation
+from bract.cli.launch.launcher import Launch, LocalFederation, how_to_resume
 from bract.cli.launch.simulated import SimulatedFederation, check_simulable
-from bract.cli.signals import Stopped, resumed
+from bract.cli.signals import Stopped
 from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseChain
 from bract.client.training import smallest_batch
 from bract.config import FederationConfig
 from bract.data import Partitions, data_spec, open_source
-from bract.errors import BractError
+from bract.errors import BractError, RunStoppedError
 from bract.models import create_model, with_dropout
 from bract.models.single_values import single_value_norm
 from bract.rundir import RunDirectory
@@ -71,6 +71,7 @@ def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
         started=time.time(),
         finished=None,
         error=None,
+        waiting=None,
         command=" ".join(["bract", *sys.argv[1:]]),
         versions=package_versions(),
         device=config.device,
@@ -93,11 +94,13 @@ def _train(config: FederationConfig, run: RunDirectory, launch: Launch) -> None:
             with contextlib.suppress(BractError):
                 run.update_state(status="interrupted", error=None)
         _note(run, status="interrupted")
-        otherwise = f"bract run {run.config_path} --runs {run.root.parent} --resume"
         stopped.add_note(
             f"{run.root} after round {_last_round(run)} of {config.rounds}, its processes have "
-            f"ended; go on with `{resumed('run', otherwise)}`"
+            f"ended; go on with `{how_to_resume(run)}`"
         )
+        raise
+    except RunStoppedError:
+        _note(run, status="stopped")
         raise
     except Exception as error:
         _note(run, status="failed", error=str(error))

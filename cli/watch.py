@@ -57,7 +57,7 @@ class Standing:
     @property
     def going_on(self) -> bool:
         """Whether more is to come."""
-        return self.status not in ("finished", "failed", "interrupted")
+        return self.status not in ("finished", "failed", "interrupted", "stopped")
 
     @property
     def progress(self) -> str:

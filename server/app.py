@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 import bract
 from bract.config import FederationConfig, config_of_run
 from bract.errors import BractError
+from bract.flower import RunNotRunningException
 from bract.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Teller, Told
 from bract.rundir import RunDirectory
@@ -75,6 +76,11 @@ def _train(grid: Grid, context: Context, tell: Callable[[Told], None]) -> None:
         )
         try:
             _federation(config, run).train(PromptGrid(SpoolingGrid(grid, run.root)))
+        except RunNotRunningException:
+            _log.error("the run was stopped")
+            with contextlib.suppress(BractError):
+                run.update_state(status="stopped", finished=time.time())
+            raise
         except Exception as error:
             reason = _reason(error)
             _log.error("the run failed: %s", reason, exc_info=not isinstance(error, BractError))

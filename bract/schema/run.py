@@ -11,7 +11,7 @@ from bract.schema.record import VersionedRecord
 
 RUN_SCHEMA: Literal[2] = 2
 
-Status = Literal["unknown", "starting", "running", "finished", "failed", "interrupted"]
+Status = Literal["unknown", "starting", "running", "finished", "failed", "interrupted", "stopped"]
 
 
 class RunState(VersionedRecord):
@@ -19,7 +19,9 @@ class RunState(VersionedRecord):
 
     ``started`` and ``finished`` are seconds since the epoch. ``versions`` are those of bract, of
     Python and of the packages that a result depends on, by name. ``pending_row`` is the row of an
-    encrypted run's last round, which waits for the clients' judgement of its model.
+    encrypted run's last round, which waits for the clients' judgement of its model. ``waiting``
+    names the clients that the server waits for, None while it waits for none. A run is ``stopped``
+    by `bract stop`, and ``interrupted`` by a signal or a crash.
     """
 
     kind: ClassVar[str] = "run"
@@ -36,3 +38,4 @@ class RunState(VersionedRecord):
     versions: dict[str, str] = {}
     error: str | None = None
     pending_row: MetricsRow | None = None
+    waiting: str | None = None

@@ -23,7 +23,7 @@ from bract.config import FederationConfig
 from bract.deploy import sockets
 from bract.deploy.flower import NODE_CONFIG
 from bract.deploy.pinned import APP, DEFAULT_APP
-from bract.errors import BractError, RunFailedError, one_line
+from bract.errors import BractError, RunFailedError, RunStoppedError, one_line
 from bract.files import readable_size, utf8, write_text
 from bract.permissions import make_private_folder
 from bract.randomness import SecretStream
@@ -41,6 +41,10 @@ SERVER_INTERVAL = 1.0
 SUPERLINK_PORT = 8000
 SUPERNODE_PORT = 9094
 """Number in the names of the sockets of the SuperLink and of client 0; no port is opened."""
+
+
+ENDED = ("finished", "failed", "stopped")
+"""What a server app notes in ``run.json`` at its end."""
 
 
 @dataclass
@@ -158,16 +162,20 @@ class LocalFederation:
         tolerant = self.config.strategy.tolerate_failures and self.launch.superlink is None
         clients = [f"client-{i}" for i in range(self.config.clients)] if tolerant else []
         asked = looked = time.monotonic()
+        waiting: str | None = None
         while True:
             signals.check()
             # Before the rows: once the state is that of an ended run, all of them are there.
             state = self.run.state()
+            if state.waiting not in (None, waiting):
+                say(one_line(state.waiting))
+            waiting = state.waiting
             rows = self.run.metrics()
             for row in rows[seen:]:
                 on_round(row)
             seen = max(seen, len(rows))
             mine = state.flower_run_id == self.run_id
-            if mine and state.status in ("finished", "failed"):
+            if mine and state.status in ENDED:
                 break
             self.processes.check_alive(expendable=clients)
             now = time.monotonic()
@@ -177,12 +185,16 @@ class LocalFederation:
             # Asking Flower starts a process; a local server app shows by its lock that it lives.
             if now - asked > 15.0 and (self.launch.superlink is not None or not self._server_seen):
                 asked = now
-                if self._flower_status().startswith("finished") and not self._just_ended():
+                status = self._flower_status()
+                if status.startswith("finished") and not self._just_ended():
+                    self._check_stopped(status)
                     raise RunFailedError(
                         f"Flower ended run {self.run_id} before its server app reported to "
                         f"{self.run.root}; {self._where_to_look()}"
                     )
             time.sleep(0.1)
+        if state.status == "stopped":
+            raise self._stopped()
         if state.status == "failed":
             reason = one_line(state.error or "the server app failed", 2000)
             log = self.processes.log_of_failure()
@@ -211,11 +223,25 @@ class LocalFederation:
             self._server_seen = True
             return
         if self._server_seen and not self._just_ended():
-            done = max((row.round for row in self.run.metrics()), default=0)
+            # Nobody else reaches the control API of processes that were started here.
+            if self.launch.superlink is not None:
+                self._check_stopped(self._flower_status())
             raise RunFailedError(
-                f"the server app was ended from outside after round {done}; "
+                f"the server app was ended from outside after round {self._done}; "
                 f"{self._where_to_look()}{_full_disk(self.run.root)}"
             )
+
+    def _check_stopped(self, status: str) -> None:
+        """Raise `RunStoppedError` if Flower's status of the run is that it was stopped."""
+        if status == "finished:stopped":
+            raise self._stopped()
+
+    def _stopped(self) -> RunStoppedError:
+        return RunStoppedError(self.run_id, self._done, how_to_resume(self.run))
+
+    @property
+    def _done(self) -> int:
+        return max((row.round for row in self.run.metrics()), default=0)
 
     def _start(self) -> None:
         self.processes.begin()
@@ -350,7 +376,7 @@ class LocalFederation:
 
     def _just_ended(self) -> bool:
         time.sleep(1.0)
-        return self.run.state().status in ("finished", "failed")
+        return self.run.state().status in ENDED
 
     def _where_to_look(self) -> str:
         if self.launch.superlink is None:
@@ -385,6 +411,11 @@ class LocalFederation:
     def _write_app(self) -> None:
         folder = self.processes.folder / "app"
         write_text(folder / "pyproject.toml", app_manifest(self.config, self.run.root))
+
+
+def how_to_resume(run: RunDirectory) -> str:
+    """Return the command line that goes on with a run."""
+    return signals.resumed("run", f"bract run {run.config_path} --runs {run.root.parent} --resume")
 
 
 def _said(output: str) -> str:

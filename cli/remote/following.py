@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 from bract.cli.console import RoundProgress, say
 from bract.cli.remote.connection import Control, LostError, UnreachableError
-from bract.errors import RunFailedError, one_line
+from bract.errors import RunFailedError, RunStoppedError, one_line
 from bract.protocol.progress import Listener, Told
 from bract.schema import FailureRow, MetricsRow
 
@@ -21,6 +22,9 @@ PATIENCE = 300.0
 
 AGAIN = 2.0
 """Seconds between two attempts."""
+
+_ROUND = re.compile(r"\[ROUND (\d{1,9})/(\d{1,9})\]\s*", re.ASCII)
+"""How Flower's log begins a round."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,12 +95,18 @@ def follow(control: Control, run_id: int) -> Followed:
 
 
 def _note(found: Followed, line: str) -> None:
-    """Keep a line of log; show the one that names the folder of the captures."""
+    """Keep a line of log; show where captures go, which round begins, and who is waited for."""
     found.tail.append(one_line(line, 300))
     _log.debug("%s", found.tail[-1])
     _, captures, where = line.partition("bract: captures go to ")
     if captures:
         say(f"at the server, captures go to {one_line(where, 300)}")
+    begun = _ROUND.search(line)
+    if begun:
+        say(f"round {begun[1]}/{begun[2]} begins")
+    _, waiting, who = line.partition("waiting for clients: ")
+    if waiting:
+        say(waiting + one_line(who, 300))
 
 
 def _log_of(control: Control, run_id: int) -> Iterator[str]:
@@ -134,7 +144,7 @@ def _judge(control: Control, found: Followed) -> None:
         )
     if standing.ending == "stopped":
         done = max((row.round for row in found.rows), default=0)
-        raise RunFailedError(f"run {found.run_id} was stopped after round {done}")
+        raise RunStoppedError(found.run_id, done)
     if standing.ending == "completed":
         return
     said = next((line for line in reversed(found.tail) if line.strip()), "its log is empty")

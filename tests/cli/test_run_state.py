@@ -13,6 +13,7 @@ from bract.cli import run as command
 from bract.cli.launch.launcher import Launch
 from bract.cli.signals import Stopped
 from bract.config import build_config
+from bract.errors import RunStoppedError
 from bract.rundir import RunDirectory
 from bract.schema import MetricsRow
 from bract.versions import package_versions
@@ -78,3 +79,24 @@ def test_a_server_app_that_fails_while_it_is_ended_was_interrupted(
         command.run_federation(config, tmp_path, Launch())
     state = RunDirectory(tmp_path / "seam").state()
     assert (state.status, state.error) == (status, error)
+
+
+class Halted(NoProcesses):
+    """Is stopped at its SuperLink."""
+
+    def train(self, on_round: Any) -> None:
+        del on_round
+        self.run.update_state(status="running")
+        raise RunStoppedError(7, 1)
+
+
+def test_a_run_that_was_stopped_is_noted_as_stopped_and_shown_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "LocalFederation", Halted)
+    config = build_config({"name": "seam", "rounds": 1, "data": {"image_size": 16}})
+    with pytest.raises(RunStoppedError):
+        command.run_federation(config, tmp_path, Launch())
+    state = RunDirectory(tmp_path / "seam").state()
+    assert (state.status, state.error) == ("stopped", None) and state.finished is not None
+    assert gather(tmp_path / "seam")["run"]["status"] == "stopped"

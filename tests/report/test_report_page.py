@@ -203,12 +203,18 @@ def test_a_run_that_holds_one_part_alone_still_has_a_page(
     assert "verdict" in parse(write_report(root).read_text()).ids
 
 
-def test_an_interrupted_run_says_so(make_run: Any, writers: Any, parse: Any) -> None:
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [("interrupted", "was interrupted"), ("stopped", "was stopped"), ("failed", "failed")],
+)
+def test_a_run_that_did_not_finish_says_so(
+    make_run: Any, writers: Any, parse: Any, status: str, said: str
+) -> None:
     root = make_run(rounds=2)
-    writers.run(root, clients=["a", "b", "c"], rounds=9, status="interrupted", finished=None)
+    writers.run(root, clients=["a", "b", "c"], rounds=9, status=status, finished=None)
     page = parse(write_report(root).read_text())
     assert "incomplete" in page.ids
-    assert "This run was interrupted after round 2 of 9." in page.text
+    assert f"This run {said} after round 2 of 9." in page.text
 
 
 def test_an_unscored_audit_shows_its_reconstructions(make_run: Any, parse: Any) -> None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from bract.cli.launch import launcher
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import build_config
-from bract.errors import RunFailedError
+from bract.errors import RunFailedError, RunStoppedError
 from bract.rundir import RunDirectory
+from bract.schema import MetricsRow
 
 
 def test_a_superlink_that_has_another_folder_is_named_with_the_folder(
@@ -96,3 +98,33 @@ def test_what_flowers_command_says_is_told_without_its_json(
         federation._submit()
     federation.processes.end()
     assert str(failed.value) == f"the SuperLink did not take the run: {said}"
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_run_that_was_stopped_is_no_failed_one(
+    noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = build_config({"name": "halted"})
+    run = RunDirectory(tmp_path / "halted")
+    run.create(config)
+    run.append_metrics(MetricsRow(round=3))
+
+    def submit(_: LocalFederation) -> str:
+        run.update_state(status="running", flower_run_id="7", waiting="waiting for clients: 1 of 3")
+        if noted:
+            run.update_state(status="stopped")
+        return "7"
+
+    monkeypatch.setattr(launcher, "SERVER_INTERVAL", 0.0)
+    monkeypatch.setattr(LocalFederation, "_submit", submit)
+    monkeypatch.setattr(LocalFederation, "_flower_status", lambda self: "finished:stopped")
+    federation = LocalFederation(config, run, Launch(superlink="superlink:8000"))
+    federation._server_seen = True
+    try:
+        with pytest.raises(RunStoppedError) as raised:
+            federation.train(lambda row: None)
+    finally:
+        federation.processes.end()
+    assert "run 7 was stopped after round 3; go on with `" in str(raised.value)
+    assert "--resume`" in str(raised.value)
+    assert capsys.readouterr().err.count("waiting for clients: 1 of 3") == 1

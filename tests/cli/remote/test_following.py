@@ -180,3 +180,17 @@ def test_keys_that_nobody_would_make_are_refused(capsys: pytest.CaptureFixture[s
     check_remote(build_config({"encryption": known, "truth": True}))
     check_remote(build_config({"encryption": {"scheme": "paillier", "keys": "in-band"}}))
     assert "truth: true does nothing at a remote SuperLink" in capsys.readouterr().err
+
+
+def test_rounds_that_begin_and_clients_that_are_waited_for_are_shown_at_once(
+    tell: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = [
+        "WARNING: waiting for clients: 1 of 2 are connected (a\x1b[31m), missing: b\n",
+        "\x1b[92mINFO \x1b[0m:      [ROUND 1/2]\n",
+    ]
+    training, *rest = tell(TRAINING, Told(event="finished"))
+    follow(Scripted([training, *log, *rest]), 17)  # type: ignore[arg-type]
+    shown = capsys.readouterr().err
+    assert "round 1/2 begins" in shown
+    assert "waiting for clients: 1 of 2 are connected (a?[31m), missing: b" in shown
