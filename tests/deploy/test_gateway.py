@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,11 @@ from sites import (
 )
 
 from bract.config import dump_config
+from bract.deploy.administration import open_kits
 from bract.deploy.certificates import (
+    certificate_pem,
     new_key,
+    read_key,
 )
 from bract.deploy.provisioning import provision
 from bract.rundir import RunDirectory
@@ -345,9 +349,9 @@ def test_a_supernode_with_an_unregistered_key_ends(deployment: Deployment) -> No
     kits.reissue(kit, ["node.key"])
     deployment.processes.bract("stranger", "supernode", "--kit", kit)
     # A process that it started holds its output for a moment longer.
-    assert deployment.processes.started.pop("stranger").wait(120) != 0
+    assert deployment.processes.started.pop("stranger").wait(240) == 2
     said = deployment.processes.log("stranger").read_text()
-    assert "Failed to initialize the connection" in said, said
+    assert "its key is not registered there, or was revoked" in said, said
 
 
 def test_a_revoked_site_is_shut_out(deployment: Deployment) -> None:
@@ -458,3 +462,44 @@ def test_another_user_of_the_operators_machine_does_not_reach_the_socket(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_site_outlives_restarts_and_names_a_gateway_whose_certificate_has_expired(
+    deployment: Deployment,
+) -> None:
+    """Killed and started again; then the gateway started again; then an expired certificate."""
+    own = headers_of(deployment.kit("hospital-c"))
+    activate(deployment, own, public_pem(own))  # as a process that was killed after it
+    deployment.processes.bract("hospital-c", "supernode", "--kit", deployment.kit("hospital-c"))
+    site = deployment.processes.started.pop("hospital-c")
+    log = deployment.processes.log("hospital-c")
+
+    def logged(text: str) -> None:
+        deadline = time.monotonic() + 240
+        while text not in log.read_text():
+            assert site.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+
+    def start_gateway_again() -> None:
+        prefix, operator = deployment.folder / "nginx", deployment.kit("operator")
+        old = deployment.processes.started["nginx"]
+        old.terminate()
+        old.wait()
+        assert NGINX is not None
+        command = (NGINX, "-e", "stderr", "-p", prefix, "-c", operator / "nginx.conf")
+        deployment.processes.start("nginx", *command)
+
+    logged("counts as connected")
+    logged("SuperNode ID")
+    start_gateway_again()
+    logged("Connection successful after")
+    with open_kits(deployment.folder / "kits", doing="test") as provisioned:
+        key = read_key(deployment.kit("operator") / "gateway.key")
+        expired = provisioned.authority.issue("gateway", key, hosts=["localhost"], days=0)
+    (deployment.kit("operator") / "gateway.crt").write_bytes(certificate_pem(expired))
+    start_gateway_again()
+    try:
+        assert site.wait(120) == 2, log.read_text()
+    finally:
+        site.kill()
+    assert log.read_text().count("certificate of the gateway has expired") == 1
