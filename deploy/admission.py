@@ -77,7 +77,9 @@ class Admission:
     def request(self, context: Any, call_next: Any) -> httpx.Response:
         """Send a request, and again where the SuperLink does not take the site yet."""
         began, pause, said = time.monotonic(), FIRST_PAUSE, False
+        unsigned = context.request.headers.copy()
         while True:
+            context.request.headers = unsigned.copy()
             response = self._try(context, call_next)
             if response.is_success:
                 Admission.refused = False

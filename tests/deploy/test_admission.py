@@ -29,7 +29,9 @@ class SuperLink:
         self.answers = list(answers)
         self.said: list[str] = []
 
-    def _send(self, _context: Any, _call_next: Any) -> httpx.Response:
+    def _send(self, context: Any, _call_next: Any) -> httpx.Response:
+        assert "signature" not in context.request.headers
+        context.request.headers["signature"] = "of the time"
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -37,7 +39,8 @@ class SuperLink:
 
     def ask(self, method: str = "/flwr.proto.Fleet/ActivateNode") -> int:
         made = Admission(self._send, self.said.append)
-        return made.request(SimpleNamespace(rpc_method=method), None).status_code
+        request = httpx.Request("POST", "https://localhost/v1/fleet")
+        return made.request(SimpleNamespace(rpc_method=method, request=request), None).status_code
 
 
 def test_a_killed_site_asks_less_and_less_often_until_its_heartbeat_has_lapsed(
