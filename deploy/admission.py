@@ -121,7 +121,7 @@ def say_why_refused() -> None:
     BractError
         If Flower has no such name.
     """
-    signer = replace(FLEET, "NodeAuthHttpInterceptor", None)
+    signer: Any = replace(FLEET, "NodeAuthHttpInterceptor", None)
     if not hasattr(signer, "intercept"):
         raise BractError(f"{FLEET}.NodeAuthHttpInterceptor has no method intercept")
 
@@ -146,7 +146,7 @@ def end_supernode() -> NoReturn:
     sys.exit(exit_code(1))
 
 
-def exit_code(flowers: object) -> object:
+def exit_code(flowers: str | int | None) -> str | int | None:
     """Return 2, as for bad input, where the SuperLink or its gateway refused; else Flower's."""
     return 2 if Admission.refused else flowers
 
