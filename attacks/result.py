@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bract.errors import BractError
 from bract.protocol.update import Tensors
+from bract.schema import AttackRecord, TrialSummary
 from bract.strict_json import json_ready
 
 
@@ -150,23 +151,21 @@ class Trial:
             return math.inf
         return 1.0 - self.cosine
 
-    def summary(self) -> dict[str, Any]:
-        """Return the attacker's figures, JSON-ready; numbers that are not finite become None."""
-        facts: dict[str, Any] = {
-            "attack": self.attack,
-            "method": self.method,
-            "components": list(self.components),
-            "restart": self.restart,
-            "pass": self.pass_number,
-            "iterations": self.iterations,
-            "distance": self.distance,
-            "nats": self.nats,
-            "statistics": self.statistics,
-            "loss": self.loss,
-            "seconds": self.seconds,
-        }
-        ready: dict[str, Any] = json_ready(facts)
-        return ready
+    def record(self) -> TrialSummary:
+        """Return the attacker's figures; numbers that are not finite become None."""
+        return TrialSummary(
+            attack=self.attack,
+            method=self.method,
+            components=list(self.components),
+            restart=self.restart,
+            pass_number=self.pass_number,
+            iterations=self.iterations,
+            distance=self.distance,
+            nats=self.nats,
+            statistics=self.statistics,
+            loss=self.loss,
+            seconds=self.seconds,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,32 +266,26 @@ class Reconstruction:
         """Whether no trial ever had a finite loss. A failed trial stays in every mean."""
         return self.pick.failed
 
-    def summary(self) -> dict[str, Any]:
-        """Everything but the tensors, JSON-ready; numbers that are not finite become None."""
-        facts: dict[str, Any] = {
-            "attack": self.attack,
-            "chosen_attack": self.pick.attack or self.attack,
-            "method": self.method,
-            "components": list(self.components),
-            "observation": self.observation,
-            "tier": self.tier,
-            "seed": self.seed,
-            "labels": [int(label) for label in self.labels],
-            "final_loss": self.final_loss,
-            "failed": self.failed,
-            "unknowns": {name: list(value.shape) for name, value in self.unknowns.items()},
-            "trials": [trial.summary() for trial in self.trials],
-            "chosen": self.chosen,
-            "not_applicable": self.not_applicable,
-            "loss_curve": [[step, loss] for step, loss in self.loss_curve],
-            "seconds": self.seconds,
-            "iterations": self.iterations,
-            "gradient_cosine": self.gradient_cosine,
-            "gradient_residual": self.gradient_residual,
-            "settings": self.settings,
-        }
-        ready: dict[str, Any] = json_ready(facts)
-        return ready
+    def record(self) -> AttackRecord:
+        """Return everything but the tensors, as it is written; see `bract.schema.AuditResult`."""
+        return AttackRecord(
+            chosen_attack=self.pick.attack or self.attack,
+            method=self.method,
+            components=list(self.components),
+            unknowns={name: list(value.shape) for name, value in self.unknowns.items()},
+            trials=[trial.record() for trial in self.trials],
+            chosen=self.chosen,
+            not_applicable=self.not_applicable,
+            settings=json_ready(self.settings),
+            seed=self.seed,
+            seconds=self.seconds,
+            iterations=self.iterations,
+            final_loss=self.final_loss,
+            loss_curve=self.loss_curve,
+            gradient_cosine=self.gradient_cosine,
+            gradient_residual=self.gradient_residual,
+            failed=self.failed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,16 +13,14 @@ from typing import Any
 
 from bract.attacks import ATTACKS, load_prior
 from bract.attacks.problem.evidence import ADAPTIVE
-from bract.audit.captures import Capture, Captures
-from bract.audit.choice import AuditChoice
-from bract.audit.observer import CuriousClient
-from bract.config import DataConfig, FederationConfig
+from bract.audit.captures import Capture
+from bract.audit.observations import Observations
 from bract.data import DATASETS
 from bract.defenses import DEFENSES
+from bract.inputs import INPUTS
 from bract.models import MODELS
 from bract.plugins import GROUPS, plugins
 from bract.registry import Registry
-from bract.rundir import RunDirectory
 from bract.versions import RESULT_CODE, code_digest, library_versions, package_versions
 
 _NAMES = {
@@ -37,7 +35,7 @@ _NAMES = {
     "images": "the data set's files",
     "aggregates": "the run's aggregates or the colluding client's key",
     "observer": "the global models or the observer's own updates",
-    "weak_seeds": "--weak-seeds",
+    "weak_seeds": "audit.weak_seeds",
     "prior": "the prior's file",
 }
 
@@ -49,29 +47,16 @@ class Basis:
 
     Parameters
     ----------
-    run
-        For the files of an encrypted run's aggregates.
-    truth
-        Folder with ``<client>/round-NNNN.safetensors``.
-    data
-        Where reference images come from; None where nobody named any.
-    observer
-        The client that attacks in the place of the server.
+    seen
+        The observations of the audit, with the attacker's and the scorer's files.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        config: FederationConfig,
-        choice: AuditChoice,
-        captures: Captures,
-        truth: Path,
-        data: DataConfig | None,
-        observer: CuriousClient | None = None,
-    ) -> None:
-        self._observer = observer
-        self._run, self._config = run, config
-        self._choice, self._captures, self._truth = choice, captures, truth
+    def __init__(self, seen: Observations) -> None:
+        request, data = seen.request, seen.data
+        self._seen, self._request = seen, request
+        self._observer = seen.observer
+        self._run, self._config = seen.run, seen.config
+        self._captures, self._truth = seen.captures, seen.truth_folder
         self._tests = data is not None
         installed = package_versions()
         dataset = None if data is None else DATASETS.get(data.name)
@@ -80,14 +65,14 @@ class Basis:
             "torch": installed["torch"],
             "libraries": library_versions(),
             "code": code_digest(*RESULT_CODE, "bract.attacks", "bract.audit"),
-            "plugins": code_digest(*_foreign(choice.models)),
+            "plugins": code_digest(*_foreign(request.models)),
             "data": _digest("kept" if data is None else data.model_dump_json()),
             "images": _listing((data and data.path) or getattr(dataset, "folder", None)),
         }
-        if choice.tier != "oblivious":
-            self._common["weak_seeds"] = str(choice.weak_seeds)
-        if choice.prior is not None:
-            self._common["prior"] = load_prior(choice.prior).digest
+        if request.tier != "oblivious":
+            self._common["weak_seeds"] = str(request.weak_seeds)
+        if request.prior is not None:
+            self._common["prior"] = load_prior(request.prior).digest
         self._read: dict[tuple[Path, int, int, int], str] = {}
 
     def of(self, capture: Capture) -> dict[str, str]:
@@ -97,11 +82,11 @@ class Basis:
             "declaration": _declared(members),
             "capture": self._files(self._captured(members)),
         }
-        if self._choice.tier != "oblivious":
+        if self._request.tier != "oblivious":
             first = {c.client: c for c in reversed(members)}.values()
             earlier = [one for c in first for one in self._captures.before(c)]
             found["history"] = self._files(self._captured(earlier))
-        if self._choice.tier == "colluding" and self._choice.key is not None:
+        if self._request.tier == "colluding" and self._request.key is not None:
             lr = self._config.strategy.server_lr
             last = f"round-{capture.round:04d}.safetensors"
             kept = [
@@ -109,7 +94,7 @@ class Basis:
                 for path in sorted(self._run.aggregates.glob("*"))
                 if not path.name.startswith("round-") or path.name <= last
             ]
-            found["aggregates"] = _digest(f"{lr} {self._files([self._choice.key, *kept])}")
+            found["aggregates"] = _digest(f"{lr} {self._files([self._request.key, *kept])}")
         if self._observer is not None:
             seen = [path for one in capture.rounds for path in self._observer.files(one.round)]
             own = [
@@ -121,13 +106,18 @@ class Basis:
             ]
             means = " ".join(self._observer.told(one.round) for one in capture.rounds)
             found["observer"] = _digest(f"{means} {self._files([*seen, *own])}")
-        told = [self._truth / c.client / f"round-{c.round:04d}.safetensors" for c in members]
-        if all(path.is_file() for path in told):
-            found["truth"] = self._files(told)
+        kept = [self._truth / c.client / f"round-{c.round:04d}.safetensors" for c in members]
+        if all(path.is_file() for path in kept):
+            found["truth"] = self._files(kept)
             if not self._tests:
                 # References are what other clients kept.
                 found["truth"] = self._files(sorted(self._truth.glob("*/round-*.safetensors")))
         return found
+
+    def of_all(self, captures: Iterable[Capture]) -> dict[str, str]:
+        """Return the parts of an answer that several observations were asked for together."""
+        each = {capture.key: self.of(capture) for capture in captures}
+        return self._common | {"captures": _digest(json.dumps(each, sort_keys=True))}
 
     @property
     def state(self) -> str:
@@ -143,7 +133,7 @@ class Basis:
         return found
 
     def _captured(self, captures: Iterable[Capture]) -> list[Path]:
-        """Return every file of captures: what they declare stands in one beside the tensors."""
+        """Return every file of captures: one of them holds what they declare."""
         return [path for capture in captures for path in capture.files]
 
     def _files(self, paths: Iterable[Path]) -> str:
@@ -171,8 +161,8 @@ def changes(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
         if before == value:
             continue
         name = _NAMES.get(part, part)
-        told = before is not None and part in ("bract", "torch", "libraries", "weak_seeds")
-        said.append(f"{name} was {before}, is {value}" if told else f"{name} changed")
+        shown = before is not None and part in ("bract", "torch", "libraries", "weak_seeds")
+        said.append(f"{name} was {before}, is {value}" if shown else f"{name} changed")
     return said
 
 
@@ -180,7 +170,7 @@ def _foreign(models: Iterable[str]) -> list[str]:
     """Return the top packages, other than bract, that bring attacks, defenses, models or data."""
     groups = (group for group in GROUPS if group != "bract.strategies")
     modules = [plugin.entry_point.module for group in groups for plugin in plugins(group)]
-    registries: tuple[Registry[Any], ...] = (ATTACKS, ADAPTIVE, DEFENSES, MODELS)
+    registries: tuple[Registry[Any], ...] = (ATTACKS, ADAPTIVE, DEFENSES, MODELS, INPUTS)
     for registry in registries:
         modules += [str(getattr(registry[name], "__module__", "")) for name in registry]
     modules += [str(getattr(DATASETS[name].open, "__module__", "")) for name in DATASETS]

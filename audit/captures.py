@@ -123,13 +123,7 @@ class Captures:
         return declared.trusting(self.models)
 
     def load(self, capture: Capture) -> Observation:
-        """Read one observation, tensors and all.
-
-        Raises
-        ------
-        BractError
-            If it is broken, no client's, or declares a model that nobody named.
-        """
+        """Read one observation, tensors and all."""
         if capture.folder is None:
             raise BractError(f"{capture.key}: no client sent it, so no folder holds it")
         self.check_model(capture)
@@ -141,28 +135,16 @@ class Captures:
         )
 
     def is_foreign(self, capture: Capture) -> bool:
-        """Tell whether attacking a capture would import code that nobody named."""
+        """Whether attacking a capture would import code that was not named."""
         return capture.declaration.imports and capture.declaration.model not in self.models
 
     def check_model(self, capture: Capture) -> None:
-        """Refuse one capture, or aggregate of some, that would import code that nobody named.
-
-        Raises
-        ------
-        BractError
-            Naming the model and the option that trusts it.
-        """
+        """Refuse one capture, or aggregate of some, that would import code that was not named."""
         if self.is_foreign(capture):
             raise BractError(f"{capture.key}: {self._how_to_trust([capture])}")
 
     def check_models(self, chosen: Sequence[Capture]) -> None:
-        """Refuse a choice of which nothing can be attacked without code that nobody named.
-
-        Raises
-        ------
-        BractError
-            Naming the models and the option that trusts them; or a model that no capture declares.
-        """
+        """Refuse a choice of which nothing can be attacked without code that was not named."""
         self._check_described(chosen)
         declared = sorted({str(c.declaration.model) for c in self.index if c.declaration.imports})
         if strange := sorted(set(self.models) - set(declared)):
@@ -243,11 +225,6 @@ def select(
     """Return the captures of these rounds and clients; None takes every one.
 
     A round that is missing beside others that are there is named in a warning.
-
-    Raises
-    ------
-    BractError
-        If a client has no capture at all, or nothing is left.
     """
     names = sorted({capture.client for capture in found})
     numbers = sorted({capture.round for capture in found})
@@ -263,10 +240,10 @@ def select(
         if (rounds is None or c.round in rounds) and (clients is None or c.client in clients)
     ]
     if not chosen:
-        mend = "was capture.enabled on, and did a round finish?"
+        fix = "was capture.enabled on, and did a round finish?"
         if numbers:
-            mend = f"captured were rounds {', '.join(map(str, numbers))}"
-        raise BractError(f"no capture to attack among the chosen rounds and clients; {mend}")
+            fix = f"captured were rounds {', '.join(map(str, numbers))}"
+        raise BractError(f"no capture to attack among the chosen rounds and clients; {fix}")
     if missing := sorted((rounds or frozenset()) - set(numbers)):
         _log.warning("round %s: not captured", ", ".join(map(str, missing)))
     return chosen
@@ -298,3 +275,21 @@ class Lazy(Sequence[Observation]):
         if isinstance(index, slice):
             return Lazy(self.captures[index], self.load)
         return self.load(self.captures[index])
+
+
+def over_rounds(captures: Sequence[Capture], count: int) -> list[Capture]:
+    """Gather each client's captures by ``count`` rounds; aggregates, by who is in them.
+
+    Counted from a client's last round, so that its first group may be smaller. A group goes by the
+    name of its last capture, which holds the others as `Capture.earlier`.
+    """
+    if count == 1:
+        return list(captures)
+    found: list[Capture] = []
+    for whose in dict.fromkeys((c.client, c.members) for c in captures):
+        mine = [c for c in captures if (c.client, c.members) == whose]
+        mine.sort(key=lambda c: c.round)
+        for end in range(len(mine), 0, -count):
+            group = mine[max(0, end - count) : end]
+            found.append(replace(group[-1], earlier=tuple(group[:-1])))
+    return found

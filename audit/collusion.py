@@ -32,7 +32,7 @@ class Collusion:
     The client's key opens the captured ciphertexts of every other client where all share one
     private key. One share of a threshold key opens nothing, but the client read every round's
     aggregate when the clients decrypted it together, and keeps the model; to repeat that, the
-    audit takes the shares that lie beside the client's, and uses them for aggregates alone.
+    audit takes the shares in the folder of the client's, and uses them for aggregates alone.
 
     Parameters
     ----------
@@ -40,11 +40,6 @@ class Collusion:
         The run; its ``aggregates/`` give the global model of each round.
     key
         Key file of the client, as `bract keygen` wrote it.
-
-    Raises
-    ------
-    BractError
-        If the key cannot be read, or the run kept no aggregates.
     """
 
     def __init__(self, run: RunDirectory, key: Path) -> None:
@@ -60,13 +55,7 @@ class Collusion:
         self._models = {0: self._aggregates.initial}
 
     def open(self, observation: Observation) -> Observation:
-        """Return the observation as the colluding client and the server see it together.
-
-        Raises
-        ------
-        BractError
-            If the key does not open it; with a key share this is so for every observation.
-        """
+        """Return the observation as the colluding client and the server see it together."""
         if not observation.ciphertexts:
             return observation
         if self._private is None:
@@ -109,11 +98,6 @@ class Collusion:
         gradients with weights by examples average to the gradient of the joint batch. Several
         local steps are taken for joint steps, which holds to first order in the learning rate. The
         mean of defended updates is taken as it is.
-
-        Raises
-        ------
-        BractError
-            If the key does not open the aggregate, or too few shares lie beside a key share.
         """
         mean = self._mean(capture.round)
         empty = Observation(

@@ -4,8 +4,8 @@
 
 The process takes one thread and no GPU, the server that starts it leaves it idle processor time
 alone, and it is the first to go where memory is short. It ends as soon as its standard input does,
-so it never outlives whoever started it; what it has attacked is kept, and ``bract audit RUN
---resume`` goes on from there. How it stands is in ``live.json``.
+so it never outlives its parent; what it has attacked is kept, and ``bract audit RUN --resume`` goes
+on from there. Its state is in ``live.json``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
-from bract.audit.choice import AuditChoice
+from bract.config import AuditRequest
 from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.locks import lock
@@ -57,7 +57,7 @@ class Follower:
     Parameters
     ----------
     run
-        The run, or the folder of somebody's own app, that is training.
+        The run, or the folder of a third-party app, that is training.
     attacks
         Names of the attacks.
     every
@@ -71,18 +71,12 @@ class Follower:
     ) -> None:
         self.run = run
         self.every = every
-        section = run.config().audit
-        self._choice = AuditChoice(
-            tuple(attacks),
-            iterations=section.iterations,
-            seconds=section.seconds,
-            restarts=section.restarts,
-            max_images=section.max_images,
-            device="cpu",
-            seed=run.config().seed,
-            skip_hopeless=section.skip_hopeless,
-            models=frozenset(models),
+        config = run.config()
+        section = config.audit.model_dump(exclude={"tier", "repeats", "rounds", "clients"})
+        self._request = AuditRequest.model_validate(
+            section | {"attacks": attacks, "device": "cpu", "seed": config.seed}
         )
+        self._models = frozenset(models)
         self.queue: deque[Upload] = deque()
         self._seen: set[Upload] = set()
         self._first: int | None = None
@@ -136,20 +130,14 @@ class Follower:
         return True
 
     def _attack(self, number: int, client: str) -> Iterator[Any]:
-        models = {
-            c.declaration.model
-            for c in Captures(self.run.captures).index
-            if c.declaration.model in self._choice.models
+        declared = {c.declaration.model for c in Captures(self.run.captures).index}
+        chosen = {
+            "rounds": [number],
+            "clients": [client],
+            "models": sorted(self._models & declared),
         }
-        choice = AuditChoice(
-            **vars(self._choice)
-            | {
-                "rounds": frozenset([number]),
-                "clients": frozenset([client]),
-                "models": frozenset(models),
-            }
-        )
-        audit = Audit(self.run, choice, resume=True)
+        request = self._request.model_copy(update=chosen)
+        audit = Audit(self.run, request, resume=True)
         noted = time.monotonic()
 
         def progress(found: Progress) -> None:
@@ -161,7 +149,7 @@ class Follower:
         yield from audit.execute(audit.plan(), progress)
 
     def note(self, **changes: Any) -> None:
-        """Write down how the audit stands; a disk that is full does not end it."""
+        """Write the state of the audit; a full disk does not end it."""
         with self._writing, contextlib.suppress(BractError, OSError):
             changed = {"queue": len(self.queue), "updated": time.time(), **changes}
             self.state = self.state.model_copy(update=changed)

@@ -1,4 +1,4 @@
-"""Say before an audit what it will take, and which uploads it has no hope for."""
+"""Estimate before an audit how long it takes, and of which uploads nothing can be expected."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bract.attacks.problem.client_model import images_in
-from bract.audit.batches import Batch
 from bract.audit.captures import Capture
-from bract.audit.hopeless import why_hopeless
+from bract.audit.results import Batch
 from bract.errors import BractError
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ KINDS = 4
 
 
 @dataclass(frozen=True)
-class Hopeless:
-    """Uploads from which the chosen attacks will bring nothing back, and why."""
+class Infeasible:
+    """Uploads of which nothing can be expected, and why."""
 
     uploads: tuple[str, ...]
     reason: str
@@ -43,7 +42,7 @@ class Forecast:
         comes to; None where nothing could be measured.
     device
         ``cpu`` or ``cuda:N``.
-    hopeless
+    infeasible
         Uploads of which nothing can be expected.
     """
 
@@ -51,7 +50,7 @@ class Forecast:
     attacks: int
     seconds: float | None
     device: str
-    hopeless: tuple[Hopeless, ...] = ()
+    infeasible: tuple[Infeasible, ...] = ()
 
 
 def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
@@ -63,7 +62,7 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
     measured: list[tuple[int, float]] = []
     unmeasured = attacks = 0
     keys: set[str] = set()
-    hopeless: dict[str, dict[str, None]] = {}
+    infeasible: dict[str, dict[str, None]] = {}
     device = "cpu"
     for audit in audits:
         device = audit.device
@@ -74,10 +73,10 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
             attacks += count
             keys.update(capture.key for capture in batch.captures)
             for capture in batch.captures:
-                reason = why_hopeless(capture, audit.choice, batch.attack) or hidden(batch, capture)
+                reason = audit.question(batch).infeasible(batch, capture) or hidden(batch, capture)
                 if reason is not None:
-                    hopeless.setdefault(reason, {})[capture.key] = None
-            kind = (batch.attack, _kind(batch, audit.choice.max_images))
+                    infeasible.setdefault(reason, {})[capture.key] = None
+            kind = (batch.attack, _kind(batch, audit.request.max_images))
             if measure and kind not in probed and len(measured) < KINDS:
                 probed[kind] = _seconds_each(audit, batch)
             each = probed.get(kind)
@@ -93,7 +92,7 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
         attacks=attacks,
         seconds=seconds,
         device=device,
-        hopeless=tuple(Hopeless(tuple(found), reason) for reason, found in hopeless.items()),
+        infeasible=tuple(Infeasible(tuple(found), reason) for reason, found in infeasible.items()),
     )
 
 
@@ -107,9 +106,9 @@ class _Hidden:
     def __call__(self, batch: Batch, capture: Capture) -> str | None:
         if not any(entry.get("name") == "noise" for entry in capture.declaration.defenses):
             return None
-        kind = (capture.round, _kind(batch, self._audit.choice.max_images))
+        kind = (capture.round, _kind(batch, self._audit.request.max_images))
         if kind not in self._found and len(self._found) < KINDS:
-            self._found[kind] = self._audit.hidden(batch, capture)
+            self._found[kind] = self._audit.question(batch).hidden(batch, capture)
         return self._found.get(kind)
 
 
@@ -126,5 +125,5 @@ def _kind(batch: Batch, max_images: int) -> str:
 
 def _seconds_each(audit: Audit, batch: Batch) -> float | None:
     """Wall time of one whole attack on one upload of a batch."""
-    limit = audit.choice.seconds
-    return audit.probe(batch, PROBE) if limit is None else limit
+    limit = audit.request.seconds
+    return audit.question(batch).probe(batch, PROBE) if limit is None else limit

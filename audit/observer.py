@@ -34,12 +34,6 @@ class CuriousClient:
     ----------
     name
         The client.
-
-    Raises
-    ------
-    BractError
-        If no capture is of this client, the run is encrypted, or its strategy is none of
-        `KNOWN_STRATEGIES`.
     """
 
     def __init__(self, run: RunDirectory, captures: Captures, name: str) -> None:
@@ -48,19 +42,21 @@ class CuriousClient:
         clients = sorted({c.client for c in captures.index})
         if name not in clients:
             raise BractError(
-                f"--observer {name}: no capture is of this client; there are {', '.join(clients)}"
+                f"audit.observer {name}: no capture is of this client; "
+                f"there are {', '.join(clients)}"
             )
         if any(c.declaration.encryption != "none" for c in captures.index):
             raise BractError(
-                f"--observer {name}: the run is encrypted; what one client reads of the aggregate "
-                "is the colluding tier: bract audit RUN --tier colluding --clients aggregate"
+                f"audit.observer {name}: the run is encrypted; what one client reads of the "
+                "aggregate is the colluding tier: bract audit RUN --tier colluding --clients "
+                "aggregate"
             )
         if (
             not isinstance(strategy, FedAvgConfig | FedProxConfig)
             or strategy.name not in KNOWN_STRATEGIES
         ):
             raise BractError(
-                f"--observer {name}: strategy {strategy.name} makes the global model otherwise "
+                f"audit.observer {name}: strategy {strategy.name} makes the global model otherwise "
                 f"than by a mean with known weights; expected {' or '.join(KNOWN_STRATEGIES)}"
             )
         self._lr, self._weighting = strategy.server_lr, strategy.weighting
@@ -72,13 +68,7 @@ class CuriousClient:
         }
 
     def captures(self) -> list[Capture]:
-        """Return one capture a round in which others took part and whose next model is known.
-
-        Raises
-        ------
-        BractError
-            If there is no such round, or a file of ``models/`` that may end one cannot be read.
-        """
+        """Return one capture a round in which others took part and whose next model is known."""
         found = []
         for number in sorted({c.round for c in self._captures.index}):
             of_round = self._captures.of_round(number)
@@ -94,20 +84,15 @@ class CuriousClient:
                 )
         if not found:
             raise BractError(
-                f"--observer {self.name}: in no captured round did another client take part whose "
+                f"audit.observer {self.name}: in no captured round did another client take part "
+                "whose "
                 "next global model was kept, in the next round's capture or below models/; "
                 "expected captures of at least two clients in one round"
             )
         return found
 
     def files(self, number: int) -> list[Path]:
-        """Return the files that hold the global model after a round; none where it was not kept.
-
-        Raises
-        ------
-        BractError
-            If no readable file holds it and one of ``models/`` cannot be read.
-        """
+        """Return the files that hold the global model after a round; none where it was not kept."""
         later = self._captures.of_round(number + 1)
         if later:
             return later[0].files
@@ -128,13 +113,7 @@ class CuriousClient:
         return f"{self._lr} {self._weighting} {self._max_share} {weights}"
 
     def open(self, capture: Capture) -> Observation:
-        """Return the mean of the other clients' updates, as this client computes it.
-
-        Raises
-        ------
-        BractError
-            If a model or the client's own update cannot be read.
-        """
+        """Return the mean of the other clients' updates, as this client computes it."""
         of_round = self._captures.of_round(capture.round)
         sent = self._captures.load(of_round[0])
         weights = self._weights_of(of_round, capture.round)

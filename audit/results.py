@@ -1,4 +1,4 @@
-"""The files that an audit leaves: where they lie, what they hold, and which of them go."""
+"""The files that an audit leaves: where they are, what they hold, and which of them are removed."""
 
 from __future__ import annotations
 
@@ -11,69 +11,99 @@ from pathlib import Path
 from bract.audit.captures import Capture
 from bract.errors import BractError
 from bract.files import write_bytes, write_text
-from bract.schema import AuditResult
+from bract.names import check_name
+from bract.schema import Answer, AuditResult
 from bract.strict_json import dump_json
+
+QUESTIONS_FOLDER = "questions"
+"""Below ``audit/``: one folder a question other than reconstruction, by its name."""
+
+NOT_TRIED = "not worth trying: "
+"""How the reason of an upload begins that ``audit.skip_hopeless`` left out."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Captures that are worked on together, for one question.
+
+    Attributes
+    ----------
+    attack
+        The attack that runs on them; empty where a question runs none by name.
+    repeat
+        Number of the repetition, from 0.
+    """
+
+    question: str
+    attack: str
+    repeat: int
+    captures: tuple[Capture, ...]
 
 
 @dataclass(frozen=True)
 class Results:
-    """Results of one tier: one JSON file an attack, observation and repeat, its pictures beside it.
+    """Results of one tier: one JSON file an attack, observation and repeat, with its pictures.
 
     Attributes
     ----------
     root
-        The run's ``audit/``. Results of the tier ``oblivious`` lie in ``<attack>/``, those of
+        The run's ``audit/``. Results of the tier ``oblivious`` are in ``<attack>/``, those of
         others in ``<attack>-<tier>/``; of attacks on ``over_rounds`` rounds together, or by a
-        client as the ``observer``, in folders that say so.
+        client as the ``observer``, in folders whose names say so. Answers of another question are
+        in ``questions/<question>/``, named in the same way.
+    state
+        Name of what every observation's half-made state depends on.
     """
 
     root: Path
     tier: str
     over_rounds: int = 1
     observer: str | None = None
+    state: str = "state"
 
-    def folder(self, attack: str) -> Path:
-        """Return where an attack's results of this tier lie; those of the others stay."""
+    def folder(self, attack: str, question: str = "reconstruction") -> Path:
+        """Return the folder of an attack's results of this tier, or of a question's answers."""
         seen = "" if self.observer is None else f"-seen-by-{self.observer}"
         together = f"-over-{self.over_rounds}-rounds" if self.over_rounds > 1 else ""
         tier = "" if self.tier == "oblivious" else f"-{self.tier}"
+        if question != "reconstruction":
+            return self.root / QUESTIONS_FOLDER / f"{question}{tier}{seen}{together}"
         return self.root / f"{attack}{tier}{seen}{together}"
 
     def unfinished(self, attack: str) -> Path:
-        """Return where an attack that runs keeps its state."""
+        """Return the folder of the state of an attack that runs."""
         return self.folder(attack) / "unfinished"
 
-    def path(self, attack: str, capture: Capture, repeat: int) -> Path:
-        """Return the JSON file of one result; repeats count from 0."""
-        again = f"--repeat-{repeat}" if repeat else ""
-        return self.folder(attack) / f"{_stem(capture)}{again}.json"
+    def path(self, batch: Batch, capture: Capture) -> Path:
+        """Return the JSON file of one attack's result."""
+        again = f"--repeat-{batch.repeat}" if batch.repeat else ""
+        return self.folder(batch.attack) / f"{_stem(capture)}{again}.json"
 
-    def read(self, attack: str, capture: Capture, repeat: int) -> AuditResult | None:
-        """Return what one file says; None where it is not there, or not of this version."""
-        path = self.path(attack, capture, repeat)
+    def read(self, batch: Batch, capture: Capture) -> AuditResult | None:
+        """Return the result in one file; None where there is none, or of another version."""
+        path = self.path(batch, capture)
         try:
             return AuditResult.parse_text(path.read_bytes(), source=str(path))
         except (OSError, BractError):
             return None
 
-    def write(self, attack: str, capture: Capture, repeat: int, result: AuditResult) -> None:
-        """Write one result whole."""
-        path = self.path(attack, capture, repeat)
+    def of_answer(self, answer: Answer) -> Path:
+        """Return the JSON file of an answer: by its round and client, or of the whole run."""
+        stem = "run"
+        if answer.round is not None and answer.client is not None:
+            stem = f"round-{answer.round:04d}--{check_name(answer.client)}"
+        return self.folder("", answer.question) / f"{stem}.json"
+
+    def write(self, path: Path, result: Answer) -> None:
+        """Write one result whole, mode 0600."""
         write_text(path, dump_json(result.to_dict()))
 
-    def keep(
-        self,
-        attack: str,
-        capture: Capture,
-        repeat: int,
-        result: AuditResult,
-        pictures: Mapping[str, bytes],
-    ) -> None:
-        """Write one result and, before it, the pictures that it names."""
+    def keep(self, path: Path, result: AuditResult, pictures: Mapping[str, bytes]) -> None:
+        """Write one result and, before it, the pictures that it names, all mode 0600."""
         for image in result.images:
             for name in filter(None, (image.reconstruction, image.original)):
-                write_bytes(self.folder(attack) / name, pictures[name])
-        self.write(attack, capture, repeat, result)
+                write_bytes(path.with_name(name), pictures[name])
+        self.write(path, result)
 
     def remove(self, attack: str, capture: Capture, repeat: int | None = None) -> None:
         """Remove one observation's results and their pictures; None takes every repeat."""
@@ -84,6 +114,10 @@ class Results:
         for path in self.folder(attack).glob("*"):
             if wanted.fullmatch(path.name):
                 path.unlink()
+
+    def clear(self, question: str) -> None:
+        """Remove all answers of a question of its own folder."""
+        shutil.rmtree(self.folder("", question), ignore_errors=True)
 
     def forget(self, attack: str) -> None:
         """Remove the state of an attack that was interrupted."""

@@ -1,4 +1,4 @@
-"""Check what a worker of another process or machine hands back, before any of it is kept."""
+"""Check the files of a worker of another process or machine before any of them is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ MOST_BYTES = 64 * 2**20
 """Most bytes of one file, and of one picture's pixels."""
 
 ALIKE = (
-    *("round", "client", "members", "attack", "tier", "read_as", "defenses", "encryption"),
+    *(
+        "question",
+        "input",
+        "round",
+        "client",
+        "members",
+        "attack",
+        "tier",
+        "read_as",
+        "defenses",
+        "encryption",
+    ),
     *("num_examples", "local_steps", "repeat", "observer"),
 )
 """Fields that do not depend on what is found."""

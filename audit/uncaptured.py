@@ -30,13 +30,7 @@ def read_removed(root: Path) -> list[RemovedRound]:
 
 
 def check_at_hand(config: FederationConfig, root: Path) -> None:
-    """Say where the captures of a run are that has none in its folder.
-
-    Raises
-    ------
-    BractError
-        If the configuration sends them to a URL, with the command that copies them.
-    """
+    """Say where the captures of a run are that has none in its folder."""
     place = config.capture.place(config.name)
     if place is not None:
         raise BractError(

@@ -14,7 +14,7 @@ import torch
 
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
-from bract.audit.choice import AuditChoice
+from bract.config import AuditRequest
 from bract.errors import BractError
 from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
@@ -27,7 +27,7 @@ def few_threads() -> None:
 
 
 class Worker:
-    """Attacks batches and hands back the files that an audit would have written.
+    """Attacks batches and returns the files that an audit would have written.
 
     It reads the run where it lies and writes into a folder of its own there, which it empties after
     each batch; keeping results is the business of the audit that asked.
@@ -47,18 +47,12 @@ class Worker:
     def __init__(self, root: Path, scratch: Path, threads: int, paths: Sequence[str] = ()) -> None:
         self._root, self._threads = root, threads
         self._folder = scratch / uuid.uuid4().hex
-        self._audits: dict[AuditChoice, Audit] = {}
+        self._audits: dict[str, Audit] = {}
         self._standing = (0.0, 0.0)
         sys.path[:0] = [path for path in paths if path not in sys.path]
 
     def host(self) -> str:
-        """Return this machine's name.
-
-        Raises
-        ------
-        BractError
-            If it does not see the run.
-        """
+        """Return this machine's name."""
         if not self._root.is_dir():
             raise BractError(
                 f"{self._root}: not on {socket.gethostname()}; every machine of the cluster must "
@@ -71,7 +65,7 @@ class Worker:
         return self._standing
 
     def attack(
-        self, choice: AuditChoice, attack: str, repeat: int, keys: Sequence[str]
+        self, request: AuditRequest, attack: str, repeat: int, keys: Sequence[str]
     ) -> dict[str, bytes]:
         """Attack the observations ``keys`` as one batch.
 
@@ -79,11 +73,6 @@ class Worker:
         -------
         dict
             Contents of results and pictures, by the file's name.
-
-        Raises
-        ------
-        BractError
-            If the run or the device is not what the choice takes.
         """
         self._standing = (0.0, 0.0)
         # Of the thread that calls, which need not be the one that imported torch.
@@ -91,7 +80,7 @@ class Worker:
         shutil.rmtree(self._folder, ignore_errors=True)
         make_private_folder(self._folder)
         try:
-            audit = self._audit(choice)
+            audit = self._audit(request)
             for _ in audit.execute([audit.batch(attack, repeat, keys)], self._note):
                 pass
             return {
@@ -102,11 +91,12 @@ class Worker:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _audit(self, choice: AuditChoice) -> Audit:
-        if choice not in self._audits:
+    def _audit(self, request: AuditRequest) -> Audit:
+        key = request.model_dump_json()
+        if key not in self._audits:
             run = RunDirectory.open(self._root)
-            self._audits[choice] = Audit(run, choice, output=self._folder)
-        return self._audits[choice]
+            self._audits[key] = Audit(run, request, output=self._folder)
+        return self._audits[key]
 
     def _note(self, progress: Progress) -> None:
         self._standing = (float(progress.fraction), float(progress.loss))

@@ -1,6 +1,7 @@
 """Entries of registries that other packages bring, found by their entry points.
 
-A package adds an attack, a defense, a strategy, a model or a data set with one line of its
+A package adds an attack, a defense, a strategy, a model, a data set, an input or a question
+with one line of its
 ``pyproject.toml``::
 
     [project.entry-points."bract.attacks"]
@@ -18,7 +19,15 @@ from typing import Any
 
 from bract.errors import BractError
 
-GROUPS = ("bract.attacks", "bract.defenses", "bract.strategies", "bract.models", "bract.data")
+GROUPS = (
+    "bract.attacks",
+    "bract.data",
+    "bract.defenses",
+    "bract.inputs",
+    "bract.models",
+    "bract.questions",
+    "bract.strategies",
+)
 """Groups of entry points, one a kind of extension."""
 
 

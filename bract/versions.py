@@ -27,7 +27,7 @@ RESULT_LIBRARIES = (
 RESULT_CODE = tuple(
     f"bract.{name}"
     for name in (
-        *("config", "data", "defenses", "models", "paillier", "protocol", "schema"),
+        *("config", "data", "defenses", "inputs", "models", "paillier", "protocol", "schema"),
         *("observation", "randomness", "registry", "seeds", "strict_json"),
     )
 )

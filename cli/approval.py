@@ -1,4 +1,4 @@
-"""Before an audit: its estimated time, its infeasible uploads, and whether to begin."""
+"""Before an audit: how long it takes, what is infeasible, and whether to begin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASK_FROM = 60.0
 
 
 def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
-    """Print the estimated time and the infeasible uploads; on a terminal ask before long work.
+    """Print how long the audits take and what is infeasible; on a terminal ask where it is much.
 
     Off a terminal nothing is ever asked: the estimate is printed and the work begins.
 
@@ -29,10 +29,7 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
     measure
         Whether the time is estimated, by a moment of attacking in this process.
 
-    Raises
-    ------
-    RunFailedError
-        If the answer is no; nothing has been attacked or removed.
+    A no is a `RunFailedError`; nothing has been attacked or removed then.
     """
     few_threads()
     with working("estimating the work") if measure else nullcontext():
@@ -43,13 +40,16 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
     attacks = counted(found.attacks, "attack")
     where = f" on {found.device}" if measure else ""
     say(f"{attacks} on {counted(found.uploads, 'upload')}{took}{where}")
-    for group in found.hopeless:
+    for group in found.infeasible:
         named = ", ".join(group.uploads[:3]) + (", ..." if len(group.uploads) > 3 else "")
-        say(f"hopeless: {counted(len(group.uploads), 'upload')} ({named}): {group.reason}")
-    much = found.hopeless or (found.seconds or 0.0) > ASK_FROM
+        say(f"infeasible: {counted(len(group.uploads), 'upload')} ({named}): {group.reason}")
+    much = found.infeasible or (found.seconds or 0.0) > ASK_FROM
     if not (ask and much and at_a_terminal()):
         return
-    say("--clients, --rounds, --attack, --budget, --skip-hopeless: less work; --yes: no question")
+    say(
+        "less work: --clients, --rounds, --attack, --budget, --set audit.skip_hopeless=true; "
+        "no question: --yes"
+    )
     if not typer.confirm("Go on?", default=True, err=True):
         raise RunFailedError("nothing was attacked")
 

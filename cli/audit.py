@@ -1,4 +1,4 @@
-"""``bract audit``: choose what to attack, attack it, print the result."""
+"""``bract audit``: choose what to attack, attack it, print what was reconstructed."""
 
 from __future__ import annotations
 
@@ -6,125 +6,100 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from bract.attacks.registry import attacks_only_for
-from bract.attacks.solve.engine import Progress
+from bract.attacks import Progress
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
-from bract.audit.choice import AuditChoice
 from bract.audit.worker import few_threads
 from bract.cli import signals
-from bract.cli.audit_workers import Crew
+from bract.cli.audit_workers import Workers
 from bract.cli.console import WorkProgress, say
 from bract.cli.keygen import client_key
+from bract.config import AuditConfig, AuditRequest, FederationConfig, build_config
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.rundir import RunDirectory
-from bract.schema import EXACT_DB, TIERS, AuditResult
+from bract.schema import EXACT_DB, TIERS, Answer, AuditResult, Tier
+
+SURROGATE = ["gias", "ggl", "learned-inverter"]
+"""Attacks of the surrogate tier where none is asked for."""
 
 
-def choose_audits(
+def audit_requests(
     root: Path,
-    attacks: list[str] | None = None,
-    clients: str | None = None,
-    rounds: str | None = None,
-    restarts: int | None = None,
-    iterations: int | None = None,
-    device: str | None = None,
+    settings: Mapping[str, Any] | None = None,
     *,
-    budget: str | None = None,
-    repeats: int | None = None,
     tier: str | None = None,
     key: Path | None = None,
     prior: Path | None = None,
     truth: Path | None = None,
     models: Iterable[str] = (),
-) -> list[AuditChoice]:
-    """Merge the command line into the ``audit`` section of the run's configuration, tier by tier.
+) -> list[AuditRequest]:
+    """Overlay the ``audit`` section of the run's configuration; return one request a tier.
 
     Parameters
     ----------
+    settings
+        Keys of that section, and their values.
     tier
-        A tier, or ``all`` for every one that applies to the run; None takes the configuration's.
+        A tier, or ``all`` for every one that applies to the run; None takes the section's.
+    key
+        Key file of one client. None takes the first client's of an encrypted run on this machine.
     models
         References ``package.module:callable`` that the captures may declare; the audit imports
         and calls them.
     """
     run = RunDirectory.open(root)
-    wanted = tier or run.config().audit.tier
-    chosen = _tiers_that_apply(run, key, prior) if wanted == "all" else [wanted]
+    config = run.config()
+    section = _overlaid(config, settings or {})
+    wanted = tier or section.tier
+    if wanted not in (*TIERS, "all"):
+        raise BractError(unknown("tier", wanted, [*TIERS, "all"]))
+    threshold = config.encryption.threshold
+    own = client_key(run.keys, 0, threshold)
+    held = key or (own if own.is_file() else None)
+    tiers = [t for t in TIERS if t == wanted]
+    if wanted == "all":
+        tiers = _tiers_that_apply(run, held, prior)
+        if key is not None and "colluding" not in tiers:
+            raise BractError("--key: no captured upload is encrypted; leave it out")
+    else:
+        _check_files(wanted, key, held, prior)
+    # What was asked for by name holds in every tier.
+    named = "attacks" in (settings or {})
     return [
-        choose_audit(
-            root,
-            attacks,
-            clients,
-            rounds,
-            restarts,
-            iterations,
-            device,
-            budget=budget,
-            repeats=repeats,
+        AuditRequest(
+            **section.model_dump(exclude={"tier", "attacks"}),
+            attacks=SURROGATE if one == "surrogate" and not named else section.attacks,
+            seed=config.seed,
             tier=one,
-            key=key if wanted != "all" or one == "colluding" else None,
-            prior=prior if wanted != "all" or one == "surrogate" else None,
+            key=held if one == "colluding" else None,
+            prior=prior if one == "surrogate" else None,
             truth=truth,
-            models=models,
+            models=sorted(set(models)),
         )
-        for one in chosen
+        for one in tiers
     ]
 
 
-def _tiers_that_apply(run: RunDirectory, key: Path | None, prior: Path | None) -> list[str]:
-    protocols = [capture.declaration for capture in Captures.of_run(run).index]
-    tiers = ["oblivious"]
-    if any(p.defenses for p in protocols):
-        tiers.append("adaptive")
-    if prior is not None:
-        tiers.append("surrogate")
-    threshold = run.config().encryption.threshold
-    at_hand = key is not None or client_key(run.keys, 0, threshold).is_file()
-    if at_hand and any(p.encryption != "none" for p in protocols):
-        tiers.append("colluding")
-    elif key is not None:
-        raise BractError("--key: no captured upload is encrypted; leave it out")
-    return tiers
+def _overlaid(config: FederationConfig, settings: Mapping[str, Any]) -> AuditConfig:
+    """Return the audit section with some keys replaced, checked as the configuration's is."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    content = config.audit.model_dump(mode="json")
+    if "iterations" in given or "seconds" in given:
+        content |= {"iterations": None, "seconds": None}
+    return build_config({"audit": content | given}, source="the command line").audit
 
 
-def choose_audit(
-    root: Path,
-    attacks: list[str] | None = None,
-    clients: str | None = None,
-    rounds: str | None = None,
-    restarts: int | None = None,
-    iterations: int | None = None,
-    device: str | None = None,
-    *,
-    budget: str | None = None,
-    repeats: int | None = None,
-    tier: str = "oblivious",
-    key: Path | None = None,
-    prior: Path | None = None,
-    truth: Path | None = None,
-    models: Iterable[str] = (),
-) -> AuditChoice:
-    """Merge the command line into the ``audit`` section of the run's configuration, for one tier.
-
-    A ``budget`` (see `parse_budget`) takes the place of both limits of that section. Without
-    ``key`` the colluding tier takes the first client's key of a run on this machine.
-    """
-    run = RunDirectory.open(root)
-    config = run.config()
-    section = config.audit
-    if tier not in TIERS:
-        raise BractError(unknown("tier", tier, [*TIERS, "all"]))
-    if tier == "colluding" and key is None:
-        key = client_key(run.keys, 0, config.encryption.threshold)
-        if not key.is_file():
-            raise BractError(
-                "--tier colluding: the attacker holds one client's key; name its file with --key"
-            )
+def _check_files(tier: str, key: Path | None, held: Path | None, prior: Path | None) -> None:
+    """Refuse a tier without the file that its attacker holds, and a file of another tier."""
+    if tier == "colluding" and held is None:
+        raise BractError(
+            "--tier colluding: the attacker holds one client's key; name its file with --key"
+        )
     if tier != "colluding" and key is not None:
         raise BractError(f"--key goes with --tier colluding, not with {tier}")
     if tier == "surrogate" and prior is None:
@@ -134,42 +109,26 @@ def choose_audit(
         )
     if tier != "surrogate" and prior is not None:
         raise BractError(f"--prior goes with --tier surrogate, not with {tier}")
-    steps, seconds = iterations or section.iterations, section.seconds
-    if budget is not None:
-        steps, seconds = parse_budget(budget)
-        if steps is not None and iterations is not None:
-            raise BractError(f"--budget {budget} and --iterations {iterations}: give one of them")
-        steps = steps or iterations
-    chosen_rounds = parse_rounds(rounds) if rounds else section.rounds
-    chosen_clients = parse_clients(clients) if clients else section.clients
-    own = attacks_only_for("surrogate") if tier == "surrogate" else section.attacks
-    return AuditChoice(
-        attacks=tuple(attacks or own),
-        rounds=None if chosen_rounds is None else frozenset(chosen_rounds),
-        clients=None if chosen_clients is None else frozenset(chosen_clients),
-        iterations=steps,
-        seconds=seconds,
-        restarts=restarts or section.restarts,
-        repeats=repeats or section.repeats,
-        max_images=section.max_images,
-        device=device or section.device,
-        seed=config.seed,
-        tier=tier,
-        key=key,
-        prior=prior,
-        truth=truth,
-        skip_hopeless=section.skip_hopeless,
-        models=frozenset(models),
-    )
 
 
-def parse_budget(text: str) -> tuple[int | None, float | None]:
+def _tiers_that_apply(run: RunDirectory, key: Path | None, prior: Path | None) -> list[Tier]:
+    declared = [capture.declaration for capture in Captures.of_run(run).index]
+    applies: dict[Tier, bool] = {
+        "oblivious": True,
+        "adaptive": any(d.defenses for d in declared),
+        "surrogate": prior is not None,
+        "colluding": key is not None and any(d.encryption != "none" for d in declared),
+    }
+    return [tier for tier in TIERS if applies[tier]]
+
+
+def parse_budget(text: str) -> dict[str, int | float]:
     """Read ``2000`` (iterations a restart), or ``90s``, ``5m``, ``1h`` (wall time an upload).
 
     Returns
     -------
-    tuple
-        Iterations and seconds; one of them is None.
+    dict
+        ``iterations`` or ``seconds``, as keys of the audit section.
     """
     found = re.fullmatch(r"\s*(\d+|\d*\.\d+)\s*(s|m|h)?\s*", text)
     value = float(found[1]) if found else 0.0
@@ -178,8 +137,8 @@ def parse_budget(text: str) -> tuple[int | None, float | None]:
             f"--budget {text!r}: expected iterations such as 2000, or a time such as 90s, 5m or 1h"
         )
     if found[2]:
-        return None, value * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
-    return int(found[1]), None
+        return {"seconds": value * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]}
+    return {"iterations": int(found[1])}
 
 
 def parse_clients(text: str) -> list[str]:
@@ -202,20 +161,29 @@ def parse_rounds(text: str) -> list[int]:
     return rounds
 
 
-def audit_run(root: Path, choice: AuditChoice, *, resume: bool = False) -> list[AuditResult]:
+def section_keys(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys of the audit section from those of ``--set``, which are dotted."""
+    found = {}
+    for key, value in options.items():
+        section, _, name = key.partition(".")
+        if section != "audit" or name not in AuditConfig.model_fields:
+            known = [f"audit.{field}" for field in AuditConfig.model_fields]
+            raise BractError(f"--set: {unknown('key', key, known)}")
+        found[name] = value
+    return found
+
+
+def audit_run(root: Path, request: AuditRequest, *, resume: bool = False) -> list[Answer]:
     """Run the audit with progress; return what is on disk for each chosen observation."""
     with auditing(root):
-        return execute(open_audit(root, choice, resume=resume))
+        return execute(open_audit(root, request, resume=resume))
 
 
 @contextlib.contextmanager
 def auditing(root: Path) -> Iterator[None]:
     """Be the only command that works on the run; if a signal ends the block, print what is kept.
 
-    Raises
-    ------
-    LockedError
-        If another command trains, audits or reports the run.
+    Another command that trains, audits or reports the run is a `LockedError`.
     """
     again = signals.resumed("audit", shlex.join(["bract", "audit", str(root), "--resume"]))
     run, what = RunDirectory.open(root), f"audit of {root}; what was attacked is kept"
@@ -223,30 +191,30 @@ def auditing(root: Path) -> Iterator[None]:
         yield
 
 
-def open_audit(root: Path, choice: AuditChoice, *, resume: bool = False) -> Audit:
-    """Check a choice against the run; nothing is attacked or removed yet."""
-    # A model that is declared as package.module:callable is in the folder of a third-party app.
+def open_audit(root: Path, request: AuditRequest, *, resume: bool = False) -> Audit:
+    """Check a request against the run; nothing is attacked or removed yet."""
+    # A model that is declared as package.module:callable is in the folder of its own app.
     sys.path.insert(0, str(Path.cwd()))
-    return Audit(RunDirectory.open(root), choice, resume=resume)
+    return Audit(RunDirectory.open(root), request, resume=resume)
 
 
-def execute(audit: Audit, crew: Crew | None = None) -> list[AuditResult]:
+def execute(audit: Audit, workers: Workers | None = None) -> list[Answer]:
     """Attack what is left, with progress; return what is on disk for each chosen observation.
 
-    ``crew`` are the workers that attack; None is this process.
+    ``workers`` attack; None is this process.
     """
-    tier = audit.choice.tier
-    batches = audit.plan(None if crew is None else crew.cluster.device)
+    tier = audit.request.tier
+    batches = audit.plan(None if workers is None else workers.cluster.device)
     total = sum(len(batch.captures) for batch in batches)
     if not total:
         say(f"{audit.run.root}: nothing left to attack in the {tier} tier")
     few_threads()
     with WorkProgress(total, f"attack, {tier}") as bar:
-        if crew is not None:
-            for result in crew.execute(audit, batches, bar.within):
+        if workers is not None:
+            for result in workers.execute(audit, batches, bar.within):
                 bar.finish_item(describe(result))
                 signals.check()
-            return audit.results()
+            return audit.answers()
         for batch in batches:
             size = len(batch.captures)
 
@@ -256,11 +224,18 @@ def execute(audit: Audit, crew: Crew | None = None) -> list[AuditResult]:
             for result in audit.execute([batch], show):
                 bar.finish_item(describe(result))
                 signals.check()
-    return audit.results()
+    return audit.answers()
 
 
-def describe(result: AuditResult) -> str:
-    """Put one attacked observation in words."""
+def describe(answer: Answer) -> str:
+    """Put one answer in words."""
+    if isinstance(answer, AuditResult):
+        return _describe(answer)
+    where = "the run" if answer.round is None else f"round {answer.round}, {answer.client}"
+    return f"{answer.question} on {where}: {answer.refused or 'answered'}"
+
+
+def _describe(result: AuditResult) -> str:
     who = f"{result.attack} on round {result.round}, {result.client}"
     if result.method not in (None, result.attack):
         who = f"{who}, by {result.method}"

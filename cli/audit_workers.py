@@ -8,20 +8,21 @@ import math
 import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bract.audit.audit import Audit
-from bract.audit.batches import Batch
+from bract.audit.results import Batch
 from bract.audit.worker import Worker, few_threads
 from bract.cli import signals
 from bract.cli.console import say
 from bract.cli.launch.cluster import Asked, Cluster, check_ray, connected
+from bract.config import AuditRequest
 from bract.errors import BractError, RunFailedError, one_line
-from bract.schema import AuditResult
+from bract.schema import Answer
 
 ATTEMPTS = 3
 """How often a batch is begun, where the workers that had it were lost."""
@@ -45,7 +46,7 @@ class _Place:
     standing: Standing = (0.0, math.inf)
 
 
-class Crew:
+class Workers:
     """Workers on a cluster that attack the batches of one run's audits.
 
     A worker that is lost costs the batch that it had: another one begins it again, `ATTEMPTS` times
@@ -69,7 +70,7 @@ class Crew:
         self._lost: Counter[Batch | None] = Counter()
 
     @contextlib.contextmanager
-    def hired(self) -> Iterator[Crew]:
+    def started(self) -> Iterator[Workers]:
         """Have workers while the block runs, as they are needed; none works on after it."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         try:
@@ -83,7 +84,7 @@ class Crew:
 
     def execute(
         self, audit: Audit, batches: Sequence[Batch], show: Callable[[float, str], None]
-    ) -> Iterator[AuditResult]:
+    ) -> Iterator[Answer]:
         """Attack the batches on all workers; yield results as batches are finished and checked.
 
         Parameters
@@ -94,17 +95,15 @@ class Crew:
         Raises
         ------
         BractError
-            If a worker cannot work on the run, or its result does not match the request.
+            If a worker cannot work on the run, or returns other results than were asked for.
         RunFailedError
             If a batch was lost `ATTEMPTS` times.
         """
         pending = deque(batches)
-        choice = replace(
-            audit.choice,
-            device=self.cluster.device,
-            key=audit.choice.key and audit.choice.key.absolute(),
-            prior=audit.choice.prior and audit.choice.prior.absolute(),
-            truth=audit.choice.truth and audit.choice.truth.absolute(),
+        files = {name: getattr(audit.request, name) for name in ("key", "prior", "truth")}
+        request = audit.request.model_copy(
+            update={"device": self.cluster.device}
+            | {name: path and path.absolute() for name, path in files.items()}
         )
         while pending or any(place.batch for place in self._waiting.values()):
             self._hire(len(pending))
@@ -113,7 +112,7 @@ class Crew:
                 place.batch, place.standing = pending.popleft(), (0.0, math.inf)
                 keys = [capture.key for capture in place.batch.captures]
                 work = place.handle.attack
-                found = work.remote(choice, place.batch.attack, place.batch.repeat, keys)
+                found = work.remote(request, place.batch.attack, place.batch.repeat, keys)
                 self._waiting[found] = place
             ready, _ = self._ray.wait(list(self._waiting), num_returns=1, timeout=POLL)
             for reference in ready:
@@ -167,13 +166,13 @@ class Crew:
             if self._lost[batch] >= ATTEMPTS:
                 raise RunFailedError(
                     f"{ATTEMPTS} workers were lost {what}: {one_line(error, 300)}; is there enough "
-                    "memory for so many? --workers takes fewer, --resume goes on"
+                    "memory for so many? audit.workers takes fewer, --resume goes on"
                 ) from error
             _log.warning("a worker was lost %s; it is begun again", what)
             return _LOST
 
     def _look(self) -> None:
-        """Ask the workers for their progress, and read their answers; without waiting."""
+        """Ask the workers for their progress, and read earlier answers without waiting."""
         for place in self._waiting.values():
             if place.asked is not None:
                 if not self._ray.wait([place.asked], timeout=0)[0]:
@@ -201,32 +200,45 @@ def _named(batch: Batch) -> str:
     return f"{batch.attack} on {keys[0]}{more}"
 
 
-def asked_for(
-    address: str | None, workers: int | None, gpus: float | None, device: str
-) -> Asked | None:
-    """Return which workers the command line asks for; None is this process alone."""
+def asked_for(address: str | None, request: AuditRequest) -> Asked | None:
+    """Return which workers the command line asks for; None is this process alone.
+
+    Raises
+    ------
+    BractError
+        If Ray is not installed, or an option goes with ``--ray`` only.
+    """
     if address is None:
-        for name, value in (("--workers", workers), ("--gpus", gpus)):
-            if value is not None:
-                raise BractError(f"{name} goes with --ray; add --ray auto, or leave {name} out")
+        for name in ("workers", "gpus"):
+            if getattr(request, name) is not None:
+                raise BractError(
+                    f"audit.{name} goes with --ray; add --ray auto, or leave audit.{name} out"
+                )
         return None
     check_ray("--ray")
     few_threads()
     threads = torch.get_num_threads()
-    return Asked(address, workers, 1.0 if gpus is None else gpus, device, threads)
+    gpus = 1.0 if request.gpus is None else request.gpus
+    return Asked(address, request.workers, gpus, request.device, threads)
 
 
 @contextlib.contextmanager
-def many_hands(asked: Asked | None, root: Path) -> Iterator[Crew | None]:
-    """Have the workers that were asked for while the block runs."""
+def workers_of(asked: Asked | None, root: Path) -> Iterator[Workers | None]:
+    """Have the workers that were asked for while the block runs.
+
+    Raises
+    ------
+    BractError
+        If they cannot be had.
+    """
     if asked is None:
         yield None
         return
     try:
         with connected(asked) as cluster:
             say(f"workers: {cluster.workers} on {cluster.device}, threads each: {asked.threads}")
-            with Crew(cluster, root, asked.threads).hired() as crew:
-                yield crew
+            with Workers(cluster, root, asked.threads).started() as workers:
+                yield workers
     except SystemError:
         # What a signal raises inside Ray's compiled code comes out as this.
         signals.check()

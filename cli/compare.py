@@ -130,8 +130,15 @@ def _claim(root: Path, planned: Plan, *, resume: bool, overwrite: bool) -> None:
 
 
 def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)) -> Steps:
-    """Return the steps ``bract run``, ``bract audit`` (once a tier) and ``bract report``."""
-    from bract.cli.audit import audit_run, choose_audits
+    """Return the steps of ``bract run``, ``bract audit`` (once for each tier) and ``bract report``.
+
+    Raises
+    ------
+    BractError
+        If a tier is unknown.
+    """
+    from bract.attacks.problem.evidence import TIERS
+    from bract.cli.audit import audit_requests, audit_run
     from bract.cli.launch.launcher import Launch
     from bract.cli.run import run_federation
     from bract.report import write_report
@@ -151,8 +158,8 @@ def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)
 
     def audit(root: Path) -> None:
         for tier in dict.fromkeys(tiers):
-            for choice in choose_audits(root, tier=tier, models=models):
-                audit_run(root, choice, resume=resume)
+            for request in audit_requests(root, tier=tier, models=models):
+                audit_run(root, request, resume=resume)
 
     def report(root: Path) -> None:
         with RunDirectory(root).claim():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bract.cli.audit import audit_run, choose_audits
+from bract.cli.audit import audit_requests, audit_run
 from bract.cli.console import say
 from bract.cli.launch.launcher import Launch
 from bract.cli.launch.processes import Processes
@@ -20,7 +20,7 @@ def run_demo(
     say("1/3 a federation of three clients learns handwritten digits")
     run = run_federation(config, runs, Launch(processes=processes), overwrite=True)
     say("2/3 the server attacks what it captured")
-    for choice in choose_audits(run.root):
-        audit_run(run.root, choice)
+    for request in audit_requests(run.root):
+        audit_run(run.root, request)
     say("3/3 the report")
     return report_run(run.root, redact=False, as_json=as_json)

@@ -13,6 +13,7 @@ import typer
 
 from bract.audit.captures import Captures
 from bract.audit.description.infer import Findings, complete
+from bract.audit.handled import why_unhandled
 from bract.cli.console import print_json, say, stderr
 from bract.errors import BractError
 from bract.files import write_text
@@ -105,6 +106,8 @@ def _complete(
     run: RunDirectory, content: Mapping[str, Any], trusted: set[Any], truth: Path | None
 ) -> Findings:
     description = build_description(content, source=str(run.root / DESCRIPTION))
+    if reason := why_unhandled(description.input.kind or "image"):
+        raise BractError(f"{run.root / DESCRIPTION}: input.kind: {reason}")
     with run.reading():
         return complete(Captures(run.captures, trusted, description), description, truth=truth)
 

@@ -194,7 +194,7 @@ def _paillier() -> str:
 
 
 def _lpips() -> str:
-    from bract.audit.scoring.perceptual import lpips_unavailable
+    from bract.audit.questions.reconstruction.scores.perceptual import lpips_unavailable
 
     missing = lpips_unavailable("alex")
     if missing is not None:
@@ -245,13 +245,17 @@ def _disk() -> str:
 
 def _plugins() -> str:
     from bract.attacks import ATTACKS
+    from bract.audit.questions import QUESTIONS
     from bract.config import STRATEGY_SECTIONS
     from bract.data import DATASETS
     from bract.defenses import DEFENSES
+    from bract.inputs import INPUTS
     from bract.models import MODELS
     from bract.registry import Registry
 
-    registries: list[Registry[Any]] = [ATTACKS, DEFENSES, STRATEGY_SECTIONS, MODELS, DATASETS]
+    registries: list[Registry[Any]] = [
+        *(ATTACKS, DEFENSES, STRATEGY_SECTIONS, MODELS, DATASETS, INPUTS, QUESTIONS)
+    ]
     found = [
         f"{registry.kind} {name} ({package})"
         for registry in registries

@@ -17,7 +17,7 @@ from bract.errors import BractError, RunFailedError, one_line, without_credentia
 from bract.permissions import make_private_folder, open_private
 from bract.registry import unknown
 from bract.report import gather
-from bract.report.facts.series import Figure, figures_by_round, part_of_name, settings
+from bract.report.series import Figure, figures_by_round, part_of_name, settings
 from bract.rundir import RunDirectory
 from bract.schema import Report
 

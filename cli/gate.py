@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bract.audit.audit import NOT_TRIED
-from bract.audit.scoring.leak import LeakRule
+from bract.audit.questions import QUESTIONS
+from bract.audit.questions.reconstruction import ReconstructionQuestion
+from bract.audit.questions.reconstruction.decide import LeakRule
+from bract.audit.results import NOT_TRIED
 from bract.cli.console import say
 from bract.errors import BractError, LeakageError, NothingAttackedError, one_line, shown
 from bract.registry import unknown
 from bract.rundir import RunDirectory
-from bract.schema import TIERS, AuditResult
+from bract.schema import TIERS, Answer, AuditResult
 
 _LEAKED = "leaked"
-_METRICS = (_LEAKED, "ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips")
+_METRICS = ReconstructionQuestion.gates
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -35,6 +37,7 @@ class Gate:
     metric
         ``ssim``, ``psnr`` (dB), ``mse`` or an LPIPS of an image; ``leaked`` counts the images that
         leaked by the configuration's rule, over all the results that are judged together.
+        ``QUESTION.FIELD`` is a number of another question's answers.
     tier
         Only results of this tier count; None counts every tier.
     """
@@ -46,16 +49,24 @@ class Gate:
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Read ``METRIC>VALUE`` or ``METRIC>VALUE@TIER``, such as ``ssim>0.5@adaptive``."""
-        found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([0-9.eE+-]+)\s*(?:@\s*(\w+))?\s*", text)
+        """Read ``METRIC>VALUE`` or ``METRIC>VALUE@TIER``, such as ``ssim>0.5@adaptive``.
+
+        Raises
+        ------
+        BractError
+            If the text is not of that form, or names no tier.
+        """
+        found = re.fullmatch(
+            r"\s*([\w.-]+?)\s*(>=|<=|>|<)\s*([0-9.eE+-]+)\s*(?:@\s*(\w+))?\s*", text
+        )
         try:
-            if found is None or found[1] not in _METRICS:
+            if found is None or found[1] not in _known():
                 raise ValueError
             gate = cls(found[1], found[2], float(found[3]), found[4])
         except ValueError:
             raise BractError(
                 f"--fail-on {shown(text)}: expected METRIC>VALUE or METRIC>VALUE@TIER with a "
-                f"metric of {', '.join(_METRICS)}, such as ssim>0.5@adaptive"
+                f"metric of {', '.join(_known())}, such as ssim>0.5@adaptive"
             ) from None
         if gate.tier is not None and gate.tier not in TIERS:
             raise BractError(f"--fail-on {shown(text)}: {unknown('tier', gate.tier, TIERS)}")
@@ -65,8 +76,15 @@ class Gate:
         tier = f"@{self.tier}" if self.tier else ""
         return f"{self.metric}{self.comparison}{self.threshold:g}{tier}"
 
-    def judge(self, results: Sequence[AuditResult], rule: LeakRule) -> Judgement:
+    def judge(self, answers: Sequence[Answer], rule: LeakRule) -> Judgement:
         """Hold what the audit wrote for each observation against the threshold."""
+        question, _, field = self.metric.rpartition(".")
+        if question:
+            return self._judge_answers(
+                [a for a in answers if a.question == question and self.tier in (None, a.tier)],
+                field,
+            )
+        results = [answer for answer in answers if isinstance(answer, AuditResult)]
         mine = [r for r in results if self.tier is None or r.tier == self.tier]
         scored = [(r, i, i.scores) for r in mine for i in r.images if i.scores]
         if self.metric == _LEAKED:
@@ -89,6 +107,25 @@ class Gate:
             refused=len(refused),
             unscored=len(unscored),
             lacking=len(scored) - judged,
+            reason=refused[0] if refused else None,
+        )
+
+    def _judge_answers(self, answers: Sequence[Answer], field: str) -> Judgement:
+        """Hold one number of each answer to another question against the threshold."""
+        values = [(a, getattr(a, field)) for a in answers if not a.refused]
+        known = [(a, value) for a, value in values if value is not None]
+        refused = [a.refused for a in answers if a.refused]
+        return Judgement(
+            gate=self,
+            crossed=[
+                f"{_where(a)}: {field} {value:.3f}"
+                for a, value in known
+                if _OPERATORS[self.comparison](value, self.threshold)
+            ],
+            judged=len(known),
+            refused=len(refused),
+            unscored=0,
+            lacking=len(values) - len(known),
             reason=refused[0] if refused else None,
         )
 
@@ -174,7 +211,7 @@ def check_tiers(gates: Iterable[Gate], tiers: Sequence[str]) -> None:
             )
 
 
-def hold(gates: Iterable[Gate], results: Sequence[AuditResult], rule: LeakRule) -> None:
+def hold(gates: Iterable[Gate], answers: Sequence[Answer], rule: LeakRule) -> None:
     """Fail where a result crosses a gate, or where a gate had nothing to judge.
 
     What was refused or unscored besides judged images is counted in a line to the person: it does
@@ -185,7 +222,7 @@ def hold(gates: Iterable[Gate], results: Sequence[AuditResult], rule: LeakRule) 
     LeakageError
         Naming the images, or what could not be judged.
     """
-    judgements = [gate.judge(results, rule) for gate in gates]
+    judgements = [gate.judge(answers, rule) for gate in gates]
     failed = [j for j in judgements if j.crossed or not j.judged]
     for judgement in judgements:
         if judgement not in failed and not judgement.complete:
@@ -194,11 +231,11 @@ def hold(gates: Iterable[Gate], results: Sequence[AuditResult], rule: LeakRule) 
         raise LeakageError("\n".join(_failure(judgement) for judgement in failed))
 
 
-def check_attacked(results: Sequence[AuditResult], run: Path) -> None:
-    """Fail where every attack was refused: what was not attacked is not safe for it.
+def check_attacked(results: Sequence[Answer], run: Path) -> None:
+    """Fail where every attack was refused: an upload is not safe because it was not attacked.
 
-    Ciphertexts without a key, and what ``--skip-hopeless`` left out, are an answer and no failure;
-    so is any refusal along with an attack that ran, of whatever tier.
+    Ciphertexts without a key, and what ``audit.skip_hopeless`` left out, are an answer and no
+    failure; so is any refusal beside an attack that ran, of whatever tier.
 
     Raises
     ------
@@ -214,9 +251,10 @@ def check_attacked(results: Sequence[AuditResult], run: Path) -> None:
         )
 
 
-def _expected(result: AuditResult) -> bool:
-    """Whether a refusal is an expected outcome, or was asked for."""
-    unread = result.encryption != "none" and result.tier != "colluding"
+def _expected(result: Answer) -> bool:
+    """Whether a refusal is what was to be shown, or was asked for."""
+    encrypted = isinstance(result, AuditResult) and result.encryption != "none"
+    unread = encrypted and result.tier != "colluding"
     return unread or (result.refused or "").startswith(NOT_TRIED)
 
 
@@ -233,5 +271,13 @@ def rule_of(run: Path) -> LeakRule:
     return LeakRule.of(RunDirectory.open(run).config())
 
 
-def _where(result: AuditResult) -> str:
-    return f"{result.attack} ({result.tier}), round {result.round}, {result.client}"
+def _known() -> list[str]:
+    """Return the metrics that a gate can compare."""
+    others = [f"{name}.{field}" for name in QUESTIONS for field in QUESTIONS[name].gates]
+    return [*_METRICS, *(name for name in others if not name.startswith("reconstruction."))]
+
+
+def _where(answer: Answer) -> str:
+    name = answer.attack if isinstance(answer, AuditResult) else answer.question
+    where = "the run" if answer.round is None else f"round {answer.round}, {answer.client}"
+    return f"{name} ({answer.tier}), {where}"

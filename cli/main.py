@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -305,13 +304,6 @@ def audit(
     rounds: Annotated[
         str | None, typer.Option("--rounds", help="Rounds, such as 1,3 or 1-5.")
     ] = None,
-    restarts: Annotated[
-        int | None,
-        typer.Option("--restarts", min=1, help="Starts; the attacker's own loss picks one."),
-    ] = None,
-    iterations: Annotated[
-        int | None, typer.Option("--iterations", min=1, help="Iterations a restart.")
-    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -319,8 +311,9 @@ def audit(
             help="2000 (iterations a restart), or 90s, 5m (wall time an upload, all restarts).",
         ),
     ] = None,
-    repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, help="Whole attacks, each with its own seed.")
+    restarts: Annotated[
+        int | None,
+        typer.Option("--restarts", min=1, help="Starts; the attacker's own loss picks one."),
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda:N.")] = None,
     tier: Annotated[
@@ -337,7 +330,7 @@ def audit(
     ] = None,
     prior_file: Annotated[
         Path | None,
-        typer.Option("--prior", help="What `bract prior train` made, for the surrogate tier."),
+        typer.Option("--prior", help="File of `bract prior train`, for the surrogate tier."),
     ] = None,
     truth: Annotated[
         Path | None,
@@ -347,15 +340,7 @@ def audit(
         list[str] | None,
         typer.Option("--model", help="package.module:callable that captures may name; it is run."),
     ] = None,
-    weak_seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--weak-seeds",
-            min=0,
-            max=1 << 32,
-            help="Torch seeds to try against noise (adaptive tier); all are 4294967296.",
-        ),
-    ] = None,
+    settings: SetOption = None,
     fail_on: Annotated[
         list[str] | None,
         typer.Option("--fail-on", help="Exit with 3 on a leak, such as ssim>0.5@adaptive."),
@@ -367,99 +352,66 @@ def audit(
             help="Attack on many workers: a Ray cluster's HOST:PORT, or auto for this machine.",
         ),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=1, help="Most workers (--ray); all cores or GPUs without."),
-    ] = None,
-    gpus: Annotated[
-        float | None,
-        typer.Option("--gpus", min=0.01, help="GPUs of one worker (--ray), such as 0.5."),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option("--batch", min=1, help="Most uploads attacked together: 8 on a CPU."),
-    ] = None,
-    over_rounds: Annotated[
-        int,
-        typer.Option(
-            "--over-rounds",
-            min=1,
-            help="Rounds of one client attacked together, as uploads of the same images.",
-        ),
-    ] = 1,
-    observer: Annotated[
-        str | None,
-        typer.Option(
-            "--observer",
-            help="Client that attacks in the server's place: it sees the global models alone.",
-        ),
-    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip what an earlier audit has done.")
     ] = False,
-    skip_hopeless: Annotated[
-        bool,
-        typer.Option("--skip-hopeless", help="Leave out uploads from which nothing can come back."),
-    ] = False,
     yes: Annotated[
         bool,
-        typer.Option("--yes", "-y", help="Do not ask before long or hopeless work."),
+        typer.Option("--yes", "-y", help="Do not ask before long or infeasible work."),
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Attack the captures of RUN, and score the reconstructions.
+    """Attack what the server captured in RUN, and score the reconstructions.
 
-    The time is estimated first. On a terminal you are asked before
-    more than a minute of work, or work that is infeasible; elsewhere (a pipe, CI)
-    it begins without asking. Where every attack is refused, for another reason
-    than that uploads are ciphertexts, the exit code is 4.
+    Options and --set audit.KEY=VALUE replace keys of the configuration's audit section. The time
+    is estimated first. On a terminal you are asked before more than a minute of work, or work of
+    which nothing can be expected; elsewhere (a pipe, CI) it begins without asking. Where every
+    attack is refused, for another reason than that uploads are ciphertexts, the exit code is 4.
     """
     from bract.cli.approval import approve
-    from bract.cli.audit import auditing, choose_audits, execute, open_audit
-    from bract.cli.audit_workers import asked_for, many_hands
+    from bract.cli.audit import (
+        audit_requests,
+        auditing,
+        execute,
+        open_audit,
+        parse_budget,
+        parse_clients,
+        parse_rounds,
+        section_keys,
+    )
+    from bract.cli.audit_workers import asked_for, workers_of
     from bract.cli.console import print_json, say
     from bract.cli.gate import Gate, check_attacked, check_tiers, hold, rule_of
+    from bract.cli.settings import read_settings
 
     gates = [Gate.parse(text) for text in fail_on or ()]
-    as_json = output.is_json
-    choices = choose_audits(
-        run,
-        attack,
-        clients,
-        rounds,
-        restarts,
-        iterations,
-        device,
-        budget=budget,
-        repeats=repeats,
-        tier=tier,
-        key=key,
-        prior=prior_file,
-        truth=truth,
-        models=model or (),
+    chosen = {
+        **section_keys(read_settings(settings)),
+        **({"attacks": attack} if attack else {}),
+        **({"clients": parse_clients(clients)} if clients else {}),
+        **({"rounds": parse_rounds(rounds)} if rounds else {}),
+        **({"restarts": restarts} if restarts else {}),
+        **({"device": device} if device else {}),
+        **(parse_budget(budget) if budget is not None else {}),
+    }
+    requests = audit_requests(
+        run, chosen, tier=tier, key=key, prior=prior_file, truth=truth, models=model or ()
     )
-    if weak_seeds is not None:
-        choices = [replace(choice, weak_seeds=weak_seeds) for choice in choices]
-    if batch is not None:
-        choices = [replace(choice, batch=batch) for choice in choices]
-    choices = [replace(choice, over_rounds=over_rounds, observer=observer) for choice in choices]
-    asked = asked_for(ray, workers, gpus, choices[0].device)
+    asked = asked_for(ray, requests[0])
     if asked is not None:
         # This process only plans and checks; Ray decides what the workers compute on.
-        choices = [replace(choice, device="cpu") for choice in choices]
-    if skip_hopeless:
-        choices = [replace(choice, skip_hopeless=True) for choice in choices]
-    check_tiers(gates, [choice.tier for choice in choices])
+        requests = [request.model_copy(update={"device": "cpu"}) for request in requests]
+    check_tiers(gates, [request.tier for request in requests])
     with auditing(run):
-        audits = [open_audit(run, choice, resume=resume) for choice in choices]
+        audits = [open_audit(run, request, resume=resume) for request in requests]
         approve(audits, ask=not yes, measure=asked is None)
-        with many_hands(asked, run) as crew:
-            results = [result for audit in audits for result in execute(audit, crew)]
-    if as_json:
-        print_json([result.to_dict() for result in results])
+        with workers_of(asked, run) as workers:
+            answers = [answer for audit in audits for answer in execute(audit, workers)]
+    if output.is_json:
+        print_json([answer.to_dict() for answer in answers])
     say(f"done: {run}/audit; next: bract report {run}")
-    hold(gates, results, rule_of(run))
-    check_attacked(results, run)
+    hold(gates, answers, rule_of(run))
+    check_attacked(answers, run)
 
 
 @app.command(epilog=epilog("describe"))

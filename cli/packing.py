@@ -53,7 +53,7 @@ class Contents(VersionedRecord):
     """``pack.json``: whose run this is, and what follows."""
 
     kind: ClassVar[str] = "pack"
-    mend: ClassVar[str] = "pack and pull with the same version of bract"
+    remedy: ClassVar[str] = "pack and pull with the same version of bract"
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     bract: str

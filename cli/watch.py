@@ -17,9 +17,9 @@ from rich.table import Table
 from bract.cli.console import say, stderr
 from bract.cli.page_server import PageServer
 from bract.errors import BractError
-from bract.report.facts.facts import gather
-from bract.report.facts.formatting import plural
+from bract.report.facts import gather
 from bract.report.page.render import render
+from bract.report.words.formatting import plural
 from bract.rundir import RunDirectory
 from bract.schema import Report
 
@@ -66,7 +66,7 @@ class Standing:
 
     @property
     def leak(self) -> str:
-        """The reconstructions so far, in words."""
+        """Return the leakage so far, in words."""
         if not self.scored:
             return "nothing scored yet"
         return f"{self.leaked} of {plural(self.scored, 'image')} leaked"
@@ -107,7 +107,7 @@ class Watched:
         self._report: Report | None = None
 
     def standing(self) -> Standing:
-        """Return the present state of the run."""
+        """Return the state of the run now."""
         report = self._current()
         facts, headline = report.run, report.verdict.headline
         live = self.run.live()
@@ -178,7 +178,7 @@ def watch_run(root: Path, *, redact: bool, once: bool, as_json: bool) -> None:
         return
     with PageServer(watched.page, refresh=REFRESH) as server:
         say(f"page: {server.address}")
-        say("whoever has this address sees the page, on this machine alone; Ctrl-C ends it")
+        say("anyone with this address on this machine sees the page; Ctrl-C ends it")
         _tell(standing, as_json)
         if not stderr.is_terminal or as_json:
             while True:
@@ -199,7 +199,7 @@ def _told_anew(watched: Watched, before: Standing, as_json: bool) -> Standing:
 
 
 def _looked(watched: Watched, before: Standing) -> Standing:
-    """Return the state; where the files cannot be read at the moment, the earlier one."""
+    """Return the state; while the files cannot be read, the previous one."""
     try:
         return watched.standing()
     except BractError:

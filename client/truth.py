@@ -15,6 +15,7 @@ from torch import Tensor
 from bract.client.private import warn_of_open_folders
 from bract.errors import BractError
 from bract.files import write_tensors, write_text
+from bract.inputs import kept_examples
 from bract.names import node_name
 from bract.permissions import make_private_folder
 from bract.protocol.records import ROUND_KEY
@@ -96,7 +97,7 @@ class _Kept:
             self._write()
 
     def _remember(self, batch: Any) -> None:
-        found = _examples(batch)
+        found = kept_examples(batch)
         if found is None:
             self._done = True
             _log.warning(
@@ -120,18 +121,6 @@ class _Kept:
             _save(self._folder, self._round, tensors)
         except (OSError, RuntimeError, BractError) as error:
             _log.warning("not kept to score an audit: %s", error)
-
-
-def _examples(batch: Any) -> tuple[Tensor, Tensor] | None:
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if not isinstance(batch, Mapping | tuple | list):
-        return None
-    tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
-    images = [t for t in tensors if t.dim() == 4 and t.is_floating_point() and len(t)]
-    labels = [t for t in tensors if t.dim() == 1 and not t.is_floating_point()]
-    if not images or not labels or len(images[0]) != len(labels[0]):
-        return None
-    return images[0].float().contiguous(), labels[0].to(torch.int64)
 
 
 def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) -> Path:

@@ -82,7 +82,7 @@ class Kit(VersionedRecord):
     """
 
     kind: ClassVar[str] = "start-up kit"
-    mend: ClassVar[str] = "use the bract that made the kit, or have a new one made"
+    remedy: ClassVar[str] = "use the bract that made the kit, or have a new one made"
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     role: Literal["authority", "operator", "site"]

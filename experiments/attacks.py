@@ -27,8 +27,13 @@ from bract.attacks import (
     reconstruct,
 )
 from bract.attacks.methods.baselines import prior_only
-from bract.audit.scoring.metrics import at_cap
-from bract.audit.scoring.scoring import ScoredImages, Truth, oracle, score_images
+from bract.audit.questions.reconstruction.scores.image import (
+    ScoredImages,
+    at_cap,
+    oracle,
+    score_images,
+)
+from bract.inputs import Truth
 from bract.protocol.observation import Observation
 from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.images import ImageSet, image_set

@@ -34,8 +34,9 @@ from bract.attacks import (
     Refusal,
     attack,
 )
-from bract.audit.scoring.metrics import share_interval
-from bract.audit.scoring.scoring import Truth, score_images
+from bract.audit.intervals import share_interval
+from bract.audit.questions.reconstruction.scores.image import score_images
+from bract.inputs import Truth
 from bract.schema import EXACT_DB
 from experiments.audit_picture import draw
 from experiments.audit_plan import TIERS, Setting, Situation, standard_plan

@@ -21,10 +21,9 @@ from typing import Any
 import psutil
 
 from bract.audit.audit import Audit
-from bract.audit.choice import AuditChoice
-from bract.cli.audit_workers import Crew
+from bract.cli.audit_workers import Workers
 from bract.cli.launch.cluster import Asked, Cluster, connected
-from bract.config import FederationConfig, build_config
+from bract.config import AuditRequest, FederationConfig, build_config
 from bract.data import client_data, data_spec
 from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
@@ -96,10 +95,12 @@ def facts(run: RunDirectory) -> list[Any]:
 def measure(run: RunDirectory, cluster: Cluster, workers: int, iterations: int) -> dict[str, Any]:
     """Audit once."""
     one = Cluster(cluster.ray, cluster.device, workers, cluster.gpus)
-    with Crew(one, run.root, 1).hired() as crew:
+    with Workers(one, run.root, 1).started() as crew:
         seconds = 0.0
         for steps in (1, iterations):
-            audit = Audit(run, AuditChoice(("ig",), iterations=steps, device="cpu", batch=BATCH))
+            audit = Audit(
+                run, AuditRequest(attacks=["ig"], iterations=steps, device="cpu", batch=BATCH)
+            )
             used, begun = processor_seconds(), time.perf_counter()
             results = list(crew.execute(audit, audit.plan(), lambda *_: None))
             seconds, used = time.perf_counter() - begun, processor_seconds() - used
@@ -125,7 +126,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         run = capture(Path(folder) / "run", options.uploads)
-        choice = AuditChoice(("ig",), iterations=options.iterations, device="cpu", batch=BATCH)
+        choice = AuditRequest(
+            attacks=["ig"], iterations=options.iterations, device="cpu", batch=BATCH
+        )
         audit = Audit(run, choice)
         list(audit.execute(audit.plan()))
         alone = facts(run)

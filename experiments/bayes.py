@@ -30,9 +30,10 @@ from bract.attacks import Attacker, Budget, Engine, Problem, Refusal, attack, re
 from bract.attacks.adaptive.bayes import bayes_evidence, bayesian, before_bayes
 from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.case import open_case
-from bract.audit.scoring.scoring import Truth, score_images
+from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import TrainingConfig
+from bract.inputs import Truth
 from bract.protocol.observation import Observation
 from experiments.harness.command import Finished, emit, note, parser
 from experiments.harness.images import ImageSet, image_set

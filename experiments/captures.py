@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 
 from bract.attacks import Reconstruction, reconstruct
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.config import FederationConfig, build_config
 from bract.config.capture import Compression, Dtype
 from bract.data import client_data, data_spec

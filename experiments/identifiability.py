@@ -16,7 +16,7 @@ from typing import Any
 from bract.attacks.adaptive.bayes import bayes_evidence
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.identifiability import identifiability
-from bract.schema import Told
+from bract.schema import InformationBound
 from experiments.bayes import NETWORKS, Setting, uploads
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import image_set
@@ -53,7 +53,7 @@ def row_of(init: str, defense: str, got: dict[str, Any], count: int) -> dict[str
             open_case(upload.captured, tier="adaptive", max_images=1, view=view)
         )
         bounds.append(
-            Told(
+            InformationBound(
                 psnr=found.psnr,
                 prior_psnr=found.prior_psnr,
                 numbers=found.numbers,
@@ -67,7 +67,7 @@ def row_of(init: str, defense: str, got: dict[str, Any], count: int) -> dict[str
         "bound_low": min(one.psnr for one in bounds),
         "bound_high": max(one.psnr for one in bounds),
         "guess": bounds[0].prior_psnr,
-        "hidden": sum(one.hidden for one in bounds),
+        "hidden": sum(one.hides for one in bounds),
         "images": len(bounds),
         "attack": f"{got['attack']}, {got['attacker']}",
         "psnr": got["psnr"],

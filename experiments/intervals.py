@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from bract.audit.scoring.metrics import mean_interval, share_interval
+from bract.audit.intervals import mean_interval, share_interval
 from experiments.harness.command import emit, parser
 
 Array = NDArray[np.float64]

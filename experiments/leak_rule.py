@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from bract.audit.scoring.chance import chance_of_any, dissimilarity, named, views
-from bract.audit.scoring.metrics import ssim
-from bract.audit.scoring.scoring import pair
+from bract.audit.questions.reconstruction.chance import chance_of_any, dissimilarity, named, views
+from bract.audit.questions.reconstruction.scores.image import pair, ssim
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import all_images
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
-from bract.audit.scoring.metrics import match, psnr, ssim
+from bract.audit.questions.reconstruction.scores.image import match, psnr, ssim
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import TrainingConfig
 from bract.protocol.observation import Observation

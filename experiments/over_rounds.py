@@ -26,10 +26,11 @@ from torch import Tensor
 from bract.attacks import Attacker, Budget, Engine, attack, reconstruct_over_rounds
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
 from bract.attacks.problem.global_models import observe_global_models
-from bract.audit.scoring.scoring import Truth, score_images
+from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
 from bract.config import TrainingConfig
 from bract.errors import BractError
+from bract.inputs import Truth
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, parameters_of
 from experiments.harness.command import Finished, emit, note_row, parse, parser

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, reconstruct
-from bract.audit.scoring.scoring import ScoredImages, Truth, score_images
+from bract.audit.questions.reconstruction.scores.image import ScoredImages, score_images
+from bract.inputs import Truth
 from bract.protocol.observation import Observation
 from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.federation import correct

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from bract.attacks import Reconstruction, reconstruct
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.models import MODELS
 from experiments.harness.command import emit, note, note_row, parse, parser
 from experiments.harness.images import image_set, training_images

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
-from bract.audit.scoring.metrics import at_cap, match, psnr
+from bract.audit.questions.reconstruction.scores.image import at_cap, match, psnr
 from bract.data import DataSpec
 from bract.models import MODELS, initialise, perceptron
 from bract.protocol.observation import Observation

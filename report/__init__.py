@@ -1,6 +1,6 @@
 """The one-page leakage report."""
 
-from bract.report.facts.facts import gather
+from bract.report.facts import gather
 from bract.report.page.render import write_report
 from bract.schema import REPORT_SCHEMA
 

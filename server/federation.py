@@ -117,6 +117,7 @@ class Federation:
             algorithm=training.algorithm,
             model=self.config.model.name,
             activation=self.config.model.activation,
+            input=self.config.data.input,
             image_shape=self.spec.image_shape,
             classes=self.spec.classes,
             mean=self.spec.mean,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from bract.audit.audit import Audit
+from bract.cli.audit import audit_requests
 from bract.client.truth import save_truth
-from bract.config import build_config
+from bract.config import AuditRequest, build_config
 from bract.data import client_data, data_spec
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
+from bract.schema import AuditResult
 
 
 def audited_run(root: Path, clients: int) -> RunDirectory:
@@ -62,3 +67,21 @@ def audited_run(root: Path, clients: int) -> RunDirectory:
         )
         save_truth(run.truth / f"client-{client}", 1, images, labels)
     return run
+
+
+def with_keys(request: AuditRequest, **keys: Any) -> AuditRequest:
+    """Return a request with some keys replaced, checked as a whole."""
+    return AuditRequest.model_validate(request.model_dump() | keys)
+
+
+def request_of(
+    root: Path, settings: Mapping[str, Any] | None = None, *, tier: str = "oblivious", **files: Any
+) -> AuditRequest:
+    """Return the command line's request for one tier."""
+    (request,) = audit_requests(root, settings, tier=tier, **files)
+    return request
+
+
+def attacked(audit: Audit) -> list[AuditResult]:
+    """Run all that an audit plans; return the reconstructions."""
+    return [one for one in audit.execute(audit.plan()) if isinstance(one, AuditResult)]

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bract.audit.scoring.scoring import Truth, score_images
+from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.config import DataConfig
 from bract.data import test_data as load_test_data
+from bract.inputs import Truth
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of

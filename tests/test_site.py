@@ -99,7 +99,7 @@ def test_the_search_works_without_a_server(site: Path) -> None:
 def test_the_reference_is_made_from_the_code(site: Path) -> None:
     commands = (site / "reference" / "commands.html").read_text()
     assert "--max-images" not in commands
-    for text in ("bract policy check", "--weak-seeds", "Skip what an earlier audit has done"):
+    for text in ("bract policy check", "--fail-on", "Skip what an earlier audit has done"):
         assert text in commands
     configuration = (site / "reference" / "configuration.html").read_text()
     assert "audit.leak.psnr_margin" in configuration

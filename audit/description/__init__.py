@@ -1,1 +1,1 @@
-"""What captures say of an app that nobody described, and whether a description fits them."""
+"""Infer the description of an app from its captures, and check one against them."""

@@ -1,6 +1,6 @@
 """Whether the described local training explains the size of what the clients sent.
 
-A client of the described app is simulated on images of nobody: smooth noise with labels at random.
+A client of the described app is simulated on made-up images: smooth noise with labels at random.
 Its update has the layers, the sizes and the optimizer's marks of a real one, not its content.
 """
 
@@ -21,7 +21,7 @@ from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
 OPTIMIZERS = ("sgd", "adam")
-"""Optimizers that are simulated; an update is told to be one's or the other's."""
+"""Optimizers that are simulated, and that an update is attributed to."""
 
 MOST_STEPS = 8
 """Steps that are simulated; of longer training the rest is taken to go on alike."""
@@ -58,11 +58,6 @@ def explain(
     declaration
         With ``image_shape``, ``classes`` and ``lr``; local steps, batch size and optimizer where
         they are known.
-
-    Raises
-    ------
-    BractError
-        If the simulation does not come to finite numbers, or nothing in the update moved.
     """
     simulated = simulate(model, observation, declaration, seed=seed)
     logs = []

@@ -38,11 +38,6 @@ def read_facts(root: Path) -> list[CaptureFacts]:
     """Read what every usable capture below ``root`` says, by round and client.
 
     No description is laid over them, and no code that they name is trusted.
-
-    Raises
-    ------
-    BractError
-        If no capture holds a plain update.
     """
     found, refused = [], []
     for capture in Captures(root).index:

@@ -26,7 +26,7 @@ from bract.audit.description.facts import (
     read_facts,
     read_tensors,
 )
-from bract.audit.scoring.scoring import load_truth
+from bract.audit.truth import load_truth
 from bract.defenses import prepare_model
 from bract.errors import BractError, listed, one_line
 from bract.models import create_model
@@ -42,7 +42,7 @@ EXPLAINED = 4.0
 clients of 54 trained models and rounds strayed by a factor of up to 3.7 from simulated ones."""
 
 DECISIVE = 1.15
-"""Factor by which one optimizer's simulated updates must stray less to be told from the other's."""
+"""Factor by which one optimizer's simulated updates must stray less than the other's."""
 
 COMPARED = 4
 """Most captures whose update is compared with a simulated one: those of the fewest steps in the
@@ -74,7 +74,7 @@ class Findings:
 def complete(
     captures: Captures, description: AppDescription, *, truth: Path | None = None
 ) -> Findings:
-    """Fill in what nobody declared, and hold everything against the captures.
+    """Fill in undeclared values, and check everything against the captures.
 
     The model is imported and run: `captures` must name it among its trusted models.
 
@@ -82,11 +82,6 @@ def complete(
     ----------
     truth
         Folder of what clients kept, where they gave it: then the input is no guess.
-
-    Raises
-    ------
-    BractError
-        If model, input, classes or clients do not fit what was captured.
     """
     work = _Work(captures, description)
     work.check_clients()
@@ -123,7 +118,7 @@ class _Work:
         return self.description().declare(found.declaration, found.client, found.round)
 
     def guess(self, section: str, key: str, value: Any, reason: str) -> None:
-        """Write a value that nobody declared, and why."""
+        """Write an undeclared value, and the reason for it."""
         target = self.content.setdefault(section, {}) if section else self.content
         target[key] = value
         self.content["guessed"][f"{section}.{key}" if section else key] = reason
@@ -218,7 +213,7 @@ class _Work:
             raise BractError(f"{path}: cannot be used to score; see the warning above")
 
     def _check_pixels(self, path: Path, inputs: Tensor, declared: ClientDeclaration) -> None:
-        from bract.audit.scoring.scoring import on_steps, pixels_of
+        from bract.inputs.image import on_steps, pixels_of
 
         try:
             pixels = pixels_of(inputs.float(), declared.mean, declared.std)
@@ -511,7 +506,7 @@ class _Work:
         try:
             with torch.no_grad():
                 found = self.model(torch.full((2, *shape), 0.5))
-        except Exception as error:  # noqa: BLE001 - somebody's own model may raise anything
+        except Exception as error:  # noqa: BLE001 - a third-party model may raise anything
             return f"{type(error).__name__}: {one_line(str(error).splitlines()[0], 200)}"
         finally:
             self.model.train(training)

@@ -2,6 +2,7 @@
 
 from bract.config.config import (
     AuditConfig,
+    AuditRequest,
     CaptureConfig,
     DataConfig,
     DeploymentConfig,
@@ -40,6 +41,7 @@ from bract.config.sections import STRATEGY_SECTIONS, Augmentation
 __all__ = [
     "STRATEGY_SECTIONS",
     "AuditConfig",
+    "AuditRequest",
     "Augmentation",
     "CaptureConfig",
     "ConstantRate",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from bract.config.audit import AuditConfig, AuditRequest, LeakConfig
 from bract.config.capture import CaptureConfig
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
@@ -21,7 +22,6 @@ from bract.config.sections import (
     FedAvgConfig,
     FedBoostingConfig,
     FedProxConfig,
-    Fraction,
     IidPartition,
     ModelConfig,
     Partition,
@@ -40,6 +40,7 @@ from bract.strict_yaml import parse_yaml
 
 __all__ = [
     "AuditConfig",
+    "AuditRequest",
     "CaptureConfig",
     "DataConfig",
     "DeploymentConfig",
@@ -64,41 +65,6 @@ __all__ = [
     "load_config",
     "parse_config",
 ]
-
-
-class LeakConfig(Section):
-    """From when on a reconstruction counts as a leaked image.
-
-    ``1 - level`` is the rate of false alarms: of runs whose reconstructions saw no gradient, at
-    most this share names any image as leaked.
-    """
-
-    ssim: Fraction = 0.5
-    psnr_margin: Annotated[float, Field(ge=0.0)] = 3.0
-    level: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-
-
-class AuditConfig(Section):
-    """Which attacks run on the captures, with what budget.
-
-    ``tier: all`` is also adaptive with a declared defense, colluding with encryption and a key at
-    hand. ``seconds`` limit one upload, ``live_every`` counts rounds attacked while it trains,
-    ``skip_hopeless`` leaves out uploads from which nothing can come back.
-    """
-
-    attacks: list[str] = ["auto"]
-    tier: Literal["all", "oblivious", "adaptive", "colluding"] = "all"
-    rounds: list[Positive] | None = None
-    clients: list[str] | None = None
-    iterations: Positive | None = None
-    seconds: Annotated[float, Field(gt=0.0)] | None = None
-    restarts: Positive = 1
-    repeats: Positive = 1
-    max_images: Positive = 8
-    device: str = "auto"
-    live_every: Positive | None = None
-    skip_hopeless: bool = False
-    leak: LeakConfig = LeakConfig()
 
 
 def _defense_list(value: Any) -> Any:

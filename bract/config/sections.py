@@ -74,10 +74,12 @@ Partition = Annotated[
 class DataConfig(Section):
     """What the clients learn from, and how it is split over them.
 
-    ``normalisation`` is declared here once: training, attack and scoring all use it.
+    ``normalisation`` is declared here once: training, attack and scoring all use it. ``input``
+    names the kind of input, of `bract.inputs`.
     """
 
     name: str = "digits"
+    input: Annotated[str, Field(min_length=1, max_length=64)] = "image"
     path: Annotated[Path, AfterValidator(_usable)] | None = None
     download: bool = False
     image_size: Annotated[int, Field(ge=8, le=512)] = 32

@@ -4,21 +4,24 @@ Importing this package loads neither torch nor Flower. `bract.cli.schemas` publi
 JSON Schema.
 """
 
+from bract.config.audit import TIERS, Tier
 from bract.schema.audit import (
     AUDIT_SCHEMA,
     EXACT_DB,
-    TIERS,
+    Answer,
+    AttackRecord,
     AuditBudget,
     AuditResult,
     Baseline,
     ImageCounts,
     ImageResult,
+    InformationBound,
     LayerMatch,
     Retrieval,
+    ScoreRecord,
     Scores,
     Signals,
     StepCounts,
-    Tier,
     TrialSummary,
     TruthCheck,
 )
@@ -43,10 +46,9 @@ from bract.schema.metrics import (
     MetricsRow,
 )
 from bract.schema.prior import PRIOR_SCHEMA, PriorFacts
-from bract.schema.record import Number, Record, RecordError, VersionedRecord
+from bract.schema.record import Number, Public, Record, RecordError, VersionedRecord
 from bract.schema.report import REPORT_SCHEMA, Report
 from bract.schema.run import RUN_SCHEMA, RunState, Status
-from bract.schema.told import Told
 
 __all__ = [
     "AUDIT_SCHEMA",
@@ -58,7 +60,9 @@ __all__ = [
     "REPORT_SCHEMA",
     "RUN_SCHEMA",
     "TIERS",
+    "Answer",
     "AppDescription",
+    "AttackRecord",
     "AuditBudget",
     "AuditResult",
     "Baseline",
@@ -71,6 +75,7 @@ __all__ = [
     "GlobalRow",
     "ImageCounts",
     "ImageResult",
+    "InformationBound",
     "LayerMatch",
     "LiveAudit",
     "MetricsRow",
@@ -79,6 +84,7 @@ __all__ = [
     "ObservationFile",
     "PriorFacts",
     "Provenance",
+    "Public",
     "Record",
     "RecordError",
     "RemovedRound",
@@ -86,12 +92,12 @@ __all__ = [
     "Retrieval",
     "Rounding",
     "RunState",
+    "ScoreRecord",
     "Scores",
     "Signals",
     "Status",
     "StepCounts",
     "Tier",
-    "Told",
     "TrialSummary",
     "TruthCheck",
     "VersionedRecord",

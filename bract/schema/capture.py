@@ -27,11 +27,12 @@ from bract.errors import BractError, one_line
 from bract.names import check_name
 from bract.references import TrustedReference, is_reference
 
-OBSERVATION_SCHEMA: Literal[4] = 4
+OBSERVATION_SCHEMA: Literal[5] = 5
 """Version of ``observation.json``. Version 1 took what a client declared as it came; version 2 did
-not hold the proximal term; version 3, which is read as well, holds what was sent once a client."""
+not hold the proximal term. Read as well: version 3, which holds what was sent once a client, and
+version 4, of images only."""
 
-READ_SCHEMAS = (3, 4)
+READ_SCHEMAS = (3, 4, 5)
 
 MISSED = "missed.jsonl"
 """Next to the captures: one `MissedCapture` a line."""
@@ -105,6 +106,8 @@ class ClientDeclaration:
     model
         Registered name or ``package.module:callable``, and the activation. A reference is
         imported only where `trusting` found it on its user's list.
+    input
+        Name of the kind of input (`bract.inputs`).
     image_shape
         ``(C, H, W)`` of one input.
     classes
@@ -136,6 +139,7 @@ class ClientDeclaration:
     algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
     model: Annotated[ModelName, WrapValidator(_keep_trust)] | None = None
     activation: Text = "sigmoid"
+    input: Annotated[str, Field(min_length=1, max_length=64)] = "image"
     image_shape: tuple[Annotated[int, Field(ge=1, le=64)], Side, Side] | None = None
     classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     mean: Annotated[tuple[Moment, ...], Field(max_length=64)] | None = None
@@ -203,7 +207,7 @@ class ClientStatement(_Record):
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> ClientStatement:
-        """Take the claims that a client may make, and leave everything else."""
+        """Take what is a client's to say, and leave everything else."""
         try:
             return cls(**{key: content[key] for key in cls.model_fields if key in content})
         except (ValidationError, RecursionError) as error:
@@ -329,7 +333,7 @@ class ObservationFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    version: Literal[3, 4] = Field(default=OBSERVATION_SCHEMA, alias="schema")
+    version: Literal[3, 4, 5] = Field(default=OBSERVATION_SCHEMA, alias="schema")
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     client: Name
     declaration: ClientDeclaration

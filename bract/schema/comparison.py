@@ -1,7 +1,4 @@
-"""``comparison.json``: one federation undefended and under each defense.
-
-Redaction works as in `bract.schema.report`: every class lists what a redacted comparison may hold.
-"""
+"""``comparison.json``: one federation undefended and under each defense, from their reports."""
 
 from __future__ import annotations
 
@@ -10,227 +7,135 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, JsonValue
 
 from bract.config import FederationConfig
-from bract.schema.audit import Baseline, Tier
-from bract.schema.record import Number, Record, VersionedRecord, names
-from bract.schema.report import ScoreSpread, Spread
+from bract.schema.record import Number, Public, Record, VersionedRecord
+from bract.schema.report import AttackRow, ImageFacts, RunFacts, Spread
 
-COMPARISON_SCHEMA: Literal[3] = 3
-
-
-class ComparisonThresholds(Record):
-    """The SSIM from which on an image can count as leaked."""
-
-    public: ClassVar[frozenset[str]] = names("ssim")
-
-    ssim: float
+COMPARISON_SCHEMA: Literal[4] = 4
 
 
 class ComparisonVerdict(Record):
-    """Which attackers reconstructed images; ``no-control``: the undefended run gave none."""
+    """What the attacks reconstructed from which variant; ``no-control`` without the undefended one.
 
-    public: ClassVar[frozenset[str]] = names("level sentence limits rule thresholds")
+    ``ssim`` is the SSIM from which on an image can count as leaked.
+    """
 
-    level: Literal["leaked", "none-leaked", "undecided", "unscored", "not-attacked", "no-control"]
-    sentence: str
-    limits: str
-    rule: str
-    thresholds: ComparisonThresholds
+    level: Public[
+        Literal["leaked", "none-leaked", "undecided", "unscored", "not-attacked", "no-control"]
+    ]
+    sentence: Public[str]
+    limits: Public[str]
+    rule: Public[str]
+    ssim: Public[float]
 
 
 class ShownAccuracy(Record):
     """The accuracy that variants are compared by, its interval, and its change to undefended."""
 
-    public: ClassVar[frozenset[str]] = names("value low high change")
-
-    value: Number = None
-    low: Number = None
-    high: Number = None
-    change: Number = None
+    value: Public[Number] = None
+    low: Public[Number] = None
+    high: Public[Number] = None
+    change: Public[Number] = None
 
 
-class RoundAccuracy(Record):
-    """Accuracy after one round, of the global model and at the clients."""
+class VariantRound(Record):
+    """One round: accuracy of the global model and at the clients, and the strongest attack's SSIM.
 
-    public: ClassVar[frozenset[str]] = names("round accuracy client_accuracy")
+    ``leaked`` and ``scored`` count images.
+    """
 
-    round: int
-    accuracy: Number = None
-    client_accuracy: Number = None
-
-
-class RoundLeakage(Record):
-    """What the strongest attack got from one round."""
-
-    public: ClassVar[frozenset[str]] = names("round leaked scored ssim_mean")
-
-    round: int
-    leaked: int
-    scored: int
-    ssim_mean: Number = None
+    round: Public[int]
+    accuracy: Public[Number] = None
+    client_accuracy: Public[Number] = None
+    leaked: Public[int] = 0
+    scored: Public[int] = 0
+    ssim: Public[Number] = None
 
 
-class AttackOfTier(Record):
-    """Which attack, of which tier."""
+class Costs(Record):
+    """What a variant costs, and how often the undefended run's costs that is."""
 
-    public: ClassVar[frozenset[str]] = names("attack attack_name tier")
-
-    attack: str
-    attack_name: str
-    tier: Tier
-
-
-class VariantAttack(AttackOfTier):
-    """What one attack got from one variant."""
-
-    images: int
-    scored: int
-    leaked: int
-    undecided: int = 0
-    ssim: ScoreSpread
-    psnr: ScoreSpread
-    label_accuracy: Number = None
-    identified_top1: Number = None
-    intervals: dict[str, tuple[Number, Number]] = {}
-    baselines: dict[str, Baseline] = {}
-    gradient_cosine: Number = None
-    seconds: Number = None
-    iterations: int | None = None
-    budget_seconds: Number = None
-    restarts: int | None = None
-
-    public: ClassVar[frozenset[str]] = AttackOfTier.public | names(
-        """
-        images scored leaked undecided ssim psnr label_accuracy identified_top1 intervals baselines
-        gradient_cosine seconds iterations budget_seconds restarts
-        """
-    )
+    seconds_per_step: Public[Number] = None
+    seconds_in_defense: Public[Number] = None
+    seconds_per_round: Public[Number] = None
+    bytes_per_upload: Public[Number] = None
+    time_ratio: Public[Number] = None
+    bytes_ratio: Public[Number] = None
 
 
 class PairedDifferences(Record):
     """How images differ from the same images undefended, in the mean of the differences."""
 
-    public: ClassVar[frozenset[str]] = names("images ssim psnr")
-
-    images: int
-    ssim: Spread
-    psnr: Spread
+    images: Public[int]
+    ssim: Public[Spread]
+    psnr: Public[Spread]
 
 
 class VariantRow(Record):
-    """One variant, whether it finished or not; its leakage is that of the strongest attack.
+    """One variant, whether it finished or not.
 
-    ``settings`` are those that the user chose, in words, ``all_settings`` every public one.
-    ``report`` is the path of the run's own page.
+    ``settings`` are those that were chosen, in words, ``all_settings`` every public one. ``report``
+    is the path of the run's own page. ``run`` and ``attacks`` are those of its report, and
+    ``attack`` is the strongest of these attacks. ``locked`` says that a defense keeps part of the
+    model at the clients.
     """
 
-    variant: str
-    title: str
-    defenses: list[dict[str, JsonValue]]
-    settings: str
-    all_settings: str
-    error: str | None = None
-    report: str | None = None
-    status: str | None = None
-    config_sha256: str | None = None
-    audit_seconds: Number = None
-    training_seconds: Number = None
-    failures: int = 0
-    refused: int = 0
-    accuracy: Number = None
-    client_accuracy: Number = None
-    random_key_accuracy: Number = None
-    locked: bool = False
-    rounds: list[RoundAccuracy] = []
-    attack: AttackOfTier | None = None
-    images: int = 0
-    scored: int = 0
-    leaked: int = 0
-    undecided: int = 0
-    ssim: ScoreSpread = ScoreSpread()
-    psnr: ScoreSpread = ScoreSpread()
-    label_accuracy: Number = None
-    identified_top1: Number = None
-    baseline_ssim: Number = None
-    baseline_psnr: Number = None
-    attacks: list[VariantAttack] = []
-    tiers: list[Tier] = []
-    leakage: list[RoundLeakage] = []
-    seconds_per_step: Number = None
-    seconds_in_defense: Number = None
-    seconds_per_round: Number = None
-    bytes_per_upload: Number = None
-    time_ratio: Number = None
-    bytes_ratio: Number = None
-    accuracy_change: Number = None
-    client_accuracy_change: Number = None
-    shown: ShownAccuracy = ShownAccuracy()
-    paired: PairedDifferences | None = None
+    variant: Public[str]
+    title: Public[str]
+    defenses: Public[list[dict[str, JsonValue]]]
+    settings: Public[str]
+    all_settings: Public[str]
+    error: Public[str | None] = None
+    report: Public[str | None] = None
+    config_sha256: Public[str | None] = None
+    run: Public[RunFacts | None] = None
+    failures: Public[int] = 0
+    refused: Public[int] = 0
+    attacks: Public[list[AttackRow]] = []
+    attack: Public[AttackRow | None] = None
+    rounds: Public[list[VariantRound]] = []
+    accuracy: Public[Number] = None
+    client_accuracy: Public[Number] = None
+    random_key_accuracy: Public[Number] = None
+    locked: Public[bool] = False
+    shown: Public[ShownAccuracy] = ShownAccuracy()
+    costs: Public[Costs] = Costs()
+    paired: Public[PairedDifferences | None] = None
 
-    public: ClassVar[frozenset[str]] = names(
-        """
-        variant title defenses settings all_settings error report status config_sha256
-        audit_seconds training_seconds failures refused accuracy client_accuracy
-        random_key_accuracy locked rounds attack images scored leaked undecided ssim
-        psnr label_accuracy identified_top1 baseline_ssim baseline_psnr attacks tiers leakage
-        seconds_per_step seconds_in_defense seconds_per_round bytes_per_upload time_ratio
-        bytes_ratio accuracy_change client_accuracy_change shown paired
-        """
-    )
+    @property
+    def scored(self) -> int:
+        """Images of the strongest attack that have scores."""
+        return self.attack.scored if self.attack else 0
 
+    @property
+    def leaked(self) -> int:
+        """Images of the strongest attack that leaked."""
+        return self.attack.leaked if self.attack else 0
 
-class SeedScores(Record):
-    """Scores of one image under each seed of a repeated attack."""
+    @property
+    def undecided(self) -> int:
+        """Images of the strongest attack of which it cannot be decided."""
+        return self.attack.undecided if self.attack else 0
 
-    public: ClassVar[frozenset[str]] = names("ssim psnr")
-
-    ssim: list[Number] = []
-    psnr: list[Number] = []
-
-
-class VariantImage(Record):
-    """The reconstruction of one image under one variant."""
-
-    public: ClassVar[frozenset[str]] = names("ssim psnr identified_top1 leaked seeds")
-
-    reconstruction: str | None = None
-    ssim: Number = None
-    psnr: Number = None
-    identified_top1: bool | None = None
-    label: int | None = None
-    leaked: bool | None = None
-    seeds: SeedScores = SeedScores()
+    @property
+    def images(self) -> int:
+        """Images of the strongest attack."""
+        return self.attack.images if self.attack else 0
 
 
 class ComparedImage(Record):
-    """One attacked image under every variant; ``paired``: whether its original is the same."""
+    """One attacked image under every variant, by its report; ``paired``: of the same original.
 
-    public: ClassVar[frozenset[str]] = names("round client index paired variants")
+    ``variants`` holds one image a seed of a repeated attack, the first seed first; their pictures
+    are named relative to the comparison.
+    """
 
-    round: int
-    client: str
-    index: int
+    round: Public[int]
+    client: Public[str]
+    index: Public[int]
     original: str | None = None
     true_label: int | None = None
-    paired: bool = False
-    variants: dict[str, VariantImage] = {}
-
-
-class ComparisonRun(Record):
-    """Where and with what the variants ran."""
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        device versions seed audit_devices started training_seconds audit_seconds
-        """
-    )
-
-    device: str | None = None
-    versions: dict[str, str] = {}
-    seed: int | None = None
-    audit_devices: list[str] = []
-    started: str | None = None
-    training_seconds: Number = None
-    audit_seconds: Number = None
+    paired: Public[bool] = False
+    variants: Public[dict[str, list[ImageFacts]]] = {}
 
 
 class Comparison(VersionedRecord):
@@ -241,29 +146,21 @@ class Comparison(VersionedRecord):
     """
 
     kind: ClassVar[str] = "comparison"
-    mend: ClassVar[str] = "write it again with `bract compare --resume`"
+    remedy: ClassVar[str] = "write it again with `bract compare --resume`"
 
-    schema_version: Literal[3] = Field(default=COMPARISON_SCHEMA, alias="schema")
-    bract: str
-    written: str
-    redacted: bool = False
-    name: str
-    verdict: ComparisonVerdict
-    measure: Literal["global", "clients"]
-    tested: int | None = None
-    rows: list[VariantRow] = []
-    pictures: list[ComparedImage] = []
-    notes: list[str] = []
-    not_tried: list[str] = []
-    config: FederationConfig | None = None
-    run: ComparisonRun = ComparisonRun()
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        schema_version bract written redacted name verdict measure tested rows pictures
-        notes not_tried config run
-        """
-    )
+    schema_version: Public[Literal[4]] = Field(default=COMPARISON_SCHEMA, alias="schema")
+    bract: Public[str]
+    written: Public[str]
+    redacted: Public[bool] = False
+    name: Public[str]
+    verdict: Public[ComparisonVerdict]
+    measure: Public[Literal["global", "clients"]]
+    tested: Public[int | None] = None
+    rows: Public[list[VariantRow]] = []
+    pictures: Public[list[ComparedImage]] = []
+    notes: Public[list[str]] = []
+    not_tried: Public[list[str]] = []
+    config: Public[FederationConfig | None] = None
 
     def redact(self) -> Self:
         """Return a copy without what shows or describes a single person's image."""

@@ -51,11 +51,13 @@ def _reference(name: str) -> str:
 class InputSection(Section):
     """One input of the model.
 
-    ``shape`` is ``[channels, height, width]``. The model sees ``(x - mean) / std`` for pixels x in
-    [0, 1], by channel; one value represents every channel, and without them pixels go in as they
+    ``kind`` is a name of `bract.inputs`, and an image without it. ``shape`` is
+    ``[channels, height, width]``. The model sees ``(x - mean) / std`` for pixels x in
+    [0, 1], by channel; one value stands for every channel, and without them pixels go in as they
     are.
     """
 
+    kind: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     shape: Shape | None = None
     mean: Annotated[tuple[Moment, ...], Field(min_length=1, max_length=64)] | None = None
     std: Annotated[tuple[Scale, ...], Field(min_length=1, max_length=64)] | None = None
@@ -180,6 +182,7 @@ class AppDescription(Section):
         over: dict[str, Any] = {
             "model": self.model,
             "activation": self.activation,
+            "input": self.input.kind,
             "image_shape": self.input.shape,
             "classes": self.classes,
             "loss": self.loss,

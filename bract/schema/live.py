@@ -1,4 +1,4 @@
-"""``live.json``: the state of the audit that runs during training."""
+"""``live.json``: the state of the audit that runs during the training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LiveAudit(VersionedRecord):
     """
 
     kind: ClassVar[str] = "live audit"
-    mend: ClassVar[str] = "use the bract version that wrote it"
+    remedy: ClassVar[str] = "use the bract version that wrote it"
 
     schema_version: Literal[1] = Field(default=LIVE_SCHEMA, alias="schema")
     status: LiveStatus = "waiting"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bract.schema.record import Number, Record, VersionedRecord, names
+from bract.schema.record import Number, Public, Record, VersionedRecord
 
 METRICS_SCHEMA: Literal[2] = 2
 
@@ -32,32 +32,24 @@ class ClientRow(Record):
     ``other`` holds metrics by names of the client's own app.
     """
 
-    num_examples: int | None = None
-    weight: Number = None
-    local_steps: Number = None
-    seconds: Number = None
-    defense_seconds: Number = None
-    train_loss: Number = None
-    train_accuracy: Number = None
-    trained_loss: Number = None
-    trained_accuracy: Number = None
-    validation_loss: Number = None
-    validation_accuracy: Number = None
-    test_loss: Number = None
-    test_accuracy: Number = None
-    random_key_accuracy: Number = None
-    clipped: Number = None
-    encrypt_seconds: Number = None
-    decrypt_seconds: Number = None
+    num_examples: Public[int | None] = None
+    weight: Public[Number] = None
+    local_steps: Public[Number] = None
+    seconds: Public[Number] = None
+    defense_seconds: Public[Number] = None
+    train_loss: Public[Number] = None
+    train_accuracy: Public[Number] = None
+    trained_loss: Public[Number] = None
+    trained_accuracy: Public[Number] = None
+    validation_loss: Public[Number] = None
+    validation_accuracy: Public[Number] = None
+    test_loss: Public[Number] = None
+    test_accuracy: Public[Number] = None
+    random_key_accuracy: Public[Number] = None
+    clipped: Public[Number] = None
+    encrypt_seconds: Public[Number] = None
+    decrypt_seconds: Public[Number] = None
     other: dict[str, Number] = {}
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        num_examples weight local_steps seconds defense_seconds train_loss train_accuracy
-        trained_loss trained_accuracy validation_loss validation_accuracy test_loss
-        test_accuracy random_key_accuracy clipped encrypt_seconds decrypt_seconds
-        """
-    )
 
     @classmethod
     def of(cls, metrics: Mapping[str, float], *, num_examples: int, weight: float) -> Self:
@@ -84,13 +76,11 @@ class BoostingRow(Record):
     None where client j did not answer usably. ``T`` holds the training scores.
     """
 
-    public: ClassVar[frozenset[str]] = names("clients V T weights signal")
-
-    clients: list[str]
-    V: list[list[Number]]
-    T: list[Number]
-    weights: list[float]
-    signal: Literal["accuracy", "loss"] = "accuracy"
+    clients: Public[list[str]]
+    V: Public[list[list[Number]]]
+    T: Public[list[Number]]
+    weights: Public[list[float]]
+    signal: Public[Literal["accuracy", "loss"]] = "accuracy"
 
     @model_validator(mode="after")
     def _square(self) -> Self:

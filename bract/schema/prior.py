@@ -26,7 +26,7 @@ class PriorFacts(VersionedRecord):
     """
 
     kind: ClassVar[str] = "prior"
-    mend: ClassVar[str] = "train it again with `bract prior train`"
+    remedy: ClassVar[str] = "train it again with `bract prior train`"
 
     schema_version: Literal[1] = Field(default=PRIOR_SCHEMA, alias="schema")
     image_shape: tuple[Literal[1, 3], Side, Side]

@@ -1,17 +1,18 @@
-"""What every record has in common: strict fields, a schema version, and JSON that all readers take.
+"""Base classes of records: strict fields, a schema version, redaction, and strict JSON.
 
-An unknown field is an error for writer and reader alike; a file of another schema version is
-refused before its fields are looked at, by the version found and the one wanted.
+An unknown field is an error for writer and reader alike. A file of an earlier schema version is
+migrated (`bract.schema.migration`) or refused before its fields are read, naming both versions.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from bract.errors import BractError, SchemaError, one_line, shown
+from bract.schema.migration import migrated
 from bract.strict_json import parse_json
 
 MOST_BYTES = 1 << 28
@@ -26,9 +27,11 @@ Number = Annotated[float | None, BeforeValidator(_finite)]
 """A float; NaN and infinity, which JSON does not have, become None."""
 
 
-def names(text: str) -> frozenset[str]:
-    """Return the names in a text, between blanks and line ends."""
-    return frozenset(text.split())
+_T = TypeVar("_T")
+_PUBLIC = object()
+
+Public = Annotated[_T, _PUBLIC]
+"""Marks a field that a redacted report may hold; every other field is reset to its default."""
 
 
 class RecordError(BractError):
@@ -44,20 +47,17 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    public: ClassVar[frozenset[str]] = frozenset()
-    """Names of the fields that stay when a report is redacted; every other one needs a default."""
-
     def to_dict(self) -> dict[str, Any]:
         """Return what is written: plain JSON values under the names that the file has."""
         return self.model_dump(mode="json", by_alias=True)
 
     def redact(self) -> Self:
-        """Return a copy in which every field that is not listed in ``public`` has its default."""
+        """Return a copy in which every field that is not `Public` has its default."""
         fields = type(self).model_fields
         return self.model_copy(
             update={
                 name: _redacted(getattr(self, name))
-                if name in self.public
+                if is_public(type(self), name)
                 else field.get_default(call_default_factory=True)
                 for name, field in fields.items()
             }
@@ -65,7 +65,7 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, content: object, *, source: str) -> Self:
-        """Check decoded JSON; ``source`` names it in errors."""
+        """Check decoded JSON; ``source`` is named in errors, with the first field that is wrong."""
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -81,7 +81,7 @@ class VersionedRecord(Record):
     kind: ClassVar[str]
     """What the file is called in error messages."""
 
-    mend: ClassVar[str] = "use the bract version that wrote it, or run it again"
+    remedy: ClassVar[str] = "use the bract version that wrote it, or run it again"
     """What to do with a file of another version."""
 
     schema_version: int = Field(default=0, alias="schema")
@@ -93,23 +93,24 @@ class VersionedRecord(Record):
 
     @classmethod
     def parse(cls, content: object, *, source: str) -> Self:
-        """Check decoded JSON; ``source`` names it in errors.
+        """Check decoded JSON of this version, or of an earlier one that can be migrated.
 
         Raises
         ------
         SchemaError
-            If it is of another schema version, naming the one found and the one read here.
+            If it is of another schema version, naming both.
         RecordError
             If it is no such record.
         """
         if not isinstance(content, dict):
             raise RecordError(source, f"expected an object, found a {type(content).__name__}")
+        content = migrated(cls.kind, content)
         found = content.get("schema")
         if found != cls.version():
             version = "missing" if found is None else shown(found, 40)
             raise SchemaError(
                 f"{source}: {cls.kind} schema {version}, this "
-                f"version reads {cls.version()}; {cls.mend}"
+                f"version reads {cls.version()}; {cls.remedy}"
             )
         return super().parse(content, source=source)
 
@@ -121,6 +122,11 @@ class VersionedRecord(Record):
         except BractError as error:
             raise RecordError(source, str(error)) from error
         return cls.parse(content, source=source)
+
+
+def is_public(kind: type[Record], name: str) -> bool:
+    """Whether a redacted report may hold a field."""
+    return _PUBLIC in kind.model_fields[name].metadata
 
 
 def _redacted(value: Any) -> Any:

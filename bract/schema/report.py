@@ -1,40 +1,36 @@
 """``report.json``: the facts of one run, as `bract report` writes them and the page shows them.
 
-Every class lists in ``public`` the fields that a redacted report may hold; unlisted fields, also
-later ones, are reset to their defaults. The module is long because the file is: one
-class for each of its tables.
+A field is in a redacted report if it is marked as `Public` here, or in the record that a class
+extends. The module is long because the file is: one class for each of its tables.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from bract.config import FederationConfig
-from bract.schema.audit import (
-    AuditBudget,
-    Baseline,
-    Decibels,
-    Retrieval,
-    Scores,
-    Signals,
-    Tier,
-)
+from bract.config.audit import Tier
+from bract.schema.audit import AuditResult, Baseline, Decibels, ImageResult
 from bract.schema.metrics import BoostingRow, ClientRow
-from bract.schema.record import Number, Record, VersionedRecord, names
+from bract.schema.record import Number, Public, Record, VersionedRecord
 
-REPORT_SCHEMA: Literal[4] = 4
+REPORT_SCHEMA: Literal[5] = 5
 
 Reason = Literal["ssim", "identified"]
 """The part of the rule by which an image leaked."""
 
-PUBLIC_SETTINGS = names(
-    """
-        chosen criterion dropout restart restarts images bn boxed history labels latent line_search
-        lr max_unknowns momentum objective optimizer polish_steps pool schedule signed
-        surrogate tolerance tv unknowns_rate unroll weighting width
-        """
+Level = Literal["leaked", "none-leaked", "undecided", "unscored", "refused", "not-attacked"]
+"""What a verdict says, from the most to the least that is known."""
+
+PUBLIC_SETTINGS = frozenset(
+    {
+        *("chosen", "criterion", "dropout", "restart", "restarts", "images", "bn", "boxed"),
+        *("history", "labels", "latent", "line_search", "lr", "max_unknowns", "momentum"),
+        *("objective", "optimizer", "polish_steps", "pool", "schedule", "signed", "surrogate"),
+        *("tolerance", "tv", "unknowns_rate", "unroll", "weighting", "width"),
+    }
 )
 """An attack's settings that a redacted report may hold: hyper-parameters, and what was chosen."""
 
@@ -42,11 +38,9 @@ PUBLIC_SETTINGS = names(
 class Spread(Record):
     """A mean, and its 95 % interval over clients; None without one."""
 
-    public: ClassVar[frozenset[str]] = names("mean low high")
-
-    mean: Number = None
-    low: Number = None
-    high: Number = None
+    mean: Public[Number] = None
+    low: Public[Number] = None
+    high: Public[Number] = None
 
 
 class ScoreSpread(Spread):
@@ -56,148 +50,82 @@ class ScoreSpread(Spread):
     copies: `EXACT_DB` represents any error that is too small to see.
     """
 
-    public: ClassVar[frozenset[str]] = Spread.public | {"best", "missing", "count", "at_cap"}
-
-    best: Number = None
-    missing: int = 0
-    count: int = 0
-    at_cap: int = 0
+    best: Public[Number] = None
+    missing: Public[int] = 0
+    count: Public[int] = 0
+    at_cap: Public[int] = 0
 
 
 class SsimPsnr(Record):
     """One SSIM and one PSNR."""
 
-    public: ClassVar[frozenset[str]] = names("ssim psnr")
-
-    ssim: Number = None
-    psnr: Decibels = None
+    ssim: Public[Number] = None
+    psnr: Public[Decibels] = None
 
 
 class Margins(Record):
     """How far images are above the best baseline of each, without the gradient."""
 
-    public: ClassVar[frozenset[str]] = names("ssim psnr")
-
-    ssim: Spread
-    psnr: Spread
+    ssim: Public[Spread]
+    psnr: Public[Spread]
 
 
 class RunFacts(Record):
     """What ran, when and where; moments are ISO 8601 text."""
 
-    name: str
-    status: str = "unknown"
-    rounds_done: int = 0
-    rounds_planned: int | None = None
-    started: str | None = None
-    finished: str | None = None
-    training_seconds: Number = None
-    audit_seconds: Number = None
-    device: str | None = None
-    audit_devices: list[str] = []
-    command: str | None = None
-    flower_run_id: str | None = None
-    versions: dict[str, str] = {}
-    seed: int | None = None
-    audit_seeds: list[int] = []
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        name status rounds_done rounds_planned started finished training_seconds
-        audit_seconds device audit_devices command flower_run_id versions seed audit_seeds
-        """
-    )
+    name: Public[str]
+    status: Public[str] = "unknown"
+    rounds_done: Public[int] = 0
+    rounds_planned: Public[int | None] = None
+    started: Public[str | None] = None
+    finished: Public[str | None] = None
+    training_seconds: Public[Number] = None
+    audit_seconds: Public[Number] = None
+    device: Public[str | None] = None
+    audit_devices: Public[list[str]] = []
+    command: Public[str | None] = None
+    flower_run_id: Public[str | None] = None
+    versions: Public[dict[str, str]] = {}
+    seed: Public[int | None] = None
+    audit_seeds: Public[list[int]] = []
 
 
-class ImageFacts(Record):
+class ImageFacts(ImageResult):
     """One reconstructed image; picture paths are relative to the run directory.
 
     ``baseline`` is the best of the baselines without the gradient for this image. ``leaked`` is
     None where it was not scored, and where that cannot be ``decided``.
     """
 
-    index: int
-    label: int | None = None
-    label_confidence: Number = None
-    true_label: int | None = None
-    reconstruction: str | None = None
-    original: str | None = None
-    scores: Scores | None = None
-    oracle: Scores | None = None
-    baseline: SsimPsnr = SsimPsnr()
-    leaked: bool | None = None
-    leaked_by: Reason | None = None
-    decided: bool = True
-    retrieval: Retrieval | None = None
-
-    public: ClassVar[frozenset[str]] = names(
-        "index scores oracle baseline leaked leaked_by decided retrieval"
-    )
+    baseline: Public[SsimPsnr] = SsimPsnr()
+    leaked: Public[bool | None] = None
+    leaked_by: Public[Reason | None] = None
+    decided: Public[bool] = True
 
 
 class Finding(Record):
     """Why an attack got no further, and who could have measured it."""
 
-    public: ClassVar[frozenset[str]] = names("code text source")
-
-    code: str
-    text: str
-    source: Literal["attacker", "scorer"]
+    code: Public[str]
+    text: Public[str]
+    source: Public[Literal["attacker", "scorer"]]
 
 
-class ObservationFacts(Record):
-    """One attack on one observation; ``scored``, ``leaked`` and ``undecided`` count its images.
+class ObservationFacts(AuditResult):
+    """One attack on one observation: the audit's result, and what the rule and the report add.
 
-    ``attack`` separates attacks on a round's aggregate, or on several ``rounds``, from those
-    on single uploads; ``budget``, ``read_as`` and the rest are as in the audit's result.
+    ``attack`` tells attacks on a round's aggregate, or on several ``rounds`` together, from those
+    on single uploads. ``leaked`` and ``undecided`` count images.
     """
 
-    attack: str
-    attack_name: str
-    chosen_attack: str
-    method: str
-    method_name: str
-    components: list[str] = []
-    tried: list[str] = []
-    repeat: int
-    tier: Tier
-    read_as: Tier
-    round: int
-    rounds: list[int] = []
-    client: str
-    defenses: list[str] = []
-    encryption: str = "none"
-    settings: dict[str, JsonValue] = {}
-    budget: AuditBudget = AuditBudget()
-    seed: int | None = None
-    device: str | None = None
-    seconds: Number = None
-    selection: str = "blind"
-    gradient_cosine: Number = None
-    gradient_residual: Number = None
-    loss_curve: list[tuple[float, Number]] = []
-    refused: str | None = None
-    failed: bool = False
-    notes: list[str] = []
-    images: list[ImageFacts] = []
-    scored: int = 0
-    leaked: int = 0
-    undecided: int = 0
-    diagnosis: list[Finding] = []
-    signals: Signals | None = None
-    label_accuracy: Number = None
-    baselines: dict[str, Baseline] = {}
-    best_baseline: SsimPsnr = SsimPsnr()
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        attack attack_name chosen_attack method method_name components tried repeat tier read_as
-        round rounds client defenses encryption budget seed device seconds selection gradient_cosine
-        gradient_residual loss_curve refused failed notes images scored leaked undecided diagnosis
-        signals
-        label_accuracy baselines best_baseline
-        """
-    )
+    attack_name: Public[str]
+    method_name: Public[str]
+    tried: Public[list[str]] = []
+    images: Public[list[ImageFacts]] = []  # type: ignore[assignment]
+    leaked: Public[int] = 0
+    undecided: Public[int] = 0
+    diagnosis: Public[list[Finding]] = []
+    best_baseline: Public[SsimPsnr] = SsimPsnr()
 
     def redact(self) -> Self:
         """Return a copy with the settings of `PUBLIC_SETTINGS` alone."""
@@ -213,297 +141,238 @@ class AttackRow(Record):
     images; ``intervals`` holds those of the scores that are not spreads themselves.
     """
 
-    attack: str
-    attack_name: str
-    tier: Tier
-    client: str | None = None
-    chose: bool = False
-    methods: dict[str, int] = {}
-    repeats: int
-    uploads: int
-    clients: int
-    rounds: list[int]
-    images: int
-    scored: int
-    failed: int
-    leaked: int
-    undecided: int = 0
-    leaked_share: Spread
-    ssim: ScoreSpread
-    psnr: ScoreSpread
-    margin: Margins
-    mse: Number = None
-    lpips_alex: Number = None
-    lpips_vgg: Number = None
-    stlpips: Number = None
-    identified_top1: Number = None
-    identified_top5: Number = None
-    label_accuracy: Number = None
-    intervals: dict[str, tuple[Number, Number]] = {}
-    oracle: SsimPsnr
-    baselines: dict[str, Baseline] = {}
-    gradient_cosine: Number = None
-    seconds: Number = None
-    iterations: int | None = None
-    budget_seconds: Number = None
-    restarts: int | None = None
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        attack attack_name tier client chose methods repeats uploads clients rounds images scored
-        failed leaked undecided leaked_share ssim psnr margin mse lpips_alex lpips_vgg stlpips
-        identified_top1 identified_top5 label_accuracy intervals oracle baselines
-        gradient_cosine seconds iterations budget_seconds restarts
-        """
-    )
-
-
-class StrongestAttack(Record):
-    """What the strongest attack on one client got."""
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        attack attack_name tier images scored leaked ssim psnr
-        """
-    )
-
-    attack: str
-    attack_name: str
-    tier: Tier
-    images: int
-    scored: int
-    leaked: int
-    ssim: ScoreSpread
-    psnr: ScoreSpread
+    attack: Public[str]
+    attack_name: Public[str]
+    tier: Public[Tier]
+    client: Public[str | None] = None
+    chose: Public[bool] = False
+    methods: Public[dict[str, int]] = {}
+    repeats: Public[int]
+    uploads: Public[int]
+    clients: Public[int]
+    rounds: Public[list[int]]
+    images: Public[int]
+    scored: Public[int]
+    failed: Public[int]
+    leaked: Public[int]
+    undecided: Public[int] = 0
+    leaked_share: Public[Spread]
+    ssim: Public[ScoreSpread]
+    psnr: Public[ScoreSpread]
+    margin: Public[Margins]
+    mse: Public[Number] = None
+    lpips_alex: Public[Number] = None
+    lpips_vgg: Public[Number] = None
+    stlpips: Public[Number] = None
+    identified_top1: Public[Number] = None
+    identified_top5: Public[Number] = None
+    label_accuracy: Public[Number] = None
+    intervals: Public[dict[str, tuple[Number, Number]]] = {}
+    oracle: Public[SsimPsnr]
+    baselines: Public[dict[str, Baseline]] = {}
+    gradient_cosine: Public[Number] = None
+    seconds: Public[Number] = None
+    iterations: Public[int | None] = None
+    budget_seconds: Public[Number] = None
+    restarts: Public[int | None] = None
 
 
 class ClientFacts(Record):
     """One client: its training, its captures, and what the strongest attack got."""
 
-    client: str
-    rounds: int = 0
-    examples: int | None = None
-    seconds_per_round: Number = None
-    encryption_seconds_per_round: Number = None
-    clipped: Number = None
-    train_loss: Number = None
-    validation_accuracy: Number = None
-    captures: int = 0
-    attacked: int = 0
-    refused: int = 0
-    failures: int = 0
-    strongest: StrongestAttack | None = None
-    worst_round: int | None = None
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        client rounds examples seconds_per_round encryption_seconds_per_round clipped
-        train_loss validation_accuracy captures attacked refused failures strongest
-        worst_round
-        """
-    )
+    client: Public[str]
+    rounds: Public[int] = 0
+    examples: Public[int | None] = None
+    seconds_per_round: Public[Number] = None
+    encryption_seconds_per_round: Public[Number] = None
+    clipped: Public[Number] = None
+    train_loss: Public[Number] = None
+    validation_accuracy: Public[Number] = None
+    captures: Public[int] = 0
+    attacked: Public[int] = 0
+    refused: Public[int] = 0
+    failures: Public[int] = 0
+    strongest: Public[AttackRow | None] = None
+    worst_round: Public[int | None] = None
 
 
 class RoundFacts(Record):
     """One round of training; ``failures`` counts clients that did not answer."""
 
-    public: ClassVar[frozenset[str]] = names("round seconds loss accuracy clients failures")
-
-    round: int
-    seconds: Number = None
-    loss: Number = None
-    accuracy: Number = None
-    clients: dict[str, ClientRow] = {}
-    failures: int = 0
+    round: Public[int]
+    seconds: Public[Number] = None
+    loss: Public[Number] = None
+    accuracy: Public[Number] = None
+    clients: Public[dict[str, ClientRow]] = {}
+    failures: Public[int] = 0
 
 
 class BoostingFacts(BoostingRow):
     """What FedBoosting measured in one round."""
 
-    public: ClassVar[frozenset[str]] = BoostingRow.public | {"round"}
-
-    round: int
+    round: Public[int]
 
 
 class LeakageRow(Record):
     """How much of one scored observation leaked."""
 
-    public: ClassVar[frozenset[str]] = names(
-        """
-        attack attack_name tier round client scored leaked ssim_mean ssim_best psnr_mean
-        psnr_at_cap baseline_ssim
-        """
-    )
-
-    attack: str
-    attack_name: str
-    tier: Tier
-    round: int
-    client: str
-    scored: int
-    leaked: int
-    ssim_mean: Number = None
-    ssim_best: Number = None
-    psnr_mean: Number = None
-    psnr_at_cap: int = 0
-    baseline_ssim: Number = None
+    attack: Public[str]
+    attack_name: Public[str]
+    tier: Public[Tier]
+    round: Public[int]
+    client: Public[str]
+    scored: Public[int]
+    leaked: Public[int]
+    ssim_mean: Public[Number] = None
+    ssim_best: Public[Number] = None
+    psnr_mean: Public[Number] = None
+    psnr_at_cap: Public[int] = 0
+    baseline_ssim: Public[Number] = None
 
 
 class Thresholds(Record):
     """The numbers of the rule by which an image counts as leaked."""
 
-    public: ClassVar[frozenset[str]] = names("ssim psnr_margin_db level")
-
-    ssim: float
-    psnr_margin_db: float
-    level: float
+    ssim: Public[float]
+    psnr_margin_db: Public[float]
+    level: Public[float]
 
 
 class TierVerdict(Record):
     """What one tier's attackers got; ``needed``: whether the tier has anything to know."""
 
-    public: ClassVar[frozenset[str]] = names(
-        """
-        tier meaning tried needed attacks strongest scored leaked undecided sentence
-        """
-    )
-
-    tier: Tier
-    meaning: str
-    tried: bool
-    needed: bool
-    attacks: list[str]
-    strongest: str | None
-    scored: int
-    leaked: int
-    undecided: int = 0
-    sentence: str
+    tier: Public[Tier]
+    meaning: Public[str]
+    tried: Public[bool]
+    needed: Public[bool]
+    attacks: Public[list[str]]
+    strongest: Public[str | None]
+    scored: Public[int]
+    leaked: Public[int]
+    undecided: Public[int] = 0
+    sentence: Public[str]
 
 
 class NextStep(Record):
     """What to do next; ``section`` is the part of the page that a step points to."""
 
-    public: ClassVar[frozenset[str]] = names("text command section")
-
-    text: str
-    command: str | None = None
-    section: str | None = None
+    text: Public[str]
+    command: Public[str | None] = None
+    section: Public[str | None] = None
 
 
 class Verdict(Record):
-    """What was tried, and the reconstructions; ``headline`` is the strongest attack's row.
+    """What was tried and what was reconstructed; ``headline`` is the strongest attack's row.
 
     ``sentence`` and ``explanation`` are plain words; ``statistics`` gives the method: the
     attack, its tier and budget, the mean and its interval, and how it was chosen among several.
     """
 
-    public: ClassVar[frozenset[str]] = names(
-        """
-        level sentence explanation statistics next_steps rule thresholds headline tiers
-        """
-    )
-
-    level: Literal["leaked", "none-leaked", "undecided", "unscored", "refused", "not-attacked"]
-    sentence: str
-    explanation: str
-    statistics: str = ""
-    next_steps: list[NextStep] = []
-    rule: str
-    thresholds: Thresholds
-    headline: AttackRow | None = None
-    tiers: list[TierVerdict]
+    level: Public[Level]
+    sentence: Public[str]
+    explanation: Public[str]
+    statistics: Public[str] = ""
+    next_steps: Public[list[NextStep]] = []
+    rule: Public[str]
+    thresholds: Public[Thresholds]
+    headline: Public[AttackRow | None] = None
+    tiers: Public[list[TierVerdict]]
 
 
 class RefusedFacts(Record):
     """An observation that was not attacked, and why."""
 
-    public: ClassVar[frozenset[str]] = names("attack_name tier round client refused")
-
-    attack_name: str
-    tier: Tier
-    round: int
-    client: str
-    refused: str
+    attack_name: Public[str]
+    tier: Public[Tier]
+    round: Public[int]
+    client: Public[str]
+    refused: Public[str]
 
 
 class FailureFacts(Record):
     """A client that did not answer in a round, and why."""
 
-    public: ClassVar[frozenset[str]] = names("round client reason")
-
-    round: int
-    client: str
-    reason: str
+    round: Public[int]
+    client: Public[str]
+    reason: Public[str]
 
 
 class SkippedFile(Record):
     """A file of the run directory that could not be used, and why."""
 
-    public: ClassVar[frozenset[str]] = names("file reason")
-
-    file: str
-    reason: str
+    file: Public[str]
+    reason: Public[str]
 
 
 class SeenRow(Record):
     """Whether the server saw something: yes, no, partly or unknown."""
 
-    public: ClassVar[frozenset[str]] = names("question answer detail")
-
-    question: str
-    answer: Literal["yes", "no", "partly", "unknown"]
-    detail: str
+    question: Public[str]
+    answer: Public[Literal["yes", "no", "partly", "unknown"]]
+    detail: Public[str]
 
 
 class ThreatModel(Record):
     """What the server saw, what the attacker was given, and what was not tried."""
 
-    public: ClassVar[frozenset[str]] = names("saw not_tried out_of_scope")
+    saw: Public[list[SeenRow]]
+    not_tried: Public[list[str]]
+    out_of_scope: Public[list[str]]
 
-    saw: list[SeenRow]
-    not_tried: list[str]
-    out_of_scope: list[str]
+
+class Table(Record):
+    """Rows to be shown under names of columns."""
+
+    columns: Public[list[str]] = []
+    rows: Public[list[list[str | float | int | bool | None]]] = []
+
+
+class QuestionFacts(Record):
+    """What one question found, beside the reconstruction of inputs, which has its own tables.
+
+    ``level`` is what the question's own rule decides. A question whose answers hold more than the
+    table shows has a fragment of the page of its own.
+    """
+
+    question: Public[str]
+    title: Public[str]
+    level: Public[str]
+    sentence: Public[str]
+    table: Public[Table] = Table()
 
 
 class Report(VersionedRecord):
     """The facts of one run.
 
     ``written`` is ISO 8601 text. ``worst`` is the position in ``observations`` of the one that
-    leaked most. Scores are those of the blind selection; ``oracle`` is given in addition.
+    leaked most. Scores are those of the blind selection; ``oracle`` is beside them.
     """
 
     kind: ClassVar[str] = "report"
-    mend: ClassVar[str] = "write it again with `bract report`"
+    remedy: ClassVar[str] = "write it again with `bract report`"
 
-    schema_version: Literal[4] = Field(default=REPORT_SCHEMA, alias="schema")
-    bract: str
-    written: str
-    redacted: bool = False
-    run: RunFacts
-    config: FederationConfig | None = None
-    config_sha256: str | None = None
-    verdict: Verdict
-    worst: int | None = None
-    rounds: list[RoundFacts] = []
-    boosting: list[BoostingFacts] = []
-    leakage: list[LeakageRow] = []
-    clients: list[ClientFacts] = []
-    attacks: list[AttackRow] = []
-    observations: list[ObservationFacts] = []
-    captures: int = 0
-    refused: list[RefusedFacts] = []
-    failures: list[FailureFacts] = []
-    skipped: list[SkippedFile] = []
-    notes: list[str] = []
-    threat_model: ThreatModel
-
-    public: ClassVar[frozenset[str]] = names(
-        """
-        schema_version bract written redacted run config config_sha256 verdict worst rounds
-        boosting leakage clients attacks observations captures refused failures skipped
-        notes threat_model
-        """
-    )
+    schema_version: Public[Literal[5]] = Field(default=REPORT_SCHEMA, alias="schema")
+    bract: Public[str]
+    written: Public[str]
+    redacted: Public[bool] = False
+    run: Public[RunFacts]
+    config: Public[FederationConfig | None] = None
+    config_sha256: Public[str | None] = None
+    verdict: Public[Verdict]
+    worst: Public[int | None] = None
+    rounds: Public[list[RoundFacts]] = []
+    boosting: Public[list[BoostingFacts]] = []
+    leakage: Public[list[LeakageRow]] = []
+    clients: Public[list[ClientFacts]] = []
+    attacks: Public[list[AttackRow]] = []
+    observations: Public[list[ObservationFacts]] = []
+    captures: Public[int] = 0
+    refused: Public[list[RefusedFacts]] = []
+    failures: Public[list[FailureFacts]] = []
+    skipped: Public[list[SkippedFile]] = []
+    notes: Public[list[str]] = []
+    questions: Public[list[QuestionFacts]] = []
+    threat_model: Public[ThreatModel]
 
     def redact(self) -> Self:
         """Return a copy without what shows or describes a single person's image."""

@@ -25,7 +25,7 @@ class RunState(VersionedRecord):
     """
 
     kind: ClassVar[str] = "run"
-    mend: ClassVar[str] = "use the bract version that made it, or run it again"
+    remedy: ClassVar[str] = "use the bract version that made it, or run it again"
 
     schema_version: Literal[2] = Field(default=RUN_SCHEMA, alias="schema")
     name: str | None = None

@@ -60,7 +60,7 @@ class Asked:
                 "say auto, cpu or cuda"
             )
         if self.gpus > 1 and self.gpus != int(self.gpus):
-            raise BractError(f"--gpus {self.gpus}: above 1, Ray hands out whole GPUs")
+            raise BractError(f"audit.gpus {self.gpus}: above 1, Ray hands out whole GPUs")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def own(*names: str) -> tuple[str, ...]:
 
 
 ATTACKED = (
-    *(*RESULT_CODE, "bract.attacks", "bract.audit.scoring"),
+    *(*RESULT_CODE, "bract.attacks", "bract.audit.questions"),
     *("bract.client.defenses", "bract.client.training"),
     *own("harness.attacking", "harness.clients", "harness.images", "harness.mnist_package"),
     *own("harness.places", "harness.uploads"),

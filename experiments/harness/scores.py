@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from bract.attacks.methods.baselines import class_mean, random_image
-from bract.audit.scoring.metrics import mean_interval
-from bract.audit.scoring.scoring import ScoredImages, Truth, score_images
+from bract.audit.intervals import mean_interval
+from bract.audit.questions.reconstruction.scores.image import ScoredImages, score_images
+from bract.inputs import Truth
 from experiments.harness.images import ImageSet
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bract.audit.scoring.metrics import mean_interval, share_interval
+from bract.audit.intervals import mean_interval, share_interval
 from experiments.papers.declaration import Bound, Experiment, Near, Order, Rule
 from experiments.papers.results import PaperResult, RowResult
 

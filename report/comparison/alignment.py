@@ -1,4 +1,4 @@
-"""The same image under every variant: its original once, and what came back from each upload."""
+"""The same image under every variant: its original once, and each variant's reconstruction."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from bract.report.facts.summary import natural
+from bract.report.order import natural
+from bract.schema import Report
+from bract.schema.comparison import ComparedImage, VariantRow
+from bract.schema.report import ImageFacts
 
-Facts = dict[str, Any]
+Key = tuple[int, str, str, int]
+"""Round, client, content of the original, and how often that occurred before."""
 
 
-def align(root: Path, rows: Sequence[Facts], runs: Mapping[str, Facts]) -> list[Facts]:
+def align(
+    root: Path, rows: Sequence[VariantRow], reports: Mapping[str, Report]
+) -> list[ComparedImage]:
     """Return one entry for each attacked image, best reconstruction under any variant first.
 
     Every variant is represented by its strongest attack. The runs share seeds, so a client used
     the same images in the same round of each; an attack may have matched others of them, so
     images are paired by the content of the original. Without originals they are paired by their
-    position in the result, which says little for batches: ``paired`` is False. Of an attack that
-    was repeated with other seeds the first is shown, and ``seeds`` holds the scores of each.
+    position in the result, which says little for batches: ``paired`` is False.
 
     Parameters
     ----------
@@ -29,69 +33,62 @@ def align(root: Path, rows: Sequence[Facts], runs: Mapping[str, Facts]) -> list[
         Folder of the run directories; picture paths become relative to it.
     rows
         Rows of the comparison.
-    runs
-        What `gather` found for each variant.
+    reports
+        By variant.
     """
-    found: dict[tuple[Any, ...], Facts] = {}
+    first: dict[Key, ComparedImage] = {}
+    found: dict[Key, dict[str, list[ImageFacts]]] = {}
     for row in rows:
-        if row["attack"] is None:
+        for key, image in _images(root / row.variant, row, reports.get(row.variant)):
+            below = image.model_copy(
+                update={
+                    "original": _below(row.variant, image.original),
+                    "reconstruction": _below(row.variant, image.reconstruction),
+                }
+            )
+            if key not in first:
+                first[key] = ComparedImage(
+                    round=key[0],
+                    client=key[1],
+                    index=image.index,
+                    original=below.original,
+                    true_label=image.true_label,
+                    paired=image.original is not None,
+                )
+            found.setdefault(key, {}).setdefault(row.variant, []).append(below)
+    whole = [entry.model_copy(update={"variants": found[key]}) for key, entry in first.items()]
+    return sorted(whole, key=_rank)
+
+
+def _images(folder: Path, row: VariantRow, report: Report | None) -> list[tuple[Key, ImageFacts]]:
+    """Return the images of a variant's strongest attack."""
+    found = []
+    for o in report.observations if report and row.attack else ():
+        if row.attack is None or (o.attack, o.tier) != (row.attack.attack, row.attack.tier):
             continue
-        wanted = (row["attack"]["attack"], row["attack"]["tier"])
-        for o in runs[row["variant"]]["observations"]:
-            if (o["attack"], o["tier"]) != wanted or o["refused"]:
-                continue
-            seen: Counter[str] = Counter()
-            for image in o["images"]:
-                mark = _fingerprint(root / row["variant"], image)
-                seen[mark] += 1
-                key = (o["round"], o["client"], mark, seen[mark])
-                entry = found.setdefault(key, _entry(o, row["variant"], image))
-                shown = entry["variants"].setdefault(row["variant"], _result(row["variant"], image))
-                for name, values in shown["seeds"].items():
-                    values.append((image["scores"] or {}).get(name))
-    return sorted(found.values(), key=_rank)
+        seen: Counter[str] = Counter()
+        for image in () if o.refused else o.images:
+            mark = _fingerprint(folder, image)
+            seen[mark] += 1
+            found.append(((o.round, o.client, mark, seen[mark]), image))
+    return found
 
 
-def _fingerprint(folder: Path, image: Facts) -> str:
-    if image["original"]:
+def _fingerprint(folder: Path, image: ImageFacts) -> str:
+    if image.original:
         try:
-            content = (folder / image["original"]).read_bytes()
+            content = (folder / image.original).read_bytes()
         except OSError:
-            return f"position {image['index']}"
+            return f"position {image.index}"
         return hashlib.sha256(content).hexdigest()
-    return f"position {image['index']}"
-
-
-def _entry(observation: Facts, variant: str, image: Facts) -> Facts:
-    return {
-        "round": observation["round"],
-        "client": observation["client"],
-        "index": image["index"],
-        "original": _below(variant, image["original"]),
-        "true_label": image["true_label"],
-        "paired": image["original"] is not None,
-        "variants": {},
-    }
-
-
-def _result(variant: str, image: Facts) -> Facts:
-    scores = image["scores"] or {}
-    return {
-        "reconstruction": _below(variant, image["reconstruction"]),
-        "ssim": scores.get("ssim"),
-        "psnr": scores.get("psnr"),
-        "identified_top1": scores.get("identified_top1"),
-        "label": image["label"],
-        "leaked": image["leaked"],
-        "seeds": {"ssim": [], "psnr": []},
-    }
+    return f"position {image.index}"
 
 
 def _below(variant: str, name: str | None) -> str | None:
     return f"{variant}/{name}" if name else None
 
 
-def _rank(entry: Facts) -> tuple[Any, ...]:
-    scores = [v["ssim"] for v in entry["variants"].values() if v["ssim"] is not None]
-    best = max(scores, default=-math.inf)
-    return -best, entry["round"], natural(entry["client"]), entry["index"]
+def _rank(entry: ComparedImage) -> tuple[float, int, list[tuple[int, int, str]], int]:
+    shown = [images[0].scores for images in entry.variants.values()]
+    known = [scores.ssim for scores in shown if scores and scores.ssim is not None]
+    return -max(known, default=-math.inf), entry.round, natural(entry.client), entry.index

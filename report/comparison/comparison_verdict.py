@@ -1,18 +1,19 @@
-"""The comparison in words: what came back from whom, and which attackers were not tried."""
+"""The comparison in words: what each variant leaked, and which attackers were not tried."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
-from bract.audit.scoring.leak import LeakRule, undecided
+from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.report.comparison.variants import UNDEFENDED
-from bract.report.facts.formatting import plural
+from bract.report.words.formatting import plural
+from bract.schema.comparison import ComparisonVerdict, VariantRow
 
-Facts = dict[str, Any]
+Level = Literal["leaked", "none-leaked", "undecided", "unscored", "not-attacked", "no-control"]
 
 
-def comparison_verdict(rows: Sequence[Facts], rule: LeakRule) -> Facts:
+def comparison_verdict(rows: Sequence[VariantRow], rule: LeakRule) -> ComparisonVerdict:
     """Return the verdict over a comparison: ``level``, ``sentence``, ``limits``, ``rule``.
 
     ``level`` is ``leaked`` (from some variant), ``none-leaked``, ``undecided``, ``unscored``,
@@ -20,70 +21,70 @@ def comparison_verdict(rows: Sequence[Facts], rule: LeakRule) -> Facts:
     sentence names the counts and never calls a defense safe.
     """
     level, sentence = _judge(rows)
-    return {
-        "level": level,
-        "sentence": sentence,
-        "limits": _limits(rows, level),
-        "rule": rule.text,
-        "thresholds": {"ssim": rule.ssim},
-    }
+    return ComparisonVerdict(
+        level=level,
+        sentence=sentence,
+        limits=_limits(rows, level),
+        rule=rule.text,
+        ssim=rule.ssim,
+    )
 
 
-def _judge(rows: Sequence[Facts]) -> tuple[str, str]:
-    control = next((row for row in rows if row["variant"] == UNDEFENDED), None)
-    defended = [row for row in rows if row["variant"] != UNDEFENDED]
-    scored = [row for row in defended if row["scored"]]
-    if not any(row["images"] for row in rows):
+def _judge(rows: Sequence[VariantRow]) -> tuple[Level, str]:
+    control = next((row for row in rows if row.variant == UNDEFENDED), None)
+    defended = [row for row in rows if row.variant != UNDEFENDED]
+    scored = [row for row in defended if row.scored]
+    if not any(row.images for row in rows):
         return "not-attacked", "No variant has been attacked, so there is no leakage to compare."
-    if control is None or not control["images"]:
+    if control is None or not control.images:
         return "no-control", (
             "Nothing came back from the undefended run, so there is nothing to hold the defenses "
             f"against{'; ' + _counts(scored) if scored else ''}."
         )
-    if not control["scored"]:
+    if not control.scored:
         return "unscored", (
             "The attacks returned images, but without the originals nobody has measured how close "
             "they are, so the defenses cannot be compared."
         )
-    all_images = plural(control["scored"], "attacked image")
-    open_ones = sum(row["undecided"] for row in (control, *scored))
-    all_of_them = sum(row["scored"] for row in (control, *scored))
-    if open_ones and not any(row["leaked"] for row in (control, *scored)):
+    all_images = plural(control.scored, "attacked image")
+    open_ones = sum(row.undecided for row in (control, *scored))
+    all_of_them = sum(row.scored for row in (control, *scored))
+    if open_ones and not any(row.leaked for row in (control, *scored)):
         said = undecided(open_ones, all_of_them)
         return "undecided", f"{said[0].upper()}{said[1:]}."
-    if not control["leaked"] and not any(row["leaked"] for row in scored):
+    if not control.leaked and not any(row.leaked for row in scored):
         return "none-leaked", (
             f"Even undefended, none of the {all_images} came back above the leak threshold: these "
             "attacks cannot tell the defenses apart."
         )
     start = (
-        f"Undefended, the attacks reconstructed {control['leaked']} of {all_images}"
-        if control["leaked"]
+        f"Undefended, the attacks reconstructed {control.leaked} of {all_images}"
+        if control.leaked
         else f"Undefended, the attacks reconstructed none of the {all_images}"
     )
-    sentence = f"{start}; {_counts(scored, control['scored'])}" if scored else start
+    sentence = f"{start}; {_counts(scored, control.scored)}" if scored else start
     if open_ones:
         sentence += f"; {undecided(open_ones, all_of_them)}"
     return "leaked", f"{sentence}."
 
 
-def _counts(rows: Sequence[Facts], total: int | None = None) -> str:
+def _counts(rows: Sequence[VariantRow], total: int | None = None) -> str:
     """Say ``9 of 24 under Pruning and none under Guardian or FedKL``, most leaked first.
 
     ``total`` is the count that the sentence has named already.
     """
-    hit = sorted((r for r in rows if r["leaked"]), key=lambda r: -r["leaked"] / r["scored"])
-    parts = [f"{row['leaked']} of {row['scored']} under {row['title']}" for row in hit]
+    hit = sorted((r for r in rows if r.leaked), key=lambda r: -r.leaked / r.scored)
+    parts = [f"{row.leaked} of {row.scored} under {row.title}" for row in hit]
     spared: dict[int, list[str]] = {}
     for row in rows:
-        if not row["leaked"]:
-            spared.setdefault(row["scored"], []).append(row["title"])
+        if not row.leaked:
+            spared.setdefault(row.scored, []).append(row.title)
     for count, names in spared.items():
         parts.append(f"none{'' if count == total else f' of {count}'} under {_either(names)}")
     return _joined(parts)
 
 
-def _limits(rows: Sequence[Facts], level: str) -> str:
+def _limits(rows: Sequence[VariantRow], level: Level) -> str:
     if level == "not-attacked":
         return "Run the audit on the variants to find out what their captures give away."
     if level == "unscored":
@@ -101,9 +102,9 @@ def _limits(rows: Sequence[Facts], level: str) -> str:
     return " ".join(filter(None, (_attackers(rows), _choice(rows), _scope(rows))))
 
 
-def _choice(rows: Sequence[Facts]) -> str:
+def _choice(rows: Sequence[VariantRow]) -> str:
     """Say how the attacker behind a figure was chosen, where there was a choice."""
-    most = max((sum(bool(a["scored"]) for a in row["attacks"]) for row in rows), default=0)
+    most = max((sum(bool(a.scored) for a in row.attacks) for row in rows), default=0)
     if most < 2:
         return ""
     return (
@@ -112,11 +113,11 @@ def _choice(rows: Sequence[Facts]) -> str:
     )
 
 
-def _attackers(rows: Sequence[Facts]) -> str:
+def _attackers(rows: Sequence[VariantRow]) -> str:
     """Say which kinds of attacker stood behind the defended figures, and which did not."""
-    defended = [row for row in rows if row["variant"] != UNDEFENDED and row["images"]]
-    adaptive = [row for row in defended if set(row["tiers"]) - {"oblivious"}]
-    others = [row["title"] for row in defended if row not in adaptive]
+    defended = [row for row in rows if row.variant != UNDEFENDED and row.images]
+    adaptive = [row for row in defended if {a.tier for a in row.attacks} - {"oblivious"}]
+    others = [row.title for row in defended if row not in adaptive]
     if not defended:
         return "No defended run was attacked."
     if not adaptive:
@@ -130,8 +131,8 @@ def _attackers(rows: Sequence[Facts]) -> str:
     return f"{text}."
 
 
-def _scope(rows: Sequence[Facts]) -> str:
-    names = list(dict.fromkeys(a["attack_name"] for row in rows for a in row["attacks"]))
+def _scope(rows: Sequence[VariantRow]) -> str:
+    names = list(dict.fromkeys(a.attack_name for row in rows for a in row.attacks))
     return (
         f"The figures bound {_joined(names)} at the budgets below, on these images, and nothing "
         "else."

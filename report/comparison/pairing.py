@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from bract.report.comparison.variants import UNDEFENDED
-from bract.report.facts.summary import mean, spread
+from bract.report.order import mean
+from bract.report.tables import spread
+from bract.schema.comparison import ComparedImage, PairedDifferences, VariantRow
+from bract.schema.report import ImageFacts, Spread
 
-Facts = dict[str, Any]
 
+def paired(rows: Sequence[VariantRow], pictures: Sequence[ComparedImage]) -> list[VariantRow]:
+    """Return the rows with how their images differ from the same images undefended.
 
-def add_differences(rows: Sequence[Facts], pictures: Sequence[Facts]) -> None:
-    """Add to each row how its images differ from the same images undefended.
-
-    ``paired`` has ``images`` (how many both runs returned), and for ``ssim`` and ``psnr`` the mean
-    of the differences with its interval over clients. Each run is represented by its strongest
-    attack, each image by the mean over its seeds. It is None for the undefended run,
-    and where no image is common to both.
+    Each run is represented by its strongest attack, each image by the mean over its seeds; the
+    difference is the mean, with its interval over clients. It is None for the undefended run, and
+    where no image is common to both.
 
     Parameters
     ----------
     pictures
         What `bract.report.comparison.alignment.align` returned; images without originals are left
-        out, since nothing says that two of them are the same.
+        out, since nothing shows that two of them are the same.
     """
-    for row in rows:
-        common = [
-            (entry, entry["variants"][row["variant"]], entry["variants"][UNDEFENDED])
-            for entry in pictures
-            if entry["paired"] and {row["variant"], UNDEFENDED} <= set(entry["variants"])
-        ]
-        if row["variant"] == UNDEFENDED or not common:
-            row["paired"] = None
-            continue
-        row["paired"] = {"images": len(common)}
-        for name in ("ssim", "psnr"):
-            differences = []
-            for entry, defended, plain in common:
-                one, other = mean(defended["seeds"][name]), mean(plain["seeds"][name])
-                if one is not None and other is not None:
-                    differences.append((entry["client"], one - other))
-            row["paired"][name] = spread(differences, f"{name} difference")
+    return [row.model_copy(update={"paired": _paired(row.variant, pictures)}) for row in rows]
+
+
+def _paired(variant: str, pictures: Sequence[ComparedImage]) -> PairedDifferences | None:
+    common = [p for p in pictures if p.paired and {variant, UNDEFENDED} <= set(p.variants)]
+    if variant == UNDEFENDED or not common:
+        return None
+    return PairedDifferences(
+        images=len(common),
+        ssim=_difference(variant, common, "ssim"),
+        psnr=_difference(variant, common, "psnr"),
+    )
+
+
+def _difference(variant: str, common: Sequence[ComparedImage], score: str) -> Spread:
+    pairs = [
+        (p.client, _mean(p.variants[variant], score), _mean(p.variants[UNDEFENDED], score))
+        for p in common
+    ]
+    known = [
+        (client, one - other)
+        for client, one, other in pairs
+        if one is not None and other is not None
+    ]
+    return spread(known, f"{score} difference")
+
+
+def _mean(seeds: Sequence[ImageFacts], score: str) -> float | None:
+    return mean(getattr(image.scores, score) for image in seeds if image.scores)

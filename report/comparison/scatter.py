@@ -28,7 +28,7 @@ class Point:
     y, y_span
         Mean SSIM, and its interval.
     best
-        SSIM of the single image that came back best.
+        SSIM of the best reconstruction.
     tier
         ``oblivious``, ``adaptive``, ``surrogate`` or ``colluding``: the shape of the mark.
     label

@@ -8,14 +8,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pydantic import JsonValue
+
 from bract.audit.captures import Captures
 from bract.defenses import DEFENSES, DefenseSpec
 from bract.errors import BractError
-from bract.report.facts.summary import mean, strength
-from bract.schema import TIERS
+from bract.report.order import mean, strength
+from bract.schema import Report
+from bract.schema.comparison import Costs, ShownAccuracy, VariantRound, VariantRow
+from bract.schema.metrics import ClientRow
+from bract.schema.report import AttackRow, RoundFacts
 from bract.strict_json import parse_json
 
-Facts = dict[str, Any]
+Defense = Mapping[str, JsonValue]
+"""A defense's name and settings, as a configuration holds them."""
 
 UNDEFENDED = "undefended"
 _MOST_HEADER = 1 << 26
@@ -33,15 +39,15 @@ class Variant:
     defenses
         Name and every public setting of each defense that its clients applied.
     given
-        The settings among them that somebody chose, which the first table shows; None for all.
+        The settings among them that were chosen, which the first table shows; None for all.
     error
         Why it did not finish; None if it did.
     """
 
     name: str
-    defenses: tuple[dict[str, Any], ...] = ()
+    defenses: tuple[Defense, ...] = ()
     error: str | None = None
-    given: tuple[dict[str, Any], ...] | None = None
+    given: tuple[Defense, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,66 +71,84 @@ class ExampleCounts:
 
 
 def variant_row(
-    variant: Variant, folder: Path, facts: Facts | None, tested: ExampleCounts
-) -> Facts:
+    variant: Variant, folder: Path, report: Report | None, tested: ExampleCounts
+) -> VariantRow:
     """Return one row of a comparison.
 
     Parameters
     ----------
     folder
         The variant's run directory.
-    facts
-        What `gather` found there; None if nothing.
+    report
+        The report of that run; None if there is none.
     tested
         Weighs the clients' accuracies.
     """
-    row: Facts = {
-        "variant": variant.name,
-        "title": title(variant.defenses),
-        "defenses": [dict(d) for d in variant.defenses],
-        "settings": settings(variant.defenses if variant.given is None else variant.given),
-        "all_settings": settings(variant.defenses),
-        "error": variant.error,
-        "report": None,
-        "status": facts["run"]["status"] if facts else None,
-        "config_sha256": facts["config_sha256"] if facts else None,
-        "audit_seconds": facts["run"]["audit_seconds"] if facts else None,
-        "training_seconds": facts["run"]["training_seconds"] if facts else None,
-        "failures": len(facts["failures"]) if facts else 0,
-        "refused": len(facts["refused"]) if facts else 0,
-    }
-    rounds = [r for r in facts["rounds"] if r["round"] > 0] if facts else []
     kinds = [kind for kind in map(_spec, variant.defenses) if kind is not None]
     locked = any(kind.keeps == "model" for kind in kinds)
-    row |= _accuracy(facts["rounds"] if facts else [], locked, tested)
-    row |= _leakage(facts)
-    row |= _costs(rounds, folder)
-    return row
+    page = f"{variant.name}/report.html" if (folder / "report.html").is_file() else None
+    row = VariantRow(
+        variant=variant.name,
+        title=title(variant.defenses),
+        defenses=[dict(d) for d in variant.defenses],
+        settings=settings(variant.defenses if variant.given is None else variant.given),
+        all_settings=settings(variant.defenses),
+        error=variant.error,
+        report=page,
+        locked=locked,
+    )
+    if report is None:
+        return row
+    attacks = [a for a in report.attacks if a.client is None]
+    attack = max(attacks, key=strength, default=None)
+    rounds = [_round(r, locked, report, attack, tested) for r in report.rounds]
+    last = rounds[-1] if rounds else None
+    known = {r.round for r in rounds}
+    rounds += [
+        VariantRound(round=number, **_leakage(report, attack, number))
+        for number in sorted({row.round for row in report.leakage} - known)
+    ]
+    clients = report.rounds[-1].clients if report.rounds else {}
+    return row.model_copy(
+        update={
+            "config_sha256": report.config_sha256,
+            "run": report.run,
+            "failures": len(report.failures),
+            "refused": len(report.refused),
+            "attacks": attacks,
+            "attack": attack,
+            "rounds": rounds,
+            "accuracy": last and last.accuracy,
+            "client_accuracy": last and last.client_accuracy,
+            "random_key_accuracy": _pooled(clients, "random_key_accuracy", tested),
+            "costs": _costs([r for r in report.rounds if r.round > 0], folder),
+        }
+    )
 
 
-def title(defenses: Sequence[Facts]) -> str:
+def title(defenses: Sequence[Defense]) -> str:
     """Return what to call a chain of defenses: ``AdaDefense + Gaussian noise``."""
     if not defenses:
         return "Undefended"
     return " + ".join(_title(defense) for defense in defenses)
 
 
-def _title(defense: Facts) -> str:
+def _title(defense: Defense) -> str:
     kind = _spec(defense)
     return str(defense.get("name")) if kind is None else kind.title_with(defense)
 
 
-def _spec(defense: Facts) -> type[DefenseSpec] | None:
+def _spec(defense: Defense) -> type[DefenseSpec] | None:
     """Return what is public of a defense; None for one that is not known here."""
     return DEFENSES.get(str(defense.get("name")))
 
 
-def settings(defenses: Sequence[Facts]) -> str:
+def settings(defenses: Sequence[Defense]) -> str:
     """Return a chain's settings in words, without the names and what the title says already."""
     return "; ".join(filter(None, map(_settings, defenses)))
 
 
-def _settings(defense: Facts) -> str:
+def _settings(defense: Defense) -> str:
     kind = _spec(defense)
     said = {"name"} | (kind.in_title() if kind is not None else set())
     return ", ".join(
@@ -134,122 +158,99 @@ def _settings(defense: Facts) -> str:
     )
 
 
-def _accuracy(rounds: Sequence[Facts], locked: bool, tested: ExampleCounts) -> Facts:
-    """Return accuracy after the last round, of the global model and at the clients.
+def _round(
+    row: RoundFacts, locked: bool, report: Report, attack: AttackRow | None, tested: ExampleCounts
+) -> VariantRound:
+    """Return accuracy after a round, of the global model and at the clients, and its leakage.
 
     Clients judge the model that they receive, so theirs is one round behind. Where a defense
     keeps part of the model at the client (``locked``) theirs is the only accuracy that means
     anything, and ``accuracy`` is None.
     """
-    history = [
-        {
-            "round": row["round"],
-            "accuracy": None if locked else row["accuracy"],
-            "client_accuracy": _pooled(row["clients"], "validation_accuracy", tested),
-        }
-        for row in rounds
-    ]
-    last = rounds[-1]["clients"] if rounds else {}
-    return {
-        "accuracy": history[-1]["accuracy"] if history else None,
-        "client_accuracy": history[-1]["client_accuracy"] if history else None,
-        "random_key_accuracy": _pooled(last, "random_key_accuracy", tested),
-        "locked": locked,
-        "rounds": history,
-    }
+    return VariantRound(
+        round=row.round,
+        accuracy=None if locked else row.accuracy,
+        client_accuracy=_pooled(row.clients, "validation_accuracy", tested),
+        **_leakage(report, attack, row.round),
+    )
 
 
-def _pooled(clients: Mapping[str, Facts], key: str, tested: ExampleCounts) -> float | None:
+def _pooled(clients: Mapping[str, ClientRow], key: str, tested: ExampleCounts) -> float | None:
     """Return a mean over clients, by the sizes of their validation shares where all are known."""
-    known = {name: c[key] for name, c in clients.items() if c[key] is not None}
+    found = {name: getattr(c, key) for name, c in clients.items()}
+    known = {name: float(value) for name, value in found.items() if value is not None}
     sizes = [tested.validation.get(name, 0) for name in known]
     weights = sizes if all(sizes) else [1] * len(known)
     products = (value * weight for value, weight in zip(known.values(), weights, strict=True))
     return sum(products) / sum(weights) if known else None
 
 
-_ATTACK = (
-    "attack", "attack_name", "tier", "images", "scored", "leaked", "undecided", "ssim", "psnr",
-    "label_accuracy", "identified_top1", "intervals", "baselines", "gradient_cosine", "seconds",
-    "iterations", "budget_seconds", "restarts",
-)  # fmt: skip
+def best_baseline(attack: AttackRow | None, score: str) -> float | None:
+    """Return the best mean SSIM or PSNR of a baseline without the gradient; None without one."""
+    found = [getattr(b, score) for b in attack.baselines.values()] if attack else []
+    return max((value for value in found if value is not None), default=None)
 
 
-def _leakage(facts: Facts | None) -> Facts:
-    rows = [a for a in facts["attacks"] if a["client"] is None] if facts else []
-    attacks = [{key: a[key] for key in _ATTACK} for a in rows]
-    found = max(attacks, key=strength, default=None)
-    empty = {"mean": None, "low": None, "high": None, "best": None, "count": 0, "at_cap": 0}
+def _leakage(report: Report, attack: AttackRow | None, number: int) -> dict[str, Any]:
+    """Return what the strongest attack got from one round, as fields of `VariantRound`."""
+    there = [
+        row
+        for row in report.leakage
+        if attack and (row.attack, row.tier, row.round) == (attack.attack, attack.tier, number)
+    ]
     return {
-        "attack": found and {key: found[key] for key in ("attack", "attack_name", "tier")},
-        "images": found["images"] if found else 0,
-        "scored": found["scored"] if found else 0,
-        "leaked": found["leaked"] if found else 0,
-        "undecided": found["undecided"] if found else 0,
-        "ssim": found["ssim"] if found else empty,
-        "psnr": found["psnr"] if found else empty,
-        "label_accuracy": found["label_accuracy"] if found else None,
-        "identified_top1": found["identified_top1"] if found else None,
-        "baseline_ssim": best_baseline(found, "ssim") if found else None,
-        "baseline_psnr": best_baseline(found, "psnr") if found else None,
-        "attacks": attacks,
-        "tiers": [tier for tier in TIERS if any(a["tier"] == tier for a in attacks)],
-        "leakage": _by_round(facts, found) if facts and found else [],
+        "leaked": sum(row.leaked for row in there),
+        "scored": sum(row.scored for row in there),
+        "ssim": mean(r.ssim_mean for r in there for _ in range(r.scored)),
     }
 
 
-def best_baseline(attack: Facts, score: str) -> float | None:
-    """Return the best mean SSIM or PSNR of a baseline without the gradient; None without one."""
-    found = [b[score] for b in attack["baselines"].values() if b[score] is not None]
-    return max(found, default=None)
+def _costs(rounds: Sequence[RoundFacts], folder: Path) -> Costs:
+    clients = [c for row in rounds for c in row.clients.values()]
+    uploads = Captures(folder / "captures").index
+    return Costs(
+        seconds_per_step=_median(
+            c.seconds / c.local_steps for c in clients if c.seconds is not None and c.local_steps
+        ),
+        seconds_in_defense=_median(c.defense_seconds for c in clients),
+        seconds_per_round=_median(row.seconds for row in rounds),
+        bytes_per_upload=mean(c.uploaded or upload_bytes(c.folder) for c in uploads if c.folder),
+    )
 
 
-def _by_round(facts: Facts, attack: Facts) -> list[Facts]:
-    mine = [
-        row
-        for row in facts["leakage"]
-        if (row["attack"], row["tier"]) == (attack["attack"], attack["tier"])
-    ]
-    result = []
-    for number in sorted({row["round"] for row in mine}):
-        there = [row for row in mine if row["round"] == number]
-        result.append(
-            {
-                "round": number,
-                "leaked": sum(row["leaked"] for row in there),
-                "scored": sum(row["scored"] for row in there),
-                "ssim_mean": mean(r["ssim_mean"] for r in there for _ in range(r["scored"])),
+def compared(rows: Sequence[VariantRow], measure: str, tested: ExampleCounts) -> list[VariantRow]:
+    """Return the rows with their costs and accuracy held against the undefended run's."""
+    control = next((row for row in rows if row.variant == UNDEFENDED), None)
+    found = []
+    for row in rows:
+        base = control.costs if control else Costs()
+        costs = row.costs.model_copy(
+            update={
+                "time_ratio": _ratio(row.costs.seconds_per_step, base.seconds_per_step),
+                "bytes_ratio": _ratio(row.costs.bytes_per_upload, base.bytes_per_upload),
             }
         )
-    return result
+        shown = _shown(row, control, measure, tested)
+        found.append(row.model_copy(update={"costs": costs, "shown": shown}))
+    return found
 
 
-def _costs(rounds: Sequence[Facts], folder: Path) -> Facts:
-    clients = [c for row in rounds for c in row["clients"].values()]
-    uploads = Captures(folder / "captures").index
-    return {
-        "seconds_per_step": _median(
-            c["seconds"] / c["local_steps"]
-            for c in clients
-            if c["seconds"] is not None and c["local_steps"]
-        ),
-        "seconds_in_defense": _median(c["defense_seconds"] for c in clients),
-        "seconds_per_round": _median(row["seconds"] for row in rounds),
-        "bytes_per_upload": mean(c.uploaded or upload_bytes(c.folder) for c in uploads if c.folder),
-    }
+def _shown(
+    row: VariantRow, control: VariantRow | None, measure: str, tested: ExampleCounts
+) -> ShownAccuracy:
+    """Return the accuracy by which variants are compared, with its interval and its change."""
+
+    def of(one: VariantRow) -> float | None:
+        return one.client_accuracy if measure == "clients" else one.accuracy
+
+    value, before = of(row), of(control) if control else None
+    low, high = wilson(value, tested.count(measure)) or (None, None)
+    change = None if value is None or before is None else value - before
+    return ShownAccuracy(value=value, low=low, high=high, change=change)
 
 
-def add_ratios(rows: Sequence[Facts]) -> None:
-    """Add to each row how its costs and accuracy compare with the undefended run's."""
-    control = next((row for row in rows if row["variant"] == UNDEFENDED), None)
-    for row in rows:
-        for name, key in (("time_ratio", "seconds_per_step"), ("bytes_ratio", "bytes_per_upload")):
-            base = control[key] if control else None
-            row[name] = row[key] / base if base and row[key] is not None else None
-        for name in ("accuracy", "client_accuracy"):
-            base = control[name] if control else None
-            known = base is not None and row[name] is not None
-            row[f"{name}_change"] = row[name] - base if known else None
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if base and value is not None else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from bract.schema.report import Spread
+
 HEIGHT = 190
 COLOURS = 6
 _LABEL_GAP = 15
 _MOST_POINTS = 12
-
-Facts = dict[str, Any]
 
 
 @dataclass
@@ -164,17 +164,17 @@ def _short(name: str, length: int) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
-def score_bar(score: Facts, *, baseline: float | None, threshold: float, title: str) -> Markup:
+def score_bar(score: Spread, *, baseline: float | None, threshold: float, title: str) -> Markup:
     """Draw a mean on a scale from 0 to 1, with its interval, the threshold and the best
     baseline."""
     parts = [_line("0%", 8, "100%", 8, "track")]
     parts.append(_line(_across(threshold), 3, _across(threshold), 13, "reference"))
     if baseline is not None:
         parts.append(_line(_across(baseline), 3, _across(baseline), 13, "baseline"))
-    if score["low"] is not None and score["high"] is not None:
-        parts.append(_line(_across(score["low"]), 8, _across(score["high"]), 8, "interval"))
-    if score["mean"] is not None:
-        parts.append(_dot(_across(score["mean"]), 8, 4, "point"))
+    if score.low is not None and score.high is not None:
+        parts.append(_line(_across(score.low), 8, _across(score.high), 8, "interval"))
+    if score.mean is not None:
+        parts.append(_dot(_across(score.mean), 8, 4, "point"))
     return Markup(
         '<svg class="bar" height="16" width="100%" role="img" aria-label="{0}">{1}</svg>'
     ).format(title, Markup("").join(parts))

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from bract.report.facts.summary import strength
+from bract.report.order import strength
 from bract.report.page.charts import COLOURS, Series, colours, line_chart, score_bar
+from bract.schema import Report, Tier
+from bract.schema.report import AttackRow, ClientFacts, LeakageRow
 
-Facts = dict[str, Any]
+
+@dataclass(frozen=True)
+class LeakageChart:
+    """SSIM by round under one attack of one tier, and the rows behind it."""
+
+    attack: str
+    tier: Tier
+    svg: Markup
+    rows: list[LeakageRow]
 
 
-def client_colours(facts: Facts) -> dict[str, str]:
+def client_colours(facts: Report) -> dict[str, str]:
     """Return a colour class for each client; with many clients the worst hit are coloured."""
-    rows = facts["clients"]
+    rows = facts.clients
     if len(rows) > COLOURS:
         rows = sorted(rows, key=_worst_first)
-    return colours([row["client"] for row in rows])
+    return colours([row.client for row in rows])
 
 
-def _worst_first(row: Facts) -> tuple[float, ...]:
-    found = strength(row["strongest"]) if row["strongest"] else (-2.0, -2.0, -2.0)
+def _worst_first(row: ClientFacts) -> tuple[float, ...]:
+    found = strength(row.strongest) if row.strongest else (-2.0, -2.0, -2.0)
     return tuple(-value for value in found)
 
 
-def leakage_charts(facts: Facts, css: dict[str, str]) -> list[Facts]:
-    """Return one chart of SSIM by round for each attack and tier: ``attack``, ``tier``, ``svg``."""
+def leakage_charts(facts: Report, css: dict[str, str]) -> list[LeakageChart]:
+    """Return one chart of SSIM by round for each attack and tier."""
     charts = []
-    threshold = facts["verdict"]["thresholds"]["ssim"]
-    seen = dict.fromkeys((row["attack_name"], row["tier"]) for row in facts["leakage"])
+    threshold = facts.verdict.thresholds.ssim
+    seen = dict.fromkeys((row.attack_name, row.tier) for row in facts.leakage)
     for attack, tier in seen:
-        rows = [r for r in facts["leakage"] if (r["attack_name"], r["tier"]) == (attack, tier)]
-        clients = [name for name in css if any(r["client"] == name for r in rows)]
+        rows = [r for r in facts.leakage if (r.attack_name, r.tier) == (attack, tier)]
+        clients = [name for name in css if any(r.client == name for r in rows)]
         series = [
             _client_series(facts, name, css[name], _shift(i, min(len(clients), COLOURS)), rows)
             for i, name in enumerate(clients)
@@ -44,7 +54,7 @@ def leakage_charts(facts: Facts, css: dict[str, str]) -> list[Facts]:
             last_round=_last_round(facts),
             reference=threshold,
         )
-        charts.append({"attack": attack, "tier": tier, "svg": svg, "rows": rows})
+        charts.append(LeakageChart(attack, tier, svg, rows))
     return charts
 
 
@@ -53,40 +63,38 @@ def _shift(position: int, clients: int) -> float:
 
 
 def _client_series(
-    facts: Facts, client: str, css: str, shift: float, rows: Sequence[Facts]
+    facts: Report, client: str, css: str, shift: float, rows: Sequence[LeakageRow]
 ) -> Series:
     line = Series(client, css, shift=shift, label=css != "rest")
-    mine = [r for r in rows if r["client"] == client]
-    line.points = [(r["round"], r["ssim_mean"]) for r in mine if r["ssim_mean"] is not None]
+    mine = [r for r in rows if r.client == client]
+    line.points = [(r.round, r.ssim_mean) for r in mine if r.ssim_mean is not None]
     if css == "rest":
         return line
-    line.ticks = [(r["round"], r["baseline_ssim"]) for r in mine if r["baseline_ssim"] is not None]
-    for o in facts["observations"]:
-        if (o["client"], o["attack"], o["tier"]) == (client, mine[0]["attack"], mine[0]["tier"]):
+    line.ticks = [(r.round, r.baseline_ssim) for r in mine if r.baseline_ssim is not None]
+    for o in facts.observations:
+        if (o.client, o.attack, o.tier) == (client, mine[0].attack, mine[0].tier):
             line.marks += [
-                (o["round"], image["scores"]["ssim"], bool(image["leaked"]))
-                for image in o["images"]
-                if image["scores"] and image["scores"]["ssim"] is not None
+                (o.round, image.scores.ssim, bool(image.leaked))
+                for image in o.images
+                if image.scores and image.scores.ssim is not None
             ]
     return line
 
 
-def accuracy_chart(facts: Facts, css: dict[str, str]) -> Markup | None:
+def accuracy_chart(facts: Report, css: dict[str, str]) -> Markup | None:
     """Return accuracy by round: the global model's, and each client's on its own validation data.
 
     None where no round recorded any.
     """
     whole = Series("global", "total")
-    whole.points = [
-        (r["round"], r["accuracy"]) for r in facts["rounds"] if r["accuracy"] is not None
-    ]
+    whole.points = [(r.round, r.accuracy) for r in facts.rounds if r.accuracy is not None]
     series = []
     for name, colour in css.items():
         line = Series(name, colour, label=colour != "rest")
         line.points = [
-            (r["round"], r["clients"][name]["validation_accuracy"])
-            for r in facts["rounds"]
-            if r["clients"].get(name, {}).get("validation_accuracy") is not None
+            (r.round, accuracy)
+            for r in facts.rounds
+            if name in r.clients and (accuracy := r.clients[name].validation_accuracy) is not None
         ]
         series.append(line)
     if not any(line.points for line in [whole, *series]):
@@ -95,17 +103,17 @@ def accuracy_chart(facts: Facts, css: dict[str, str]) -> Markup | None:
     return line_chart([*series, whole], title=title, last_round=_last_round(facts), percent=True)
 
 
-def bar(row: Facts, facts: Facts) -> Markup:
+def bar(row: AttackRow, facts: Report) -> Markup:
     """Return an attack row's mean SSIM as a bar with interval, threshold and best baseline."""
-    baselines = [b["ssim"] for b in row["baselines"].values() if b["ssim"] is not None]
+    baselines = [b.ssim for b in row.baselines.values() if b.ssim is not None]
     return score_bar(
-        row["ssim"],
+        row.ssim,
         baseline=max(baselines, default=None),
-        threshold=facts["verdict"]["thresholds"]["ssim"],
+        threshold=facts.verdict.thresholds.ssim,
         title="Mean SSIM on a scale from 0 to 1",
     )
 
 
-def _last_round(facts: Facts) -> int:
-    rounds: list[int] = [row["round"] for row in [*facts["rounds"], *facts["leakage"]]]
-    return max([*rounds, facts["run"]["rounds_planned"] or 0])
+def _last_round(facts: Report) -> int:
+    rounds = [row.round for row in facts.rounds] + [row.round for row in facts.leakage]
+    return max([*rounds, facts.run.rounds_planned or 0])

@@ -79,7 +79,7 @@ def difference(
 def _read(root: Path, name: str) -> bytes | None:
     """Return a whole PNG of the run directory; None where it is not one."""
     try:
-        # The name comes from a file of the run directory, which may be somebody else's.
+        # The name comes from a file of the run directory, which may be another party's.
         path = (root / name).resolve()
         if not path.is_relative_to(root.resolve()):
             return None

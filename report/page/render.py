@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bract.config import dump_config
 from bract.files import write_text
-from bract.report.facts import formatting
-from bract.report.facts.facts import gather
-from bract.report.facts.glossary import GLOSSARY
-from bract.report.facts.summary import severity
+from bract.report.facts import gather
+from bract.report.order import severity
 from bract.report.page import boosting, figures
 from bract.report.page.charts import loss_curve
 from bract.report.page.pictures import Picture, difference, picture
+from bract.report.words import formatting
+from bract.report.words.glossary import GLOSSARY
 from bract.schema import Report
+from bract.schema.report import ImageFacts, ObservationFacts
 from bract.strict_json import dump_json
 
 STRIP_IMAGES = 8
 GALLERY_IMAGES = 240
 
-Facts = dict[str, Any]
 
 _HERE = Path(__file__).parent
 
@@ -34,15 +35,8 @@ def write_report(run_dir: Path, redact: bool = False) -> Path:
     """Write ``report.html`` and ``report.json`` into a run directory; return the former's path.
 
     Both replace earlier ones whole, and only their owner may read them (mode 0600): they show
-    personal data. With ``redact`` both hold the fields alone that `bract.schema.report` lists as
-    public: no picture, no picture's file name, no recovered or true label of a single image.
-
-    Raises
-    ------
-    BractError
-        If ``run_dir`` is no run directory, or the files cannot be written.
-    SchemaError
-        If a file in it has another schema version than this one reads.
+    personal data. With ``redact`` both hold public fields alone: no picture, no picture's file
+    name, no recovered or true label of a single image.
     """
     report = gather(run_dir)
     if redact:
@@ -56,42 +50,46 @@ def write_report(run_dir: Path, redact: bool = False) -> Path:
 def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
     """Return the page for `gather`'s facts; pictures are read from ``run_dir``.
 
-    ``live`` is how the run stands, for a page that grows while it is watched.
+    ``live`` is the state of the run, for a page that grows while it is watched.
     """
-    facts = report.to_dict()
-    css = figures.client_colours(facts)
+    css = figures.client_colours(report)
 
     def show(name: str | None) -> Picture:
         return picture(run_dir, name, redact=report.redacted)
 
-    def apart(image: Facts) -> Picture | None:
-        original, rebuilt = image["original"], image["reconstruction"]
-        return difference(run_dir, original, rebuilt, redact=report.redacted)
+    def apart(image: ImageFacts) -> Picture | None:
+        return difference(run_dir, image.original, image.reconstruction, redact=report.redacted)
 
-    worst = facts["worst"]
     return (
         templates()
         .get_template("report.html.j2")
         .render(
-            facts=facts,
+            facts=report,
             live=live,
             css=style("report.css"),
             colours=css,
-            worst=None if worst is None else facts["observations"][worst],
+            worst=None if report.worst is None else report.observations[report.worst],
             strip_images=STRIP_IMAGES,
-            gallery=_gallery(facts),
-            leakage_charts=figures.leakage_charts(facts, css),
-            accuracy_chart=figures.accuracy_chart(facts, css),
-            boosting=boosting.boosting_view(facts, css),
-            bar=lambda row: figures.bar(row, facts),
+            gallery=_gallery(report),
+            leakage_charts=figures.leakage_charts(report, css),
+            accuracy_chart=figures.accuracy_chart(report, css),
+            boosting=boosting.boosting_view(report, css),
+            bar=lambda row: figures.bar(row, report),
             loss_curve=loss_curve,
             pictures=SimpleNamespace(show=show, apart=apart),
             plural=formatting.plural,
             ranked=_ranked,
             glossary=GLOSSARY,
+            fragment=_fragment,
             config_yaml=dump_config(report.config) if report.config else None,
         )
     )
+
+
+def _fragment(folder: str, name: str, other: str) -> str:
+    """Return the template of a question or an input; ``other`` where it has none of its own."""
+    own = f"{folder}/{name}.html.j2"
+    return own if (_HERE / own).is_file() else f"{folder}/{other}.html.j2"
 
 
 def templates() -> Environment:
@@ -105,6 +103,7 @@ def templates() -> Environment:
     )
     environment.filters.update(
         num=formatting.number,
+        value=formatting.value,
         pct=formatting.percent,
         duration=formatting.duration,
         moment=formatting.moment,
@@ -122,48 +121,59 @@ def style(*names: str) -> Markup:
     return Markup("\n".join((_HERE / name).read_text(encoding="utf-8") for name in names))
 
 
-def _ranked(images: list[Facts]) -> list[Facts]:
+def _ranked(images: Sequence[ImageFacts]) -> list[ImageFacts]:
     """Order images worst first: what leaked, then by SSIM; those without stay in their order."""
 
-    def rank(image: Facts) -> tuple[bool, float]:
-        ssim = image["scores"]["ssim"] if image["scores"] else None
-        return not image["leaked"], math.inf if ssim is None else -ssim
+    def rank(image: ImageFacts) -> tuple[bool, float]:
+        ssim = image.scores.ssim if image.scores else None
+        return not image.leaked, math.inf if ssim is None else -ssim
 
     return sorted(images, key=rank)
 
 
-def _gallery(facts: Facts) -> Facts:
-    """Choose the observations to show, worst first: all, or up to `GALLERY_IMAGES` images.
+@dataclass(frozen=True)
+class GalleryRound:
+    """What was reconstructed of one round, over the observations that are shown."""
 
-    ``rounds`` has an entry for each round shown, ``start`` is the round that the page opens at.
-    """
-    observations = facts["observations"]
-    able = [o for o in observations if o["images"] and not o["refused"]]
+    round: int
+    images: int
+    scored: int
+    leaked: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The observations that are shown, worst first, of ``total``; ``start`` is the first round."""
+
+    shown: list[ObservationFacts]
+    total: int
+    rounds: list[GalleryRound]
+    start: int | None
+
+
+def _gallery(report: Report) -> Gallery:
+    """Choose the observations to show, worst first: all, or up to `GALLERY_IMAGES` images."""
+    able = [o for o in report.observations if o.images and not o.refused]
     able.sort(key=lambda o: tuple(-s for s in severity(o)))
-    shown: list[Facts] = []
+    shown: list[ObservationFacts] = []
     budget = GALLERY_IMAGES
     for observation in able:
-        if shown and len(observation["images"]) > budget:
+        if shown and len(observation.images) > budget:
             break
         shown.append(observation)
-        budget -= len(observation["images"])
-    numbers = sorted({o["round"] for o in shown})
-    return {
-        "shown": shown,
-        "total": len(able),
-        "rounds": [_round(facts, shown, number) for number in numbers],
-        "start": shown[0]["round"] if shown else None,
-    }
-
-
-def _round(facts: Facts, shown: list[Facts], number: int) -> Facts:
-    """Count what came back of one round, over the observations that are shown."""
-    mine = [o for o in shown if o["round"] == number]
-    accuracy = [r["accuracy"] for r in facts["rounds"] if r["round"] == number]
-    return {
-        "round": number,
-        "images": sum(len(o["images"]) for o in mine),
-        "scored": sum(o["scored"] for o in mine),
-        "leaked": sum(o["leaked"] for o in mine),
-        "accuracy": next(iter(accuracy), None),
-    }
+        budget -= len(observation.images)
+    accuracy = {row.round: row.accuracy for row in report.rounds}
+    rounds = []
+    for number in sorted({o.round for o in shown}):
+        mine = [o for o in shown if o.round == number]
+        rounds.append(
+            GalleryRound(
+                round=number,
+                images=sum(len(o.images) for o in mine),
+                scored=sum(o.scored for o in mine),
+                leaked=sum(o.leaked for o in mine),
+                accuracy=accuracy.get(number),
+            )
+        )
+    return Gallery(shown, len(able), rounds, shown[0].round if shown else None)

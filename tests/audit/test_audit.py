@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from audited import request_of, with_keys
 from observing import one_step
 from reporting import gather
 from safetensors.torch import load_file
@@ -19,20 +20,20 @@ from torch.nn import functional as F
 
 from bract.attacks import Budget, Reconstruction, Trial, reconstruct
 from bract.attacks.problem.case import open_case
-from bract.audit import batches
 from bract.audit.audit import Audit
-from bract.audit.choice import AuditChoice
-from bract.audit.scoring import judging, scoring
-from bract.audit.scoring.judging import Attempt, Judge
-from bract.audit.scoring.metrics import mse
-from bract.audit.scoring.scoring import Truth, score_images
-from bract.cli.audit import choose_audit, describe, parse_budget
+from bract.audit.questions.reconstruction import plan as batches
+from bract.audit.questions.reconstruction import score as judging
+from bract.audit.questions.reconstruction.score import Attempt, Judge
+from bract.audit.questions.reconstruction.scores import image
+from bract.audit.questions.reconstruction.scores.image import mse, score_images
+from bract.cli.audit import describe, parse_budget
 from bract.cli.console import print_json
 from bract.client.truth import save_truth
-from bract.config import build_config
+from bract.config import AuditRequest, build_config
 from bract.data import client_data, data_spec
 from bract.data import test_data as load_test_data
 from bract.errors import BractError
+from bract.inputs import Truth
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.rounding import rounded
@@ -42,7 +43,7 @@ from bract.rundir import RunDirectory
 from bract.schema import AuditResult, Signals
 from bract.seeds import derive_seed
 
-CHOICE = AuditChoice(attacks=("ig",), iterations=30, device="cpu")
+CHOICE = AuditRequest(attacks=["ig"], iterations=30, device="cpu")
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def execute(run: RunDirectory, choice: AuditChoice = CHOICE, *, resume: bool = False) -> Any:
+def execute(run: RunDirectory, choice: AuditRequest = CHOICE, *, resume: bool = False) -> Any:
     audit = Audit(run, choice, resume=resume)
     return [result.to_dict() for result in audit.execute(audit.plan())]
 
@@ -101,10 +102,10 @@ def execute(run: RunDirectory, choice: AuditChoice = CHOICE, *, resume: bool = F
 def test_the_truth_may_lie_where_the_server_has_no_eye(run: Any, tmp_path: Path) -> None:
     shutil.move(run.truth, tmp_path / "elsewhere")
     assert not any(facts["scored"] for facts in execute(run))
-    elsewhere = replace(CHOICE, truth=tmp_path / "elsewhere")
+    elsewhere = with_keys(CHOICE, truth=tmp_path / "elsewhere")
     assert all(facts["scored"] for facts in execute(run, elsewhere))
     with pytest.raises(BractError, match="holds none of the folders client-0, client-1"):
-        execute(run, replace(CHOICE, truth=tmp_path))
+        execute(run, with_keys(CHOICE, truth=tmp_path))
 
 
 def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run: Any) -> None:
@@ -116,16 +117,16 @@ def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run:
         assert path.stat().st_mode & 0o077 == 0
         assert facts["scored"]
         assert len(facts["images"]) == 2
-        for image in facts["images"]:
-            assert (path.parent / image["reconstruction"]).is_file()
-            assert (path.parent / image["original"]).is_file()
-            assert set(image["scores"]) == set(image["oracle"])
+        for row in facts["images"]:
+            assert (path.parent / row["reconstruction"]).is_file()
+            assert (path.parent / row["original"]).is_file()
+            assert set(row["scores"]) == set(row["oracle"])
         names = {"class_mean", "random_image", "prior_only"}
         assert names == set(facts["baselines"])
         for name in names:
             each = [image["baselines"][name]["ssim"] for image in facts["images"]]
             assert sum(each) / 2 == pytest.approx(facts["baselines"][name]["ssim"])
-        assert facts["diagnosis"]["truth_check"]["cosine"] > 1 - 1e-6
+        assert facts["signals"]["truth_check"]["cosine"] > 1 - 1e-6
         assert facts["label_accuracy"] == 1.0
         assert facts["candidates"] == 100
         assert facts["selection"] == "blind"
@@ -134,7 +135,8 @@ def test_an_audit_leaves_scores_pictures_and_baselines_for_each_observation(run:
 
 def test_a_gradient_says_more_than_no_gradient(run: Any) -> None:
     (facts,) = execute(
-        run, AuditChoice(("ig",), clients=frozenset({"client-0"}), iterations=400, device="cpu")
+        run,
+        AuditRequest(attacks=["ig"], clients=["client-0"], iterations=400, device="cpu"),
     )
     psnr = sum(image["scores"]["psnr"] for image in facts["images"]) / 2
     assert psnr > facts["baselines"]["prior_only"]["psnr"] + 1
@@ -188,9 +190,9 @@ def test_an_audit_is_reproducible(run: Any) -> None:
 
 def test_choosing_nothing_is_an_error(run: Any) -> None:
     with pytest.raises(BractError, match="no capture to attack"):
-        Audit(run, AuditChoice(("ig",), rounds=frozenset({9}))).plan()
+        Audit(run, AuditRequest(attacks=["ig"], rounds=[9])).plan()
     with pytest.raises(BractError, match="unknown attack 'igg'"):
-        Audit(run, AuditChoice(("igg",)))
+        Audit(run, AuditRequest(attacks=["igg"]))
 
 
 def left_by(run: Any, attack: Any = "ig") -> Any:
@@ -200,9 +202,9 @@ def left_by(run: Any, attack: Any = "ig") -> Any:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rounds": frozenset({9})}, "captured were rounds 1"),
-        ({"clients": frozenset({"client-0", "cleint-1"})}, "there are client-0, client-1"),
-        ({"clients": frozenset({"aggregate"})}, "belongs to --tier colluding"),
+        ({"rounds": [9]}, "captured were rounds 1"),
+        ({"clients": ["client-0", "cleint-1"]}, "there are client-0, client-1"),
+        ({"clients": ["aggregate"]}, "belongs to --tier colluding"),
         ({"device": "cuda:99"}, "CUDA devices found"),
         ({"truth": Path("nowhere")}, "holds none of the folders client-0, client-1"),
         ({"tier": "colluding", "key": "nowhere.pem"}, "holds no aggregates"),
@@ -211,20 +213,20 @@ def left_by(run: Any, attack: Any = "ig") -> Any:
 def test_a_choice_that_cannot_be_attacked_costs_no_earlier_result(
     run: Any, options: Any, said: Any
 ) -> None:
-    execute(run, replace(CHOICE, iterations=3))
+    execute(run, with_keys(CHOICE, iterations=3))
     before = left_by(run)
     assert len(before) == 10
     with pytest.raises(BractError, match=said):
-        execute(run, replace(CHOICE, **options))
+        execute(run, with_keys(CHOICE, **options))
     assert left_by(run) == before
 
 
 def test_results_of_who_was_not_chosen_stay_and_stale_repeats_go(run: Any) -> None:
-    few = replace(CHOICE, iterations=3)
-    execute(run, replace(few, repeats=2))
+    few = with_keys(CHOICE, iterations=3)
+    execute(run, with_keys(few, repeats=2))
     before = left_by(run)
     others = [name for name in before if "client-1" in name]
-    audit = Audit(run, replace(few, clients=frozenset({"client-0"})))
+    audit = Audit(run, with_keys(few, clients=["client-0"]))
     batches = audit.plan()
     assert left_by(run) == before
     list(audit.execute(batches))
@@ -236,7 +238,7 @@ def test_results_of_who_was_not_chosen_stay_and_stale_repeats_go(run: Any) -> No
 
 
 def test_resume_repeats_what_was_refused_or_had_other_settings(run: Any) -> None:
-    few = replace(CHOICE, iterations=3)
+    few = with_keys(CHOICE, iterations=3)
     execute(run, few)
     assert Audit(run, few, resume=True).plan() == []
     for other in (
@@ -246,16 +248,16 @@ def test_resume_repeats_what_was_refused_or_had_other_settings(run: Any) -> None
         {"max_images": 1},
         {"iterations": None, "seconds": 0.5},
     ):
-        plan = Audit(run, replace(few, **other), resume=True).plan()
+        plan = Audit(run, with_keys(few, **other), resume=True).plan()
         assert sum(len(batch.captures) for batch in plan) == 2, other
-    execute(run, replace(few, iterations=4), resume=True)
+    execute(run, with_keys(few, iterations=4), resume=True)
     facts = Audit(run, few, resume=True).results()
     assert [r.budget.iterations for r in facts] == [4, 4]
     path = run.audit / "ig" / "round-0001--client-1.json"
     path.write_text(
         json.dumps(facts[1].to_dict() | {"refused": "a reason of the past", "images": []})
     )
-    (again,) = execute(run, replace(few, iterations=4), resume=True)
+    (again,) = execute(run, with_keys(few, iterations=4), resume=True)
     assert (again["client"], again["refused"]) == ("client-1", None)
 
 
@@ -265,13 +267,13 @@ def due(run: Any, choice: Any, caplog: Any) -> Any:
     audit = Audit(run, choice, resume=True)
     batches = audit.plan()
     if batches:
-        audit._begin()
+        audit.questions["reconstruction"].begin(resume=True)
     said = [r.getMessage() for r in caplog.records if "attacked again" in r.getMessage()]
     return sorted(c.client for batch in batches for c in batch.captures), " | ".join(said)
 
 
 BOTH = ["client-0", "client-1"]
-FEW = replace(CHOICE, iterations=3)
+FEW = with_keys(CHOICE, iterations=3)
 
 
 @pytest.mark.parametrize(
@@ -325,19 +327,19 @@ def test_resume_scores_again_on_another_truth_and_keeps_scores_whose_truth_has_g
 
 
 def test_resume_heeds_other_weak_seeds_where_the_tier_tries_them(run: Any, caplog: Any) -> None:
-    adaptive = replace(FEW, tier="adaptive", weak_seeds=5)
+    adaptive = with_keys(FEW, tier="adaptive", weak_seeds=5)
     for choice in (FEW, adaptive):
         execute(run, choice)
-    assert due(run, replace(FEW, weak_seeds=9), caplog) == ([], "")
+    assert due(run, with_keys(FEW, weak_seeds=9), caplog) == ([], "")
     assert due(run, adaptive, caplog) == ([], "")
-    clients, told = due(run, replace(adaptive, weak_seeds=9), caplog)
+    clients, told = due(run, with_keys(adaptive, weak_seeds=9), caplog)
     assert clients == BOTH
-    assert "--weak-seeds was 5, is 9" in told
+    assert "audit.weak_seeds was 5, is 9" in told
 
 
 def test_an_adaptive_result_depends_on_the_clients_earlier_captures(run: Any, caplog: Any) -> None:
-    first = replace(FEW, tier="adaptive", rounds=frozenset({1}))
-    second = replace(first, rounds=frozenset({2}))
+    first = with_keys(FEW, tier="adaptive", rounds=[1])
+    second = with_keys(first, rounds=[2])
     store = ObservationStore(run.captures)
     seen = store.load(run.captures / "round-0001" / "client-0")
     store.save(replace(seen, round=2))
@@ -353,12 +355,12 @@ def test_an_adaptive_result_depends_on_the_clients_earlier_captures(run: Any, ca
 def test_resume_scores_what_was_unscored_where_the_truth_is_there_by_now(
     run: Any, tmp_path: Path
 ) -> None:
-    few = replace(CHOICE, iterations=3)
+    few = with_keys(CHOICE, iterations=3)
     shutil.move(run.truth, tmp_path / "elsewhere")
     assert [r["scored"] for r in execute(run, few)] == [False, False]
     assert Audit(run, few, resume=True).plan() == []
-    again = execute(run, replace(few, truth=tmp_path / "elsewhere"), resume=True)
-    assert [r["scored"] for r in again] == [True, True]
+    again = execute(run, with_keys(few, truth=tmp_path / "elsewhere"), resume=True)
+    assert [r["scored"] for r in again] == [2, 2]
 
 
 def test_baselines_are_about_the_original_that_an_image_was_matched_with(run: Any) -> None:
@@ -409,14 +411,14 @@ def test_numbers_that_are_not_finite_leave_strict_json(
     run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nan = float("nan")
-    monkeypatch.setattr(scoring, "ssim", lambda images, _: torch.full((len(images),), nan))
+    monkeypatch.setattr(image, "ssim", lambda images, _: torch.full((len(images),), nan))
     monkeypatch.setattr(judging, "signals", lambda *_, **__: Signals(scale=float("inf"), norm=nan))
-    results = execute(run, replace(CHOICE, iterations=3))
+    results = execute(run, with_keys(CHOICE, iterations=3))
     for facts in results:
         path = run.audit / "ig" / f"round-0001--{facts['client']}.json"
         assert strict(path.read_text()) == facts
         assert facts["images"][0]["scores"]["ssim"] is None
-        assert facts["diagnosis"]["scale"] is None and facts["diagnosis"]["norm"] is None
+        assert facts["signals"]["scale"] is None and facts["signals"]["norm"] is None
     assert "none of them with finite scores" in describe(AuditResult(**results[0]))
     print_json([{"loss": float("inf"), "pair": (nan, 1)}])
     assert strict(capsys.readouterr().out) == [{"loss": None, "pair": [None, 1]}]
@@ -441,7 +443,7 @@ def test_a_reconstruction_without_a_finite_loss_has_a_strict_summary() -> None:
         ),
         settings={"trials": [{"residual": -float("inf")}], "evidence": (nan, 1)},
     )
-    facts = found.summary()
+    facts = found.record().to_dict()
     assert strict(json.dumps(facts)) == facts
     assert facts["failed"] and facts["final_loss"] is None and facts["trials"][0]["loss"] is None
     assert facts["loss_curve"] == [[0, None], [1, None], [2, 0.5]]
@@ -452,7 +454,7 @@ def test_captures_of_somebodys_own_app_are_audited_unscored(run: Any, tmp_path: 
     theirs = tmp_path / "theirs" / "captures"
     shutil.copytree(run.captures, theirs)
     results = execute(RunDirectory.open(theirs))
-    assert [r["scored"] for r in results] == [False, False]
+    assert [r["scored"] for r in results] == [0, 0]
     assert (theirs.parent / "audit" / "ig" / "round-0001--client-0.json").is_file()
     page = write_report(theirs.parent)
     assert "client-1" in page.read_text()
@@ -478,8 +480,8 @@ main()
 
 
 def test_an_audit_that_is_killed_goes_on_in_the_middle_of_its_attack(run: Any) -> None:
-    choice = AuditChoice(("grnn",), iterations=150, device="cpu")
-    arguments = [str(run.root), "--attack", "grnn", "--iterations", "150", "--device", "cpu"]
+    choice = AuditRequest(attacks=["grnn"], iterations=150, device="cpu")
+    arguments = [str(run.root), "--attack", "grnn", "--budget", "150", "--device", "cpu"]
     audit = subprocess.run(
         [sys.executable, "-P", "-c", KILLED, *arguments],
         capture_output=True,
@@ -511,7 +513,7 @@ def test_an_audit_that_is_killed_goes_on_in_the_middle_of_its_attack(run: Any) -
 
 
 def test_baselines_do_not_go_by_which_upload_was_scored_first(run: Any) -> None:
-    choice = replace(CHOICE, iterations=2, batch=1)
+    choice = with_keys(CHOICE, iterations=2, batch=1)
     found = []
     for order in (1, -1):
         audit = Audit(run, choice)
@@ -522,17 +524,14 @@ def test_baselines_do_not_go_by_which_upload_was_scored_first(run: Any) -> None:
 
 
 def test_a_budget_is_iterations_or_a_time(run: Any) -> None:
-    assert parse_budget("2000") == (2000, None)
-    assert parse_budget("90s") == (None, 90.0)
-    assert parse_budget(" 1.5 m ") == (None, 90.0)
-    assert parse_budget("1h") == (None, 3600.0)
+    assert parse_budget("2000") == {"iterations": 2000}
+    assert parse_budget("90s") == parse_budget(" 1.5 m ") == {"seconds": 90.0}
+    assert parse_budget("1h") == {"seconds": 3600.0}
     for text in ("", "0", "0s", "-5", "1.5", "soon", "5d"):
         with pytest.raises(BractError, match="--budget"):
             parse_budget(text)
-    choice = choose_audit(run.root, ["ig"], budget="0.5s", device="cpu")
+    choice = request_of(run.root, {"attacks": ["ig"], **parse_budget("0.5s"), "device": "cpu"})
     assert (choice.iterations, choice.seconds) == (None, 0.5)
-    with pytest.raises(BractError, match="give one of them"):
-        choose_audit(run.root, ["ig"], iterations=5, budget="9")
     results = execute(run, choice)
     assert [r["budget"]["iterations"] for r in results] == [None, None]
     assert [r["budget"]["seconds"] for r in results] == [0.5, 0.5]
@@ -549,7 +548,7 @@ def test_a_result_says_that_the_update_was_stored_rounded(run: Any) -> None:
     assert not any("rounded" in note for note in before["notes"])
     (note,) = [note for note in after["notes"] if "rounded" in note]
     assert "to bfloat16 (capture.dtype), by less than 1e-02 of their norm" in note
-    assert after["diagnosis"]["truth_check"]["cosine"] > 0.999
+    assert after["signals"]["truth_check"]["cosine"] > 0.999
     assert plain.rounded is None
 
 
@@ -588,9 +587,7 @@ def test_the_same_figures_in_memory_from_disk_and_through_the_audit(run: Any) ->
     assert one.loss_curve == two.loss_curve and one.final_loss == two.final_loss
     (facts,) = execute(
         run,
-        AuditChoice(
-            ("ig",), clients=frozenset({"client-0"}), iterations=30, restarts=2, device="cpu"
-        ),
+        AuditRequest(attacks=["ig"], clients=["client-0"], iterations=30, restarts=2, device="cpu"),
     )
     assert facts["seed"] == seed
     assert facts["final_loss"] == one.final_loss
@@ -604,7 +601,7 @@ def test_the_same_figures_in_memory_from_disk_and_through_the_audit(run: Any) ->
 
 
 def test_auto_is_audited_like_an_attack_and_names_what_it_chose(run: Any) -> None:
-    choice = AuditChoice(("auto",), clients=frozenset({"client-0"}), iterations=20, device="cpu")
+    choice = AuditRequest(attacks=["auto"], clients=["client-0"], iterations=20, device="cpu")
     (facts,) = execute(run, choice)
     assert facts["attack"] == "auto"
     assert facts["chosen_attack"] in {"best", "ig"}
@@ -618,8 +615,8 @@ def test_auto_is_audited_like_an_attack_and_names_what_it_chose(run: Any) -> Non
 
 
 def test_repeats_have_seeds_and_files_of_their_own_and_count_as_attempts(run: Any) -> None:
-    choice = AuditChoice(
-        ("ig",), clients=frozenset({"client-0"}), iterations=5, repeats=2, device="cpu"
+    choice = AuditRequest(
+        attacks=["ig"], clients=["client-0"], iterations=5, repeats=2, device="cpu"
     )
     first, second = execute(run, choice)
     assert (first["repeat"], second["repeat"]) == (0, 1)
@@ -654,7 +651,7 @@ def test_no_more_observations_are_in_memory_than_run_together(
 
     monkeypatch.setattr(ObservationStore, "load", counting)
     monkeypatch.setitem(batches.MOST, "cpu", 4)
-    choice = AuditChoice(("labels",), device="cpu")
+    choice = AuditRequest(attacks=["labels"], device="cpu")
     audit = Audit(run, choice)
     assert [len(batch.captures) for batch in audit.plan()] == [4] and not alive
     monkeypatch.setitem(batches.MOST, "cpu", 2)
@@ -690,7 +687,7 @@ def test_statistics_that_no_training_leaves_are_named_in_the_result(tmp_path: Pa
     store = ObservationStore(directory.captures)
     store.save(replace(seen, returned_buffers=lie))
     store.save(replace(seen, client="client-1"))
-    found = {r["client"]: r for r in execute(directory, replace(CHOICE, iterations=2))}
+    found = {r["client"]: r for r in execute(directory, with_keys(CHOICE, iterations=2))}
     (note,) = [n for n in found["client-0"]["notes"] if "left out" in n]
-    assert f"came back in round 1 were left out, since no training leaves them: {name}" in note
+    assert f"returned in round 1 were left out, since no training leaves them: {name}" in note
     assert not [n for n in found["client-1"]["notes"] if "left out" in n]

@@ -10,31 +10,31 @@ from typing import Any
 
 import pytest
 import torch
+from audited import attacked, with_keys
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from bract.audit.audit import Audit
-from bract.audit.captures import Capture, Captures
-from bract.audit.choice import AuditChoice
-from bract.audit.groups import distinct, over_rounds
+from bract.audit.captures import Capture, Captures, over_rounds
 from bract.audit.observer import CuriousClient
-from bract.audit.scoring.scoring import Truth
+from bract.audit.truth import distinct
 from bract.audit.worker import Worker
 from bract.client.truth import save_truth
-from bract.config import build_config
+from bract.config import AuditRequest, build_config
 from bract.data import client_data, data_spec
 from bract.errors import BractError
 from bract.files import write_tensors
+from bract.inputs import Truth
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.records import Contribution
 from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
+from bract.schema import AuditResult, MetricsRow
 from bract.strategies.aggregation import aggregate, fedavg_weights
 
-CHOICE = AuditChoice(attacks=("ig",), iterations=20, device="cpu", over_rounds=2)
+CHOICE = AuditRequest(attacks=["ig"], iterations=20, device="cpu", over_rounds=2)
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def execute(run: RunDirectory, choice: AuditChoice = CHOICE, *, resume: bool = False) -> list[Any]:
+def execute(run: RunDirectory, choice: AuditRequest = CHOICE, *, resume: bool = False) -> list[Any]:
     audit = Audit(run, choice, resume=resume)
-    return [result.to_dict() for result in audit.execute(audit.plan())]
+    return [result.to_dict() for result in attacked(audit)]
 
 
 def test_a_clients_rounds_are_attacked_so_many_at_a_time(run: RunDirectory) -> None:
@@ -113,7 +113,7 @@ def test_a_clients_rounds_are_attacked_so_many_at_a_time(run: RunDirectory) -> N
     joint = results[2]
     assert joint["settings"]["evidence"]["rounds"] == [2, 3]
     assert "2 rounds" in joint["components"]
-    assert joint["diagnosis"]["truth_check"]["cosine"] > 1 - 1e-6
+    assert joint["signals"]["truth_check"]["cosine"] > 1 - 1e-6
     assert joint["scored"] and len(joint["images"]) == 1
     # Other images in its rounds: every one of them is an original.
     assert results[3]["images"][0]["retrieval"]["choices"] == 2
@@ -125,8 +125,8 @@ def test_a_clients_rounds_are_attacked_so_many_at_a_time(run: RunDirectory) -> N
 
 
 def test_the_report_tells_them_from_attacks_on_single_uploads(run: RunDirectory) -> None:
-    execute(run, replace(CHOICE, clients=frozenset({"client-0"})))
-    execute(run, replace(CHOICE, clients=frozenset({"client-0"}), over_rounds=1))
+    execute(run, with_keys(CHOICE, clients=["client-0"]))
+    execute(run, with_keys(CHOICE, clients=["client-0"], over_rounds=1))
     write_report(run.root)
     facts = json.loads((run.root / "report.json").read_text())
     names = {row["attack_name"] for row in facts["attacks"]}
@@ -136,11 +136,11 @@ def test_the_report_tells_them_from_attacks_on_single_uploads(run: RunDirectory)
 
 
 def test_rounds_may_hold_parts_of_the_images(run: RunDirectory) -> None:
-    choice = replace(CHOICE, attacks=("multi-round",), clients=frozenset({"client-1"}))
+    choice = with_keys(CHOICE, attacks=("multi-round",), clients=["client-1"])
     (last,) = [r for r in execute(run, choice) if r["round"] == 3]
     assigned = last["settings"]["assigned"]
     assert [len(row) for row in assigned] == [1, 1]
-    assert last["scored"] and last["diagnosis"] is None
+    assert last["scored"] and last["signals"] is None
     assert last["images"][0]["retrieval"]["choices"] == 2
 
 
@@ -159,12 +159,12 @@ def test_a_result_tells_the_rounds_that_were_matched(
     spoil(run, spoilt)
     # Nothing of the round that is left out is held against what the other one gave.
     save_truth(run.truth / "client-0", spoilt, torch.zeros(1, 1, 8, 8), torch.tensor([1]))
-    choice = replace(CHOICE, clients=frozenset({"client-0"}))
+    choice = with_keys(CHOICE, clients=["client-0"])
     last = execute(run, choice)[-1]
     assert (last["round"], last["rounds"], last["refused"]) == (3, [left], None)
     assert f"over rounds: round {spoilt}, which could not be opened" in " ".join(last["notes"])
     assert last["images"][0]["retrieval"]["choices"] == 1
-    assert last["diagnosis"]["truth_check"]["cosine"] > 1 - 1e-6
+    assert last["signals"]["truth_check"]["cosine"] > 1 - 1e-6
     assert Audit(run, choice, resume=True).plan() == []
 
 
@@ -173,20 +173,20 @@ def test_an_earlier_round_that_cannot_be_read_is_left_out(
 ) -> None:
     folder = run.captures / "round-0002" / "client-0"
     cut_short(next(path for path in folder.iterdir() if path.suffix == ".safetensors"))
-    last = execute(run, replace(CHOICE, clients=frozenset({"client-0"})))[-1]
+    last = execute(run, with_keys(CHOICE, clients=["client-0"]))[-1]
     assert (last["rounds"], last["refused"]) == ([3], None)
     assert "round-0002/client-0: left out of the attack over rounds" in caplog.text
 
 
 def test_a_worker_may_leave_rounds_out_and_not_add_any(run: RunDirectory) -> None:
     spoil(run, 2)
-    choice = replace(CHOICE, clients=frozenset({"client-0"}))
+    choice = with_keys(CHOICE, clients=["client-0"])
     worker = Worker(run.root, run.root / ".workers", torch.get_num_threads())
     key = "round-0003/client-0"
     files = worker.attack(choice, "ig", 0, [key])
     audit = Audit(run, choice)
     (found,) = audit.accept(audit.batch("ig", 0, [key]), files)
-    assert found.rounds == [3]
+    assert isinstance(found, AuditResult) and found.rounds == [3]
     name = "round-0003--client-0.json"
     told = json.loads(files[name])
     for rounds in ([], [1, 3], [3, 2]):
@@ -196,7 +196,7 @@ def test_a_worker_may_leave_rounds_out_and_not_add_any(run: RunDirectory) -> Non
 
 
 def test_a_curious_client_attacks_the_others_by_the_global_models(run: RunDirectory) -> None:
-    choice = replace(CHOICE, attacks=("gauss-newton",), observer="client-1", over_rounds=1)
+    choice = with_keys(CHOICE, attacks=("gauss-newton",), observer="client-1", over_rounds=1)
     results = execute(run, choice)
     # After round 3 no model was kept.
     assert [(r["round"], r["members"]) for r in results] == [(1, ["client-0"]), (2, ["client-0"])]
@@ -205,7 +205,7 @@ def test_a_curious_client_attacks_the_others_by_the_global_models(run: RunDirect
     assert min(r["images"][0]["scores"]["psnr"] for r in results) > 30.0
     assert (run.audit / "gauss-newton-seen-by-client-1" / "round-0001--aggregate.json").is_file()
     assert Audit(run, choice, resume=True).plan() == []
-    together = execute(run, replace(choice, over_rounds=2))
+    together = execute(run, with_keys(choice, over_rounds=2))
     assert [r["rounds"] for r in together] == [[1, 2]]
     write_report(run.root)
     names = {
@@ -217,9 +217,9 @@ def test_a_curious_client_attacks_the_others_by_the_global_models(run: RunDirect
 
 def test_an_observer_that_cannot_look_is_refused(run: RunDirectory) -> None:
     with pytest.raises(BractError, match="no capture is of this client; there are client-0"):
-        execute(run, replace(CHOICE, observer="client-7"))
-    with pytest.raises(BractError, match="--observer goes with --tier oblivious"):
-        execute(run, replace(CHOICE, observer="client-1", tier="adaptive"))
+        execute(run, with_keys(CHOICE, observer="client-7"))
+    with pytest.raises(BractError, match=r"audit\.observer goes with --tier oblivious"):
+        execute(run, with_keys(CHOICE, observer="client-1", tier="adaptive"))
 
 
 def test_groups_count_from_the_last_round() -> None:
@@ -255,7 +255,7 @@ def tell_weights(run: RunDirectory, first: float | None, second: float | None) -
 
 
 def test_weights_that_are_none_are_refused(run: RunDirectory) -> None:
-    choice = replace(CHOICE, observer="client-1", over_rounds=1, rounds=frozenset({1}))
+    choice = with_keys(CHOICE, observer="client-1", over_rounds=1, rounds=[1])
     for first, second in ((-1.0, 2.0), (0.5, -0.5), (0.5, 5.0), (0.2, 0.2)):
         tell_weights(run, first, second)
         (found,) = execute(run, choice)
@@ -265,7 +265,7 @@ def test_weights_that_are_none_are_refused(run: RunDirectory) -> None:
 
 
 def test_other_weights_are_attacked_again(run: RunDirectory) -> None:
-    choice = replace(CHOICE, observer="client-1", over_rounds=1, rounds=frozenset({1}))
+    choice = with_keys(CHOICE, observer="client-1", over_rounds=1, rounds=[1])
     tell_weights(run, 0.5, 0.5)
     execute(run, choice)
     assert Audit(run, choice, resume=True).plan() == []
@@ -276,8 +276,10 @@ def test_other_weights_are_attacked_again(run: RunDirectory) -> None:
 def test_an_observer_that_is_alone_is_told_so(run: RunDirectory) -> None:
     for folder in run.captures.glob("round-*/client-0"):
         shutil.rmtree(folder)
-    with pytest.raises(BractError, match="--observer client-1: in no captured round did another"):
-        execute(run, replace(CHOICE, observer="client-1"))
+    with pytest.raises(
+        BractError, match=r"audit\.observer client-1: in no captured round did another"
+    ):
+        execute(run, with_keys(CHOICE, observer="client-1"))
 
 
 def cut_short(path: Path) -> None:
@@ -290,7 +292,7 @@ def keep_last_model(run: RunDirectory, name: str) -> Path:
 
 
 def test_a_kept_model_that_cannot_be_read_is_named(run: RunDirectory) -> None:
-    choice = replace(CHOICE, attacks=("gauss-newton",), observer="client-1", over_rounds=1)
+    choice = with_keys(CHOICE, attacks=("gauss-newton",), observer="client-1", over_rounds=1)
     last = keep_last_model(run, "last.safetensors")
     assert {c.round for batch in Audit(run, choice).plan() for c in batch.captures} == {1, 2, 3}
     cut_short(last)
@@ -304,9 +306,9 @@ def test_a_kept_model_of_no_round_is_named(run: RunDirectory) -> None:
     last = keep_last_model(run, "last.safetensors")
     write_tensors(last, load_file(last), about={"round": "third"})
     with pytest.raises(BractError, match=r"models/last.safetensors: cannot be read .*'third'"):
-        Audit(run, replace(CHOICE, observer="client-1", over_rounds=1))
+        Audit(run, with_keys(CHOICE, observer="client-1", over_rounds=1))
     write_tensors(last, load_file(last))
-    plan = Audit(run, replace(CHOICE, observer="client-1", over_rounds=1)).plan()
+    plan = Audit(run, with_keys(CHOICE, observer="client-1", over_rounds=1)).plan()
     assert {c.round for batch in plan for c in batch.captures} == {1, 2}
 
 

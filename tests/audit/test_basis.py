@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from audited import with_keys
 
 from bract.audit.basis import Basis, changes
-from bract.audit.captures import Captures
-from bract.audit.choice import AuditChoice
-from bract.config import build_config
+from bract.audit.observations import Observations
+from bract.config import AuditRequest, build_config
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
 from bract.versions import RESULT_CODE, code_digest
 
 ROOT = Path(__file__).parents[2]
-CHOICE = AuditChoice(attacks=("ig",), tier="adaptive")
+CHOICE = AuditRequest(attacks=["ig"], tier="adaptive")
 
 HARMLESS = {
     "bract.errors",
@@ -25,6 +25,7 @@ HARMLESS = {
     "bract.locks",
     "bract.logs",
     "bract.names",
+    "bract.permissions",
     "bract.plugins",
     "bract.references",
     "bract.rundir",
@@ -63,12 +64,12 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def basis(run: RunDirectory, choice: AuditChoice = CHOICE, number: int = 2) -> dict[str, str]:
+def basis(run: RunDirectory, choice: AuditRequest = CHOICE, number: int = 2) -> dict[str, str]:
     """The parts of one round, as a new process finds them."""
     code_digest.cache_clear()
-    captures = Captures(run.captures)
-    capture = next(c for c in captures.index if c.round == number)
-    return Basis(run, run.config(), choice, captures, run.truth, run.config().data).of(capture)
+    seen = Observations(run, with_keys(choice, tier="oblivious", key=None, models=[]))
+    seen.request = choice
+    return Basis(seen).of(next(c for c in seen.captures.index if c.round == number))
 
 
 def changed(run: RunDirectory, before: dict[str, str], **options: Any) -> list[str]:
@@ -140,7 +141,7 @@ def test_the_code_of_a_named_model_is_a_part(
     module = tmp_path / "a_model_of_theirs.py"
     module.write_text("def make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    choice = replace(CHOICE, models=frozenset({"a_model_of_theirs:make"}))
+    choice = with_keys(CHOICE, models=["a_model_of_theirs:make"])
     before = basis(run, choice)
     module.write_text("def make(): return 1\n")
     (said,) = changed(run, before, choice=choice)
@@ -188,7 +189,7 @@ def test_another_file_among_the_images_is_seen(run: RunDirectory, tmp_path: Path
 def test_a_colluding_clients_key_and_the_aggregates_so_far_are_a_part(
     run: RunDirectory, tmp_path: Path
 ) -> None:
-    choice = replace(CHOICE, tier="colluding", key=tmp_path / "key.pem")
+    choice = with_keys(CHOICE, tier="colluding", key=tmp_path / "key.pem")
     before = basis(run, choice)
     (run.aggregates / "round-0003.safetensors").write_bytes(b"later")
     assert changed(run, before, choice=choice) == []
@@ -202,9 +203,9 @@ def test_a_colluding_clients_key_and_the_aggregates_so_far_are_a_part(
 
 
 def test_a_capture_that_changes_while_an_audit_runs_is_read_again(run: RunDirectory) -> None:
-    captures = Captures(run.captures)
-    capture = next(c for c in captures.index if c.round == 2)
-    found = Basis(run, run.config(), CHOICE, captures, run.truth, run.config().data)
+    chosen = Observations(run, CHOICE)
+    capture = next(c for c in chosen.captures.index if c.round == 2)
+    found = Basis(chosen)
     before = found.of(capture)
     store = ObservationStore(run.captures)
     seen = store.load(store.folder(2, "client-0"))

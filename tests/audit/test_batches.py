@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from bract.audit import batches
-from bract.audit.batches import together
 from bract.audit.captures import Capture
+from bract.audit.questions.reconstruction import plan as batches
+from bract.audit.questions.reconstruction.plan import together
 from bract.protocol.observation import ClientDeclaration
 
 PLAIN = ClientDeclaration(algorithm="fedsgd", model="lenet", batch_size=2, num_examples=2)

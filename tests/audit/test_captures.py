@@ -6,10 +6,10 @@ import pytest
 
 from bract.audit.audit import Audit
 from bract.audit.captures import Capture, Captures
-from bract.audit.choice import AuditChoice
-from bract.audit.scoring.scoring import load_truth
+from bract.audit.truth import load_truth
 from bract.audit.uncaptured import read_missed
-from bract.cli.audit import choose_audits
+from bract.cli.audit import audit_requests
+from bract.config import AuditRequest
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
@@ -50,7 +50,7 @@ def test_a_model_of_somebodys_code_is_not_loaded_unless_it_was_named(
 
 def test_an_audit_of_captures_from_elsewhere_runs_none_of_their_code(tmp_path: Path) -> None:
     run = store(tmp_path, a="os:abort")
-    choice = AuditChoice(attacks=("ig",), iterations=1, device="cpu")
+    choice = AuditRequest(attacks=["ig"], iterations=1, device="cpu")
     with pytest.raises(
         BractError, match=r"if it is yours, name it: bract audit .*os:abort"
     ) as told:
@@ -67,7 +67,7 @@ def test_one_capture_of_a_foreign_model_is_refused_and_the_others_are_attacked(
     tmp_path: Path,
 ) -> None:
     run = store(tmp_path, a=REFERENCE, b="lenet")
-    audit = Audit(run, AuditChoice(attacks=("ig",), iterations=1, device="cpu"))
+    audit = Audit(run, AuditRequest(attacks=["ig"], iterations=1, device="cpu"))
     refused = {found.client: found.refused or "" for found in audit.execute(audit.plan())}
     assert f"--model {REFERENCE}" in refused["a"]
     assert "--model" not in refused["b"]
@@ -75,9 +75,9 @@ def test_one_capture_of_a_foreign_model_is_refused_and_the_others_are_attacked(
 
 def test_the_command_line_names_the_models_that_may_be_imported(tmp_path: Path) -> None:
     store(tmp_path, a=REFERENCE)
-    (choice,) = choose_audits(tmp_path, ["ig"], models=[REFERENCE])
+    (choice,) = audit_requests(tmp_path, {"attacks": ["ig"]}, models=[REFERENCE])
     Audit(RunDirectory.open(tmp_path), choice)
-    (other,) = choose_audits(tmp_path, ["ig"], models=["x:y"])
+    (other,) = audit_requests(tmp_path, {"attacks": ["ig"]}, models=["x:y"])
     with pytest.raises(BractError, match="--model x:y: no capture declares it"):
         Audit(RunDirectory.open(tmp_path), other)
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import sklearn.datasets
 import torch
+from audited import request_of
 from encrypted_runs import final_model, key_files, small, small_grid, train
 from reporting import gather
 
-from bract.audit.audit import MEAN_OF_DEFENDED, Audit
+from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.audit.collusion import Collusion
-from bract.cli.audit import choose_audit
+from bract.audit.questions.reconstruction.notes import MEAN_OF_DEFENDED
 from bract.errors import BractError
 from bract.paillier import FixedPoint
 from bract.protocol.observation import ObservationStore
@@ -110,12 +111,9 @@ def test_a_run_in_the_clear_has_nothing_to_collude_about(runs: Any) -> None:
 
 
 def audit(run: Any, tier: Any, key: Any = None) -> Any:
-    choice = choose_audit(
+    choice = request_of(
         run.root,
-        ["ig"],
-        clients="client-2",
-        rounds="1",
-        iterations=3,
+        {"attacks": ["ig"], "clients": ["client-2"], "rounds": [1], "iterations": 3},
         tier=tier,
         key=key,
         models=[MODEL],
@@ -190,14 +188,14 @@ def test_fewer_than_three_clients_are_warned_about_in_the_report(copied: Any) ->
 def test_the_colluding_tier_asks_for_a_key(copied: Any) -> None:
     run, key = copied("shared")
     with pytest.raises(BractError, match="name its file with --key"):
-        choose_audit(run.root, tier="colluding")
+        request_of(run.root, tier="colluding")
     with pytest.raises(BractError, match="--key goes with --tier colluding"):
-        choose_audit(run.root, tier="oblivious", key=key)
+        request_of(run.root, tier="oblivious", key=key)
     with pytest.raises(BractError, match="Did you mean 'colluding'"):
-        choose_audit(run.root, tier="coluding")
+        request_of(run.root, tier="coluding")
     run.keys.mkdir()
     shutil.copy(key, run.keys / "private.pem")
-    assert choose_audit(run.root, tier="colluding").key == run.keys / "private.pem"
+    assert request_of(run.root, tier="colluding").key == run.keys / "private.pem"
 
 
 @pytest.mark.parametrize("kind", ["shared", "threshold"])
@@ -224,8 +222,12 @@ def test_the_aggregate_is_the_weighted_mean_of_the_clients_updates(runs: Any, ki
 def test_the_aggregate_is_attacked_in_the_colluding_tier_beside_the_clients(copied: Any) -> None:
     for kind, opened in (("shared", True), ("threshold", False)):
         run, key = copied(kind)
-        choice = choose_audit(
-            run.root, ["ig"], rounds="1", iterations=3, tier="colluding", key=key, models=[MODEL]
+        choice = request_of(
+            run.root,
+            {"attacks": ["ig"], "rounds": [1], "iterations": 3},
+            tier="colluding",
+            key=key,
+            models=[MODEL],
         )
         job = Audit(run, choice)
         results = {r.client: r.to_dict() for r in job.execute(job.plan())}
@@ -251,7 +253,9 @@ def test_an_aggregate_of_defended_updates_is_said_to_be_read_as_it_is(
     folder = tmp_path / "defended"
     run = train(folder, config, small_grid(folder, config, [whole_key] * 3))
     key = key_of(tmp_path, "defended")
-    choice = choose_audit(run.root, ["labels"], tier="colluding", key=key, models=[MODEL])
+    choice = request_of(
+        run.root, {"attacks": ["labels"]}, tier="colluding", key=key, models=[MODEL]
+    )
     job = Audit(run, choice)
     results = {r.client: r.to_dict() for r in job.execute(job.plan())}
     assert results["aggregate"]["read_as"] == "oblivious"

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from audited import attacked, with_keys
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures, with_buffers
-from bract.audit.choice import AuditChoice
 from bract.audit.description.facts import CaptureFacts, batch_and_epochs, read_facts
 from bract.audit.description.infer import Findings, complete
 from bract.client.truth import save_truth
+from bract.config import AuditRequest
 from bract.errors import BractError
 from bract.files import write_tensors
 from bract.models import MODELS
@@ -254,7 +255,7 @@ def test_a_count_that_is_none_tells_no_steps(app: RunDirectory) -> None:
 
 
 def test_an_audit_takes_the_description_without_a_new_training_run(app: RunDirectory) -> None:
-    choice = AuditChoice(("ig",), iterations=5, device="cpu", models=frozenset())
+    choice = AuditRequest(attacks=["ig"], iterations=5, device="cpu", models=frozenset())
     with pytest.raises(BractError, match="write one: bract describe"):
         Audit(app, choice)
     name = f"{HERE}:their_net"
@@ -262,11 +263,11 @@ def test_an_audit_takes_the_description_without_a_new_training_run(app: RunDirec
     (app.root / "bract.yaml").write_text(dump_description(found.description))
     with pytest.raises(BractError, match=r"bract\.yaml names the model .*--model test_description"):
         Audit(app, choice)
-    audit = Audit(app, replace(choice, models=frozenset({name})))
-    results = list(audit.execute(audit.plan()))
+    audit = Audit(app, with_keys(choice, models=[name]))
+    results = list(attacked(audit))
     assert all(result.scored and result.refused is None for result in results)
     assert results[0].local_steps == 1 and results[1].local_steps == 3
-    check = results[0].diagnosis.truth_check if results[0].diagnosis else None
+    check = results[0].signals.truth_check if results[0].signals else None
     assert check is not None and (check.cosine or 0.0) > 1 - 1e-5
     # Nobody named test data, so the images of the other client stand in, never its own.
     assert results[0].candidates == 11 and results[1].candidates == 5
@@ -279,9 +280,9 @@ def test_named_test_data_take_the_place_of_other_clients_images(app: RunDirector
     name = f"{HERE}:their_net"
     found = described(app, {"model": name, "data": {"name": "digits"}}, truth=app.truth)
     (app.root / "bract.yaml").write_text(dump_description(found.description))
-    choice = AuditChoice(("ig",), iterations=2, device="cpu", models=frozenset({name}))
+    choice = AuditRequest(attacks=["ig"], iterations=2, device="cpu", models=[name])
     audit = Audit(app, choice)
-    results = list(audit.execute(audit.plan()))
+    results = list(attacked(audit))
     assert [result.candidates for result in results] == [100, 100]
 
 
@@ -290,11 +291,15 @@ def test_alone_a_client_is_scored_without_references(app: RunDirectory) -> None:
     (app.truth / "node-2" / "round-0001.safetensors").unlink()
     found = described(app, {"model": name}, truth=app.truth)
     (app.root / "bract.yaml").write_text(dump_description(found.description))
-    choice = AuditChoice(
-        ("ig",), clients=frozenset({"node-1"}), iterations=2, device="cpu", models=frozenset({name})
+    choice = AuditRequest(
+        attacks=["ig"],
+        clients=["node-1"],
+        iterations=2,
+        device="cpu",
+        models=[name],
     )
     audit = Audit(app, choice)
-    (result,) = audit.execute(audit.plan())
+    (result,) = attacked(audit)
     assert result.scored and result.candidates is None
     assert any("left open" in note for note in result.notes)
     assert "cannot be decided" in write_report(app.root).read_text()

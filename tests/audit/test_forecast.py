@@ -8,22 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from audited import attacked, with_keys
 
 from bract.attacks import Attack
 from bract.audit.audit import Audit
 from bract.audit.captures import Capture
-from bract.audit.choice import AuditChoice
 from bract.audit.forecast import forecast
-from bract.audit.hopeless import why_hopeless
+from bract.audit.questions.reconstruction import ReconstructionQuestion
+from bract.audit.questions.reconstruction.plan import infeasible
 from bract.cli import approval as command
-from bract.config import build_config
+from bract.config import AuditRequest, build_config
 from bract.errors import RunFailedError
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 
-CHOICE = AuditChoice(attacks=("ig",), iterations=400, device="cpu")
+CHOICE = AuditRequest(attacks=["ig"], iterations=400, device="cpu")
 DECLARED = ClientDeclaration(
     algorithm="fedsgd", model="lenet-strided", image_shape=(1, 8, 8), classes=10, batch_size=1,
     num_examples=1,
@@ -48,10 +49,10 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def test_hopeless_work_is_named_with_its_reason(run: RunDirectory) -> None:
+def test_infeasible_work_is_named_with_its_reason(run: RunDirectory) -> None:
     found = forecast([Audit(run, CHOICE)])
     assert (found.uploads, found.attacks, found.device) == (2, 2, "cpu")
-    (group,) = found.hopeless
+    (group,) = found.infeasible
     assert group.uploads == ("round-0001/many",)
     assert "432 images went into one update, and 8 are looked for" in group.reason
 
@@ -72,7 +73,7 @@ def noisy(run: RunDirectory) -> RunDirectory:
 
 
 def test_noise_that_hides_the_images_is_named(noisy: RunDirectory) -> None:
-    found = {group.uploads: group.reason for group in forecast([Audit(noisy, CHOICE)]).hopeless}
+    found = {group.uploads: group.reason for group in forecast([Audit(noisy, CHOICE)]).infeasible}
     assert set(found) == {("round-0001/many",), ("round-0001/loud",)}
     assert "from a guess that sees no update 10.8 dB" in found[("round-0001/loud",)]
 
@@ -86,14 +87,14 @@ def test_uploads_of_one_kind_and_round_are_opened_once_within_the_seeds_of_the_c
     for number, client in ((1, "again"), (2, "loud")):
         store.save(replace(loud, round=number, client=client))
     opened: list[tuple[int, int]] = []
-    hidden = Audit.hidden
+    hidden = ReconstructionQuestion.hidden
 
-    def looked(self: Audit, batch: Any, capture: Any) -> str | None:
+    def looked(self: ReconstructionQuestion, batch: Any, capture: Any) -> str | None:
         found = hidden(self, batch, capture)
-        opened.append((capture.round, self.choice.weak_seeds))
+        opened.append((capture.round, self.seen.request.weak_seeds))
         return found
 
-    monkeypatch.setattr(Audit, "hidden", looked)
+    monkeypatch.setattr(ReconstructionQuestion, "hidden", looked)
     searched: list[int] = []
 
     def candidates(_observation: Any, budget: Any, _purpose: str) -> list[range]:
@@ -101,41 +102,39 @@ def test_uploads_of_one_kind_and_round_are_opened_once_within_the_seeds_of_the_c
         return []
 
     monkeypatch.setattr("bract.attacks.adaptive.weak_seeds._candidates", candidates)
-    choice = replace(CHOICE, attacks=("ig", "grnn"), tier="adaptive", weak_seeds=0)
+    choice = with_keys(CHOICE, attacks=("ig", "grnn"), tier="adaptive", weak_seeds=0)
     found = forecast([Audit(noisy, choice)])
-    (uploads,) = [g.uploads for g in found.hopeless if "round-0001/loud" in g.uploads]
+    (uploads,) = [g.uploads for g in found.infeasible if "round-0001/loud" in g.uploads]
     assert set(uploads) == {"round-0001/loud", "round-0001/again", "round-0002/loud"}
     assert sorted(opened) == [(1, 0), (2, 0)]
     assert not any(searched)
 
 
 @pytest.mark.parametrize("tier", ["oblivious", "adaptive"])
-def test_what_is_hopeless_is_left_out_on_request_with_its_reason(
+def test_what_is_infeasible_is_left_out_on_request_with_its_reason(
     noisy: RunDirectory, tier: Any
 ) -> None:
-    choice = replace(CHOICE, iterations=2, tier=tier, weak_seeds=0, skip_hopeless=True)
+    choice = with_keys(CHOICE, iterations=2, tier=tier, weak_seeds=0, skip_hopeless=True)
     audit = Audit(noisy, choice)
-    results = {result.client: result for result in audit.execute(audit.plan())}
+    results = {result.client: result for result in attacked(audit)}
     assert results["one"].refused is None
     assert (results["many"].refused or "").startswith("not worth trying: 432 images")
     assert "tell 64 pixels too little" in (results["loud"].refused or "")
 
 
 def test_what_an_upload_tells_is_written_beside_what_came_back(noisy: RunDirectory) -> None:
-    audit = Audit(noisy, replace(CHOICE, iterations=2, clients=frozenset({"one", "loud"})))
-    told = {
-        r.client: r.diagnosis.told if r.diagnosis else None for r in audit.execute(audit.plan())
-    }
-    assert told["one"] is not None and not told["one"].hidden
-    assert told["loud"] is not None and told["loud"].hidden
+    audit = Audit(noisy, with_keys(CHOICE, iterations=2, clients=["one", "loud"]))
+    told = {r.client: r.signals.bound if r.signals else None for r in attacked(audit)}
+    assert told["one"] is not None and not told["one"].hides
+    assert told["loud"] is not None and told["loud"].hides
 
 
 def test_what_an_upload_tells_does_not_depend_on_the_one_before(noisy: RunDirectory) -> None:
     def told(*clients: str) -> Any:
-        audit = Audit(noisy, replace(CHOICE, iterations=1, clients=frozenset(clients)))
-        results = {r.client: r.diagnosis for r in audit.execute(audit.plan())}
+        audit = Audit(noisy, with_keys(CHOICE, iterations=1, clients=frozenset(clients)))
+        results = {r.client: r.signals for r in attacked(audit)}
         found = results[clients[-1]]
-        return found and found.told
+        return found and found.bound
 
     store = ObservationStore(noisy.captures)
     (folder,) = noisy.captures.rglob("*one*")
@@ -147,7 +146,7 @@ def test_what_an_upload_tells_does_not_depend_on_the_one_before(noisy: RunDirect
 
 
 def test_what_may_bring_something_back_is_attacked_first(run: RunDirectory) -> None:
-    plan = Audit(run, replace(CHOICE, attacks=("ig", "grnn", "labels"))).plan()
+    plan = Audit(run, with_keys(CHOICE, attacks=("ig", "grnn", "labels"))).plan()
     order = [(batch.attack, [c.client for c in batch.captures]) for batch in plan]
     assert order[:2] == [("ig", ["one"]), ("grnn", ["one"])]
     assert {name for name, _ in order[2:4]} == {"labels"}, "a closed form may find something"
@@ -164,12 +163,12 @@ def test_what_may_bring_something_back_is_attacked_first(run: RunDirectory) -> N
     ],
 )
 def test_what_the_declaration_alone_rules_out(declared: Any, reason: str | None) -> None:
-    found = why_hopeless(Capture(1, "a", declared), CHOICE, "ig")
+    found = infeasible(Capture(1, "a", declared), CHOICE, "ig")
     assert (found is None) if reason is None else reason in (found or "")
 
 
 def test_a_budget_in_seconds_is_the_estimate(run: RunDirectory) -> None:
-    audit = Audit(run, replace(CHOICE, seconds=40.0, repeats=3))
+    audit = Audit(run, with_keys(CHOICE, seconds=40.0, repeats=3))
     assert forecast([audit]).seconds == pytest.approx(2 * 3 * 40.0)
 
 
@@ -190,10 +189,10 @@ def test_an_estimate_scales_with_the_budget_and_leaves_nothing_behind(
 
     monkeypatch.setattr(IG, "solve", solve)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    chosen = replace(CHOICE, clients=frozenset({"one"}))
+    chosen = with_keys(CHOICE, clients=["one"])
     before = sorted(run.root.rglob("*"))
     short, long = (
-        forecast([Audit(run, replace(chosen, iterations=n))]).seconds for n in (400, 4000)
+        forecast([Audit(run, with_keys(chosen, iterations=n))]).seconds for n in (400, 4000)
     )
     assert short == pytest.approx(400.0)
     assert long == pytest.approx(4000.0)
@@ -212,13 +211,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_a_no_on_a_terminal_attacks_nothing(
     run: RunDirectory, terminal: list[bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audit = Audit(run, replace(CHOICE, seconds=100.0))
+    audit = Audit(run, with_keys(CHOICE, seconds=100.0))
     terminal.append(False)
     with pytest.raises(RunFailedError, match="nothing was attacked"):
         command.approve([audit], ask=True)
     said = capsys.readouterr().err
     assert "2 attacks on 2 uploads, about 3 min on cpu" in said
-    assert "hopeless: 1 upload (round-0001/many)" in said
+    assert "infeasible: 1 upload (round-0001/many)" in said
     terminal.append(True)
     command.approve([audit], ask=True)
 
@@ -226,8 +225,8 @@ def test_a_no_on_a_terminal_attacks_nothing(
 def test_nobody_is_asked_with_yes_off_a_terminal_or_about_little(
     run: RunDirectory, terminal: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = Audit(run, replace(CHOICE, seconds=100.0))
-    little = Audit(run, replace(CHOICE, seconds=2.0, clients=frozenset({"one"})))
+    long = Audit(run, with_keys(CHOICE, seconds=100.0))
+    little = Audit(run, with_keys(CHOICE, seconds=2.0, clients=["one"]))
     command.approve([long], ask=False)
     command.approve([little], ask=True)
     monkeypatch.setattr(command, "at_a_terminal", lambda: False)

@@ -11,10 +11,9 @@ from bract.attacks import ATTACKS, IG, AttackTask, Budget, Reconstruction, recon
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
 from bract.audit.audit import Audit
-from bract.audit.choice import AuditChoice
-from bract.audit.scoring.judging import Attempt, Judge
+from bract.audit.questions.reconstruction.score import Attempt, Judge
 from bract.client.training import train_locally
-from bract.config import build_config
+from bract.config import AuditRequest, build_config
 from bract.data import client_data, data_spec
 from bract.models import create_model, initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
@@ -84,7 +83,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def audited(run: Any, attack: Any) -> Any:
-    audit = Audit(run, AuditChoice((attack,), iterations=2, device="cpu"))
+    audit = Audit(run, AuditRequest(attacks=[attack], iterations=2, device="cpu"))
     (result,) = audit.execute(audit.plan())
     return result, " ".join(gather(run.root).threat_model.not_tried)
 
@@ -130,5 +129,5 @@ def test_the_diagnosis_counts_the_steps_that_the_attack_unrolled(tmp_path: Path)
         (result,) = IG(unroll=unroll).run([case], AttackTask(budget=Budget(iterations=1)))
         assert isinstance(result, Reconstruction)
         judged = judge.judge(Attempt(case, result), None, tmp_path / "one.json")
-        assert judged.diagnosis is not None
-        assert judged.diagnosis.steps == StepCounts(declared=20, simulated=simulated)
+        assert judged.signals is not None
+        assert judged.signals.steps == StepCounts(declared=20, simulated=simulated)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from audited import audited_run
+from audited import audited_run, with_keys
 
 from bract.audit.audit import Audit
-from bract.audit.choice import AuditChoice
 from bract.audit.worker import Worker
+from bract.config import AuditRequest
 from bract.errors import BractError
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 
-CHOICE = AuditChoice(("ig",), iterations=3, device="cpu")
+CHOICE = AuditRequest(attacks=["ig"], iterations=3, device="cpu")
 KEYS = ["round-0001/client-0", "round-0001/client-1"]
 STEM = "round-0001--client-0"
 
@@ -43,9 +42,10 @@ def timeless(value: Any) -> Any:
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
-def accept(run: RunDirectory, files: Any, choice: AuditChoice = CHOICE) -> list[AuditResult]:
+def accept(run: RunDirectory, files: Any, choice: AuditRequest = CHOICE) -> list[AuditResult]:
     audit = Audit(run, choice)
-    return audit.accept(audit.batch("ig", 0, KEYS), files)
+    found = audit.accept(audit.batch("ig", 0, KEYS), files)
+    return [one for one in found if isinstance(one, AuditResult)]
 
 
 def test_a_workers_files_are_those_that_the_audit_itself_writes(
@@ -148,5 +148,5 @@ def test_observations_that_are_not_there_are_named(run: RunDirectory) -> None:
 
 
 def test_batches_are_as_large_as_was_asked(run: RunDirectory) -> None:
-    sizes = [len(b.captures) for b in Audit(run, replace(CHOICE, batch=1)).plan()]
+    sizes = [len(b.captures) for b in Audit(run, with_keys(CHOICE, batch=1)).plan()]
     assert sizes == [1, 1]

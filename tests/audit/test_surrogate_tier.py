@@ -1,10 +1,10 @@
 """The surrogate tier: an audit by an attacker who trained a generator on public images."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from audited import request_of, with_keys
 from reporting import gather
 from test_audit import execute
 from test_audit import run as run  # a fixture
@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.audit import Audit
-from bract.audit.choice import AuditChoice
-from bract.audit.scoring.leak import PRIOR_NEAREST, LeakRule
-from bract.cli.audit import choose_audit, choose_audits
-from bract.config import DataConfig
+from bract.audit.questions.reconstruction.decide import PRIOR_NEAREST, LeakRule
+from bract.cli.audit import audit_requests
+from bract.config import AuditRequest, DataConfig
 from bract.data import Source, open_source
 from bract.errors import BractError
 from bract.schema import AuditResult, Baseline
@@ -35,9 +34,11 @@ def prior(tmp_path: Path) -> Path:
     return trained(source, 100).save(tmp_path / "prior.safetensors")
 
 
-def choice(prior: Path | None, **changes: Any) -> AuditChoice:
-    made = AuditChoice(("gias",), iterations=10, device="cpu", tier="surrogate", prior=prior)
-    return replace(made, **changes)
+def choice(prior: Path | None, **changes: Any) -> AuditRequest:
+    made = AuditRequest(
+        attacks=["gias"], iterations=10, device="cpu", tier="surrogate", prior=prior
+    )
+    return with_keys(made, **changes)
 
 
 def test_an_audit_with_public_images_says_so_and_stands_beside_what_they_give(
@@ -98,19 +99,20 @@ def test_without_a_truth_the_page_says_that_nothing_was_compared(run: Any, prior
 
 def test_tier_and_prior_go_together(run: Any, prior: Path) -> None:
     with pytest.raises(BractError, match="--prior"):
-        choose_audit(run.root, tier="surrogate")
+        request_of(run.root, tier="surrogate")
     with pytest.raises(BractError, match="--prior goes with --tier surrogate, not with oblivious"):
-        choose_audit(run.root, prior=prior)
+        request_of(run.root, prior=prior)
     with pytest.raises(BractError, match="go together"):
         Audit(run, choice(None))
-    assert choose_audit(run.root, tier="surrogate", prior=prior).attacks == (
+    assert request_of(run.root, tier="surrogate", prior=prior).attacks == [
+        "gias",
         "ggl",
         "gias",
         "learned-inverter",
-    )
-    tiers = [c.tier for c in choose_audits(run.root, tier="all", prior=prior)]
+    ]
+    tiers = [c.tier for c in audit_requests(run.root, tier="all", prior=prior)]
     assert tiers == ["oblivious", "surrogate"]
-    assert "surrogate" not in [c.tier for c in choose_audits(run.root, tier="all")]
+    assert "surrogate" not in [c.tier for c in audit_requests(run.root, tier="all")]
 
 
 def test_a_picture_that_a_sample_of_the_prior_equals_is_no_leak(run: Any, prior: Path) -> None:

@@ -2,8 +2,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audited import request_of
 
-from bract.cli.audit import auditing, choose_audit, choose_audits, parse_budget
+from bract.cli.audit import (
+    audit_requests,
+    auditing,
+    parse_budget,
+    parse_clients,
+    section_keys,
+)
 from bract.config import build_config
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
@@ -23,7 +30,7 @@ def capture(root: Any, client: Any, **declared: Any) -> None:
 
 
 def tiers(root: Any, **options: Any) -> Any:
-    return [choice.tier for choice in choose_audits(root, **options)]
+    return [choice.tier for choice in audit_requests(root, **options)]
 
 
 def test_every_tier_that_applies_is_audited_unless_one_is_named(root: Any, tmp_path: Path) -> None:
@@ -34,10 +41,10 @@ def test_every_tier_that_applies_is_audited_unless_one_is_named(root: Any, tmp_p
     assert tiers(root, tier="adaptive") == ["adaptive"]
     key = tmp_path / "key.pem"
     with pytest.raises(BractError, match="no captured upload is encrypted"):
-        choose_audits(root, key=key)
+        audit_requests(root, key=key)
     capture(root, "c", encryption="paillier")
     assert tiers(root) == ["oblivious", "adaptive"]
-    choices = choose_audits(root, key=key)
+    choices = audit_requests(root, key=key)
     assert [(c.tier, c.key) for c in choices] == [
         ("oblivious", None),
         ("adaptive", None),
@@ -49,31 +56,37 @@ def test_the_configuration_names_a_tier_where_the_command_line_does_not(tmp_path
     run = RunDirectory(tmp_path / "run")
     run.create(build_config({"audit": {"tier": "oblivious", "attacks": ["ig", "grnn"]}}))
     capture(run.root, "b", defenses=({"name": "pruning"},))
-    (choice,) = choose_audits(run.root)
-    assert (choice.tier, choice.attacks) == ("oblivious", ("ig", "grnn"))
+    (choice,) = audit_requests(run.root)
+    assert (choice.tier, choice.attacks) == ("oblivious", ["ig", "grnn"])
     with pytest.raises(BractError, match="Did you mean 'all'"):
-        choose_audits(run.root, tier="al")
+        audit_requests(run.root, tier="al")
 
 
 def test_a_budget_is_iterations_or_time() -> None:
-    assert parse_budget("2000") == (2000, None)
-    assert parse_budget("90s") == (None, 90.0)
-    assert parse_budget(" 1.5m ") == (None, 90.0)
+    assert parse_budget("2000") == {"iterations": 2000}
+    assert parse_budget("90s") == parse_budget(" 1.5m ") == {"seconds": 90.0}
     for text in ("", "fast", "0", "-3", "1.5", "3d", "0s"):
         with pytest.raises(BractError, match="such as 2000, or a time such as 90s"):
             parse_budget(text)
 
 
 def test_the_command_line_s_budget_replaces_the_configuration_s(root: Any) -> None:
-    choice = choose_audit(root)
+    choice = request_of(root)
     assert (choice.iterations, choice.seconds) == (None, 30.0)
-    assert (choice.repeats, choice.restarts, choice.attacks) == (2, 3, ("auto",))
-    choice = choose_audit(root, budget="500", repeats=1)
+    assert (choice.repeats, choice.restarts, choice.attacks) == (2, 3, ["auto"])
+    choice = request_of(root, {**parse_budget("500"), "repeats": 1})
     assert (choice.iterations, choice.seconds, choice.repeats) == (500, None, 1)
-    choice = choose_audit(root, iterations=7)
-    assert (choice.iterations, choice.seconds) == (7, 30.0)
-    with pytest.raises(BractError, match="give one of them"):
-        choose_audit(root, budget="5", iterations=5)
+
+
+def test_any_key_of_the_audit_section_can_be_set_and_no_other(root: Any) -> None:
+    assert section_keys({"audit.over_rounds": 3}) == {"over_rounds": 3}
+    with pytest.raises(BractError, match=r"Did you mean .audit\.over_rounds"):
+        section_keys({"audit.over_round": 3})
+    for key in ("training.lr", "audit.models", "audit.key"):
+        with pytest.raises(BractError, match="unknown key"):
+            section_keys({key: 1})
+    with pytest.raises(BractError, match=r"audit\.over_rounds: found"):
+        request_of(root, {"over_rounds": "many"})
 
 
 def test_no_captured_round_is_removed_while_it_is_audited(root: Any) -> None:
@@ -84,7 +97,7 @@ def test_no_captured_round_is_removed_while_it_is_audited(root: Any) -> None:
     assert len(store.retire(keep=0, before=2)) == 1
 
 
-def test_blanks_around_client_names_do_not_count(root: Any) -> None:
-    assert choose_audit(root, clients="a, b ").clients == frozenset({"a", "b"})
+def test_blanks_around_client_names_do_not_count() -> None:
+    assert parse_clients("a, b ") == ["a", "b"]
     with pytest.raises(BractError, match="such as client-0,client-1"):
-        choose_audit(root, clients="a,,b")
+        parse_clients("a,,b")

@@ -16,16 +16,16 @@ from audited import audited_run
 from typer.testing import CliRunner
 
 from bract.audit.audit import Audit
-from bract.audit.choice import AuditChoice
 from bract.audit.worker import Worker
-from bract.cli.audit_workers import ATTEMPTS, Crew, asked_for
+from bract.cli.audit_workers import ATTEMPTS, Workers, asked_for
 from bract.cli.launch import cluster
 from bract.cli.launch.cluster import Asked, Cluster, connected
 from bract.cli.main import app
+from bract.config import AuditRequest
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
 
-CHOICE = AuditChoice(("ig",), iterations=2, device="cpu", batch=1)
+CHOICE = AuditRequest(attacks=["ig"], iterations=2, device="cpu", batch=1)
 
 
 class LostError(Exception):
@@ -91,14 +91,14 @@ def run(made: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(shutil.copytree(made, tmp_path / "run"))
 
 
-def crew(run: RunDirectory, ray: FakeRay, workers: int = 2) -> Crew:
-    return Crew(Cluster(ray, "cpu", workers, 0.0), run.root, 1)
+def crew(run: RunDirectory, ray: FakeRay, workers: int = 2) -> Workers:
+    return Workers(Cluster(ray, "cpu", workers, 0.0), run.root, 1)
 
 
 def audited(run: RunDirectory, ray: FakeRay) -> list[str]:
     audit = Audit(run, CHOICE, resume=True)
-    with crew(run, ray).hired() as hands:
-        return [r.client for r in hands.execute(audit, audit.plan(), lambda *_: None)]
+    with crew(run, ray).started() as hands:
+        return [str(r.client) for r in hands.execute(audit, audit.plan(), lambda *_: None)]
 
 
 def test_every_batch_is_attacked_once_by_as_many_workers_as_there_is_room_for(
@@ -187,16 +187,16 @@ def test_workers_are_placed_by_cores_and_shares_of_gpus() -> None:
 
 
 def test_options_of_workers_go_with_ray() -> None:
-    assert asked_for(None, None, None, "auto") is None
-    with pytest.raises(BractError, match="--workers goes with --ray"):
-        asked_for(None, 2, None, "auto")
-    with pytest.raises(BractError, match="--gpus goes with --ray"):
-        asked_for(None, None, 0.5, "auto")
+    assert asked_for(None, AuditRequest()) is None
+    with pytest.raises(BractError, match=r"audit\.workers goes with --ray"):
+        asked_for(None, AuditRequest(workers=2))
+    with pytest.raises(BractError, match=r"audit\.gpus goes with --ray"):
+        asked_for(None, AuditRequest(gpus=0.5))
     pytest.importorskip("ray")
     with pytest.raises(BractError, match="--device cuda:1 with --ray"):
-        asked_for("auto", None, None, "cuda:1")
+        asked_for("auto", AuditRequest(device="cuda:1"))
     with pytest.raises(BractError, match="hands out whole GPUs"):
-        asked_for("auto", None, 1.5, "auto")
+        asked_for("auto", AuditRequest(gpus=1.5))
 
 
 def test_without_ray_the_command_that_installs_it_is_named(

@@ -27,7 +27,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def start(folder: Path, run: str, iterations: int, *more: str) -> Command:
-    words = ("audit", run, "--attack", "ig", "--batch", "2", "--iterations", str(iterations))
+    words = ("audit", run, "--attack", "ig", "--set", "audit.batch=2", "--budget", str(iterations))
     return Command(folder, *words, "--yes", *more, **ONE_THREAD)
 
 
@@ -64,7 +64,7 @@ def test_two_workers_write_to_the_last_bit_what_one_process_writes_though_one_is
     shutil.copytree(tmp_path / "one", tmp_path / "many", copy_function=shutil.copy2)
     code, errors = start(tmp_path, "one", 800).finish()
     assert code == 0, errors
-    command = start(tmp_path, "many", 800, "--ray", "auto", "--workers", "2")
+    command = start(tmp_path, "many", 800, "--ray", "auto", "--set", "audit.workers=2")
     wait_for_workers(command, tmp_path / "many", 2)[0].kill()
     code, errors = command.finish()
     assert code == 0, errors
@@ -79,7 +79,7 @@ def test_two_workers_write_to_the_last_bit_what_one_process_writes_though_one_is
 
 def test_ctrl_c_leaves_no_process_and_resume_goes_on(tmp_path: Path) -> None:
     run = audited_run(tmp_path / "run", clients=3)
-    command = start(tmp_path, "run", 1_000_000, "--ray", "auto", "--workers", "2")
+    command = start(tmp_path, "run", 1_000_000, "--ray", "auto", "--set", "audit.workers=2")
     wait_for_workers(command, run.root, 2)
     assert_only_this_machine_reaches(command.descendants())
     command.process.send_signal(signal.SIGINT)
@@ -88,7 +88,9 @@ def test_ctrl_c_leaves_no_process_and_resume_goes_on(tmp_path: Path) -> None:
     assert "Traceback" not in errors and "--resume" in errors
     assert command.nothing_is_left()
     assert not (run.root / ".workers").exists()
-    killed = start(tmp_path, "run", 1_000_000, "--ray", "auto", "--workers", "1", "--resume")
+    killed = start(
+        tmp_path, "run", 1_000_000, "--ray", "auto", "--set", "audit.workers=1", "--resume"
+    )
     wait_for_workers(killed, run.root, 1)
     killed.process.kill()
     killed.finish()

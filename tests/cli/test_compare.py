@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from bract.audit.captures import Capture
-from bract.audit.choice import AuditChoice
 from bract.cli import audit, comparison_plan
 from bract.cli.compare import Steps, command_steps, compare_defenses, count_tested
 from bract.cli.comparison_plan import parse_defense, plan
 from bract.client.defenses import DEFENSES, build_defenses
-from bract.config import FederationConfig, build_config
+from bract.config import AuditRequest, FederationConfig, build_config
 from bract.errors import BractError, RunFailedError
 from bract.protocol.observation import ClientDeclaration
 from bract.report.comparison.variants import ExampleCounts
@@ -251,7 +250,7 @@ def test_json_goes_to_stdout_alone(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(RunFailedError):
         compare_defenses(config(), tmp_path, recorder.steps(), defenses=["pruning"], as_json=True)
     facts = json.loads(capsys.readouterr().out)
-    assert facts["schema"] == 3
+    assert facts["schema"] == 4
     assert [row["variant"] for row in facts["rows"]] == ["undefended", "pruning"]
 
 
@@ -265,7 +264,7 @@ def test_each_variant_is_attacked_once_for_each_tier(
 ) -> None:
     asked: list[tuple[str, str, bool]] = []
 
-    def audit_run(root: Path, choice: AuditChoice, *, resume: bool) -> None:
+    def audit_run(root: Path, choice: AuditRequest, *, resume: bool) -> None:
         asked.append((root.name, choice.tier, resume))
 
     monkeypatch.setattr(audit, "audit_run", audit_run)
@@ -286,7 +285,7 @@ def test_all_tiers_are_those_that_apply_to_the_variant(
 ) -> None:
     asked: list[tuple[str, str]] = []
 
-    def audit_run(root: Path, choice: AuditChoice, *, resume: bool) -> None:
+    def audit_run(root: Path, choice: AuditRequest, *, resume: bool) -> None:
         asked.append((root.name, choice.tier))
 
     def of_run(run: RunDirectory) -> Any:

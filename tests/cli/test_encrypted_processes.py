@@ -78,7 +78,7 @@ def test_an_encrypted_federation_trains_and_the_server_keeps_ciphertexts_only(
         for file in folder.rglob("*"):
             held = file.read_bytes() if file.is_file() else b""
             assert not any(secret in held for secret in secrets), file
-    options = ["--attack", "ig", "--iterations", "2", "--clients", "client-2", "--rounds", "1"]
+    options = ["--attack", "ig", "--budget", "2", "--clients", "client-2", "--rounds", "1"]
     for tier in ("oblivious", "colluding"):
         command = Command(tmp_path, "audit", "runs/quick", *options, "--tier", tier)
         code, errors = command.finish()

@@ -8,8 +8,8 @@ import pytest
 from audited import audited_run
 from typer.testing import CliRunner
 
-from bract.audit.audit import NOT_TRIED
-from bract.audit.scoring.leak import LeakRule
+from bract.audit.questions.reconstruction.decide import LeakRule
+from bract.audit.results import NOT_TRIED
 from bract.cli.gate import Gate, check_attacked, check_tiers, hold
 from bract.cli.main import app, main
 from bract.config import build_config
@@ -163,7 +163,7 @@ def test_the_command_exits_with_4_where_every_upload_is_refused_and_so_does_its_
     monkeypatch.chdir(tmp_path)
 
     def code(*options: str) -> int:
-        words = ["bract", "audit", "run", "--attack", "ig", "--iterations", "2", *options]
+        words = ["bract", "audit", "run", "--attack", "ig", "--budget", "2", *options]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as ended:
             main()

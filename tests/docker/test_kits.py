@@ -203,7 +203,7 @@ def test_three_hospitals_train_and_the_operator_audits(hospitals: Hospitals) -> 
     assert [row.round for row in rows] == [0, 1, 2]
     assert set(rows[-1].clients) == set(SITES)
     audit = ("run", "--rm", "-T", "audit")
-    chosen = ("--attack", "ig", "--iterations", "3", "--rounds", "1", "--clients", SITES[0])
+    chosen = ("--attack", "ig", "--budget", "3", "--rounds", "1", "--clients", SITES[0])
     hospitals.operator.compose(*audit, "audit", "/runs/first", *chosen, "--yes", timeout=500)
     hospitals.operator.compose(*audit, "report", "/runs/first", timeout=300)
     assert (hospitals.runs / "first" / "report.html").is_file()

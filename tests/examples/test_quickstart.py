@@ -82,7 +82,7 @@ class Quickstart(LocalFederation):
 
 def bract(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Run one documented command in the app's folder, with a short budget."""
-    words = command.replace("--budget 60s", "--iterations 4").split()
+    words = command.replace("--budget 60s", "--budget 4").split()
     return subprocess.run(
         [sys.executable, "-P", "-m", "bract.cli.main", *words[1:]],
         cwd=folder, capture_output=True, text=True, check=False,

@@ -106,7 +106,7 @@ def test_an_audit_and_a_report_on_a_full_disk_are_done_when_there_is_room(
     tmp_path: Path, finished: RunDirectory
 ) -> None:
     name = finished.root.name
-    chosen = ("--attack", "ig", "--iterations", "5", "--restarts", "1", "--yes")
+    chosen = ("--attack", "ig", "--budget", "5", "--restarts", "1", "--yes")
     code, said, seconds = on_full_disk("audit", name, *chosen, folder=tmp_path)
     measured("`bract audit` on a full disk", code, seconds, said[-1])
     assert code == 1

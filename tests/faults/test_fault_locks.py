@@ -18,7 +18,7 @@ from bract.cli.run import run_federation
 from bract.config import FederationConfig, build_config
 from bract.errors import BractError, RunFailedError
 from bract.locks import LockedError, holder, lock
-from bract.report.facts.reading import read_run
+from bract.report.read import read_run
 from bract.rundir import RunDirectory
 
 HOLD = """

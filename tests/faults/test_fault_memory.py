@@ -111,7 +111,7 @@ def test_an_audit_whose_memory_is_limited_says_what_does_not_fit_and_goes_on_lat
     )
     run = train(tmp_path, config, small_grid(tmp_path, config))
     (tmp_path / "limited.py").write_text(LIMITED)
-    chosen = ("audit", run.root.name, "--attack", "ig", "--iterations", "5", "--yes", "--resume")
+    chosen = ("audit", run.root.name, "--attack", "ig", "--budget", "5", "--yes", "--resume")
     begun = time.monotonic()
     limited = Command(tmp_path, *chosen, module="limited", PYTHONPATH=python_path(tmp_path))
     code, said = limited.finish()

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from bract.attacks.solve.checkpoints import write_atomically
-from bract.audit.pictures import save_picture
 from bract.cli.main import main
 from bract.errors import WriteFailedError
 from bract.files import append_line, write_text
+from bract.inputs.image import Image
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import MetricsRow
@@ -24,7 +24,7 @@ PICTURE = torch.zeros(1, 64, 64)
 
 WRITES: dict[str, Callable[[Path], object]] = {
     "a file": lambda folder: write_text(folder / "it", "new"),
-    "a picture of an audit": lambda folder: save_picture(PICTURE, folder / "it.json", 0, "found"),
+    "a picture of an audit": lambda folder: Image().save(PICTURE, folder / "it.json", 0, "found"),
     "the state of an attack": lambda folder: write_atomically(folder / "it.part", {"a": PICTURE}),
     "a line": lambda folder: append_line(folder / "it", "{}"),
 }

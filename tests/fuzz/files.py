@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from bract.audit.captures import Capture, Captures
-from bract.audit.results import Results
-from bract.audit.scoring.scoring import load_truth, score_images
+from bract.audit.questions.reconstruction.scores.image import score_images
+from bract.audit.results import Batch, Results
+from bract.audit.truth import load_truth
 from bract.audit.uncaptured import read_missed, read_removed
 from bract.cli.comparison_plan import parse_defense
 from bract.cli.gate import Gate
@@ -40,7 +41,7 @@ from bract.protocol.aggregates import Aggregates
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.report import write_report
 from bract.report.comparison.variants import upload_bytes
-from bract.report.facts.facts import gather
+from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult, ClientRow, GlobalRow, MetricsRow, Report, RunState
 from bract.schema.capture import ObservationFile
@@ -314,7 +315,7 @@ def _audit(data: bytes, folder: Path) -> object:
     results = Results(folder, "oblivious")
     capture = Capture(1, "client-0", ClientDeclaration())
     path = _write(folder, str(results.path("ig", capture, 0).relative_to(folder)), data)
-    results.read("ig", capture, 0)
+    results.read(Batch("reconstruction", "ig", 0, (capture,)), capture)
     return AuditResult.parse_text(path.read_bytes(), source=str(path))
 
 
@@ -674,7 +675,7 @@ FILES = [
     Parser("capture tensors", _safetensors(TENSORS), _tensors, "bract/protocol/observation.py"),
     Parser("missed.jsonl", documents(MISSED), _missed, "audit/uncaptured.py"),
     Parser("removed.jsonl", documents(REMOVED), _removed, "audit/uncaptured.py"),
-    Parser("truth", _truths(), _truth, "audit/scoring/scoring.py"),
+    Parser("truth", _truths(), _truth, "audit/truth.py"),
     Parser("run.json", documents(STATE), _state, "bract/schema/run.py"),
     Parser("metrics.jsonl", documents(ROWS), _metrics, "bract/schema/metrics.py"),
     Parser("audit result", documents(AUDIT), _audit, "bract/schema/audit.py"),

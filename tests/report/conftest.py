@@ -178,7 +178,7 @@ def write_audit(
         "loss_curve": [[100 * i, 0.9 * 0.8**i + noise / 10] for i in range(40)],
         "gradient_cosine": round(1 - noise / 12, 4),
         "refused": None,
-        "scored": truth,
+        "scored": images if truth else 0,
         "selection": "blind",
         "images": results,
         "label_accuracy": (1.0 if noise < 0.5 else 1 - 1 / images) if truth else None,

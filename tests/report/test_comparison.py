@@ -23,9 +23,12 @@ from bract.report import write_report
 from bract.report.comparison import comparison
 from bract.report.comparison.comparison import write_comparison
 from bract.report.comparison.comparison_charts import variant_colours
-from bract.report.comparison.pairing import add_differences
+from bract.report.comparison.pairing import paired
 from bract.report.comparison.scatter import HEIGHT, Point, accuracy_axis, scatter
 from bract.report.comparison.variants import ExampleCounts, Variant, upload_bytes, wilson
+from bract.schema import Scores
+from bract.schema.comparison import ComparedImage, VariantRow
+from bract.schema.report import ImageFacts
 
 GUARDIAN = Variant("guardian", ({"name": "guardian", "beta": 10.0},))
 PRUNING = Variant("pruning", ({"name": "pruning", "ratio": 0.9},))
@@ -78,21 +81,28 @@ def row(facts: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
+def ssim(seeds: list[dict[str, Any]]) -> float:
+    """The SSIM of the first seed of an image."""
+    found: float = seeds[0]["scores"]["ssim"]
+    return found
+
+
 def test_each_variant_is_a_row_with_leakage_accuracy_and_costs(make: Make) -> None:
     make("undefended")
     root = make("guardian", noise=0.9, accuracy=-0.02, seconds=1.25)
     facts = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")
     plain, defended = row(facts, "undefended"), row(facts, "guardian")
-    assert plain["scored"] == defended["scored"] == 12
-    assert plain["leaked"] == 12 and defended["leaked"] == 0
-    assert plain["ssim"]["low"] < plain["ssim"]["mean"] < plain["ssim"]["high"]
-    assert plain["psnr"]["low"] is not None and plain["identified_top1"] == 1.0
-    assert plain["seconds_per_step"] == pytest.approx(0.02)
-    assert defended["time_ratio"] == pytest.approx(1.25)
-    assert defended["accuracy_change"] == pytest.approx(-0.02)
+    attacked = plain["attack"]
+    assert attacked["scored"] == defended["attack"]["scored"] == 12
+    assert attacked["leaked"] == 12 and defended["attack"]["leaked"] == 0
+    assert attacked["ssim"]["low"] < attacked["ssim"]["mean"] < attacked["ssim"]["high"]
+    assert attacked["psnr"]["low"] is not None and attacked["identified_top1"] == 1.0
+    assert plain["costs"]["seconds_per_step"] == pytest.approx(0.02)
+    assert defended["costs"]["time_ratio"] == pytest.approx(1.25)
+    assert defended["shown"]["change"] == pytest.approx(-0.02)
     assert defended["accuracy"] == pytest.approx(0.1 + 0.85 * (1 - 0.45**2) - 0.02)
     assert [r["round"] for r in plain["rounds"]] == [0, 1, 2]
-    assert (facts["schema"], facts["measure"]) == (3, "global")
+    assert (facts["schema"], facts["measure"]) == (4, "global")
 
 
 def test_the_same_images_are_compared_with_the_undefended_run(make: Make) -> None:
@@ -102,40 +112,40 @@ def test_the_same_images_are_compared_with_the_undefended_run(make: Make) -> Non
     facts = gather_comparison(root, [UNDEFENDED, GUARDIAN, PRUNING], name="digits")
     assert row(facts, "undefended")["paired"] is None
     assert row(facts, "pruning")["paired"] is None
-    paired = row(facts, "guardian")["paired"]
-    assert paired["images"] == 12
+    apart = row(facts, "guardian")["paired"]
+    assert apart["images"] == 12
     differences = [
-        e["variants"]["guardian"]["ssim"] - e["variants"]["undefended"]["ssim"]
+        ssim(e["variants"]["guardian"]) - ssim(e["variants"]["undefended"])
         for e in facts["pictures"]
     ]
-    assert paired["ssim"]["mean"] == pytest.approx(sum(differences) / 12)
+    assert apart["ssim"]["mean"] == pytest.approx(sum(differences) / 12)
     # Four uploads: the interval leaves out no difference for free, and none of it reaches 0.
-    assert min(differences) <= paired["ssim"]["low"] < paired["ssim"]["high"] < 0
+    assert min(differences) <= apart["ssim"]["low"] < apart["ssim"]["high"] < 0
     page = write_comparison(root, [UNDEFENDED, GUARDIAN, PRUNING], name="digits").read_text()
     assert "on 12 same images" in page
 
 
 def test_images_are_paired_by_their_originals_and_seeds_of_one_are_averaged() -> None:
-    def entry(client: str, plain: list[float], defended: list[float], paired: bool) -> Any:
-        found = {
-            name: {"seeds": {"ssim": values, "psnr": []}}
-            for name, values in (("undefended", plain), ("guardian", defended))
-        }
-        return {"round": 1, "client": client, "paired": paired, "variants": found}
+    def images(*values: float) -> list[ImageFacts]:
+        return [ImageFacts(index=0, scores=Scores(ssim=value)) for value in values]
+
+    def entry(client: str, plain: list[float], defended: list[float], same: bool) -> ComparedImage:
+        found = {"undefended": images(*plain), "guardian": images(*defended)}
+        return ComparedImage(round=1, client=client, index=0, paired=same, variants=found)
 
     pictures = [
         entry("a", [0.8, 0.6], [0.2], True),
         entry("b", [0.5], [0.4, 0.2], True),
         entry("c", [1.0], [0.0], False),
     ]
-    rows: list[dict[str, Any]] = [{"variant": "undefended"}, {"variant": "guardian"}]
-    add_differences(rows, pictures)
-    assert rows[1]["paired"]["images"] == 2
-    assert rows[1]["paired"]["ssim"] == {
-        "mean": pytest.approx(-0.35),
-        "low": -2.0,
-        "high": pytest.approx(-0.35 + 12.706204736 * 0.15),
-    }
+    rows = [
+        VariantRow(variant=name, title=name, defenses=[], settings="", all_settings="")
+        for name in ("undefended", "guardian")
+    ]
+    plain, defended = (row.paired for row in paired(rows, pictures))
+    assert plain is None and defended is not None and defended.images == 2
+    assert defended.ssim.mean == pytest.approx(-0.35) and defended.ssim.low == -2.0
+    assert defended.ssim.high == pytest.approx(-0.35 + 12.706204736 * 0.15)
 
 
 def test_bytes_are_the_tensors_of_what_came_back(tmp_path: Path) -> None:
@@ -163,8 +173,8 @@ def test_an_upload_twice_as_large_has_ratio_two(make: Make) -> None:
         update, loss = rounded({"w": torch.ones(8)}, "float16")
         store.save(replace(observation, update=update, rounded=loss))
     facts = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")
-    assert row(facts, "undefended")["bytes_per_upload"] == 16
-    assert row(facts, "guardian")["bytes_ratio"] == 2.0
+    assert row(facts, "undefended")["costs"]["bytes_per_upload"] == 16
+    assert row(facts, "guardian")["costs"]["bytes_ratio"] == 2.0
 
 
 def test_the_wilson_interval_by_hand() -> None:
@@ -187,13 +197,10 @@ def test_the_strongest_attack_stands_for_a_variant_and_all_are_kept(
         )
     facts = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")
     found = row(facts, "guardian")
-    assert found["attack"]["tier"] == "adaptive" and found["leaked"] == 6
+    assert found["attack"]["tier"] == "adaptive" and found["attack"]["leaked"] == 6
     assert [a["tier"] for a in found["attacks"]] == ["oblivious", "adaptive"]
     assert any("not the same attack for all" in note for note in facts["notes"])
-    assert (
-        "Each figure is that of the strongest of up to 2 attackers, chosen with the originals; "
-        "its interval does not cover that choice."
-    ) in facts["verdict"]["limits"]
+    assert "strongest of up to 2 attackers" in facts["verdict"]["limits"]
 
 
 def test_a_lock_at_the_clients_makes_theirs_the_accuracy_of_every_variant(make: Make) -> None:
@@ -255,7 +262,7 @@ def test_pictures_are_paired_by_their_original_not_by_their_position(make: Make)
     facts = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")
     assert len(facts["pictures"]) == 6
     for entry in facts["pictures"]:
-        plain, defended = entry["variants"]["undefended"], entry["variants"]["guardian"]
+        plain, defended = (entry["variants"][name][0] for name in ("undefended", "guardian"))
         name = plain["reconstruction"].removeprefix("undefended/")
         assert defended["reconstruction"] == f"guardian/{name}"
         assert entry["original"].startswith("undefended/audit/")
@@ -277,7 +284,7 @@ def test_the_images_that_came_back_best_under_any_variant_come_first(make: Make)
     make("undefended", noise=0.9)
     root = make("guardian", noise=0.05)
     pictures = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")["pictures"]
-    best = [max(v["ssim"] for v in entry["variants"].values()) for entry in pictures]
+    best = [max(ssim(v) for v in entry["variants"].values()) for entry in pictures]
     assert best == sorted(best, reverse=True)
 
 
@@ -413,7 +420,7 @@ def test_redaction_leaves_no_pixel_and_no_single_label(make: Make, parse: Any) -
     assert "Redacted" in parse(page).text and "class 7" not in parse(page).text
     for entry in json.loads(facts)["pictures"]:
         assert entry["true_label"] is None
-        assert all(v["label"] is None and v["ssim"] for v in entry["variants"].values())
+        assert all(v[0]["label"] is None and ssim(v) for v in entry["variants"].values())
 
 
 def test_both_files_are_for_the_owner_alone(make: Make) -> None:
@@ -477,6 +484,9 @@ def test_the_accuracy_axis_takes_round_numbers_inside_0_and_1(
 
 
 def test_the_undefended_run_has_the_inks_colour() -> None:
-    rows = [{"variant": name} for name in ("undefended", *"abcdefgh")]
+    rows = [
+        VariantRow(variant=name, title=name, defenses=[], settings="", all_settings="")
+        for name in ("undefended", *"abcdefgh")
+    ]
     css = variant_colours(rows)
     assert css["undefended"] == "total" and css["a"] == "c0" and css["h"] == "rest"

@@ -14,6 +14,7 @@ from bract.config import build_config, dump_config
 from bract.report import write_report
 from bract.report.page import boosting
 from bract.report.page.boosting import HEAT_PERCENT, heat_map, weights_chart
+from bract.schema.report import BoostingFacts
 
 CLIENTS = ["client-0", "client-1", "client-2"]
 V = [[0.9, 0.8, 0.7], [0.6, 0.5, 0.4], [0.85, 0.75, 0.65]]
@@ -28,6 +29,10 @@ def record(**changes: Any) -> dict[str, Any]:
         "signal": "accuracy",
         **changes,
     }
+
+
+def row_of(number: int = 1, **changes: Any) -> BoostingFacts:
+    return BoostingFacts(round=number, **record(**changes))
 
 
 def boost(root: Path, *records: dict[str, Any] | None) -> None:
@@ -77,22 +82,21 @@ def test_every_score_stands_in_its_row_and_column(make_run: Any) -> None:
 
 
 def test_the_best_score_is_the_darkest() -> None:
-    row = {"round": 1, **record()}
-    cells = [[cell["heat"] for cell in line["cells"]] for line in heat_map(row)["rows"]]
+    cells = [[cell.heat for cell in line.cells] for line in heat_map(row_of()).rows]
     assert cells[0][0] == HEAT_PERCENT and cells[1][2] == 0
     assert cells[1][0] == round(HEAT_PERCENT * 0.4)
 
 
 def test_the_least_loss_is_the_darkest() -> None:
-    shown = heat_map({"round": 1, **record(signal="loss")})
-    assert shown["rows"][1]["cells"][2]["heat"] == HEAT_PERCENT
-    assert shown["rows"][0]["cells"][0]["heat"] == 0
-    assert "from 0.900 to 0.400 (best)" in shown["caption"]
+    shown = heat_map(row_of(signal="loss"))
+    assert shown.rows[1].cells[2].heat == HEAT_PERCENT
+    assert shown.rows[0].cells[0].heat == 0
+    assert "from 0.900 to 0.400 (best)" in shown.caption
 
 
 def test_equal_scores_share_one_shade() -> None:
-    shown = heat_map({"round": 1, **record(V=[[0.5] * 3] * 3)})
-    heats = {cell["heat"] for line in shown["rows"] for cell in line["cells"]}
+    shown = heat_map(row_of(V=[[0.5] * 3] * 3))
+    heats = {cell.heat for line in shown.rows for cell in line.cells}
     assert heats == {HEAT_PERCENT // 2}
 
 
@@ -106,13 +110,13 @@ def test_a_validator_without_usable_scores_is_named(make_run: Any) -> None:
 
 
 def test_no_scores_at_all_are_said_to_be_none() -> None:
-    shown = heat_map({"round": 1, **record(V=[[None] * 3] * 3)})
-    assert shown["caption"] == "Nobody's scores could be used"
-    assert shown["rows"][0]["mean"] is None
+    shown = heat_map(row_of(V=[[None] * 3] * 3))
+    assert shown.caption == "No scores could be used"
+    assert shown.rows[0].mean is None
 
 
 def test_weights_are_drawn_below_the_next_tenth_with_the_uniform_weight_dashed() -> None:
-    rounds = [{"round": 1, **record()}, {"round": 2, **record(weights=[0.25, 0.25, 0.5])}]
+    rounds = [row_of(1), row_of(2, weights=[0.25, 0.25, 0.5])]
     svg = weights_chart(rounds, {"client-0": "c0", "client-1": "c1", "client-2": "c2"})
     # The axis ends at 0.6: 0.5 * 1.05 rounded up; 0.5 is 1/6 below its top of 190 pixels.
     assert ">0.6</text>" in svg
@@ -122,7 +126,7 @@ def test_weights_are_drawn_below_the_next_tenth_with_the_uniform_weight_dashed()
 
 def test_a_client_that_missed_a_round_has_no_point_there() -> None:
     two = record(clients=CLIENTS[:2], V=[[0.5, 0.5]] * 2, T=[0.5, 0.5], weights=[0.5, 0.5])
-    rounds = [{"round": 1, **record()}, {"round": 2, **two}]
+    rounds = [row_of(1), BoostingFacts(round=2, **two)]
     svg = weights_chart(rounds, {name: f"c{i}" for i, name in enumerate(CLIENTS)})
     assert svg.count('class="joined"') == 2
     assert "reference" not in svg, "uniform is another value in each round"

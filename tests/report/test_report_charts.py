@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from bract.report.page.charts import HEIGHT, Series, colours, line_chart, loss_curve, score_bar
+from bract.schema.report import Spread
 
 
 def test_values_are_placed_by_round_and_height() -> None:
@@ -46,7 +47,7 @@ def test_only_the_first_clients_have_a_colour_of_their_own() -> None:
 
 
 def test_a_bar_shows_mean_interval_baseline_and_threshold() -> None:
-    score = {"mean": 0.25, "low": 0.2, "high": 0.4}
+    score = Spread(mean=0.25, low=0.2, high=0.4)
     svg = score_bar(score, baseline=0.7, threshold=0.5, title="t")
     assert '<line class="interval" x1="20.0%" y1="8.0" x2="40.0%"' in svg
     assert '<circle class="point" cx="25.0%"' in svg
@@ -54,7 +55,7 @@ def test_a_bar_shows_mean_interval_baseline_and_threshold() -> None:
         '<line class="baseline" x1="70.0%"' in svg and '<line class="reference" x1="50.0%"' in svg
     )
     bare = score_bar(
-        {"mean": 0.25, "low": None, "high": None}, baseline=None, threshold=0.5, title="t"
+        Spread(mean=0.25, low=None, high=None), baseline=None, threshold=0.5, title="t"
     )
     assert "interval" not in bare and "baseline" not in bare
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from reporting import gather
 
+from bract.report import findings as module
 from bract.report import write_report
-from bract.report.facts import findings as module
-from bract.report.facts.findings import findings
+from bract.report.findings import findings
 from bract.schema import AuditResult
 from bract.schema.audit import Signals
 
@@ -45,10 +45,10 @@ def found(cosine: float = 0.999, defense: str | None = None, **signals: Any) -> 
         read_as=read_as,
         defenses=[defense] if defense else [],
         gradient_cosine=cosine,
-        scored=True,
-        diagnosis=Signals.model_validate({**QUIET, **signals}),
+        scored=2,
+        signals=Signals.model_validate({**QUIET, **signals}),
     )
-    return {f["code"]: f["text"] for f in findings(audit, leaked=0, scored=2)}
+    return {f.code: f.text for f in findings(audit, leaked=0, scored=2)}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_another_context_is_named_where_it_fits_ten_times_better() -> None:
 
 
 def test_an_upload_that_tells_too_little_hides_its_images() -> None:
-    told = {"psnr": 12.0, "prior_psnr": 10.8, "numbers": 1500, "pixels": 784}
-    text = found(told=told)["hidden"]
+    bound = {"psnr": 12.0, "prior_psnr": 10.8, "numbers": 1500, "pixels": 784}
+    text = found(bound=bound)["hidden"]
     assert "12.0 dB at most" in text and "10.8 dB" in text
-    assert "hidden" not in found(told={**told, "psnr": 14.0})
+    assert "hidden" not in found(bound={**bound, "psnr": 14.0})
 
 
 def test_later_epochs_of_unknown_order_convict_no_context() -> None:
@@ -119,10 +119,10 @@ def test_later_epochs_of_unknown_order_convict_no_context() -> None:
 
 
 def test_what_leaked_whole_or_was_never_measured_needs_no_explanation() -> None:
-    audit = AuditResult(round=1, client="a", attack="ig", scored=True, gradient_cosine=0.1)
+    audit = AuditResult(round=1, client="a", attack="ig", scored=2, gradient_cosine=0.1)
     assert findings(audit, leaked=0, scored=2) == []
-    measured = audit.model_copy(update={"diagnosis": AuditResult.model_validate(
-        {"round": 1, "client": "a", "attack": "ig", "diagnosis": QUIET}).diagnosis})  # fmt: skip
+    measured = audit.model_copy(update={"signals": AuditResult.model_validate(
+        {"round": 1, "client": "a", "attack": "ig", "signals": QUIET}).signals})  # fmt: skip
     assert findings(measured, leaked=2, scored=2) == []
     assert findings(measured, leaked=0, scored=2)
 
@@ -132,7 +132,7 @@ def test_the_page_shows_the_causes_beside_the_upload(
 ) -> None:
     root = make_run(rounds=1, audit=False)
     signals = {**QUIET, "truth_check": {**PERFECT, "cosine": 0.7}}
-    writers.audit(root, 1, "client-0", noise=1.2, diagnosis=signals, gradient_cosine=0.5)
+    writers.audit(root, 1, "client-0", noise=1.2, signals=signals, gradient_cosine=0.5)
     (observation,) = gather(root)["observations"]
     assert {f["source"] for f in observation["diagnosis"]} == {"attacker", "scorer"}
     text = parse(write_report(root).read_text()).text
@@ -146,7 +146,7 @@ def codes() -> Iterator[str]:
     for call in ast.walk(ast.parse(inspect.getsource(module))):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             continue
-        if call.func.id in ("_attacker", "finding") and call.args:
+        if call.func.id in ("_found", "finding") and call.args:
             first = call.args[0]
             named = (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,)
             yield from (str(n.value) for n in named if isinstance(n, ast.Constant))

@@ -25,7 +25,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 def test_a_whole_run_gives_every_fact(make_run: Any) -> None:
     facts = gather(make_run())
-    assert facts["schema"] == REPORT_SCHEMA == 4
+    assert facts["schema"] == REPORT_SCHEMA == 5
     assert facts["run"]["name"] == "digits-demo"
     assert facts["run"]["rounds_done"] == facts["run"]["rounds_planned"] == 3
     assert facts["run"]["started"] == "2026-02-25T06:13:20+00:00"
@@ -112,7 +112,7 @@ def test_half_written_files_are_named_and_left_out(make_run: Any) -> None:
     root = make_run()
     with (root / "metrics.jsonl").open("a") as stream:
         stream.write('{"round": 4, "seco')
-    (root / "audit" / "ig" / "round-0002--client-1.json").write_text('{"schema": 4, "round"')
+    (root / "audit" / "ig" / "round-0002--client-1.json").write_text('{"schema": 5, "round"')
     (root / "captures" / "round-0003" / "client-0" / "observation.json").unlink()
     edit(root / "audit" / "ig" / "round-0003--client-1.json", tier="omniscient")
     facts = gather(root)
@@ -208,8 +208,8 @@ def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> 
     ("name", "wanted"),
     [
         ("run.json", 2),
-        ("audit/ig/round-0001--client-0.json", 4),
-        ("captures/round-0001/client-0/observation.json", f"3 and {OBSERVATION_SCHEMA}"),
+        ("audit/ig/round-0001--client-0.json", 5),
+        ("captures/round-0001/client-0/observation.json", f"3 and 4 and {OBSERVATION_SCHEMA}"),
     ],
 )
 def test_another_schema_is_refused_with_the_version_found_and_wanted(

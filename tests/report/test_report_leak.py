@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from bract.audit.scoring.leak import Decision, LeakRule, best, leaked_images, undecided
+from bract.audit.questions.reconstruction.decide import (
+    Decision,
+    LeakRule,
+    best,
+    leaked_images,
+    undecided,
+)
 from bract.config import build_config
 from bract.schema import AuditResult, Baseline, ImageResult, Retrieval, Scores
 

@@ -9,10 +9,21 @@ import numpy as np
 import pytest
 from reporting import gather
 
-from bract.audit.scoring.metrics import mean_interval
+from bract.audit.intervals import mean_interval
+from bract.report import gather as gather_typed
 from bract.report import write_report
-from bract.report.facts.formatting import percent
-from bract.report.facts.summary import attack_rows, severity, spread, strength
+from bract.report.order import severity, strength
+from bract.report.tables import attack_rows, spread
+from bract.report.words.formatting import percent
+from bract.schema import Scores
+from bract.schema.report import (
+    AttackRow,
+    ImageFacts,
+    ObservationFacts,
+    ScoreSpread,
+    Spread,
+    SsimPsnr,
+)
 
 
 def test_a_spread_is_over_clients_and_of_one_there_is_none() -> None:
@@ -20,15 +31,15 @@ def test_a_spread_is_over_clients_and_of_one_there_is_none() -> None:
     found = spread(values, "ssim")
     expected = mean_interval([v for _, v in values], groups=[c for c, _ in values])
     assert expected is not None and expected[0] > -1.0
-    assert (found["low"], found["high"]) == pytest.approx((expected[0], min(expected[1], 1.0)))
-    assert spread([("a", 0.1), ("a", 0.9)]) == {"mean": 0.5, "low": None, "high": None}
-    assert spread([]) == {"mean": None, "low": None, "high": None}
+    assert (found.low, found.high) == pytest.approx((expected[0], min(expected[1], 1.0)))
+    assert spread([("a", 0.1), ("a", 0.9)]) == Spread(mean=0.5)
+    assert spread([]) == Spread()
 
 
 def test_a_share_of_all_has_an_interval_below_one() -> None:
     found = spread([(name, 1.0) for name in "abcd"], "identified_top1")
-    assert found["mean"] == found["high"] == 1.0
-    assert found["low"] == pytest.approx(0.025**0.25, abs=0.01)
+    assert found.mean == found.high == 1.0
+    assert found.low == pytest.approx(0.025**0.25, abs=0.01)
 
 
 def test_a_mean_of_exact_copies_says_how_many_are_at_the_cap(make_run: Any, parse: Any) -> None:
@@ -46,39 +57,30 @@ def test_a_mean_of_exact_copies_says_how_many_are_at_the_cap(make_run: Any, pars
 
 
 def test_the_margin_is_over_the_best_baseline_for_each_image() -> None:
-    def image(ssim: float, *baselines: float) -> dict[str, object]:
-        scores = dict.fromkeys(("psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips"), None) | {
-            "ssim": ssim
-        }
-        scores |= {"identified_top1": None, "identified_top5": None}
-        baseline = {"ssim": max(baselines), "psnr": None}
-        return {
-            "scores": scores,
-            "oracle": None,
-            "leaked": False,
-            "decided": True,
-            "baseline": baseline,
-        }
+    def image(ssim: float, *baselines: float) -> ImageFacts:
+        best = SsimPsnr(ssim=max(baselines))
+        return ImageFacts(index=0, scores=Scores(ssim=ssim), baseline=best, leaked=False)
 
     group = [
-        {
-            "attack": "ig", "attack_name": "IG", "chosen_attack": "ig",
-            "method": "ig", "method_name": "IG",
-            "tier": "oblivious", "round": 1, "client": f"c{number}", "repeat": 0, "refused": None,
-            "images": images, "label_accuracy": 1.0, "baselines": {},
-            "gradient_cosine": 1.0, "seconds": 1.0, "failed": 0,
-            "budget": {"iterations": 1, "seconds": None, "restarts": 1},
-        }
+        ObservationFacts(
+            attack="ig",
+            attack_name="IG",
+            method_name="IG",
+            round=1,
+            client=f"c{number}",
+            images=images,
+        )
         for number, images in enumerate(
             ([image(0.9, 0.1, 0.4)], [image(0.5, 0.2), image(0.7, 0.5)], [image(0.2, 0.4)]), 1
         )
-    ]  # fmt: skip
+    ]
     row = attack_rows(group)[0]
     # 0.5, 0.3, 0.2 and -0.2.
-    assert row["margin"]["ssim"]["mean"] == pytest.approx(0.2)
-    assert row["margin"]["ssim"]["low"] < 0.2 < row["margin"]["ssim"]["high"]
-    assert row["margin"]["psnr"] == {"mean": None, "low": None, "high": None}
-    assert row["uploads"] == row["clients"] == 3
+    margin = row.margin.ssim
+    assert margin.mean == pytest.approx(0.2)
+    assert (margin.low or 1.0) < 0.2 < (margin.high or 0.0)
+    assert row.margin.psnr == Spread()
+    assert row.uploads == row.clients == 3
 
 
 def test_means_run_over_images_not_over_uploads(make_run: Any, writers: Any) -> None:
@@ -131,10 +133,12 @@ def test_every_score_has_an_interval_over_clients(make_run: Any) -> None:
     assert f"{percent(low)} to {percent(high)}" in write_report(root).read_text()
 
 
-def test_leaks_outrank_scores_and_scores_outrank_nothing() -> None:
-    def row(leaked: int, scored: int, ssim: float | None) -> dict[str, object]:
-        score = {"mean": ssim}
-        return {"leaked": leaked, "scored": scored, "ssim": score, "psnr": {"mean": None}}
+def test_leaks_outrank_scores_and_scores_outrank_nothing(make_run: Any) -> None:
+    made = gather_typed(make_run(rounds=1)).attacks[0]
+
+    def row(leaked: int, scored: int, ssim: float | None) -> AttackRow:
+        changes = {"leaked": leaked, "scored": scored, "psnr": ScoreSpread()}
+        return made.model_copy(update=changes | {"ssim": ScoreSpread(mean=ssim)})
 
     rows = [row(0, 0, None), row(0, 4, 0.4), row(0, 4, 0.45), row(1, 4, 0.1), row(1, 2, 0.1)]
     mixed = [rows[i] for i in (3, 0, 4, 2, 1)]
@@ -142,10 +146,9 @@ def test_leaks_outrank_scores_and_scores_outrank_nothing() -> None:
 
 
 def test_severity_reads_the_images(make_run: Any) -> None:
-    facts = gather(make_run())
-    order = sorted(facts["observations"], key=severity)
-    assert (order[-1]["client"], order[-1]["round"]) == ("client-2", 1)
-    assert (order[0]["client"], order[0]["round"]) == ("client-0", 3)
+    order = sorted(gather_typed(make_run()).observations, key=severity)
+    assert (order[-1].client, order[-1].round) == ("client-2", 1)
+    assert (order[0].client, order[0].round) == ("client-0", 3)
 
 
 def test_clients_come_in_the_order_of_their_numbers(make_run: Any) -> None:

@@ -96,7 +96,7 @@ class Runner(ABC, Generic[S]):
 
 
 CODE = (
-    *(*RESULT_CODE, "bract.audit.scoring"),
+    *(*RESULT_CODE, "bract.audit.questions"),
     *own("harness.places", "harness.uploads", "papers.runners.base"),
 )
 """What every result follows from, by the names of modules and packages."""

@@ -24,8 +24,9 @@ from bract.attacks import (
 from bract.attacks.methods.baselines import class_mean, random_image
 from bract.attacks.problem.objectives import SquaredPlusNorm
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.audit.scoring.scoring import Truth, score_images
+from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.errors import BractError
+from bract.inputs import Truth
 from experiments.harness.attacking import Tier, attack_uploads
 from experiments.harness.clients import Situation, Upload, images_of, uploads
 from experiments.harness.images import ImageSet

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from bract.attacks import DLG, Budget, Case, Engine, Evidence, Refusal, reconstruct
 from bract.attacks.problem.case import open_case
-from bract.audit.scoring.scoring import Truth, score_images
+from bract.audit.questions.reconstruction.scores.image import score_images
+from bract.inputs import Truth
 from bract.models import MODELS
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import flatten, unflatten

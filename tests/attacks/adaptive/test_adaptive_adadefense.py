@@ -14,7 +14,7 @@ from bract.attacks.adaptive.adadefense.moments import (
     largest_defended_update,
 )
 from bract.attacks.adaptive.adadefense.trust import ENOUGH, NOISE, trust
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import AdaDefense, build_defenses
 from bract.config import DataConfig
 from bract.data import test_data as load_test_data

@@ -1,4 +1,3 @@
-import json
 import math
 import re
 from dataclasses import replace
@@ -32,7 +31,7 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.start_search import from_best_start
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
 from bract.models.keylock import Lock
 from bract.protocol.observation import Observation, ObservationStore
@@ -451,7 +450,7 @@ def test_a_known_secret_is_in_nothing_that_is_handed_back(digits: Any) -> None:
         using = known(IG(), {captured.seen.key: lock}, what)
         found = using(captured.seen, budget=Budget(iterations=2))
         # Seconds are digits that nobody chose, and may by chance be those of a secret.
-        text = re.sub(r'"seconds": [\d.e-]+', "", json.dumps(found.summary())) + repr(using)
+        text = re.sub(r'"seconds": [\d.e-]+', "", found.record().model_dump_json()) + repr(using)
         for value in secrets:
             for number in value.flatten()[:50].tolist():
                 assert f"{number:.6f}"[:-1] not in text

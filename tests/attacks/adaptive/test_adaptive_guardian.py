@@ -12,7 +12,7 @@ from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve import refinement
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import Guardian, ProtectContext, build_defenses
 from bract.errors import BractError
 from bract.protocol.update import flatten

@@ -9,7 +9,7 @@ from bract.attacks import GaussNewton, Reconstruction, evidence_for, reconstruct
 from bract.attacks.adaptive.precode import noise_name, read_noise
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext
 from bract.errors import BractError
 

@@ -15,7 +15,7 @@ from bract.attacks.problem.objectives import (
     SquaredPlusNorm,
 )
 from bract.attacks.problem.problem import Problem
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
 

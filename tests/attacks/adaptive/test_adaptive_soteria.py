@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bract.attacks import IG, Budget, evidence_for
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
 from bract.models import create_model, initialise

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bract.attacks import Analytic, Refusal, reconstruct
-from bract.audit.scoring.metrics import match, psnr
+from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.errors import BractError
 from bract.models import MODELS
 

@@ -214,7 +214,7 @@ def test_a_failed_trial_is_never_chosen() -> None:
     search.halve(1)
     assert search.configurations == [Configuration("b", 0)]
     assert search.trials[search.best()].attack == "b"
-    assert search.trials[0].summary()["distance"] is None
+    assert search.trials[0].record().distance is None
 
 
 def test_under_noise_the_likelier_image_is_chosen_and_not_the_better_cosine(
@@ -258,7 +258,7 @@ def test_under_noise_the_likelier_image_is_chosen_and_not_the_better_cosine(
     assert oblivious.pick.attack == "grainy" and "cosine" in oblivious.settings["criterion"]
     assert adaptive.pick.attack == "smooth" and "posterior" in adaptive.settings["criterion"]
     assert min(adaptive.trials, key=lambda t: t.distance).attack == "grainy"
-    assert adaptive.pick.summary()["nats"] == min(t.nats for t in adaptive.trials if t.nats)
+    assert adaptive.pick.record().nats == min(t.nats for t in adaptive.trials if t.nats)
     assert all(trial.nats is None for trial in oblivious.trials)
 
 

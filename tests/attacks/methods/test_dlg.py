@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from bract.attacks import DLG, IDLG, Budget
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 
 
 @pytest.mark.parametrize("attack", [DLG(), IDLG()])

@@ -9,7 +9,7 @@ from bract.attacks import ADAPTIVE, Best, Budget, Evidence, GaussNewton
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
 from bract.attacks.solve import levenberg_marquardt
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
 
 

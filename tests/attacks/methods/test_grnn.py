@@ -18,7 +18,8 @@ from bract.attacks import (
 from bract.attacks.methods.grnn.generator import Generator, GeneratorSearch
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.audit.scoring.metrics import label_accuracy
+from bract.attacks.solve.generator import Generator, GeneratorSearch
+from bract.audit.questions.reconstruction.scores.image import label_accuracy
 from bract.errors import BractError
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from bract.attacks import IG, Budget, Engine, Refusal, attack, reconstruct
 from bract.attacks.methods.baselines import prior_only
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
 from bract.models import MODELS
 

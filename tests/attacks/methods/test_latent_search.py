@@ -21,7 +21,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome
 from bract.attacks.solve.regularizers import LatentPrior
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig
 from bract.data import open_source

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, Refusal, Spear, reconstruct
 from bract.audit.audit import Audit
-from bract.audit.choice import AuditChoice
-from bract.audit.scoring.metrics import match, psnr
+from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.client.truth import save_truth
-from bract.config import build_config
+from bract.config import AuditRequest, build_config
 from bract.data import client_data, data_spec
 from bract.errors import BractError
 from bract.models import MODELS, create_model, initialise, perceptron
@@ -276,7 +275,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.mark.parametrize("attack", ["spear", "auto"])
 def test_an_audit_scores_all_images_and_the_page_names_them(run: RunDirectory, attack: str) -> None:
-    audit = Audit(run, AuditChoice(attacks=(attack,), iterations=2 if attack == "auto" else None))
+    audit = Audit(run, AuditRequest(attacks=[attack], iterations=2 if attack == "auto" else None))
     (result,) = audit.execute(audit.plan())
     assert result.method == "spear"
     assert len(result.images) == 16

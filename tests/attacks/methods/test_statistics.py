@@ -99,7 +99,7 @@ def test_the_image_comes_back_without_its_gradient(kinked: Any) -> None:
     assert known > gradient + 3
     trial = found.pick
     assert trial.statistics is not None and trial.statistics < 0.1
-    assert trial.summary()["statistics"] == trial.statistics
+    assert trial.record().statistics == trial.statistics
 
 
 def test_the_strongest_recipe_takes_the_statistics_through_kinks(

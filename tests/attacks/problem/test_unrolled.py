@@ -6,7 +6,7 @@ import torch
 from observing import scores
 
 from bract.attacks import IG, Budget, GaussNewton
-from bract.audit.scoring.metrics import psnr
+from bract.audit.questions.reconstruction.scores.image import psnr
 
 
 @pytest.mark.parametrize("lr", [0.1, 0.5])

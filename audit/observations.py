@@ -1,0 +1,142 @@
+"""The observations of one audit, as the attacker of its tier reads them."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from bract.attacks import Engine, load_prior
+from bract.audit.captures import Capture, Captures, Lazy, over_rounds, select
+from bract.audit.observer import CuriousClient
+from bract.audit.truth import check_truth, distinct, load_truth
+from bract.audit.uncaptured import check_at_hand
+from bract.config import AuditRequest, DataConfig, FederationConfig
+from bract.errors import BractError
+from bract.inputs import INPUTS, Truth, input_of
+from bract.protocol.observation import Observation
+from bract.rundir import RunDirectory
+from bract.schema import Tier
+from bract.schema.description import DESCRIPTION
+
+if TYPE_CHECKING:
+    from bract.audit.collusion import Collusion
+
+_log = logging.getLogger(__name__)
+
+
+class Observations:
+    """Chosen captures of a run, with what the attacker and the scorer hold beside them.
+
+    Parameters
+    ----------
+    run
+        A finished or interrupted run.
+    request
+        What is audited. An unknown client, round or device, a key that cannot be read, or a truth
+        that is none of these clients' is an error.
+
+    Attributes
+    ----------
+    chosen
+        Captures under attack, by round; aggregates after single clients.
+    public
+        The generator trained on public images, in the surrogate tier.
+    """
+
+    def __init__(self, run: RunDirectory, request: AuditRequest) -> None:
+        self.run, self.request = run, request
+        self.config: FederationConfig = run.config()
+        self.device = Engine(device=request.device).torch_device()
+        self._collusion: Collusion | None = None
+        if request.tier == "colluding" and request.key is not None:
+            # What an encrypted run keeps is read with Flower's records; no other audit needs them.
+            from bract.audit.collusion import Collusion
+
+            self._collusion = Collusion(run, request.key)
+        self.public = None if request.prior is None else load_prior(request.prior)
+        if (request.tier == "surrogate") != (self.public is not None):
+            raise BractError(
+                "the surrogate tier and a prior go together: --tier surrogate --prior FILE; "
+                "`bract prior train` makes one"
+            )
+        self.captures = Captures.of_run(run, request.models)
+        self.observer = None
+        if request.observer is not None:
+            if request.tier != "oblivious":
+                raise BractError(
+                    f"audit.observer goes with --tier oblivious, not with {request.tier}: what "
+                    "undoes a defense or opens a ciphertext works on one client's update"
+                )
+            self.observer = CuriousClient(run, self.captures, request.observer)
+        self.chosen = self._choose()
+        self.captures.check_models(self.chosen)
+        self.truth_folder = request.truth or run.truth
+        if request.truth is not None:
+            check_truth(request.truth, self.chosen)
+
+    def _choose(self) -> list[Capture]:
+        found = list(self.captures.index)
+        if not found:
+            check_at_hand(self.config, self.run.root)
+        if self.observer is not None:
+            found = self.observer.captures()
+        if self._collusion is not None:
+            numbers = dict.fromkeys(capture.round for capture in found)
+            found += self._collusion.aggregates(self.captures.of_round(r) for r in numbers)
+        rounds, clients = self.request.rounds, self.request.clients
+        chosen = select(
+            found,
+            rounds=None if rounds is None else frozenset(rounds),
+            clients=None if clients is None else frozenset(clients),
+        )
+        chosen = over_rounds(chosen, self.request.over_rounds)
+        return sorted(chosen, key=lambda c: (c.round, bool(c.members)))
+
+    @cached_property
+    def data(self) -> DataConfig | None:
+        """Test data that reconstructions are held against; None where none are named."""
+        if self.run.is_configured:
+            return self.config.data
+        description = self.run.description()
+        if description is None or description.data is None:
+            return None
+        declared = (c.declaration for c in self.chosen)
+        shaped = next((d for d in declared if d.image_shape and d.input in INPUTS), None)
+        if shaped is None:
+            return description.data
+        try:
+            return input_of(shaped).fitted(description.data, shaped)
+        except BractError as error:
+            raise BractError(f"{self.run.root / DESCRIPTION}: {error}") from error
+
+    def open(self, capture: Capture) -> Observation:
+        """Return what the attacker of this tier sees of an observation."""
+        self.captures.check_model(capture)
+        if self.observer is not None:
+            return self.observer.open(capture)
+        if capture.members and self._collusion is not None:
+            return self._collusion.aggregate(capture)
+        observation = self.captures.load(capture)
+        return observation if self._collusion is None else self._collusion.open(observation)
+
+    def history(self, capture: Capture) -> Lazy:
+        """Return the earlier observations of the same client, by round."""
+        return Lazy(self.captures.before(capture), self.open)
+
+    def truth(self, capture: Capture) -> Truth | None:
+        """Return what was kept of every round of a capture; None where one of them lacks it."""
+        if not capture.earlier:
+            return load_truth(self.truth_folder, capture)
+        kept = [load_truth(self.truth_folder, one) for one in reversed(capture.rounds)]
+        known = [truth for truth in kept if truth is not None]
+        return distinct(known) if len(known) == len(kept) else None
+
+    def kept(self) -> list[Truth]:
+        """Return what any captured client kept."""
+        found = (self.truth(capture) for capture in self.captures.index)
+        return [truth for truth in found if truth is not None]
+
+    def tier_of(self, *captures: Capture) -> Tier:
+        """Return how captures are read; what undoes a defense knows one client's update only."""
+        return "oblivious" if any(c.members for c in captures) else self.request.tier

@@ -1,0 +1,137 @@
+"""The contract of a question, and the registry of questions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from bract.attacks import Progress
+from bract.audit.basis import Basis
+from bract.audit.captures import Capture
+from bract.audit.observations import Observations
+from bract.audit.results import Batch, Results
+from bract.errors import BractError
+from bract.registry import Registry, named
+from bract.schema import Answer
+
+Need = Literal["upload", "truth", "public data", "canaries"]
+"""What a question cannot be asked without."""
+
+A = TypeVar("A", bound=Answer)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a question's rule makes of all answers: a level, and a sentence that explains it."""
+
+    level: str
+    sentence: str
+
+
+class Question(ABC, Generic[A]):
+    """What an audit asks of the observations of one tier.
+
+    The answers are kept in ``audit/questions/NAME/``, one file an observation, or one for the run.
+
+    Attributes
+    ----------
+    name
+        The name in ``audit.questions``.
+    title
+        Heading of its section on the page.
+    needs
+        What it cannot be asked without; the audit refuses it where the run lacks it.
+    answer
+        Record of one answer.
+    gates
+        Number fields of an answer that ``--fail-on NAME.FIELD>VALUE`` compares.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    needs: ClassVar[frozenset[Need]] = frozenset({"upload"})
+    answer: ClassVar[type[Answer]]
+    gates: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, seen: Observations, files: Results, basis: Basis) -> None:
+        self.seen, self.files, self.basis = seen, files, basis
+
+    @abstractmethod
+    def ask(self, batch: Batch, progress: Callable[[Progress], None] | None = None) -> Iterator[A]:
+        """Yield the answers of a batch: one an observation, or one for all of them."""
+
+    @classmethod
+    @abstractmethod
+    def decide(cls, answers: Sequence[A]) -> Decision:
+        """Apply the question's one rule to all answers of a run."""
+
+    def plan(self, device: str, *, resume: bool) -> list[Batch]:
+        """Return the work to be done: one batch of all chosen captures, or none.
+
+        Parameters
+        ----------
+        device
+            The kind, ``cpu`` or ``cuda``, that the batches are for.
+        resume
+            Leave out what has answers that still hold.
+        """
+        del device
+        basis = self.basis.of_all(self.seen.chosen)
+        known = list(self.answers()) if resume else []
+        if known and all(answer.basis == basis for answer in known):
+            return []
+        return [Batch(self.name, "", 0, tuple(self.seen.chosen))]
+
+    def begin(self, *, resume: bool) -> None:
+        """Remove the earlier answers that this audit replaces."""
+        del resume
+        self.files.clear(self.name)
+
+    def execute(
+        self, batch: Batch, progress: Callable[[Progress], None] | None = None
+    ) -> Iterator[A]:
+        """Ask; write and yield each answer as soon as it is found."""
+        basis = self.basis.of_all(batch.captures)
+        for found in self.ask(batch, progress):
+            answer = found.model_copy(update={"basis": basis})
+            self.files.write(self.files.of_answer(answer), answer)
+            yield answer
+
+    def answers(self) -> Iterator[A]:
+        """Read the answers that were kept; what cannot be read is left out."""
+        folder: Path = self.files.folder("", self.name)
+        kind: type[Any] = self.answer
+        for path in sorted(folder.glob("*.json")):
+            try:
+                yield kind.parse_text(path.read_bytes(), source=str(path))
+            except (OSError, BractError):
+                continue
+
+    def accept(self, batch: Batch, returned: Mapping[str, bytes]) -> list[A]:
+        """Check the files that a worker made of a batch, and keep them as `execute` does."""
+        del batch, returned
+        raise BractError(f"question {self.name}: cannot be asked by workers; leave --ray out")
+
+    def probe(self, batch: Batch, seconds: float) -> float | None:
+        """Estimate the wall time of one upload of a batch in so many seconds; None if unknown."""
+        del batch, seconds
+        return None
+
+    def infeasible(self, batch: Batch, capture: Capture) -> str | None:
+        """Return why nothing can be expected of an upload, from its declaration alone; or None."""
+        del batch, capture
+        return None
+
+    def hidden(self, batch: Batch, capture: Capture) -> str | None:
+        """Return why an upload hides what is asked for, at the cost of opening it; or None."""
+        del batch, capture
+        return None
+
+
+QUESTIONS: Registry[type[Question[Any]]] = Registry(
+    "question", group="bract.questions", check=partial(named, Question)
+)

@@ -1,0 +1,158 @@
+"""Rule by which an image counts as leaked, shared by report, comparison and gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bract.audit.questions.reconstruction.chance import named
+from bract.config import FederationConfig, LeakConfig
+from bract.schema import AuditResult, Baseline, ImageResult
+
+PRIOR_NEAREST = "prior_nearest"
+"""Baseline of a surrogate tier: the nearest to the original of many samples of its generator."""
+
+Reason = Literal["ssim", "identified"]
+Score = Literal["ssim", "psnr"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the rule says of one reconstructed image.
+
+    Attributes
+    ----------
+    reason
+        By which part of the rule it leaked, None if it did not.
+    decided
+        False where the image was scored, but not even an exact copy of an original would have
+        stood out: too few reference images of its class for this many images.
+    """
+
+    reason: Reason | None = None
+    decided: bool = True
+
+
+@dataclass(frozen=True)
+class LeakRule:
+    """The rule with its thresholds.
+
+    Attributes
+    ----------
+    ssim
+        Least structural similarity.
+    psnr_margin
+        Decibels by which an image below that must beat its baselines.
+    level
+        One minus the probability that any image of a run counts as leaked whose reconstruction saw
+        no gradient, in (0, 1).
+    """
+
+    ssim: float = 0.5
+    psnr_margin: float = 3.0
+    level: float = 0.95
+
+    @classmethod
+    def of(cls, config: FederationConfig | None) -> LeakRule:
+        """Return the rule of a run's configuration, the default one where there is none."""
+        section = config.audit.leak if config else LeakConfig()
+        return cls(section.ssim, section.psnr_margin, section.level)
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        return (
+            "An image counts as leaked when its reconstruction is nearer to its own original than "
+            "to any reference image of the same class and to their mean, so much nearer that "
+            "images made without the gradient would bring about a single such case in at most "
+            f"{1 - self.level:.0%} of runs, however many images and originals there were to choose "
+            f"among; and when it can be seen: its SSIM is at least {self.ssim:g}, or its PSNR is "
+            f"at least {self.psnr_margin:g} dB above the best baseline without the gradient, which "
+            "had the same choice of originals. Where the attacker had a generator trained on "
+            "public images, it must besides be nearer than the nearest of its samples."
+        )
+
+    def decide(self, audits: Sequence[AuditResult]) -> list[list[Decision]]:
+        """Judge every image of what is judged together: all the results of a run or an audit.
+
+        Each image has the bound on its chance of its retrieval; Hommel's procedure over all images
+        says which of them are not chance. An image without one counts among them as undecided.
+
+        Returns
+        -------
+        list of list of Decision
+            One for each image of each result, in their order.
+        """
+        rate = 1.0 - self.level
+        chances = [_chance(i) for audit in audits for i in audit.images if _scored(audit, i)]
+        not_chance = iter(named(chances, rate))
+        return [
+            [
+                self._decide(image, audit, next(not_chance), rate / len(chances))
+                if _scored(audit, image)
+                else Decision()
+                for image in audit.images
+            ]
+            for audit in audits
+        ]
+
+    def _decide(
+        self, image: ImageResult, audit: AuditResult, not_chance: bool, alone: float
+    ) -> Decision:
+        """Judge a scored image; ``alone`` is the chance that stands out beside all the others."""
+        found, scores = image.retrieval, image.scores
+        if found is None or found.least is None or scores is None:
+            return Decision(decided=False)
+        if not not_chance:
+            return Decision(decided=found.least <= alone)
+        if not found.nearest or _within_the_prior(image):
+            return Decision()
+        if scores.ssim is not None and scores.ssim >= self.ssim:
+            return Decision("ssim")
+        baseline = best(image.baselines or audit.baselines, "psnr")
+        if baseline is None or scores.psnr is None:
+            return Decision()
+        return Decision("identified" if scores.psnr >= baseline + self.psnr_margin else None)
+
+
+def _within_the_prior(image: ImageResult) -> bool:
+    """Say whether a sample of the attacker's generator is as near to the original."""
+    sample = image.baselines.get(PRIOR_NEAREST)
+    own = None if image.scores is None else image.scores.psnr
+    return sample is not None and sample.psnr is not None and (own is None or own <= sample.psnr)
+
+
+def _scored(audit: AuditResult, image: ImageResult) -> bool:
+    return audit.scored > 0 and image.scores is not None
+
+
+def _chance(image: ImageResult) -> float:
+    found = image.retrieval
+    return 1.0 if found is None or found.chance is None else found.chance
+
+
+def leaked_images(
+    audits: Sequence[AuditResult], rule: LeakRule
+) -> list[tuple[AuditResult, ImageResult, Reason]]:
+    """Return every leaked image of an audit with the upload it came from, and why."""
+    return [
+        (audit, image, decision.reason)
+        for audit, decisions in zip(audits, rule.decide(audits), strict=True)
+        for image, decision in zip(audit.images, decisions, strict=True)
+        if decision.reason is not None
+    ]
+
+
+def undecided(count: int, scored: int) -> str:
+    """Return a sentence on scored images that could not be judged, and the reason."""
+    return (
+        f"whether {count} of {scored} images leaked cannot be decided: the test data hold too few "
+        "images of their classes to tell a copy from chance"
+    )
+
+
+def best(baselines: Mapping[str, Baseline], score: Score) -> float | None:
+    """Return the highest SSIM or PSNR among the baselines; None where none was recorded."""
+    values = [getattr(baseline, score) for baseline in baselines.values()]
+    return max((value for value in values if value is not None), default=None)

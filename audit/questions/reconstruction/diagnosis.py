@@ -1,0 +1,180 @@
+"""Measure why an attack got no further, on one observation and one result.
+
+These are numbers; `bract.report.findings` says what they mean, and from which value on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import images_in, local_training
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.result import Reconstruction
+from bract.attacks.solve.labels import last_layer
+from bract.errors import BractError
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors, flatten
+from bract.schema import ImageCounts, LayerMatch, Signals, StepCounts
+
+FLAT = 0.01
+"""A sigmoid passes less than this share of what reaches it: it is saturated. Its most is 0.25."""
+
+_MANY = 10**9
+_RECTIFIERS = (nn.ReLU, nn.ReLU6)
+
+
+def signals(case: Case, result: Reconstruction) -> Signals:
+    """Measure what an attacker can measure; `bract.schema.Signals` says what each is.
+
+    The client is simulated as the attack did that made the images (`Trial.unroll`).
+
+    Raises
+    ------
+    BractError
+        If no one round holds these images: the attack shared them out among rounds.
+    """
+    if "assigned" in result.settings:
+        raise BractError(f"{case.observation.key}: its images were shared out among several rounds")
+    case = case.simulating(unroll=result.pick.unroll)
+    observation, history = case.observation, case.history
+    target, declaration = case.evidence.target, observation.declaration
+    steps = 1 if declaration.algorithm == "fedsgd" else declaration.local_steps
+    one = local_training(case.forward) is None
+    scale, layers = _match(case, result)
+    negative, unbalanced, unsure = _slope(case)
+    return Signals(
+        scale=scale,
+        layers=layers,
+        zero=float((flatten(target) == 0).double().mean()),
+        dead=dead_units(
+            case.target_model, observation.parameters, observation.buffers, result.images
+        ),
+        negative=negative,
+        unbalanced=unbalanced,
+        unsure=unsure,
+        images=ImageCounts(declared=images_in(declaration, _MANY), searched=case.images),
+        steps=StepCounts(declared=steps, simulated=1 if one else steps),
+        optimizer=declaration.optimizer if is_other_optimizer(declaration) else None,
+        norm=float(flatten(target).double().norm()),
+        norm_ratio=_norm_ratio(observation, history),
+        falling=_falling(result.loss_curve),
+    )
+
+
+def is_other_optimizer(declaration: ClientDeclaration) -> bool:
+    """Whether an update is the work of an optimizer that no forward model simulates."""
+    return declaration.algorithm == "fedavg" and declaration.optimizer != "sgd"
+
+
+def dead_units(
+    target_model: TargetModel, parameters: Tensors, buffers: Tensors, images: Tensor
+) -> float | None:
+    """Share of units that pass no gradient on, whichever of the images comes.
+
+    A rectifier's unit is dead where its output is 0, a sigmoid's where its slope is below `FLAT`;
+    of convolutions a whole channel counts as one unit. None where the model has neither as a
+    module.
+    """
+    dead, units = 0, 0
+    handles = []
+
+    def look(module: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal dead, units
+        value = output.detach()
+        passes = value > 0 if isinstance(module, _RECTIFIERS) else value * (1 - value) >= FLAT
+        alive = passes.flatten(2).any(2).any(0) if passes.dim() > 2 else passes.any(0)
+        dead += int((~alive).sum())
+        units += alive.numel()
+
+    for module in target_model.model.modules():
+        if isinstance(module, (*_RECTIFIERS, nn.Sigmoid)):
+            handles.append(module.register_forward_hook(look))
+    try:
+        with torch.no_grad():
+            state = {n: parameters[n].cpu().float() for n in target_model.parameter_names}
+            state |= {n: buffers[n].cpu() for n in target_model.buffer_names}
+            target_model.model.cpu()
+            functional_call(target_model.model, state, (target_model.normalise(images.float()),))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return dead / units if units else None
+
+
+def compare(
+    simulated: Mapping[str, Tensor], target: Mapping[str, Tensor], weights: Tensors | None
+) -> tuple[float, float | None]:
+    """Cosine, and the factor from simulated to target along it; 0 and None for zero vectors."""
+    dot = own = other = 0.0
+    for name, value in target.items():
+        c, s = value.double().cpu(), simulated[name].double().cpu()
+        w = weights[name].double().cpu() if weights and name in weights else torch.ones_like(c)
+        dot += float((w * c * s).sum())
+        own += float((w * s * s).sum())
+        other += float((w * c * c).sum())
+    if not own or not other:
+        return 0.0, None
+    return dot / math.sqrt(own * other), dot / own
+
+
+def _match(case: Case, result: Reconstruction) -> tuple[float | None, dict[str, LayerMatch]]:
+    """Return the common factor of all tensors, and how each was matched."""
+    target = case.evidence.target
+    largest = max(float(v.double().square().mean().sqrt()) for v in target.values())
+    sizes = {n: float(v.double().square().mean().sqrt()) / largest for n, v in target.items()}
+    trial = (case, result.pick.restart)
+    problem = Problem.stack(
+        [trial], seed=result.seed, device=torch.device("cpu"), dtype=torch.float64
+    )
+    if problem.unknowns():
+        return None, {name: LayerMatch(size=size) for name, size in sizes.items()}
+    simulated = problem.simulate(
+        result.images[None].double(), result.label_probabilities[None].double(), {}
+    )
+    flat = {name: value.detach()[0] for name, value in simulated.items()}
+    layers = {
+        name: LayerMatch(
+            cosine=compare({name: flat[name]}, {name: target[name]}, None)[0], size=size
+        )
+        for name, size in sizes.items()
+    }
+    return compare(flat, target, case.evidence.weights)[1], layers
+
+
+def _slope(case: Case) -> tuple[int | None, float | None, float | None]:
+    """Return ``negative``, ``unbalanced`` and ``unsure`` of the last bias' gradient."""
+    try:
+        _, name = last_layer(case.target_model)
+    except BractError:
+        name = None
+    slope = case.evidence.target.get(name) if name else None
+    if slope is None:
+        return None, None, None
+    values = slope.double()
+    return (
+        int((values < 0).sum()),
+        float(values.sum().abs() / values.abs().sum().clamp_min(1e-30)),
+        float(values.clamp_min(0.0).sum()),
+    )
+
+
+def _norm_ratio(observation: Observation, history: Sequence[Observation]) -> float | None:
+    if not len(history) or not history[0].update:
+        return None
+    first = float(flatten(history[0].gradient()).double().norm())
+    return float(flatten(observation.gradient()).double().norm()) / first if first else None
+
+
+def _falling(curve: Sequence[tuple[int, float]]) -> float | None:
+    known = [loss for _, loss in curve if math.isfinite(loss)]
+    if len(known) < 10:
+        return None
+    before, last = known[-1 - len(known) // 10], known[-1]
+    return (before - last) / abs(before) if before else 0.0

@@ -1,0 +1,148 @@
+"""Plan attacks: which captures run as one batch, and which are not worth an attack."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bract.attacks import Case
+from bract.attacks.problem.client_model import images_in
+from bract.attacks.problem.identifiability import Identifiability, identifiability
+from bract.audit.captures import Capture
+from bract.config import AuditRequest
+from bract.errors import BractError, out_of_memory
+from bract.schema import InformationBound
+
+_log = logging.getLogger(__name__)
+
+MOST = {"cpu": 8, "cuda": 256}
+"""Most observations in one batch by kind of device: as many as an engine runs trials together."""
+
+MEMORY = 4 * 2**30
+"""Most bytes of captures in one batch; one that is larger still runs, alone."""
+
+_CLOSED_FORMS = ("analytic", "labels", "spear")
+
+
+def together(
+    captures: Sequence[Capture], *, device: str, max_images: int, most: int | None = None
+) -> Iterator[tuple[Capture, ...]]:
+    """Yield captures that run as one batch, whatever their rounds; no aggregate among clients.
+
+    Parameters
+    ----------
+    device
+        ``cpu`` or ``cuda``.
+    max_images
+        As in the audit's choice: updates of more examples look alike to an attack.
+    most
+        Most captures in one batch; None chooses by device.
+    """
+    limit = most or MOST.get(device, MOST["cpu"])
+    shapes: dict[tuple[str, bool], list[Capture]] = {}
+    for capture in captures:
+        shapes.setdefault(_shape(capture, max_images), []).append(capture)
+    for group in shapes.values():
+        batch: list[Capture] = []
+        held = 0
+        for capture in group:
+            size = _bytes(capture)
+            if batch and (len(batch) >= limit or held + size > MEMORY):
+                yield tuple(batch)
+                batch, held = [], 0
+            batch.append(capture)
+            held += size
+        yield tuple(batch)
+
+
+def _shape(capture: Capture, max_images: int) -> tuple[str, bool]:
+    declaration = capture.declaration
+    declared = {k: v for k, v in declaration.to_dict().items() if k != "num_examples"}
+    try:
+        images = images_in(declaration, max_images)
+    except BractError:
+        images = 0
+    return json.dumps([declared, images], sort_keys=True, default=str), bool(capture.members)
+
+
+def _bytes(capture: Capture) -> int:
+    return sum(
+        path.stat().st_size
+        for one in capture.rounds
+        if one.folder is not None
+        for path in one.folder.glob("*.safetensors")
+    )
+
+
+def infeasible(capture: Capture, request: AuditRequest, attack: str) -> str | None:
+    """Return why nothing can be expected of an attack on an upload; None where it may succeed.
+
+    Known from the declaration alone: ciphertexts without a key, more images in one update than
+    are looked for, or too little declared to look for any.
+    """
+    declaration = capture.declaration
+    if declaration.encryption != "none" and request.tier != "colluding":
+        return "ciphertexts, and the attacker holds no key"
+    if not declaration.model:
+        return "no model is declared"
+    try:
+        images = images_in(declaration, 1 << 31)
+    except BractError as error:
+        return str(error)
+    if images > request.max_images and attack not in _CLOSED_FORMS:
+        return (
+            f"{images} images went into one update, and {request.max_images} are looked for "
+            "(audit.max_images); expect nothing readable, but from closed forms"
+        )
+    return None
+
+
+class Bounds:
+    """Identifiability of cases, each as if it were the only one: cases that cannot differ share it.
+
+    Results must not depend on which uploads an audit, or a worker of one, has seen before.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, InformationBound | None]] = []
+
+    def of(self, case: Case) -> InformationBound | None:
+        """Return how near to its images a case's upload can lead; None where that is unknown."""
+        evidence, observation = case.evidence, case.observation
+        if evidence.bounds is not None or evidence.weights is not None:
+            return _bound(case)
+        labels = None if evidence.labels is None else evidence.labels.tolist()
+        zeros = [int((value == 0.0).sum()) for value in evidence.target.values()]
+        defenses = observation.declaration.defenses
+        key = (observation.round, case.tier, case.shape, defenses, labels, zeros)
+        for known, found in self._known:
+            if known == key:
+                return found
+        bound = _bound(case)
+        self._known.append((key, bound))
+        return bound
+
+    def hides(self, case: Case) -> str | None:
+        """Return why little can be expected of an attack on a case; None where more may be."""
+        bound = self.of(case)
+        if bound is None or not bound.hides:
+            return None
+        return (
+            f"the {bound.numbers} numbers of the update tell {bound.pixels} pixels too little: "
+            f"knowing only that neighbouring pixels are alike, one can expect {bound.psnr:.1f} dB "
+            f"at most, and from a guess that sees no update {bound.prior_psnr:.1f} dB"
+        )
+
+
+def _bound(case: Case) -> InformationBound | None:
+    try:
+        found: Identifiability = identifiability(case)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            _log.info("%s: no bound: %s", case.observation.key, error)
+        return None
+    return InformationBound(
+        psnr=found.psnr, prior_psnr=found.prior_psnr, numbers=found.numbers, pixels=found.pixels
+    )

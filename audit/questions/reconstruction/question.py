@@ -1,0 +1,436 @@
+"""Attack observations, score what was reconstructed against the clients' truth, and record it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from bract.attacks import (
+    ATTACKS,
+    Attacker,
+    AttackTask,
+    Budget,
+    Case,
+    Engine,
+    Progress,
+    Reconstruction,
+    Refusal,
+    attack,
+    open_cases,
+    open_over_rounds,
+)
+from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
+from bract.audit.basis import Basis, changes
+from bract.audit.captures import Capture
+from bract.audit.handled import why_unhandled
+from bract.audit.observations import Observations
+from bract.audit.questions.base import QUESTIONS, Decision, Question
+from bract.audit.questions.reconstruction.decide import LeakRule
+from bract.audit.questions.reconstruction.notes import notes_of, prior_notes
+from bract.audit.questions.reconstruction.plan import Bounds, infeasible, together
+from bract.audit.questions.reconstruction.score import Attempt, Judge
+from bract.audit.results import NOT_TRIED, Batch, Results
+from bract.audit.returned import read_returned
+from bract.audit.truth import load_truth
+from bract.errors import BractError, shown
+from bract.permissions import make_private_folder
+from bract.protocol.observation import Observation
+from bract.schema import AuditBudget, AuditResult
+from bract.seeds import derive_seed
+
+_log = logging.getLogger(__name__)
+
+PROBED = 8
+"""Most restarts, over all uploads, that a probe attacks at once."""
+
+Opened = list[tuple[Capture, Observation]]
+
+
+class _EnoughError(Exception):
+    """A probe has run long enough."""
+
+
+@QUESTIONS.register("reconstruction")
+class ReconstructionQuestion(Question[AuditResult]):
+    """Which inputs of the clients can be rebuilt, by each of the request's attacks."""
+
+    name = "reconstruction"
+    title = "Reconstruction"
+    answer = AuditResult
+    gates = ("ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips", "leaked")
+
+    def __init__(self, seen: Observations, files: Results, basis: Basis) -> None:
+        super().__init__(seen, files, basis)
+        request = seen.request
+        self.attacks: dict[str, Attacker] = {name: attack(name) for name in request.attacks}
+        self._judge = Judge(
+            seen.data, request.seed, request.device, request.max_images, kept=seen.kept
+        )
+        self._bounds = Bounds()
+
+    def plan(self, device: str, *, resume: bool) -> list[Batch]:
+        """Return the attacks to run, those that may succeed first."""
+        batches: list[Batch] = []
+        request = self.seen.request
+        for name in self.attacks:
+            for repeat in range(request.repeats):
+                each = (Batch(self.name, name, repeat, (c,)) for c in self.seen.chosen)
+                left = [b.captures[0] for b in each if not resume or self._due(b) is not None]
+                groups = together(
+                    left, device=device, max_images=request.max_images, most=request.batch
+                )
+                batches += [Batch(self.name, name, repeat, captures) for captures in groups]
+        return sorted(
+            batches, key=lambda b: all(infeasible(c, request, b.attack) for c in b.captures)
+        )
+
+    def ask(
+        self, batch: Batch, progress: Callable[[Progress], None] | None = None
+    ) -> Iterator[AuditResult]:
+        """Attack a batch; yield one result an observation as soon as it is scored."""
+        yield from self._attack(batch, progress)
+        self.files.forget(batch.attack)
+        # Errors that were caught hold on to what a batch read, by their tracebacks.
+        gc.collect()
+
+    def _attack(
+        self, batch: Batch, progress: Callable[[Progress], None] | None
+    ) -> Iterator[AuditResult]:
+        state = self.files.unfinished(batch.attack)
+        # Half-made reconstructions are personal data too.
+        make_private_folder(state)
+        engine = Engine(
+            device=self.seen.request.device,
+            progress=progress,
+            checkpoint=state / self.files.state,
+        )
+        opened: Opened = []
+        for capture in batch.captures:
+            try:
+                self._check(batch, capture)
+                opened.append((capture, self.seen.open(capture)))
+            except BractError as error:
+                yield self._refused(batch, capture, str(error))
+        if opened:
+            cases, found = self._run(batch, opened, engine)
+            results = iter(found)
+            for (capture, _), case in zip(opened, cases, strict=True):
+                if isinstance(case, Refusal):
+                    yield self._refused(batch, capture, case.reason)
+                elif isinstance(result := next(results), Refusal):
+                    yield self._refused(batch, capture, result.reason)
+                else:
+                    yield self._record(batch, capture, case, result)
+
+    @classmethod
+    def decide(cls, answers: Sequence[AuditResult]) -> Decision:
+        """Apply the leak rule with its default thresholds."""
+        decisions = [one for row in LeakRule().decide(answers) for one in row]
+        leaked = sum(one.reason is not None for one in decisions)
+        level = "leaked" if leaked else "none-leaked"
+        return Decision(level, f"{leaked} of {sum(a.scored for a in answers)} images leaked.")
+
+    def begin(self, *, resume: bool) -> None:
+        """Remove the earlier results of the chosen observations that this audit replaces."""
+        stale: Counter[str] = Counter()
+        for name in {} if resume else self.attacks:
+            self.files.forget(name)
+            for capture in self.seen.chosen:
+                self.files.remove(name, capture)
+        for batch in self._each() if resume else ():
+            if (reason := self._due(batch)) is not None:
+                stale[reason] += self.files.path(batch, batch.captures[0]).exists()
+                self.files.remove(batch.attack, batch.captures[0], batch.repeat)
+        for reason, count in stale.items():
+            if count:
+                _log.warning("%d earlier results are attacked again: %s", count, reason)
+
+    def execute(
+        self, batch: Batch, progress: Callable[[Progress], None] | None = None
+    ) -> Iterator[AuditResult]:
+        """Attack a batch; write and yield each result as soon as it is scored."""
+        captures = {capture.key: capture for capture in batch.captures}
+        for result in self.ask(batch, progress):
+            capture = captures[f"round-{result.round:04d}/{result.client}"]
+            self.files.write(self.files.path(batch, capture), result)
+            yield result
+
+    def answers(self) -> Iterator[AuditResult]:
+        """Read the results of the chosen observations, by this audit or earlier ones."""
+        found = (self.files.read(batch, batch.captures[0]) for batch in self._each())
+        return (result for result in found if result is not None)
+
+    def accept(self, batch: Batch, returned: Mapping[str, bytes]) -> list[AuditResult]:
+        """Check the files that a worker made of a batch, and keep them as `execute` does."""
+        found = []
+        for capture in batch.captures:
+            path = self.files.path(batch, capture)
+            record = read_returned(returned, path.stem, self.about(batch, capture))
+            if record.refused is None and self._other_settings(batch, record):
+                raise BractError(f"{path.stem}: attacked with other settings than were asked for")
+            found.append((path, record))
+        for path, record in found:
+            self.files.keep(path, record, returned)
+        return [record for _, record in found]
+
+    def _each(self) -> Iterator[Batch]:
+        """Yield every attack on a single observation."""
+        for name in self.attacks:
+            for capture in self.seen.chosen:
+                for repeat in range(self.seen.request.repeats):
+                    yield Batch(self.name, name, repeat, (capture,))
+
+    def _due(self, batch: Batch) -> str | None:
+        """Return why a result must be made: there is none that still holds, or more can be had.
+
+        A refusal is tried again, and what was unscored where the truth is there by now.
+        """
+        (capture,) = batch.captures
+        found = self.files.read(batch, capture)
+        if found is None:
+            return "no readable result of this version"
+        if found.refused is not None:
+            return "refused before"
+        if not found.scored and self.seen.truth(capture) is not None:
+            return "the truth is there by now"
+        other = self._other_settings(batch, found)
+        return other or "; ".join(changes(found.basis, self.basis.of(capture))) or None
+
+    def _other_settings(self, batch: Batch, found: AuditResult) -> str | None:
+        """Return how a result was made otherwise than this audit would make it, or None."""
+        method = found.chosen_attack or batch.attack
+        if method not in ATTACKS:
+            return f"{shown(method)} is no attack here"
+        wanted = (self.seen.request.tier, self._seed(batch), self._budget(method))
+        return None if (found.tier, found.seed, found.budget) == wanted else "other settings"
+
+    def about(self, batch: Batch, capture: Capture) -> AuditResult:
+        """Return what a result holds whatever is found, but for rounds that prove unusable."""
+        request, declaration = self.seen.request, capture.declaration
+        return AuditResult(
+            round=capture.round,
+            client=capture.client,
+            members=list(capture.members),
+            observer=request.observer,
+            rounds=[c.round for c in capture.rounds] if request.over_rounds > 1 else [],
+            attack=batch.attack,
+            input=declaration.input,
+            tier=request.tier,
+            read_as=self.seen.tier_of(*batch.captures),
+            defenses=[str(d.get("name")) for d in declaration.defenses],
+            encryption=declaration.encryption,
+            num_examples=declaration.num_examples,
+            local_steps=declaration.local_steps,
+            seed=request.seed,
+            repeat=batch.repeat,
+            basis=self.basis.of(capture),
+        )
+
+    def probe(self, batch: Batch, seconds: float) -> float | None:
+        """Attack some of a batch for a moment, and keep nothing.
+
+        Returns
+        -------
+        float or None
+            Estimated wall time of the whole attack on one upload: what came before the first
+            report, and the rest at the pace from there on. None where nothing could be attacked.
+        """
+        opened: Opened = []
+        for capture in batch.captures[: max(1, PROBED // self.seen.request.restarts)]:
+            with contextlib.suppress(BractError):
+                self._check_input(batch, capture)
+                opened.append((capture, self.seen.open(capture)))
+        begun = time.perf_counter()
+        reports: list[tuple[float, float]] = []
+
+        def look(progress: Progress) -> None:
+            spent = time.perf_counter() - begun
+            if progress.fraction > (reports[-1][1] if reports else 0.0):
+                reports.append((spent, progress.fraction))
+            if spent > seconds and len(reports) > 1:
+                raise _EnoughError
+
+        engine = Engine(device=self.seen.request.device, progress=look)
+        try:
+            cases, _ = self._run(batch, opened, engine)
+        except _EnoughError:
+            (first, from_share), (last, share) = reports[0], reports[-1]
+            whole = first + (last - first) * (1 - from_share) / (share - from_share)
+        else:
+            if not any(isinstance(case, Case) for case in cases):
+                return None
+            whole = time.perf_counter() - begun
+        return whole / len(opened)
+
+    def infeasible(self, batch: Batch, capture: Capture) -> str | None:
+        """Return why nothing can be expected of an upload, by its declaration alone, or None."""
+        return infeasible(capture, self.seen.request, batch.attack)
+
+    def hidden(self, batch: Batch, capture: Capture) -> str | None:
+        """Return why an upload of a batch hides its inputs, or None; costs as much as opening it.
+
+        Not more seeds of its noise are tried than by default.
+        """
+        try:
+            self._check_input(batch, capture)
+            observation = self.seen.open(capture)
+        except BractError:
+            return None
+        seeds = min(self.seen.request.weak_seeds, SeedBudget().candidates)
+        task = AttackTask(budget=self._whole_budget(), tier=self.seen.tier_of(*batch.captures))
+        with seed_budget(SeedBudget(candidates=seeds)):
+            (case,), _ = self._cases(batch, [(capture, observation)], task)
+        return None if isinstance(case, Refusal) else self._bounds.hides(case)
+
+    def _check(self, batch: Batch, capture: Capture) -> None:
+        """Refuse an upload that this attack cannot or shall not be run on."""
+        self._check_input(batch, capture)
+        self._check_disjoint(capture)
+        reason = self.infeasible(batch, capture)
+        if reason is not None and self.seen.request.skip_hopeless:
+            raise BractError(NOT_TRIED + reason)
+
+    def _check_input(self, batch: Batch, capture: Capture) -> None:
+        handled = self.attacks[batch.attack].inputs
+        reason = why_unhandled(capture.declaration.input, batch.attack, handled)
+        if reason is not None:
+            raise BractError(f"{capture.key}: {reason}")
+
+    def _check_disjoint(self, capture: Capture) -> None:
+        """Refuse an upload of an image that the prior was trained on: it would come from memory.
+
+        So would one that was trained on mirrored, turned or a little shifted. The truth decides
+        whether anything is attacked, and nothing else.
+        """
+        public = self.seen.public
+        truth = None if public is None else self.seen.truth(capture)
+        if public is None or truth is None:
+            return
+        known = int(public.trained_on(truth.images).sum())
+        if known:
+            raise BractError(
+                f"{capture.key}: {known} of {len(truth.images)} images are among those that the "
+                f"prior was trained on ({public.facts.source}), or mirrored, turned or shifted "
+                "copies of them, so it would return them from memory; train it on other images"
+            )
+
+    def _whole_budget(self) -> Budget:
+        request = self.seen.request
+        return Budget(
+            iterations=request.iterations,
+            seconds=request.seconds,
+            restarts=request.restarts,
+            max_images=request.max_images,
+        )
+
+    def _run(
+        self, batch: Batch, opened: Opened, engine: Engine
+    ) -> tuple[list[Case | Refusal], list[Reconstruction | Refusal]]:
+        """Attack observations; return their cases, and one result for each that is no refusal."""
+        seen, request = self.seen, self.seen.request
+        earlier = {one.key: seen.history(one) for capture, _ in opened for one in capture.rounds}
+        task = AttackTask(
+            budget=self._whole_budget(),
+            seed=self._seed(batch),
+            tier=seen.tier_of(*batch.captures),
+            engine=engine,
+            history=lambda observation: earlier[observation.key],
+            public=seen.public,
+        )
+        with seed_budget(SeedBudget(candidates=request.weak_seeds)):
+            cases, left = self._cases(batch, opened, task)
+            if request.skip_hopeless:
+                cases = [self._worth_trying(batch.attack, case) for case in cases]
+            usable = [case for case in cases if isinstance(case, Case)]
+            return cases, self.attacks[batch.attack].run(usable, left)
+
+    def _cases(
+        self, batch: Batch, opened: Opened, task: AttackTask
+    ) -> tuple[list[Case | Refusal], AttackTask]:
+        """Open observations, each with the earlier ones that it is attacked with."""
+        if self.seen.request.over_rounds == 1:
+            return open_cases([seen for _, seen in opened], task, attack=batch.attack)
+        groups = [[*self._earlier(capture), seen] for capture, seen in opened]
+        return open_over_rounds(groups, task, attack=batch.attack)
+
+    def _earlier(self, capture: Capture) -> Iterator[Observation]:
+        """Open the rounds that are attacked with a capture; one that cannot be read is left out."""
+        for one in capture.earlier:
+            try:
+                yield self.seen.open(one)
+            except BractError as error:
+                _log.warning("%s: left out of the attack over rounds: %s", one.key, error)
+
+    def _worth_trying(self, name: str, case: Case | Refusal) -> Case | Refusal:
+        if isinstance(case, Refusal) or (why := self._bounds.hides(case)) is None:
+            return case
+        return Refusal(attack=name, observation=case.observation.key, reason=NOT_TRIED + why)
+
+    def _seed(self, batch: Batch) -> int:
+        again = (batch.repeat,) if batch.repeat else ()
+        return derive_seed(self.seen.request.seed, "audit", batch.attack, *again)
+
+    def _budget(self, method: str) -> AuditBudget:
+        """Return what one restart of the attack that made the images was allowed."""
+        request = self.seen.request
+        iterations = request.iterations
+        if iterations is None and request.seconds is None:
+            iterations = ATTACKS[method].iterations
+        return AuditBudget(
+            iterations=iterations,
+            seconds=request.seconds,
+            restarts=request.restarts,
+            max_images=request.max_images,
+        )
+
+    def _refused(self, batch: Batch, capture: Capture, reason: str) -> AuditResult:
+        changes = {
+            "refused": reason,
+            "budget": self._budget(batch.attack),
+            "device": str(self.seen.device),
+        }
+        return self.about(batch, capture).model_copy(update=changes)
+
+    def _record(
+        self, batch: Batch, capture: Capture, case: Case, result: Reconstruction
+    ) -> AuditResult:
+        """Score a reconstruction; what it is of, found and worth makes one record."""
+        matched = _matched(case, capture)
+        folder = self.seen.truth_folder
+        own = load_truth(folder, matched) if matched.earlier else None
+        attempt = Attempt(_last_round(case, matched), result, self._bounds.of(case), own)
+        judged = self._judge.judge(
+            attempt, self.seen.truth(matched), self.files.path(batch, capture)
+        )
+        about, found = self.about(batch, capture), result.record()
+        rounds = [one.round for one in matched.rounds] if about.rounds else []
+        notes = [
+            *judged.notes,
+            *notes_of(case, capture, matched),
+            *prior_notes(self.seen.public, checked=bool(judged.scored)),
+        ]
+        more = {
+            "rounds": rounds,
+            "budget": self._budget(found.chosen_attack or batch.attack),
+            "device": str(self.seen.device),
+            "notes": notes,
+        }
+        return about.model_copy(update=vars(found) | vars(judged) | more)
+
+
+def _last_round(case: Case, capture: Capture) -> Case:
+    """Return a case of one round, the last if it was opened, which the diagnosis is about."""
+    own = [c for c in case.rounds if c.observation.key == capture.key]
+    return next(iter(own or case.rounds[-1:]), case)
+
+
+def _matched(case: Case, capture: Capture) -> Capture:
+    """Return a capture of those rounds alone that a case holds the reconstruction against."""
+    used = {one.observation.round for one in case.rounds or (case,)}
+    *earlier, last = [one for one in capture.rounds if one.round in used] or [capture]
+    return replace(last, earlier=tuple(earlier))

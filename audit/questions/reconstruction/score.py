@@ -1,0 +1,148 @@
+"""From a reconstruction to its record: scores, baselines without a gradient, signals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bract.attacks import Case, Reconstruction
+from bract.audit.questions.reconstruction.baselines import Baselines
+from bract.audit.questions.reconstruction.diagnosis import signals
+from bract.audit.questions.reconstruction.scores import scorer_of
+from bract.audit.questions.reconstruction.scores.image import ImageScorer, lpips_notes, mean_of
+from bract.audit.questions.reconstruction.truth_check import truth_check
+from bract.config import DataConfig
+from bract.errors import BractError
+from bract.inputs import Input, References, Truth, input_of
+from bract.schema import ImageResult, InformationBound, ScoreRecord, Signals
+
+_log = logging.getLogger(__name__)
+
+KEPT_REFERENCE = (
+    "No test data are named (`data:` in bract.yaml), so reconstructions are held against images "
+    "that other clients kept: where those look unlike each other, being nearer to one's own says "
+    "less."
+)
+NO_REFERENCE = (
+    "No test data are named (`data:` in bract.yaml), and no other client kept images: scores have "
+    "no images to tell an original from, and whether an image leaked is left open."
+)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attack as it ran; ``own`` is the truth of its last round, of several scored together."""
+
+    case: Case
+    result: Reconstruction
+    bound: InformationBound | None = None
+    own: Truth | None = None
+
+
+@dataclass
+class Judge:
+    """Scores attempts; references are read once.
+
+    Parameters
+    ----------
+    data
+        Where references come from: test data, which no client trained on. None takes ``kept``.
+    seed, device, max_images
+        As in the audit's request.
+    kept
+        Returns what all clients kept.
+    """
+
+    data: DataConfig | None
+    seed: int
+    device: str
+    max_images: int
+    kept: Callable[[], list[Truth]] = list
+    _scorers: dict[str, ImageScorer] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._baselines = Baselines(self.seed, self.device, self.max_images)
+
+    def judge(self, attempt: Attempt, truth: Truth | None, path: Path) -> ScoreRecord:
+        """Save the images beside ``path`` and return what was measured, with scores for a truth."""
+        result, kind = attempt.result, input_of(attempt.case.observation.declaration)
+        found = self._diagnose(attempt, attempt.own or truth)
+        if truth is None:
+            images = [_image(kind, result, i, i, path) for i in range(len(result.images))]
+            return ScoreRecord(images=images, signals=found, notes=lpips_notes())
+        scorer = self.scorer(kind, truth)
+        scored = scorer.score(result.images, truth, recovered=result.labels)
+        made = self._baselines.made(attempt.case, result, scored, scorer.references)
+        baselines = scorer.baselines(made, scored, truth, len(result.images))
+        retrieved = scorer.retrieval(result.images, scored, truth)
+        oracle = scorer.oracle([trial.images for trial in result.trials], scored)
+        images = [
+            _image(kind, result, i, int(scored.order[i]), path).model_copy(
+                update={
+                    "true_label": scored.labels[i],
+                    "original": kind.save(scored.originals[i], path, i, "original"),
+                    "scores": row,
+                    "oracle": oracle[i],
+                    "baselines": {name: rows[i] for name, rows in baselines.items()},
+                    "retrieval": retrieved[i],
+                }
+            )
+            for i, row in enumerate(scored.rows)
+        ]
+        return ScoreRecord(
+            images=images,
+            scored=len(images),
+            signals=found,
+            notes=[*lpips_notes(), *self._reference_note(scorer.references)],
+            label_accuracy=scored.label_accuracy,
+            candidates=scored.candidates,
+            baselines={name: mean_of(rows) for name, rows in baselines.items()},
+        )
+
+    def scorer(self, kind: Input, truth: Truth) -> ImageScorer:
+        """Return the scorer of an input, with references that are not among these originals."""
+        if kind.name not in self._scorers:
+            references = (
+                kind.kept_references(self.kept(), self.seed)
+                if self.data is None
+                else kind.references(self.data, self.seed)
+            )
+            self._scorers[kind.name] = scorer_of(kind, references)
+        scorer = self._scorers[kind.name]
+        if scorer.references is None:
+            return scorer
+        left = scorer.references.without(truth)
+        return scorer if left is scorer.references else scorer_of(kind, left)
+
+    def _reference_note(self, references: References | None) -> list[str]:
+        if self.data is not None:
+            return []
+        return [NO_REFERENCE if references is None else KEPT_REFERENCE]
+
+    def _diagnose(self, attempt: Attempt, truth: Truth | None) -> Signals | None:
+        """Measure why it got this far; None where no gradient was matched."""
+        try:
+            found = signals(attempt.case, attempt.result)
+        except BractError as error:
+            _log.info("%s: no diagnosis: %s", attempt.case.observation.key, error)
+            return None
+        check = None
+        if truth is not None:
+            try:
+                check = truth_check(attempt.case, truth.images, truth.labels)
+            except BractError as error:
+                _log.info("%s: no truth check: %s", attempt.case.observation.key, error)
+        return found.model_copy(update={"truth_check": check, "bound": attempt.bound})
+
+
+def _image(kind: Input, result: Reconstruction, index: int, row: int, path: Path) -> ImageResult:
+    """Save one reconstruction; return what the attacker knows of it."""
+    probabilities = result.label_probabilities[row]
+    return ImageResult(
+        index=index,
+        label=int(probabilities.argmax()),
+        label_confidence=float(probabilities.max()),
+        reconstruction=kind.save(result.images[row], path, index, "reconstruction"),
+    )

@@ -1,0 +1,265 @@
+"""Repeat the client's computation on its true images and compare it with the capture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.client_model import BatchGradient, LocalTraining, loss_gradient
+from bract.attacks.problem.dropout import read_dropout
+from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.audit.questions.reconstruction.diagnosis import compare, is_other_optimizer
+from bract.errors import BractError
+from bract.models import key_locks
+from bract.protocol.observation import ClientDeclaration, Observation, decayed
+from bract.protocol.update import Tensors
+from bract.schema import TruthCheck
+
+ROUNDING = 1e-6
+"""Distance from a cosine of 1 up to which float32 explains the difference."""
+
+OFF = 1e-3
+"""Relative difference in length up to which a single step is of the declared learning rate."""
+
+REPLAYED_STEPS = 64
+"""Most local steps that are repeated."""
+
+Term = Literal["proximal_mu", "momentum", "weight_decay", "lr", "dropout"]
+
+MOST: dict[Term, float] = {
+    "proximal_mu": math.inf,
+    "momentum": 0.999,
+    "weight_decay": math.inf,
+    "lr": math.inf,
+    "dropout": 0.99,
+}
+"""Terms of a local step whose value is sought where an update does not fit, and their bounds."""
+
+FIRST_STEP = 0.1
+"""From the declared value of a term to the second one that is tried."""
+
+RATES = (0.1, 0.2, 0.5, 2.0, 5.0, 10.0)
+"""Learning rates that are tried first, as multiples of the declared one: usual steps of schedules.
+"""
+
+SECANTS = 8
+"""Most values of a term that are tried."""
+
+
+def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None:
+    """Repeat the client's computation on its true images and compare it with the evidence.
+
+    No attacker can do this. Without a defense it says whether the declared context (normalisation,
+    mode of batch normalisation, learning rate, proximal term) is that of the client; against one,
+    how far the update was distorted (oblivious) or how well it was recovered (adaptive). Where the
+    tier's attacker simulates the defense, the same simulation stands for the client, with what the
+    evidence says of its inside.
+
+    Parameters
+    ----------
+    images, labels
+        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, in order of first use.
+
+    Returns
+    -------
+    TruthCheck or None
+        ``cosine``, ``scale`` and ``exact`` (False where the order of later epochs, or what
+        dropout left out, is not known); where the match or the scale is poor, ``tried``: the cosine
+        in other contexts, by name. None where the
+        client cannot be repeated: another optimizer, more than `REPLAYED_STEPS` steps, or part of
+        the model, or its noise, kept at the client.
+    """
+    observation = case.observation
+    p = observation.declaration
+    steps = 1 if p.algorithm == "fedsgd" else p.local_steps
+    if steps is None or steps > REPLAYED_STEPS or (steps > 1 and not p.lr):
+        return None
+    if is_other_optimizer(p):
+        return None
+    case = case.simulating(max_images=len(images), unroll=REPLAYED_STEPS)
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    if key_locks(case.target_model.model) or problem.unknowns():
+        return None
+    taken = min(len(images), steps * (p.batch_size or len(images)))
+    images, labels = images[:taken], labels[:taken]
+    exact = steps <= math.ceil(taken / (p.batch_size or taken))
+    exact = exact and read_dropout(observation, case.target_model).readable
+    plain = isinstance(case.forward, BatchGradient | LocalTraining)
+    if plain:
+        repeated = _repeat(case.target_model, observation, images, labels, steps, decayed(p))
+    else:
+        repeated = _simulate(problem, case, images, labels)
+    reading = problem.reading({name: value[None] for name, value in repeated.items()})
+    target = {name: value[0] for name, value in reading.items()}
+    cosine, scale = compare(repeated, target, case.evidence.weights)
+    tried: dict[str, float | None] = {}
+    if plain and not cosine >= 1.0 - ROUNDING:
+        for name, other in _other_contexts(case.target_model, observation).items():
+            try:
+                again = _repeat(target_model_of(other), other, images, labels, steps, decayed(p))
+            except BractError:
+                continue
+            tried[name] = compare(again, target, case.evidence.weights)[0]
+        for term in _terms(p, steps, taken) if exact else ():
+            value, again = _fitting(term, case, repeated, target, images, labels, steps)
+            tried[f"{term}: {value:.3g}"] = compare(again, target, case.evidence.weights)[0]
+    elif (
+        plain
+        and not p.defenses
+        and p.algorithm == "fedavg"
+        and p.lr
+        and scale
+        and abs(scale - 1.0) > OFF
+        and steps == 1
+    ):
+        # The length of a single step is its learning rate's: the direction stays.
+        tried[f"lr: {p.lr * scale:.3g}"] = cosine
+    return TruthCheck(cosine=cosine, scale=scale, exact=exact, tried=tried)
+
+
+def _terms(p: ClientDeclaration, steps: int, images: int) -> list[Term]:
+    """Return the terms of a local step that such an update shows."""
+    one: list[Term] = ["dropout"] if steps == images == 1 and not p.defenses else []
+    if p.algorithm == "fedsgd":
+        return one
+    several: list[Term] = ["proximal_mu", "momentum"] if steps > 1 else []
+    rate: list[Term] = ["lr"] if p.lr else []
+    return [*one, *several, "weight_decay", *rate]
+
+
+def _simulate(problem: Problem, case: Case, images: Tensor, labels: Tensor) -> Tensors:
+    """Simulate the client with the tier's own forward model."""
+    rows = nn.functional.one_hot(labels, problem.classes)[None, : case.images].double()
+    simulated = problem.simulate(images[None, : case.images].double(), rows, {})
+    return {name: value.detach()[0] for name, value in simulated.items()}
+
+
+def _repeat(
+    target_model: TargetModel,
+    observation: Observation,
+    images: Tensor,
+    labels: Tensor,
+    steps: int,
+    without: float,
+) -> Tensors:
+    """Repeat the client's computation, scaled like `Observation.gradient`, in float64.
+
+    Unlike an attacker's simulation it knows that the last batch of an epoch may be smaller.
+
+    Parameters
+    ----------
+    without
+        How often what it is compared with lacks the sent parameters: by its own declaration, not
+        by one that is tried (`bract.protocol.observation.decayed`).
+    """
+    p = observation.declaration
+    parameters = {n: observation.parameters[n].double()[None] for n in target_model.parameter_names}
+    buffers = {
+        n: (v.double() if v.is_floating_point() else v)[None]
+        for n, v in observation.buffers.items()
+        if n in target_model.buffer_names
+    }
+    buffers |= {
+        n: v.double()[None] for n, v in read_dropout(observation, target_model).masks.items()
+    }
+    target_model.model.cpu()
+    inputs = target_model.normalise(images.double())[None]
+    onehot = nn.functional.one_hot(labels, p.classes or 0).double()[None]
+    size = p.batch_size or len(images)
+    batches = [slice(at, at + size) for at in range(0, len(images), size)]
+    current, velocity = dict(parameters), dict.fromkeys(parameters, torch.zeros(()).double())
+    total = dict.fromkeys(parameters, torch.zeros(()).double())
+    decay = 0.0 if p.algorithm == "fedsgd" else p.weight_decay
+    for step in range(steps):
+        batch = batches[step % len(batches)]
+        gradient = loss_gradient(target_model, current, buffers, inputs[:, batch], onehot[:, batch])
+        for name, value in gradient.items():
+            pull = (p.proximal_mu or 0.0) * (current[name] - parameters[name])
+            pull = pull + decay * current[name]
+            velocity[name] = p.momentum * velocity[name] + value.detach() + pull
+            total[name] = total[name] + velocity[name]
+            if steps > 1:
+                current[name] = current[name] - (p.lr or 0.0) * velocity[name]
+    return {n: value[0] / steps - without * parameters[n][0] for n, value in total.items()}
+
+
+def _fitting(
+    name: Term,
+    case: Case,
+    repeated: Tensors,
+    target: Tensors,
+    images: Tensor,
+    labels: Tensor,
+    steps: int,
+) -> tuple[float, Tensors]:
+    """Return the value of a term that fits best, by the secant method, and the update it gives.
+
+    Parameters
+    ----------
+    name
+        Field of the declaration.
+    repeated
+        What the declared value gives.
+    """
+    p = case.observation.declaration
+
+    def given(value: float) -> Tensors:
+        change: dict[str, Any] = {name: value}
+        other = replace(case.observation, declaration=replace(p, **change))
+        # What it is compared with was scaled by the declared rate.
+        ratio = value / p.lr if name == "lr" and p.lr else 1.0
+        made = _repeat(case.target_model, other, images, labels, steps, decayed(p) / ratio)
+        return {n: v * ratio for n, v in made.items()}
+
+    def distance(made: Tensors) -> float:
+        square = sum(float((target[n] - v).square().sum()) for n, v in made.items())
+        return square if math.isfinite(square) else math.inf
+
+    before, found = getattr(p, name) or 0.0, repeated
+    step, least = FIRST_STEP, 0.0
+    if name == "lr":
+        # Over several steps a far rate is found from a near one alone.
+        starts = {rate * before: given(rate * before) for rate in RATES} | {before: repeated}
+        before = min(starts, key=lambda rate: distance(starts[rate]))
+        found, step, least = starts[before], FIRST_STEP * before / 10.0, before / 1000.0
+    elif name == "dropout" and not before:
+        # From no mask to one the update jumps; the rate is a matter of masks alone.
+        before, found = FIRST_STEP, given(FIRST_STEP)
+    value = before + (step if before + step < MOST[name] else -step)
+    again = found
+    for _ in range(SECANTS):
+        value = min(max(value, least), MOST[name])
+        if value == before:
+            break
+        again = given(value)
+        slope = {n: (again[n] - found[n]) / (value - before) for n in again}
+        square = sum(float(v.square().sum()) for v in slope.values())
+        missing = sum(float((slope[n] * (target[n] - again[n])).sum()) for n in slope)
+        before, found = value, again
+        if not square > 0.0:
+            break
+        value += missing / square
+    return before, again
+
+
+def _other_contexts(target_model: TargetModel, observation: Observation) -> dict[str, Observation]:
+    p = observation.declaration
+    changes: dict[str, dict[str, Any]] = {}
+    if p.mean is not None or p.std is not None:
+        changes["pixels without normalisation"] = {"mean": None, "std": None}
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in target_model.model.modules()):
+        other = "eval" if p.norm_mode == "train" else "train"
+        changes[f"norm_mode: {other}"] = {"norm_mode": other}
+    others = {"relu": "sigmoid", "sigmoid": "relu"}
+    if p.model and ":" not in p.model and p.activation in others:
+        changes[f"activation: {others[p.activation]}"] = {"activation": others[p.activation]}
+    return {
+        name: replace(observation, declaration=replace(p, **change))
+        for name, change in changes.items()
+    }

@@ -1,0 +1,123 @@
+"""The contract of an input, and the registry of inputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from bract.config import DataConfig
+from bract.registry import Registry, named
+from bract.schema import ClientDeclaration
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Originals at a consenting client.
+
+    Attributes
+    ----------
+    images
+        Examples ``(N, ...)`` of the input's shape, dtype and range; of images float32
+        ``(N, C, H, W)`` in [0, 1].
+    labels
+        int64 ``(N,)``.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+
+class References(Protocol):
+    """Examples that are in no upload under attack: baselines, and candidates for retrieval."""
+
+    @property
+    def candidates(self) -> Tensor:
+        """Examples among which an original is searched."""
+
+    def of_class(self, label: int) -> Tensor:
+        """Return examples with this label; ``(0, ...)`` where there are none."""
+
+    def class_mean(self, wanted: Tensor) -> Tensor:
+        """Return the mean example of each wanted label, ``(N, ...)``."""
+
+    def baselines(self, labels: Tensor, count: int, *, seed: int) -> dict[str, Tensor]:
+        """Return ``count`` examples by the baseline's name, made without any upload.
+
+        Parameters
+        ----------
+        labels
+            int64 ``(N,)``, the labels of the originals.
+        """
+
+    def without(self, truth: Truth) -> References | None:
+        """Return the references that are not among these originals; None if none are left."""
+
+
+class Input(ABC):
+    """One kind of input.
+
+    Attributes
+    ----------
+    name
+        The name in configurations (``data.input``), in declarations and in ``bract.yaml``.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
+        """Return model inputs and labels of a loader's batch; None if they are another input."""
+
+    @abstractmethod
+    def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
+        """Check the tensors that a client kept, and return them as truth.
+
+        Parameters
+        ----------
+        kept
+            ``labels``, with ``inputs`` as the model saw them or the examples by their own name.
+        """
+
+    @abstractmethod
+    def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
+        """Return the data section whose examples have the declared shape."""
+
+    @abstractmethod
+    def references(self, data: DataConfig, seed: int) -> References:
+        """Return references from the test split of a data set."""
+
+    @abstractmethod
+    def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
+        """Return references from the examples that clients kept; None if they kept none."""
+
+    @abstractmethod
+    def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
+        """Write one example for the page, mode 0600; return the file's name.
+
+        Parameters
+        ----------
+        beside
+            The JSON file of the result; its stem begins the name.
+        role
+            ``reconstruction`` or ``original``.
+        """
+
+
+INPUTS: Registry[type[Input]] = Registry("input", group="bract.inputs", check=partial(named, Input))
+
+
+def input_of(declaration: ClientDeclaration) -> Input:
+    """Return the input that a client declares; a `BractError` names an unknown one."""
+    return INPUTS[declaration.input]()
+
+
+def kept_examples(batch: object) -> tuple[Tensor, Tensor] | None:
+    """Return the model inputs and labels of a batch, by the first input that recognises it."""
+    found = (INPUTS[name]().examples(batch) for name in INPUTS)
+    return next((one for one in found if one is not None), None)

@@ -1,0 +1,284 @@
+"""Images: float32 ``(C, H, W)`` in [0, 1], with 1 or 3 channels for data sets and pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bract.config import DataConfig
+from bract.data import Source, data_spec, open_source
+from bract.errors import BractError
+from bract.files import write_bytes
+from bract.inputs.base import INPUTS, Input, References, Truth
+from bract.schema import ClientDeclaration
+from bract.seeds import derive_seed
+
+CANDIDATES = 99
+"""Images among which an original must be retrieved, beside itself."""
+
+PER_CLASS = 100
+"""Most images of a class that its mean, and what is near by chance, are taken from."""
+
+MOST_KEPT = 5000
+"""Most kept images that are held in memory as references."""
+
+_ROUNDING = 1e-3
+"""By how much pixels may exceed [0, 1] for the rounding of a normalisation's figures."""
+
+_NARROW = 0.25
+"""A range of pixels below which their normalisation is doubted."""
+
+
+@INPUTS.register("image")
+class Image(Input):
+    """Images with integer labels."""
+
+    name = "image"
+
+    def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
+        """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch."""
+        if not isinstance(batch, Mapping | tuple | list):
+            return None
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
+        images = [t for t in tensors if t.dim() == 4 and t.is_floating_point() and len(t)]
+        labels = [t for t in tensors if t.dim() == 1 and not t.is_floating_point()]
+        if not images or not labels or len(images[0]) != len(labels[0]):
+            return None
+        return images[0].float().contiguous(), labels[0].to(torch.int64)
+
+    def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
+        """Return the originals, whose file may come from another party."""
+        if "inputs" in kept:
+            images = pixels_of(kept["inputs"], declaration.mean, declaration.std)
+        else:
+            images = kept["images"]
+        return _checked(images, kept["labels"], declaration.image_shape)
+
+    def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
+        """Return the section with the declared channels and side."""
+        if declaration.image_shape is None:
+            return data
+        channels, size, _ = declaration.image_shape
+        if channels not in (1, 3):
+            raise BractError(
+                f"data holds images of 1 or 3 channels, the model takes {channels}; take the data "
+                "section out"
+            )
+        return data.model_copy(update={"channels": channels, "image_size": size})
+
+    def references(self, data: DataConfig, seed: int) -> References:
+        """Return images of the test split, of which only those that are drawn are decoded."""
+        return Reference(data, seed)
+
+    def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
+        """Return the images that clients kept, each once; those of another shape are left out."""
+        pool: dict[bytes, tuple[Tensor, Tensor]] = {}
+        shape: torch.Size | None = None
+        for truth in truths:
+            shape = shape or truth.images.shape[1:]
+            if truth.images.shape[1:] != shape:
+                continue
+            for image, label in zip(truth.images, truth.labels, strict=True):
+                if len(pool) < MOST_KEPT:
+                    pool.setdefault(_content(image), (image, label))
+        return _kept(list(pool.values()), seed)
+
+    def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
+        """Write a PNG of the image's own resolution."""
+        from PIL import Image as Pictures
+
+        pixels = (example.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}.png")
+        content = io.BytesIO()
+        squeezed = pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels
+        Pictures.fromarray(squeezed).save(content, "PNG")
+        return write_bytes(path, content.getvalue()).name
+
+
+def _kept(pairs: Sequence[tuple[Tensor, Tensor]], seed: int) -> KeptReference | None:
+    if not pairs:
+        return None
+    images, labels = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
+    return KeptReference(images, labels, seed)
+
+
+def _content(image: Tensor) -> bytes:
+    return image.numpy().tobytes()
+
+
+@dataclass
+class Reference:
+    """The test split, of which only the images that are drawn are decoded.
+
+    Data sets are sorted by class in many folders, so everything is drawn at random under a seed.
+
+    Parameters
+    ----------
+    data
+        Whose test split.
+    seed
+        The audit's.
+    """
+
+    data: DataConfig
+    seed: int
+    _means: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def candidates(self) -> Tensor:
+        """The images among which originals are looked for, ``(CANDIDATES, C, H, W)``."""
+        return self._decode(self._order[:CANDIDATES])
+
+    def class_mean(self, wanted: Tensor) -> Tensor:
+        """Return the mean image of each wanted label ``(N,)``, as ``(N, C, H, W)``.
+
+        A label without test images gets the mean of the candidates.
+        """
+        return torch.stack([self._mean(int(label)) for label in wanted])
+
+    def random_image(self, count: int, *, seed: int) -> Tensor:
+        """Return images drawn with replacement, ``(count, C, H, W)``."""
+        generator = torch.Generator().manual_seed(seed)
+        picks = torch.randint(0, len(self._source.labels), (count,), generator=generator)
+        return self._decode(picks)
+
+    def of_class(self, label: int) -> Tensor:
+        """Return up to `PER_CLASS` images with this label, ``(M, C, H, W)``."""
+        mine = self._order[self._source.labels[self._order] == label][:PER_CLASS]
+        images = self._decode(mine)
+        self._means[label] = (images if len(mine) else self.candidates).mean(dim=0)
+        return images
+
+    def baselines(self, labels: Tensor, count: int, *, seed: int) -> dict[str, Tensor]:
+        """Return the mean image of each label in turn, and images drawn at random."""
+        wanted = labels[torch.arange(count) % len(labels)]
+        return {
+            "class_mean": self.class_mean(wanted),
+            "random_image": self.random_image(count, seed=seed),
+        }
+
+    def without(self, truth: Truth) -> Reference | None:
+        """Return itself: no client trained on test data."""
+        del truth
+        return self
+
+    def _mean(self, label: int) -> Tensor:
+        if label not in self._means:
+            self.of_class(label)
+        return self._means[label]
+
+    @cached_property
+    def _source(self) -> Source:
+        return open_source(self.data, "test")
+
+    @cached_property
+    def _order(self) -> Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "reference"))
+        return torch.randperm(len(self._source.labels), generator=generator)
+
+    @cached_property
+    def _shape(self) -> tuple[int, int, int]:
+        return data_spec(self.data).image_shape
+
+    def _decode(self, indices: Tensor) -> Tensor:
+        channels, size, _ = self._shape
+        return self._source.images(indices.tolist(), channels=channels, size=size)
+
+
+class KeptReference(Reference):
+    """Images that clients kept, without those of one client's update.
+
+    Parameters
+    ----------
+    images, labels
+        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, N >= 1.
+    seed
+        The audit's.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, seed: int) -> None:
+        super().__init__(DataConfig(), seed)
+        self._images, self._labels = images, labels
+
+    @cached_property
+    def _source(self) -> Source:
+        return Source(
+            labels=self._labels,
+            classes=int(self._labels.max()) + 1,
+            channels=self._images.shape[1],
+            read=lambda i: self._images[i],
+        )
+
+    def _decode(self, indices: Tensor) -> Tensor:
+        return self._images[indices]
+
+    def without(self, truth: Truth) -> KeptReference | None:
+        """Return all of them but these originals; None where nothing is left."""
+        own = {_content(image) for image in truth.images}
+        pairs = zip(self._images, self._labels, strict=True)
+        return _kept([(i, label) for i, label in pairs if _content(i) not in own], self.seed)
+
+
+def pixels_of(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
+    """Return the pixels in [0, 1] of model inputs ``(N, C, H, W)``.
+
+    A normalisation whose ``std`` is too small squeezes pixels together, which flatters every
+    distance in them. So pixels that cover less than a quarter of their range count only where they
+    are on the 256 steps of a picture file.
+    """
+    if inputs.dim() != 4 or inputs.dtype != torch.float32 or not len(inputs):
+        raise BractError(f"inputs are {inputs.dtype} {tuple(inputs.shape)}, expected (N, C, H, W)")
+    channels = inputs.shape[1]
+    scale, shift = (
+        torch.tensor(tuple(values) if values else (other,) * channels)
+        for values, other in ((std, 1.0), (mean, 0.0))
+    )
+    if len(scale) != channels or len(shift) != channels:
+        raise BractError(
+            f"inputs have {channels} channels, the normalisation has {len(shift)}; "
+            "correct input.mean and input.std"
+        )
+    pixels = inputs * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
+    low, high = float(pixels.min()), float(pixels.max())
+    if not -_ROUNDING <= low <= high <= 1.0 + _ROUNDING:
+        raise BractError(
+            f"the client's inputs give pixels from {low:.3g} to {high:.3g}, expected 0 to 1; "
+            f"its inputs are {float(inputs.min()):.3g} to {float(inputs.max()):.3g}: correct "
+            "input.mean and input.std"
+        )
+    if high - low < _NARROW and not on_steps(pixels):
+        raise BractError(
+            f"the client's inputs give pixels from {low:.3g} to {high:.3g}, a small part of 0 to "
+            f"1, and not on a picture's 256 steps; its inputs are {float(inputs.min()):.3g} to "
+            f"{float(inputs.max()):.3g}: correct input.mean and input.std"
+        )
+    return pixels.clamp(0.0, 1.0)
+
+
+def on_steps(pixels: Tensor) -> bool:
+    """Whether pixels in [0, 1] are on the 256 steps of a picture file."""
+    steps = pixels * 255.0
+    return bool(((steps - steps.round()).abs() < 0.02).all())
+
+
+def _checked(images: Tensor, labels: Tensor, shape: tuple[int, int, int] | None) -> Truth:
+    """Check the truth, whose file may come from another party."""
+    count = images.shape[:1]
+    if images.dtype != torch.float32 or images.dim() != 4 or not len(images):
+        raise BractError(f"images are {images.dtype} {tuple(images.shape)}, expected (N, C, H, W)")
+    if shape is not None and tuple(images.shape[1:]) != shape:
+        raise BractError(f"images are {tuple(images.shape[1:])}, the capture declares {shape}")
+    if labels.dtype != torch.int64 or labels.shape != count:
+        raise BractError(f"labels are {labels.dtype} {tuple(labels.shape)}, expected {count}")
+    if not bool(((images >= 0.0) & (images <= 1.0)).all()):
+        raise BractError("images have values outside of [0, 1]")
+    if not bool((labels >= 0).all()):
+        raise BractError("labels are below 0")
+    return Truth(images, labels)

@@ -1,0 +1,50 @@
+"""What other questions than reconstruction found: a sentence and a table each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bract.audit.questions import QUESTIONS
+from bract.report.order import natural
+from bract.schema import Answer
+from bract.schema.report import QuestionFacts, Table
+
+_SHOWN = frozenset({"schema_version", "question", "input", "refused", "basis", "members"})
+"""Fields that every answer has and that are no columns of the table."""
+
+
+def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
+    """Return one entry for each question that has answers, in the order of their names."""
+    found = []
+    for name in sorted({answer.question for answer in answers}):
+        kind = QUESTIONS[name]
+        mine = [answer for answer in answers if answer.question == name]
+        mine.sort(key=lambda a: (a.tier, a.round or 0, natural(a.client or "")))
+        decided = kind.decide([answer for answer in mine if not answer.refused])
+        found.append(
+            QuestionFacts(
+                question=name,
+                title=kind.title,
+                level=decided.level,
+                sentence=decided.sentence,
+                table=_table(mine),
+            )
+        )
+    return found
+
+
+def _table(answers: Sequence[Answer]) -> Table:
+    """Return the public single values of answers, a row each."""
+    rows = [answer.redact().to_dict() for answer in answers]
+    columns = [
+        name
+        for name in rows[0]
+        if name not in _SHOWN
+        and name != "schema"
+        and any(row[name] is not None for row in rows)
+        and all(isinstance(row[name], str | int | float | None) for row in rows)
+    ]
+    return Table(
+        columns=[name.replace("_", " ") for name in columns],
+        rows=[[row[name] for name in columns] for row in rows],
+    )

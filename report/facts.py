@@ -1,0 +1,159 @@
+"""The facts of a report, computed once: read, rows, tables, verdict, words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bract import __version__
+from bract.audit.questions.reconstruction.decide import LeakRule, undecided
+from bract.report.asked import question_facts
+from bract.report.order import total
+from bract.report.read import RunFiles, read_run
+from bract.report.rows import observation_rows
+from bract.report.tables import attack_rows, boosting_rows, client_rows, leakage_rows, round_rows
+from bract.report.verdict import verdict, worst_observation
+from bract.report.words.provenance import (
+    contradictions,
+    guesses,
+    left_out,
+    missing_captures,
+    unhandled_inputs,
+)
+from bract.report.words.threats import (
+    clipped_values,
+    few_clients,
+    threat_model,
+    tiers_that_apply,
+    untrusted_evidence,
+    weak_seeds,
+)
+from bract.schema import Report
+from bract.schema.report import (
+    AttackRow,
+    FailureFacts,
+    ObservationFacts,
+    RefusedFacts,
+    RunFacts,
+    SkippedFile,
+)
+
+
+def gather(run_dir: Path) -> Report:
+    """Return the facts of a run directory.
+
+    Whatever a run directory lacks is missing from the facts too: an interrupted run, a run that
+    was not attacked and one without originals all have a report. Picture paths are relative to
+    ``run_dir``. Scores are those of the blind selection, with ``oracle`` beside them.
+    """
+    files = read_run(run_dir)
+    rule = LeakRule.of(files.config)
+    observations = observation_rows(files, rule)
+    attacks = attack_rows(observations)
+    judgement = verdict(
+        observations,
+        attacks,
+        captures=len(files.captures),
+        applies=tiers_that_apply(files, observations),
+        rule=rule,
+        configured=files.config is not None,
+    )
+    return Report(
+        bract=__version__,
+        written=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=_run_facts(files, observations),
+        config=files.config,
+        config_sha256=files.config_sha256,
+        verdict=judgement,
+        worst=worst_observation(observations, judgement.headline),
+        rounds=round_rows(files.metrics),
+        boosting=boosting_rows(files.metrics),
+        leakage=leakage_rows(observations),
+        clients=client_rows(files, observations, attacks),
+        attacks=attacks,
+        observations=observations,
+        captures=len(files.captures),
+        refused=[
+            RefusedFacts(
+                attack_name=o.attack_name,
+                tier=o.tier,
+                round=o.round,
+                client=o.client,
+                refused=o.refused,
+            )
+            for o in observations
+            if o.refused
+        ],
+        failures=[
+            FailureFacts(round=row.round, client=failure.client, reason=failure.reason)
+            for row in files.metrics
+            for failure in row.failures
+        ],
+        skipped=[SkippedFile(file=name, reason=reason) for name, reason in files.skipped],
+        notes=[
+            *guesses(files),
+            *unhandled_inputs(files),
+            *missing_captures(files),
+            *left_out(files),
+            *contradictions(files),
+            *few_clients(files),
+            *clipped_values(files),
+            *weak_seeds(observations),
+            *untrusted_evidence(observations),
+            *_notes(observations, attacks),
+        ],
+        questions=question_facts(files.answers),
+        threat_model=threat_model(files, observations),
+    )
+
+
+def _run_facts(files: RunFiles, observations: Sequence[ObservationFacts]) -> RunFacts:
+    run, config = files.run, files.config
+    trained = [row.round for row in files.metrics if row.round > 0]
+    return RunFacts(
+        name=(run and run.name) or (config and config.name) or files.root.resolve().name,
+        status=run.status if run else "unknown",
+        rounds_done=max(trained, default=0),
+        rounds_planned=config.rounds if config else None,
+        started=_when(run.started) if run else None,
+        finished=_when(run.finished) if run else None,
+        training_seconds=total(row.seconds for row in files.metrics),
+        audit_seconds=total(o.seconds for o in observations),
+        device=run.device if run else None,
+        audit_devices=sorted({o.device for o in observations if o.device}),
+        command=run.command if run else None,
+        flower_run_id=run.flower_run_id if run else None,
+        versions=run.versions if run else {},
+        seed=config.seed if config else None,
+        audit_seeds=sorted({o.seed for o in observations if o.seed is not None}),
+    )
+
+
+def _when(moment: float | None) -> str | None:
+    if moment is None:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+
+
+def _notes(observations: Sequence[ObservationFacts], attacks: Sequence[AttackRow]) -> list[str]:
+    notes = list(dict.fromkeys(note for o in observations for note in o.notes))
+    overall = [row for row in attacks if row.client is None]
+    for tier in dict.fromkeys(row.tier for row in overall):
+        names = [row.attack_name for row in overall if row.tier == tier and row.scored]
+        if len(names) > 1:
+            notes.append(
+                f"{', '.join(names)} ran one by one in the {tier} tier, and the one whose results "
+                "are nearest to the originals makes the verdict; an attacker cannot choose that "
+                "way. The attack `auto` chooses among several without the originals."
+            )
+    for row in overall:
+        where = f"{row.attack_name} ({row.tier})"
+        if row.ssim.missing:
+            notes.append(
+                f"{where}: {row.ssim.missing} scored images have no finite SSIM; they count "
+                "as attacked, and are left out of the mean"
+            )
+        if row.undecided:
+            notes.append(f"{where}: {undecided(row.undecided, row.scored)}")
+    return notes

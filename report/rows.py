@@ -1,0 +1,142 @@
+"""One row an attacked observation: the audit's result, which images leaked, and why no more did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from bract.audit.captures import AGGREGATE
+from bract.audit.questions.reconstruction.decide import Decision, LeakRule, best
+from bract.report.findings import findings
+from bract.report.order import natural
+from bract.report.read import RunFiles
+from bract.schema import AuditResult, ImageResult
+from bract.schema.report import ImageFacts, ObservationFacts, SsimPsnr
+
+ATTACK_NAMES = {
+    "analytic": "Analytic",
+    "auto": "Auto",
+    "best": "Best recipe",
+    "labels": "Labels",
+    "gauss-newton": "Gauss-Newton",
+    "grnn-polish": "GRNN with polish",
+    "dlg": "DLG",
+    "idlg": "iDLG",
+    "ig": "IG",
+    "ggl": "GGL",
+    "gias": "GIAS",
+    "gradinversion": "GradInversion",
+    "learned-inverter": "Learned inverter",
+    "statistics": "Batch statistics",
+    "grnn": "GRNN",
+    "coarse-to-fine": "Coarse to fine",
+    "multi-round": "Multi-round",
+    "spear": "SPEAR",
+    "r-gap": "R-GAP",
+}
+
+
+def observation_rows(files: RunFiles, rule: LeakRule) -> list[ObservationFacts]:
+    """Return the rows of a run by attack, tier, round and client, judged together by the rule."""
+    decisions = rule.decide([audit for _, audit in files.audits])
+    rows = [
+        observation_row(files.root, folder, audit, decided)
+        for (folder, audit), decided in zip(files.audits, decisions, strict=True)
+    ]
+    return sorted(rows, key=lambda o: (o.attack, o.tier, o.round, natural(o.client), o.repeat))
+
+
+def observation_row(
+    root: Path, folder: str, audit: AuditResult, decisions: Sequence[Decision]
+) -> ObservationFacts:
+    """Extend one audit result; picture paths become relative to ``root``.
+
+    A picture outside the attack's own folder, or one that is not there, becomes None. Attacks on
+    a round's aggregate, or on several rounds, are distinguished from those on single uploads by
+    ``attack``.
+
+    Parameters
+    ----------
+    decisions
+        Which of its images leaked.
+    """
+    home = root / "audit" / folder
+    images = [
+        _image(root, home, audit, image, decision)
+        for image, decision in zip(audit.images, decisions, strict=True)
+    ]
+    scored = sum(image.scores is not None for image in images)
+    leaked = sum(bool(image.leaked) for image in images)
+    named, words = _together(audit)
+    method = audit.method or audit.attack
+    changed = {
+        "attack": audit.attack + named,
+        "attack_name": attack_name(audit.attack) + words,
+        "chosen_attack": audit.chosen_attack or audit.attack,
+        "method": method,
+        "method_name": attack_name(method),
+        "tried": _tried(audit),
+        "read_as": audit.read_as or audit.tier,
+        "images": images,
+        "scored": scored,
+        "leaked": leaked,
+        "undecided": sum(not image.decided for image in images),
+        "diagnosis": findings(audit, leaked=leaked, scored=scored),
+        "best_baseline": _best(audit),
+    }
+    return ObservationFacts.model_construct(**vars(audit) | changed)
+
+
+def attack_name(attack: str) -> str:
+    """Return what the page calls an attack."""
+    return ATTACK_NAMES.get(attack, attack)
+
+
+def _together(audit: AuditResult) -> tuple[str, str]:
+    """Return what tells an attack on several uploads from one on a single one, and its words."""
+    named = [AGGREGATE] if audit.members else []
+    words = " on the aggregate" if audit.members else ""
+    if audit.observer is not None:
+        named, words = [audit.observer], f" by {audit.observer}, on the others' aggregate"
+    if audit.rounds:
+        count = len(audit.rounds)
+        named.append(f"{count} round{'' if count == 1 else 's'}")
+        words += f" over {named[-1]}"
+    return "".join(f"@{name}" for name in named), words
+
+
+def _tried(audit: AuditResult) -> list[str]:
+    """Components of every trial, and the attacks that were tried and cannot be used."""
+    found = [*audit.components, *(c for trial in audit.trials for c in trial.components)]
+    return list(dict.fromkeys([*found, *audit.not_applicable]))
+
+
+def _image(
+    root: Path, home: Path, audit: AuditResult, image: ImageResult, decision: Decision
+) -> ImageFacts:
+    scores = image.scores if audit.scored else None
+    changed = {
+        "scores": scores,
+        "oracle": image.oracle if audit.scored else None,
+        "reconstruction": _picture(root, home, image.reconstruction),
+        "original": _picture(root, home, image.original),
+        "baseline": _best(image),
+        "leaked": decision.reason is not None if scores and decision.decided else None,
+        "leaked_by": decision.reason,
+        "decided": decision.decided,
+    }
+    return ImageFacts.model_construct(**vars(image) | changed)
+
+
+def _best(scored: AuditResult | ImageResult) -> SsimPsnr:
+    return SsimPsnr(ssim=best(scored.baselines, "ssim"), psnr=best(scored.baselines, "psnr"))
+
+
+def _picture(root: Path, home: Path, name: str | None) -> str | None:
+    if not name:
+        return None
+    path = (home / name).resolve()
+    if not path.is_relative_to(home.resolve()) or not path.is_file():
+        return None
+    inside = path.relative_to(home.resolve()).as_posix()
+    return str(PurePosixPath(home.relative_to(root).as_posix(), inside))

@@ -1,0 +1,152 @@
+"""The verdict: which attack was strongest, what it shows, and what each tier's attackers got."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from bract.audit.questions.reconstruction.decide import LeakRule
+from bract.report.order import match, severity, strength
+from bract.report.words.attack_text import budget_text, choice_text, spread_text
+from bract.report.words.formatting import plural
+from bract.report.words.headline import headline, same_attack
+from bract.report.words.next_steps import next_steps
+from bract.schema import TIERS, Tier
+from bract.schema.report import (
+    AttackRow,
+    Level,
+    ObservationFacts,
+    Thresholds,
+    TierVerdict,
+    Verdict,
+)
+
+TIER_MEANING: dict[Tier, str] = {
+    "oblivious": "An attacker who takes every upload at face value and ignores any defense.",
+    "adaptive": (
+        "An attacker who knows the defense and its settings, but none of the client's secrets."
+    ),
+    "surrogate": (
+        "An attacker who knows the defense too, and holds public images like the clients', of "
+        "which a generator was made."
+    ),
+    "colluding": "An attacker who also holds one client's keys.",
+}
+
+_NOTHING_TO_KNOW: dict[Tier, str] = {
+    "adaptive": "No defense was on, so there was none to know.",
+    "surrogate": "No public images were given to an attacker.",
+    "colluding": "No keys were in use.",
+}
+
+
+def verdict(
+    observations: Sequence[ObservationFacts],
+    attacks: Sequence[AttackRow],
+    *,
+    captures: int,
+    applies: Collection[str],
+    rule: LeakRule,
+    configured: bool = True,
+) -> Verdict:
+    """Return the verdict over a run, one for each tier, and what to do next.
+
+    Where several attackers were tried the strongest makes the headline; that choice takes the
+    originals, and ``statistics`` says so. No sentence calls a run safe.
+
+    Parameters
+    ----------
+    captures
+        Number of uploads that the server holds.
+    applies
+        Tiers that have something to know (`bract.report.words.threats.tiers_that_apply`).
+    configured
+        Whether the run was made from a configuration of bract's.
+    """
+    overall = [row for row in attacks if row.client is None]
+    strongest = max(overall, key=lambda row: (*strength(row), match(row)), default=None)
+    level = _level(strongest, observations)
+    words = headline(level, strongest, attacks, observations, captures=captures, rule=rule)
+    tiers = [_tier(tier, overall, observations, tier in applies) for tier in TIERS]
+    return Verdict(
+        level=level,
+        sentence=words.sentence,
+        explanation=words.explanation,
+        statistics=words.statistics,
+        next_steps=next_steps(
+            level,
+            strongest,
+            observations,
+            tiers=[t.tier for t in tiers if t.needed and not t.tried],
+            captures=captures,
+            configured=configured,
+        ),
+        rule=rule.text,
+        thresholds=Thresholds(ssim=rule.ssim, psnr_margin_db=rule.psnr_margin, level=rule.level),
+        headline=strongest,
+        tiers=tiers,
+    )
+
+
+def _level(strongest: AttackRow | None, observations: Sequence[ObservationFacts]) -> Level:
+    if strongest is None:
+        return "refused" if observations else "not-attacked"
+    if not strongest.scored:
+        return "unscored"
+    if strongest.leaked:
+        return "leaked"
+    return "undecided" if strongest.undecided else "none-leaked"
+
+
+def worst_observation(
+    observations: Sequence[ObservationFacts], headline: AttackRow | None
+) -> int | None:
+    """Return the position of the observation that leaked most, over all attacks.
+
+    Where nothing was scored, it is the one of the headline attack whose gradient match, the
+    attacker's own measure, is best. None without any reconstruction.
+    """
+    scored = [i for i, o in enumerate(observations) if o.scored]
+    if scored:
+        return max(scored, key=lambda i: (*severity(observations[i]), -i))
+    mine = [
+        i
+        for i, o in enumerate(observations)
+        if headline and same_attack(o, headline) and o.images and not o.refused
+    ]
+    return max(mine, key=lambda i: (match(observations[i]), -i), default=None)
+
+
+def _tier(
+    tier: Tier,
+    overall: Sequence[AttackRow],
+    observations: Sequence[ObservationFacts],
+    needed: bool,
+) -> TierVerdict:
+    rows = [row for row in overall if row.tier == tier]
+    strongest = max(rows, key=strength, default=None)
+    aside = sum(o.tier == tier and bool(o.refused) for o in observations)
+    return TierVerdict(
+        tier=tier,
+        meaning=TIER_MEANING[tier],
+        tried=bool(rows),
+        needed=needed,
+        attacks=[row.attack_name for row in rows],
+        strongest=strongest.attack_name if strongest else None,
+        scored=strongest.scored if strongest else 0,
+        leaked=strongest.leaked if strongest else 0,
+        undecided=strongest.undecided if strongest else 0,
+        sentence=_tier_sentence(tier, rows, strongest, aside, needed),
+    )
+
+
+def _tier_sentence(
+    tier: Tier, rows: Sequence[AttackRow], strongest: AttackRow | None, aside: int, needed: bool
+) -> str:
+    if strongest and strongest.scored:
+        how = f"{budget_text(strongest)}; {spread_text(strongest)}{choice_text(rows)}"
+        return f"{strongest.attack_name}: {how}"
+    if strongest:
+        return f"{strongest.attack_name}: {strongest.images} reconstructions, not scored"
+    if aside:
+        return f"{plural(aside, 'upload')} examined, all set aside for a reason."
+    return "Not tried in this audit." if needed else _NOTHING_TO_KNOW[tier]

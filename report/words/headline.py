@@ -1,0 +1,232 @@
+"""The verdict in words: the result in plain ones, and separately how it was measured.
+
+A reader who knows no statistics reads ``sentence`` and ``explanation``; the interval, the number
+of attackers and how one of them was chosen are in ``statistics``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bract.audit.captures import AGGREGATE
+from bract.audit.questions.reconstruction.decide import LeakRule, undecided
+from bract.report.order import strength
+from bract.report.words.attack_text import budget_text, choice_text, spread_text
+from bract.report.words.formatting import plural
+from bract.schema.report import AttackRow, Level, ObservationFacts
+
+READABLE = "Readable: nearer to its own original than chance explains, and alike enough to be seen."
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What a verdict says, in the order of the page; ``statistics`` is empty without scores."""
+
+    sentence: str
+    explanation: str
+    statistics: str = ""
+
+
+def headline(
+    level: Level,
+    row: AttackRow | None,
+    attacks: Sequence[AttackRow],
+    observations: Sequence[ObservationFacts],
+    *,
+    captures: int,
+    rule: LeakRule,
+) -> Headline:
+    """Return the words for a run.
+
+    Parameters
+    ----------
+    row
+        The attack over all clients that makes the verdict; None where none ran.
+    attacks, observations
+        All of the run's.
+    captures
+        Number of uploads that the server holds.
+    """
+    if row is None:
+        return _nothing_ran(len(observations), captures)
+    mine = [o for o in observations if same_attack(o, row)]
+    clients = [a for a in attacks if same_attack(a, row) and a.client is not None]
+    if level == "unscored":
+        return Headline(
+            f"{row.attack_name} made {plural(row.images, 'picture')} from the uploads of "
+            f"{plural(len(clients), 'client')}; how near they are to the originals has not been "
+            "measured.",
+            "Scores need the originals, which a client keeps only where its operator switched "
+            "that on. Judge the pictures by eye.",
+            f"{who(row)}; not scored.",
+        )
+    statistics = _statistics(row, attacks, rule)
+    if level == "leaked":
+        worst = max(clients, key=lambda a: (a.leaked, *strength(a)))
+        return _leaked(row, worst, mine, len(clients), statistics)
+    if level == "undecided":
+        return _undecided(row, statistics)
+    return _none(row, mine, rule, statistics)
+
+
+def same_attack(one: AttackRow | ObservationFacts, other: AttackRow) -> bool:
+    """Say whether two rows are of the same attack and tier."""
+    return (one.attack, one.tier) == (other.attack, other.tier)
+
+
+def who(row: AttackRow) -> str:
+    """Name the attack with its tier and budget."""
+    return f"{row.attack_name} ({budget_text(row)})"
+
+
+def _nothing_ran(examined: int, captures: int) -> Headline:
+    if examined:
+        return Headline(
+            f"No upload could be attacked: {_all(examined)} examined {_was(examined)} set aside.",
+            "An upload that could not be attacked here is not thereby hidden from others.",
+        )
+    if captures:
+        return Headline(
+            f"No attack has been run on the {plural(captures, 'upload')} that the server holds.",
+            "Only an audit finds out what the captures give away.",
+        )
+    return Headline(
+        "No attack has been run, and no upload has been captured to run one on.",
+        "The server writes down what it receives where its operator switched that on.",
+    )
+
+
+def _leaked(
+    row: AttackRow,
+    worst: AttackRow,
+    mine: Sequence[ObservationFacts],
+    clients: int,
+    statistics: str,
+) -> Headline:
+    images = [i for o in mine if o.client == worst.client for i in o.images]
+    readable = sum(image.leaked_by == "ssim" for image in images)
+    matched = sum(image.leaked_by == "identified" for image in images)
+    whose = _whose(worst)
+    if readable:
+        found = f"{_part(readable, worst, whose)} came back readable"
+        if matched:
+            found += f", and {matched} more near enough to be matched to {_own(matched)}"
+    else:
+        found = (
+            f"{_part(matched, worst, whose)} came back near enough to be matched to {_own(matched)}"
+        )
+    public = worst.tier == "surrogate"
+    explained = [
+        f"{row.attack_name} rebuilt {'it' if worst.leaked == 1 else 'them'} from what "
+        f"{_sender(worst)} during training, "
+        f"{'with a generator of public images' if public else 'and from nothing else'}."
+    ]
+    if clients > 1:
+        explained.append(f"Over all {clients} clients, {row.leaked} of {row.scored} came back.")
+    if row.undecided:
+        explained.append(f"Of {row.undecided} it cannot be told.")
+    explained += [
+        "These counts are a lower bound: more time, or an attacker who knows more, can only find "
+        "more.",
+        READABLE,
+    ]
+    return Headline(f"{found}.", " ".join(explained), statistics)
+
+
+def _undecided(row: AttackRow, statistics: str) -> Headline:
+    left, scored = row.undecided, row.scored
+    if left < scored:
+        sentence = (
+            f"{_part(0, row)} is known to have come back, and of {left} of them it cannot be told."
+        )
+    elif scored == 1:
+        sentence = "It cannot be told whether the image attacked came back."
+    else:
+        sentence = f"It cannot be told whether any of the {_number(scored, row)} came back."
+    return Headline(
+        sentence,
+        "The test data hold too few images of their classes to tell a copy from chance. This is "
+        "no sign that the uploads hide the images: look at the pictures, or audit with more test "
+        "data.",
+        statistics,
+    )
+
+
+def _none(
+    row: AttackRow, mine: Sequence[ObservationFacts], rule: LeakRule, statistics: str
+) -> Headline:
+    alike = sum(
+        i.scores is not None and (i.scores.ssim or 0.0) >= rule.ssim for o in mine for i in o.images
+    )
+    explained = [
+        "This is what the attacks listed here got with the time they had. It does not show that "
+        "the uploads hide the images.",
+        READABLE,
+    ]
+    if alike:
+        explained.insert(
+            1,
+            f"{plural(alike, 'picture')} below may look right all the same; chance is not ruled "
+            "out there, since a typical picture of the class can look as near.",
+        )
+    return Headline(
+        f"{_part(0, row)} came back readable."
+        if row.scored > 1
+        else "The image attacked did not come back readable.",
+        " ".join(explained),
+        statistics,
+    )
+
+
+def _statistics(row: AttackRow, attacks: Sequence[AttackRow], rule: LeakRule) -> str:
+    overall = [a for a in attacks if a.client is None]
+    text = f"{who(row)}; {spread_text(row)}{choice_text(overall)}"
+    if row.undecided:
+        text += f"; {undecided(row.undecided, row.scored)}"
+    return (
+        f"{text}. Where nothing leaks, an image is counted as leaked in at most "
+        f"{1 - rule.level:.0%} of runs."
+    )
+
+
+def _whose(row: AttackRow) -> str:
+    if row.client == AGGREGATE:
+        return "in the sum of all updates"
+    return f"of {row.client}"
+
+
+def _sender(row: AttackRow) -> str:
+    if row.client == AGGREGATE:
+        return "the clients' updates add up to"
+    return f"{row.client} sent to the server"
+
+
+def _own(count: int) -> str:
+    return "its original" if count == 1 else "their originals"
+
+
+def _part(count: int, row: AttackRow, whose: str = "") -> str:
+    """Say ``4 of the 8 images attacked``, ``All 8 images attacked``, ``None of the ...``."""
+    of = row.scored
+    whose = f" {whose}".rstrip()
+    if of == 1:
+        return f"The {_number(1, row).partition(' ')[2]}{whose}"
+    if count == of:
+        return f"All {_number(of, row)}{whose}"
+    return f"{count or 'None'} of the {_number(of, row)}{whose}"
+
+
+def _number(count: int, row: AttackRow) -> str:
+    """Count what was attacked; with several seeds each image is attacked several times."""
+    if row.repeats == 1:
+        return f"{plural(count, 'image')} attacked"
+    return f"{plural(count, 'attempt')} at images"
+
+
+def _all(count: int) -> str:
+    return "the one" if count == 1 else f"all {count}"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"

@@ -1,0 +1,164 @@
+"""What to do next, by what the verdict is: a sentence each, with the command or where to read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bract.report.words.headline import same_attack
+from bract.schema.report import AttackRow, Level, NextStep, ObservationFacts
+
+
+def next_steps(
+    level: Level,
+    strongest: AttackRow | None,
+    observations: Sequence[ObservationFacts],
+    *,
+    tiers: Sequence[str],
+    captures: int,
+    configured: bool,
+) -> list[NextStep]:
+    """Return at most three steps, each with ``text``, and ``command`` or ``section`` or neither.
+
+    Parameters
+    ----------
+    strongest
+        The attack that makes the verdict.
+    tiers
+        Tiers that have something to know and were not tried.
+    captures
+        Number of uploads that the server holds.
+    configured
+        Whether the run was made from a configuration of bract's, which can run again defended.
+    """
+    mine = [o for o in observations if strongest and same_attack(o, strongest)]
+    if level == "not-attacked":
+        return _audit_first(captures, configured)
+    if level == "refused":
+        return _refused(observations)
+    if level == "unscored":
+        return [
+            _step("Look at the pictures and judge them by eye.", section="worst"),
+            _step(
+                "Ask the operator of a client to keep its originals on its own disk (truth: true), "
+                "and score the same attack against them:",
+                command="bract audit RUN --truth DIR --resume",
+            ),
+        ]
+    if level == "undecided":
+        return [
+            _step("Look at the pictures and judge them by eye.", section="worst"),
+            _step(
+                "Audit with more test images of every class that clients hold, which no "
+                "client trained on."
+            ),
+        ]
+    steps = [_tier_step(tier) for tier in tiers]
+    if level == "leaked":
+        return [*_defend(mine, configured), *steps, _keep()][:3]
+    return [*steps, *_try_harder(strongest)][:3]
+
+
+def _audit_first(captures: int, configured: bool) -> list[NextStep]:
+    if captures:
+        return [_step("Attack what was captured, and score it:", command="bract audit RUN")]
+    if configured:
+        return [
+            _step("Train: no round has been captured yet.", command="bract run RUN/config.yaml")
+        ]
+    return [
+        _step(
+            "Let the server write down what it receives, and train again:",
+            command='strategy = HonestButCurious(FedAvg(...), store="captures")',
+        )
+    ]
+
+
+def _refused(observations: Sequence[ObservationFacts]) -> list[NextStep]:
+    reasons = Counter(o.refused or "" for o in observations)
+    (reason, count), *_ = reasons.most_common(1)
+    many = "" if count == len(observations) else f" of {count} of them"
+    steps = [_step(f"Read why. The reason{many}: {reason.rstrip('.')}.", "gaps")]
+    if any(o.encryption != "none" and o.tier != "colluding" for o in observations):
+        steps.append(
+            _step(
+                "Attack with one client's key as well:",
+                command="bract audit RUN --tier colluding --key FILE",
+            )
+        )
+    return steps
+
+
+def _defend(mine: Sequence[ObservationFacts], configured: bool) -> list[NextStep]:
+    defended = any(o.defenses for o in mine)
+    if defended:
+        text = (
+            "The defense was on and did not stop this attacker. Compare others, with what each "
+            "costs in accuracy and time:"
+        )
+    else:
+        text = (
+            "No defense was on. See what each one leaves of this, and what it costs in accuracy "
+            "and time:"
+        )
+    if configured:
+        first = _step(text, command="bract compare RUN/config.yaml")
+    else:
+        first = _step(
+            "Put another defense around each client, and audit again:"
+            if defended
+            else "No defense was on. Put one around each client, and audit again:",
+            command='app = ClientApp(mods=[DefenseMod("adadefense")])',
+        )
+    if configured and all(o.encryption == "none" for o in mine):
+        return [
+            first,
+            _step(
+                "Or encrypt the uploads, so that the server reads only their sum; in the "
+                "configuration:",
+                command="encryption: paillier",
+            ),
+        ]
+    return [first]
+
+
+def _tier_step(tier: str) -> NextStep:
+    if tier == "colluding":
+        return _step(
+            "Attack with one client's key as well:",
+            command="bract audit RUN --tier colluding --key FILE",
+        )
+    if tier == "adaptive":
+        return _step(
+            "Attack with knowledge of the defense, which often gets more:",
+            command="bract audit RUN --tier adaptive",
+        )
+    if tier == "surrogate":
+        return _step(
+            "Attack with public images like the clients':",
+            command="bract audit RUN --tier surrogate --prior FILE",
+        )
+    return _step(
+        "Attack without knowledge of the defense:", command="bract audit RUN --tier oblivious"
+    )
+
+
+def _keep() -> NextStep:
+    return _step(
+        "Treat the uploads in captures/ as you would the images: anyone who holds them can do "
+        "the same."
+    )
+
+
+def _try_harder(strongest: AttackRow | None) -> list[NextStep]:
+    command = "bract audit RUN --budget 10m --restarts 4"
+    if strongest is not None and strongest.attack not in ("auto", "best"):
+        command += " --attack auto"
+    return [
+        _step("Give the attackers more time and more tries:", command=command),
+        _step("Read what was not tried.", "threat-model"),
+    ]
+
+
+def _step(text: str, section: str | None = None, *, command: str | None = None) -> NextStep:
+    return NextStep(text=text, command=command, section=section)

@@ -1,0 +1,291 @@
+"""The threat-model card: what the server saw, what the attacker was given, what was not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from bract.attacks.registry import families, title_of
+from bract.audit.captures import AGGREGATE
+from bract.config import FederationConfig
+from bract.errors import listed
+from bract.report.read import RunFiles
+from bract.schema import TIERS, ClientDeclaration, ObservationFile
+from bract.schema.report import ObservationFacts, SeenRow, ThreatModel
+
+Seen = Literal["yes", "no", "partly", "unknown"]
+
+OUT_OF_SCOPE = (
+    "a server that alters the model or the protocol to extract more (an active attacker)",
+    "membership and property inference: whether a record was used, rather than how it looks",
+    "an attacker who sees only the final model",
+)
+
+
+def threat_model(files: RunFiles, observations: Sequence[ObservationFacts]) -> ThreatModel:
+    """Return what the server saw, what the attacker knew, and what was not tried.
+
+    What it saw rests on the captures alone, and on the audit where those are gone.
+    """
+    return ThreatModel(
+        saw=[*_saw(files), *_given(observations)],
+        not_tried=_not_tried(files, observations),
+        out_of_scope=list(OUT_OF_SCOPE),
+    )
+
+
+def tiers_that_apply(files: RunFiles, observations: Sequence[ObservationFacts]) -> list[str]:
+    """Return the tiers that have something to know; all of them where nothing is known.
+
+    The adaptive tier needs a defense to know, the colluding one an encryption to open, and the
+    surrogate one public images, which are optional.
+    """
+    declared = [capture.declaration for capture in files.captures]
+    seen = bool(declared or observations)
+    defended = (
+        not seen or any(d.defenses for d in declared) or any(o.defenses for o in observations)
+    )
+    schemes = {d.encryption for d in declared} | {o.encryption for o in observations}
+    encrypted = not seen or bool(schemes - {"none"})
+    has = {"oblivious": True, "adaptive": defended, "surrogate": not seen, "colluding": encrypted}
+    return [tier for tier in TIERS if has[tier]]
+
+
+def _saw(files: RunFiles) -> list[SeenRow]:
+    captures = files.captures
+    if not captures:
+        detail = "This run directory holds no captures."
+        return [_row("Model parameters sent to each client", "unknown", detail)]
+    declared = [c.declaration for c in captures]
+    encrypted = sum(d.encryption != "none" for d in declared)
+    schemes = ", ".join(_values(declared, "encryption"))
+    plain = _row("Each client's update in the clear", "yes", "Every captured upload was readable.")
+    if encrypted == len(captures):
+        plain = _row("Each client's update in the clear", "no", f"Encrypted: {schemes}.")
+    elif encrypted:
+        detail = f"{encrypted} of {len(captures)} uploads were encrypted."
+        plain = _row("Each client's update in the clear", "partly", detail)
+    return [
+        _parameters(encrypted, len(captures)),
+        plain,
+        *_keys(files.config if encrypted else None),
+        _statistics(captures),
+        _hyper_parameters(declared),
+        _normalisation(declared),
+        _defenses(declared),
+    ]
+
+
+def _parameters(encrypted: int, captures: int) -> SeenRow:
+    question = "Model parameters before training"
+    if not encrypted:
+        return _row(question, "yes", "The server itself sent them.")
+    detail = "The initial ones, which it sent; later ones passed through it as ciphertexts."
+    return _row(question, "no" if encrypted == captures else "partly", detail)
+
+
+def _keys(config: FederationConfig | None) -> list[SeenRow]:
+    if config is None or not config.encryption.enabled:
+        return []
+    question = "The key that decrypts uploads"
+    threshold = config.encryption.threshold
+    detail = "No key; every client holds the whole one, so any client and the server read all."
+    if threshold is not None:
+        detail = f"No key; any {threshold} clients decrypt together, fewer read nothing."
+    if config.strategy.name == "fedboosting":
+        detail += " FedBoosting's fused models let every client solve for the others' updates."
+    return [_row(question, "no", detail)]
+
+
+def few_clients(files: RunFiles) -> list[str]:
+    """Warn where encryption cannot hide the clients' updates from each other."""
+    clients = {c.client for c in files.captures if c.declaration.encryption != "none"}
+    if not clients or len(clients) > 2:
+        return []
+    return [
+        f"The uploads of {len(clients)} clients were encrypted. With fewer than three, each client "
+        "subtracts its own update from the mean that all decrypt, and holds the other's: take "
+        "three or more."
+    ]
+
+
+def weak_seeds(observations: Sequence[ObservationFacts]) -> list[str]:
+    """Say whose noise or keys the adaptive attacker found by trying seeds.
+
+    The seed is in the attack's settings; here it is left out, as it would open other rounds.
+    """
+    found: dict[str, set[str]] = {}
+    for o in observations:
+        evidence = o.settings.get("evidence")
+        if isinstance(evidence, dict) and evidence.get("weak_seed") is not None:
+            found.setdefault(str(evidence.get("defense")), set()).add(o.client)
+    return [
+        f"The secret numbers of {defense} at {', '.join(sorted(clients))} come from a torch "
+        "generator whose seed was found by trying: the attacker holds them, and the defense "
+        "promises nothing. Draw them from a cryptographic generator, as bract's own clients do."
+        for defense, clients in found.items()
+    ]
+
+
+def untrusted_evidence(observations: Sequence[ObservationFacts]) -> list[str]:
+    """Say where an adaptive attacker's own signal tells that he did not undo the defense.
+
+    Without any look at the originals: by Guardian's scalars (`scalars_agree`) and the residual that
+    FedKL's searched lock leaves (`lock_found`).
+    """
+    found: dict[str, list[str]] = {}
+    for o in observations:
+        evidence = o.settings.get("evidence")
+        if not isinstance(evidence, dict) or o.refused:
+            continue
+        for signal, text in _SIGNALS.items():
+            if evidence.get(signal) is False:
+                where = f"{o.client} in round {o.round} ({o.attack_name})"
+                found.setdefault(text, []).append(where)
+    return [
+        f"{text} {listed(dict.fromkeys(where), 5)}. The reconstructions there bound nothing: read "
+        "it as an attack that did not arrive, not as a defense that held."
+        for text, where in found.items()
+    ]
+
+
+_SIGNALS = {
+    "scalars_agree": "The attacker who knows Guardian trusts no reading of",
+    "lock_found": "The attacker who knows FedKL searched the lock and did not find that of",
+}
+
+
+def clipped_values(files: RunFiles) -> list[str]:
+    """Say where encryption cut values, which biases the mean that the clients decrypt."""
+    found = [
+        (row.round, client, int(report.clipped))
+        for row in files.metrics
+        for client, report in row.clients.items()
+        if report.clipped
+    ]
+    if not found:
+        return []
+    number, client, most = max(found, key=lambda entry: entry[2])
+    return [
+        f"Encryption cut about {sum(count for *_, count in found)} values that lay outside the "
+        f"clip range, {most} of them in round {number} at {client}. The mean is that of the cut "
+        "values: raise encryption.clip where they are many."
+    ]
+
+
+def _statistics(captures: Sequence[ObservationFile]) -> SeenRow:
+    question = "Batch-normalisation statistics"
+    returned = sum(bool(_running(c, "returned_buffers")) for c in captures)
+    if returned:
+        detail = f"{returned} of {len(captures)} uploads carried the clients' running statistics."
+        return _row(question, "yes" if returned == len(captures) else "partly", detail)
+    if any(_running(c, "buffers") for c in captures):
+        return _row(question, "no", "The model has them; no client sent its own back.")
+    return _row(question, "no", "The model has no batch normalisation.")
+
+
+def _running(capture: ObservationFile, group: Literal["buffers", "returned_buffers"]) -> list[str]:
+    return [name for name in capture.tensors.get(group, ()) if "running_" in name]
+
+
+def _hyper_parameters(declared: Sequence[ClientDeclaration]) -> SeenRow:
+    names = ("algorithm", "optimizer", "lr", "local_steps", "batch_size", "num_examples")
+    known = {name: _values(declared, name) for name in names}
+    absent = [name for name, values in known.items() if not values]
+    known["proximal_mu"] = _values(declared, "proximal_mu")
+    detail = "; ".join(
+        f"{name.replace('_', ' ')} {', '.join(values[:4])}{' and others' if values[4:] else ''}"
+        for name, values in known.items()
+        if values
+    )
+    if absent:
+        detail += f"; not declared: {', '.join(name.replace('_', ' ') for name in absent)}"
+    answer: Seen = "yes" if not absent else "partly" if len(absent) < len(names) else "no"
+    return _row("Training hyper-parameters", answer, _sentence(detail))
+
+
+def _normalisation(declared: Sequence[ClientDeclaration]) -> SeenRow:
+    shapes = ", ".join(_values(declared, "image_shape"))
+    if _values(declared, "mean"):
+        detail = f"Declared; image shape {shapes or 'not declared'}."
+        return _row("Input normalisation and image shape", "yes", detail)
+    detail = f"Image shape {shapes} declared, normalisation not." if shapes else "Not declared."
+    return _row("Input normalisation and image shape", "partly" if shapes else "no", detail)
+
+
+def _defenses(declared: Sequence[ClientDeclaration]) -> SeenRow:
+    named = list(dict.fromkeys(_defense(one) for d in declared for one in d.defenses))
+    question = "The defense and its public settings"
+    if named:
+        return _row(question, "yes", _sentence("; ".join(named)))
+    return _row(question, "no", "No defense was declared: uploads went out undefended.")
+
+
+def _defense(defense: Mapping[str, object]) -> str:
+    settings = ", ".join(f"{key} {value}" for key, value in defense.items() if key != "name")
+    name = str(defense.get("name", "unnamed"))
+    return f"{name} ({settings})" if settings else name
+
+
+def _given(observations: Sequence[ObservationFacts]) -> list[SeenRow]:
+    done = [o for o in observations if not o.refused]
+    if not done:
+        return []
+    known = [o for o in done if str(o.settings.get("labels", "")) in ("known", "true", "given")]
+    labels = _row(
+        "Labels of the training images",
+        "yes" if len(known) == len(done) else "partly" if known else "no",
+        "Given to the attacker in some attacks: read those scores as an upper bound."
+        if known
+        else "Never sent; the attacker inferred them from the update.",
+    )
+    surrogate = [str(o.settings["surrogate"]) for o in done if o.settings.get("surrogate")]
+    return [
+        labels,
+        _row(
+            "Similar (surrogate) images",
+            "yes" if surrogate else "no",
+            _sentence(", ".join(dict.fromkeys(surrogate)))
+            if surrogate
+            else "The attacker used the update alone.",
+        ),
+    ]
+
+
+def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> list[str]:
+    done = [o for o in observations if not o.refused]
+    # An attacker without a key was tried on ciphertexts as soon as they were set aside.
+    tried = {o.tier for o in observations if not o.refused or o.encryption != "none"}
+    missing = [
+        f"the {tier} tier"
+        for tier in TIERS
+        if tier not in tried and tier in tiers_that_apply(files, observations)
+    ]
+    used = {component for o in done for component in o.tried}
+    missing += [name for name, members in FAMILIES if not members & used]
+    attacked = {(o.round, o.client) for o in done}
+    left = [c for c in files.captures if (c.round, c.client) not in attacked]
+    if left:
+        missing.append(f"{len(left)} of the {len(files.captures)} captured uploads")
+    if not any(len(o.rounds) > 1 for o in done):
+        missing.append("combining several rounds in one attack")
+    if not any(o.client == AGGREGATE for o in done):
+        missing.append("the aggregate itself")
+    return missing
+
+
+def _values(declared: Iterable[ClientDeclaration], key: str) -> list[str]:
+    found = [value for d in declared if (value := getattr(d, key)) is not None]
+    return list(dict.fromkeys(_text(value) for value in found))
+
+
+def _text(value: object) -> str:
+    return "×".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _row(question: str, answer: Seen, detail: str) -> SeenRow:
+    return SeenRow(question=question, answer=answer, detail=detail)
