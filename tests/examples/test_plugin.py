@@ -46,18 +46,39 @@ def test_the_command_line_the_config_and_the_report_know_what_a_package_adds(
     found = json.loads(
         bract(
             site, tmp_path, "audit", "runs/stripes", "--attack", "from-grey", "--attack", "labels",
-            "--tier", "adaptive", "--iterations", "20", "--format", "json",
+            "--tier", "adaptive", "--budget", "20", "--format", "json",
         ).stdout
     )  # fmt: skip
-    assert {facts["attack"] for facts in found} == {"from-grey", "labels"}
+    attacked = {facts["attack"]: facts["refused"] for facts in found if "attack" in facts}
+    assert attacked["from-grey"] is None and "attacks for it: from-grey" in attacked["labels"]
     bract(site, tmp_path, "report", "runs/stripes")
     written = json.loads((tmp_path / "runs" / "stripes" / "report.json").read_text())
     rows = [row for row in written["attacks"] if row["attack"] == "from-grey"]
     assert {row["tier"] for row in rows} == {"oblivious", "adaptive"}
     assert all(row["scored"] for row in rows)
     page = (tmp_path / "runs" / "stripes" / "report.html").read_text()
-    for name in ("from-grey", "half", "capped", "perceptron", "stripes"):
+    for name in ("from-grey", "half", "capped", "perceptron", "stripes", "Size of the updates"):
         assert name in page
+    (asked,) = written["questions"]
+    assert (asked["question"], asked["level"]) == ("loudness", "measured")
+    assert len(asked["table"]["rows"]) == 4, "two clients, two tiers"
+    assert all("even_grey" in o["baselines"] for o in written["observations"] if o["scored"])
+
+
+def test_an_input_that_an_attack_does_not_handle_is_refused_by_name(
+    site: Any, tmp_path: Path
+) -> None:
+    shutil.copy(EXAMPLE / "federation.yaml", tmp_path)
+    bract(site, tmp_path, "run", "federation.yaml")
+    done = bract(site, tmp_path, "audit", "runs/stripes", "--attack", "labels", code=4)
+    assert "handles the input image, and the client trains on 'stripes'" in done.stderr
+    bract(site, tmp_path, "report", "runs/stripes")
+    assert "trains on &#39;stripes&#39;" in (tmp_path / "runs/stripes/report.html").read_text()
+    options = ["--attack", "from-grey", "--budget", "2", "--fail-on"]
+    gate = [*options, "loudness.norm>1000000"]
+    bract(site, tmp_path, "audit", "runs/stripes", *gate)
+    crossed = bract(site, tmp_path, "audit", "runs/stripes", *options, "loudness.norm>0", code=3)
+    assert "loudness.norm>0" in crossed.stderr
 
 
 def test_a_wrong_setting_of_a_package_s_extension_is_named(site: Any, tmp_path: Path) -> None:
@@ -74,5 +95,12 @@ def test_a_wrong_setting_of_a_package_s_extension_is_named(site: Any, tmp_path: 
 
 def test_the_doctor_lists_what_packages_add(site: Any, tmp_path: Path) -> None:
     said = bract(site, tmp_path, "doctor").stderr
-    for entry in ("attack from-grey", "defense half", "strategy capped", "model perceptron"):
+    for entry in (
+        "attack from-grey",
+        "defense half",
+        "strategy capped",
+        "model perceptron",
+        "input stripes",
+        "question loudness",
+    ):
         assert f"{entry} (bract-example 0.1.0)" in said

@@ -38,8 +38,7 @@ class FromGrey(Attack):
     """
 
     name: ClassVar[str] = "from-grey"
-    title: ClassVar[str] = "From grey"
-    family: ClassVar[str] = "gradient matching over pixels"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "stripes")
     iterations: ClassVar[int] = 1000
 
     lr: float = 0.05
