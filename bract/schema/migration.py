@@ -19,8 +19,8 @@ def migrated(kind: str, content: Content) -> Content:
     content
         As it was read; nothing in it has been checked.
     """
-    while (step := _STEPS.get((kind, str(content.get("schema"))))) is not None:
-        content = step(dict(content))
+    while type(version := content.get("schema")) is int and (kind, version) in _STEPS:
+        content = _STEPS[kind, version](dict(content))
     return content
 
 
@@ -37,5 +37,5 @@ def _audit_4(content: Content) -> Content:
     return content | {"schema": 5, "signals": signals, "scored": count if scored else 0}
 
 
-_STEPS: dict[tuple[str, str], Callable[[Content], Content]] = {("audit", "4"): _audit_4}
+_STEPS: dict[tuple[str, int], Callable[[Content], Content]] = {("audit", 4): _audit_4}
 """By kind and version of a file: returns the content in the next version."""

@@ -140,7 +140,7 @@ AUDIT = [
         attack="ig",
         chosen_attack="ig",
         settings={"tv": 1e-4},
-        scored=True,
+        scored=1,
         seconds=1.0,
         iterations=4,
         loss_curve=[(0, 1.0), (1, 0.5)],
@@ -158,7 +158,7 @@ AUDIT = [
             }
         ],
         baselines={"class_mean": {"ssim": 0.2, "psnr": 9.0}},
-        diagnosis={"layers": {"fc": {"cosine": 0.5}}, "truth_check": {"cosine": 0.5}},
+        signals={"layers": {"fc": {"cosine": 0.5}}, "truth_check": {"cosine": 0.5}},
         trials=[{"attack": "ig", "method": "ig", "pass": 1}],
         label_accuracy=1.0,
         candidates=100,
@@ -314,8 +314,9 @@ def _whole(found: list[Any], data: bytes) -> object:
 def _audit(data: bytes, folder: Path) -> object:
     results = Results(folder, "oblivious")
     capture = Capture(1, "client-0", ClientDeclaration())
-    path = _write(folder, str(results.path("ig", capture, 0).relative_to(folder)), data)
-    results.read(Batch("reconstruction", "ig", 0, (capture,)), capture)
+    batch = Batch("reconstruction", "ig", 0, (capture,))
+    path = _write(folder, str(results.path(batch, capture).relative_to(folder)), data)
+    results.read(batch, capture)
     return AuditResult.parse_text(path.read_bytes(), source=str(path))
 
 
