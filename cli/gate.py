@@ -242,10 +242,11 @@ def check_attacked(results: Sequence[Answer], run: Path) -> None:
     NothingAttackedError
         With the number of refusals and the first reason that is none of these.
     """
-    failed = [r for r in results if r.refused and not _expected(r)]
-    if failed and all(r.refused for r in results):
+    attacks = [r for r in results if isinstance(r, AuditResult)] or list(results)
+    failed = [r for r in attacks if r.refused and not _expected(r)]
+    if failed and all(r.refused for r in attacks):
         raise NothingAttackedError(
-            f"nothing was attacked: {len(results)} of {len(results)} attacks refused; first "
+            f"nothing was attacked: {len(attacks)} of {len(attacks)} attacks refused; first "
             f"refusal: {_where(failed[0])}: {one_line(failed[0].refused or '', 1000)}; what they "
             f"say is kept, bract report {run} shows it"
         )
