@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bract.attacks import Progress
+from bract.attacks.registry import attacks_only_for
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.audit.worker import few_threads
@@ -23,9 +24,6 @@ from bract.errors import BractError
 from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.schema import EXACT_DB, TIERS, Answer, AuditResult, Tier
-
-SURROGATE = ["gias", "ggl", "learned-inverter"]
-"""Attacks of the surrogate tier where none is asked for."""
 
 
 def audit_requests(
@@ -73,7 +71,7 @@ def audit_requests(
     return [
         AuditRequest(
             **section.model_dump(exclude={"tier", "attacks"}),
-            attacks=SURROGATE if one == "surrogate" and not named else section.attacks,
+            attacks=attacks_only_for(one) if one == "surrogate" and not named else section.attacks,
             seed=config.seed,
             tier=one,
             key=held if one == "colluding" else None,

@@ -137,7 +137,6 @@ def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)
     BractError
         If a tier is unknown.
     """
-    from bract.attacks.problem.evidence import TIERS
     from bract.cli.audit import audit_requests, audit_run
     from bract.cli.launch.launcher import Launch
     from bract.cli.run import run_federation

@@ -242,7 +242,8 @@ def check_attacked(results: Sequence[Answer], run: Path) -> None:
     NothingAttackedError
         With the number of refusals and the first reason that is none of these.
     """
-    attacks = [r for r in results if isinstance(r, AuditResult)] or list(results)
+    found: list[Answer] = [r for r in results if isinstance(r, AuditResult)]
+    attacks = found or list(results)
     failed = [r for r in attacks if r.refused and not _expected(r)]
     if failed and all(r.refused for r in attacks):
         raise NothingAttackedError(

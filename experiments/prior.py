@@ -36,7 +36,8 @@ from bract.attacks import (
     load_prior,
     reconstruct,
 )
-from bract.attacks.solve.prior_training import PriorSettings, train_prior
+from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
+from bract.attacks.registry import attacks_only_for
 from bract.audit.questions.reconstruction.scores.image import psnr, ssim
 from experiments.harness.clients import Situation, Upload, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from bract.attacks.registry import title_of
 from bract.audit.captures import AGGREGATE
 from bract.audit.questions.reconstruction.decide import Decision, LeakRule, best
 from bract.report.findings import findings
@@ -12,28 +13,6 @@ from bract.report.order import natural
 from bract.report.read import RunFiles
 from bract.schema import AuditResult, ImageResult
 from bract.schema.report import ImageFacts, ObservationFacts, SsimPsnr
-
-ATTACK_NAMES = {
-    "analytic": "Analytic",
-    "auto": "Auto",
-    "best": "Best recipe",
-    "labels": "Labels",
-    "gauss-newton": "Gauss-Newton",
-    "grnn-polish": "GRNN with polish",
-    "dlg": "DLG",
-    "idlg": "iDLG",
-    "ig": "IG",
-    "ggl": "GGL",
-    "gias": "GIAS",
-    "gradinversion": "GradInversion",
-    "learned-inverter": "Learned inverter",
-    "statistics": "Batch statistics",
-    "grnn": "GRNN",
-    "coarse-to-fine": "Coarse to fine",
-    "multi-round": "Multi-round",
-    "spear": "SPEAR",
-    "r-gap": "R-GAP",
-}
 
 
 def observation_rows(files: RunFiles, rule: LeakRule) -> list[ObservationFacts]:
@@ -71,10 +50,10 @@ def observation_row(
     method = audit.method or audit.attack
     changed = {
         "attack": audit.attack + named,
-        "attack_name": attack_name(audit.attack) + words,
+        "attack_name": title_of(audit.attack) + words,
         "chosen_attack": audit.chosen_attack or audit.attack,
         "method": method,
-        "method_name": attack_name(method),
+        "method_name": title_of(method),
         "tried": _tried(audit),
         "read_as": audit.read_as or audit.tier,
         "images": images,
@@ -85,11 +64,6 @@ def observation_row(
         "best_baseline": _best(audit),
     }
     return ObservationFacts.model_construct(**vars(audit) | changed)
-
-
-def attack_name(attack: str) -> str:
-    """Return what the page calls an attack."""
-    return ATTACK_NAMES.get(attack, attack)
 
 
 def _together(audit: AuditResult) -> tuple[str, str]:
@@ -106,9 +80,10 @@ def _together(audit: AuditResult) -> tuple[str, str]:
 
 
 def _tried(audit: AuditResult) -> list[str]:
-    """Components of every trial, and the attacks that were tried and cannot be used."""
-    found = [*audit.components, *(c for trial in audit.trials for c in trial.components)]
-    return list(dict.fromkeys([*found, *audit.not_applicable]))
+    """Return the attacks that made a trial, and those that cannot be used."""
+    made = [name for trial in audit.trials for name in (trial.attack, trial.method)]
+    chosen = [audit.attack, audit.chosen_attack, audit.method]
+    return [name for name in dict.fromkeys([*chosen, *made, *audit.not_applicable]) if name]
 
 
 def _image(

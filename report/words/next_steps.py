@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from bract.attacks import ATTACKS
 from bract.report.words.headline import same_attack
 from bract.schema.report import AttackRow, Level, NextStep, ObservationFacts
 
@@ -152,7 +153,8 @@ def _keep() -> NextStep:
 
 def _try_harder(strongest: AttackRow | None) -> list[NextStep]:
     command = "bract audit RUN --budget 10m --restarts 4"
-    if strongest is not None and strongest.attack not in ("auto", "best"):
+    attack = ATTACKS.get(strongest.attack) if strongest else None
+    if strongest is not None and not (attack and attack.portfolio):
         command += " --attack auto"
     return [
         _step("Give the attackers more time and more tries:", command=command),

@@ -261,8 +261,12 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
         for tier in TIERS
         if tier not in tried and tier in tiers_that_apply(files, observations)
     ]
-    used = {component for o in done for component in o.tried}
-    missing += [name for name, members in FAMILIES if not members & used]
+    used = {name for o in done for name in o.tried}
+    missing += [
+        f"{family} ({', '.join(map(title_of, members))})"
+        for family, members in families().items()
+        if used.isdisjoint(members)
+    ]
     attacked = {(o.round, o.client) for o in done}
     left = [c for c in files.captures if (c.round, c.client) not in attacked]
     if left:

@@ -105,7 +105,6 @@ def test_tier_and_prior_go_together(run: Any, prior: Path) -> None:
     with pytest.raises(BractError, match="go together"):
         Audit(run, choice(None))
     assert request_of(run.root, tier="surrogate", prior=prior).attacks == [
-        "gias",
         "ggl",
         "gias",
         "learned-inverter",

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bract.attacks import Case
+from bract.attacks import ATTACKS, Case
 from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.identifiability import Identifiability, identifiability
 from bract.audit.captures import Capture
@@ -22,8 +22,6 @@ MOST = {"cpu": 8, "cuda": 256}
 
 MEMORY = 4 * 2**30
 """Most bytes of captures in one batch; one that is larger still runs, alone."""
-
-_CLOSED_FORMS = ("analytic", "labels", "spear")
 
 
 def together(
@@ -91,7 +89,7 @@ def infeasible(capture: Capture, request: AuditRequest, attack: str) -> str | No
         images = images_in(declaration, 1 << 31)
     except BractError as error:
         return str(error)
-    if images > request.max_images and attack not in _CLOSED_FORMS:
+    if images > request.max_images and ATTACKS[attack].batches != "any":
         return (
             f"{images} images went into one update, and {request.max_images} are looked for "
             "(audit.max_images); expect nothing readable, but from closed forms"

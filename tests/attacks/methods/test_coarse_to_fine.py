@@ -4,7 +4,7 @@ from typing import Any
 import torch
 
 from bract.attacks import Budget, CoarseToFine, attack
-from bract.attacks.methods.coarse_to_fine import resized
+from bract.attacks.solve.pixels import resized
 from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.models import create_model, initialise
 

@@ -18,7 +18,6 @@ from bract.attacks import (
 from bract.attacks.methods.grnn.generator import Generator, GeneratorSearch
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.generator import Generator, GeneratorSearch
 from bract.audit.questions.reconstruction.scores.image import label_accuracy
 from bract.errors import BractError
 

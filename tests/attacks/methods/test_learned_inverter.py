@@ -30,8 +30,6 @@ from bract.attacks.problem.over_rounds import name_in
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.descent import Run
 from bract.attacks.solve.engine import Engine
-from bract.attacks.solve.inverter import InverterSettings, InverterTraining
-from bract.attacks.solve.sketch import Sketch
 from bract.audit.questions.reconstruction.scores.image import psnr
 
 

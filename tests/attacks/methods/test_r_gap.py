@@ -11,8 +11,8 @@ from observing import one_step
 from torch import Tensor, nn
 
 from bract.attacks import RGAP, Best, Budget, Engine, Reconstruction, Refusal, reconstruct
-from bract.attacks.problem.activations import ACTIVATIONS
-from bract.attacks.problem.chain import chain_of
+from bract.attacks.methods.r_gap.activations import ACTIVATIONS
+from bract.attacks.methods.r_gap.chain import chain_of
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
 from bract.models import MODELS, create_model, initialise
