@@ -18,6 +18,7 @@ import typer
 import bract
 from bract.cli.examples import epilog
 from bract.cli.fetching import fetch as fetch_command
+from bract.cli.groups import Grouped
 from bract.cli.options import (
     ConfigArgument,
     Format,
@@ -52,6 +53,7 @@ from bract.permissions import UMASK
 
 app = typer.Typer(
     name="bract",
+    cls=Grouped,
     help="Deploy a Flower federation that defends its gradients, and audit what its server sees.",
     no_args_is_help=True,
     suggest_commands=False,  # Click 8.4 suggests by itself
