@@ -19,9 +19,9 @@ from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.engine import Engine, Progress
 from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
+from bract.config.audit import TIERS, Tier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
-from bract.schema import TIERS, Tier
 
 Batches = Literal["one", "few", "any"]
 """Images of one update that an attack reconstructs: a single one, at most `Budget.max_images`, or

@@ -11,10 +11,10 @@ from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Reconstruction, Refusal
 from bract.attacks.solve.engine import Engine
 from bract.attacks.task import AttackTask, History, open_over_rounds
+from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.registry import Registry, named, unknown
-from bract.schema import Tier
 
 ATTACKS: Registry[type[Attacker]] = Registry(
     "attack", group="bract.attacks", check=partial(named, Attacker)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bract.errors import BractError
 from bract.protocol.update import Tensors
-from bract.schema import AttackRecord, TrialSummary
+from bract.schema.audit import AttackRecord, TrialSummary
 from bract.strict_json import json_ready
 
 

@@ -13,9 +13,9 @@ from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Refusal
 from bract.attacks.solve.engine import Engine
+from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
-from bract.schema import Tier
 
 REFINEMENT_SHARE = 0.3
 """Most of a budget in seconds that refining an evidence may take, but for its first stage."""

@@ -16,7 +16,7 @@ from bract.audit.basis import Basis
 from bract.audit.observations import Observations
 from bract.audit.questions import QUESTIONS, Question
 from bract.audit.results import Batch, Results
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.rundir import RunDirectory
 from bract.schema import Answer, AuditResult

@@ -11,8 +11,9 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from bract.attacks import ATTACKS, load_prior
+from bract.attacks import ATTACKS
 from bract.attacks.problem.evidence import ADAPTIVE
+from bract.attacks.problem.trained_prior import load_prior
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.data import DATASETS

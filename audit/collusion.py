@@ -10,7 +10,8 @@ from bract.attacks.problem.global_models import joint_declaration
 from bract.audit.captures import AGGREGATE, Capture
 from bract.config import FederationConfig
 from bract.errors import BractError
-from bract.paillier import KeyShare, combine, partial_decrypt
+from bract.paillier import combine, partial_decrypt
+from bract.paillier.sharing import KeyShare
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.ciphertexts import (
     PARAMETERS,

@@ -27,13 +27,13 @@ import torch
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.locks import lock
 from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
-from bract.schema import LiveAudit
+from bract.schema.live import LiveAudit
 from bract.strict_json import dump_json
 
 _log = logging.getLogger(__name__)

@@ -6,17 +6,20 @@ import logging
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from bract.attacks import Engine, load_prior
+from bract.attacks import Engine
+from bract.attacks.problem.trained_prior import load_prior
 from bract.audit.captures import Capture, Captures, Lazy, over_rounds, select
 from bract.audit.observer import CuriousClient
 from bract.audit.truth import check_truth, distinct, load_truth
 from bract.audit.uncaptured import check_at_hand
-from bract.config import AuditRequest, DataConfig, FederationConfig
+from bract.config import DataConfig, FederationConfig
+from bract.config.audit import Tier
+from bract.config.config import AuditRequest
 from bract.errors import BractError
-from bract.inputs import INPUTS, Truth, input_of
+from bract.inputs import INPUTS, Truth
+from bract.inputs.base import input_of
 from bract.protocol.observation import Observation
 from bract.rundir import RunDirectory
-from bract.schema import Tier
 from bract.schema.description import DESCRIPTION
 
 if TYPE_CHECKING:

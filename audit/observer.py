@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from bract.attacks.problem.global_models import joint_declaration, observe_global_models
 from bract.audit.captures import AGGREGATE, Capture, Captures
-from bract.config import FedAvgConfig, FedProxConfig
+from bract.config.config import FedAvgConfig, FedProxConfig
 from bract.errors import BractError, one_line
 from bract.protocol.observation import Observation
 from bract.protocol.shares import example_shares

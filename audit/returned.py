@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from bract.errors import BractError, shown
-from bract.schema import AuditResult, ImageResult
+from bract.schema import AuditResult
+from bract.schema.audit import ImageResult
 
 MOST_BYTES = 64 * 2**20
 """Most bytes of one file, and of one picture's pixels."""

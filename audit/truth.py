@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from bract.audit.captures import Capture
 from bract.errors import BractError, one_line
-from bract.inputs import Truth, input_of
+from bract.inputs import Truth
+from bract.inputs.base import input_of
 from bract.names import check_name
 
 _log = logging.getLogger(__name__)

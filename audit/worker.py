@@ -14,7 +14,7 @@ import torch
 
 from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory

@@ -23,8 +23,11 @@ from bract.files import append_line, write_text
 from bract.locks import LOCK, holder, lock
 from bract.permissions import make_private_folder, warn_if_open
 from bract.protocol.observation import ObservationStore
-from bract.schema import LiveAudit, MetricsRow, RecordError, RunState
 from bract.schema.description import AppDescription, read_description
+from bract.schema.live import LiveAudit
+from bract.schema.metrics import MetricsRow
+from bract.schema.record import RecordError
+from bract.schema.run import RunState
 from bract.strict_json import dump_json, json_ready
 
 

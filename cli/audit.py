@@ -19,11 +19,14 @@ from bract.cli import signals
 from bract.cli.audit_workers import Workers
 from bract.cli.console import WorkProgress, say
 from bract.cli.keygen import client_key
-from bract.config import AuditConfig, AuditRequest, FederationConfig, build_config
+from bract.config import FederationConfig, build_config
+from bract.config.audit import TIERS, Tier
+from bract.config.config import AuditConfig, AuditRequest
 from bract.errors import BractError
 from bract.registry import unknown
 from bract.rundir import RunDirectory
-from bract.schema import EXACT_DB, TIERS, Answer, AuditResult, Tier
+from bract.schema import Answer, AuditResult
+from bract.schema.audit import EXACT_DB
 
 
 def audit_requests(

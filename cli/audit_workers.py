@@ -20,7 +20,7 @@ from bract.audit.worker import Worker, few_threads
 from bract.cli import signals
 from bract.cli.console import say
 from bract.cli.launch.cluster import Asked, Cluster, check_ray, connected
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError, one_line
 from bract.schema import Answer
 

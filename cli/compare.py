@@ -13,7 +13,8 @@ from bract.cli.run import check_resumable
 from bract.cli.signals import explained, resumed
 from bract.client.defenses import build_defenses
 from bract.config import FederationConfig
-from bract.data import open_source, partition_indices
+from bract.data.partition import partition_indices
+from bract.data.sources import open_source
 from bract.errors import BractError, RunFailedError
 from bract.registry import unknown
 from bract.report.comparison.comparison import write_comparison
@@ -140,8 +141,8 @@ def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)
     from bract.cli.audit import audit_requests, audit_run
     from bract.cli.launch.launcher import Launch
     from bract.cli.run import run_federation
+    from bract.config.audit import TIERS
     from bract.report import write_report
-    from bract.schema import TIERS
 
     known = (*TIERS, "all")
     strange = next((tier for tier in tiers if tier not in known), None)

@@ -11,7 +11,7 @@ import torch
 
 from bract.client.defenses import DEFENSES, DefenseChain, build_defenses
 from bract.config import FederationConfig, build_config
-from bract.data import data_spec
+from bract.data.views import data_spec
 from bract.errors import BractError, shown
 from bract.models import MODELS, create_model
 from bract.registry import unknown

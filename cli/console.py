@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 from bract.strict_json import dump_json
 
 stderr = Console(stderr=True, highlight=False)

@@ -246,7 +246,7 @@ def _disk() -> str:
 def _plugins() -> str:
     from bract.attacks import ATTACKS
     from bract.audit.questions import QUESTIONS
-    from bract.config import STRATEGY_SECTIONS
+    from bract.config.sections import STRATEGY_SECTIONS
     from bract.data import DATASETS
     from bract.defenses import DEFENSES
     from bract.inputs import INPUTS

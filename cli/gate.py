@@ -13,10 +13,11 @@ from bract.audit.questions.reconstruction import ReconstructionQuestion
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.audit.results import NOT_TRIED
 from bract.cli.console import say
+from bract.config.audit import TIERS
 from bract.errors import BractError, LeakageError, NothingAttackedError, one_line, shown
 from bract.registry import unknown
 from bract.rundir import RunDirectory
-from bract.schema import TIERS, Answer, AuditResult
+from bract.schema import Answer, AuditResult
 
 _LEAKED = "leaked"
 _METRICS = ReconstructionQuestion.gates

@@ -30,7 +30,9 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
         The public key's file, then the secret ones.
     """
     # gmpy2 and phe are loaded by this command only.
-    from bract.paillier import deal, generate_keypair, save_private, save_public, save_share
+    from bract.paillier import deal, generate_keypair
+    from bract.paillier.keyfile import save_private, save_public
+    from bract.paillier.sharefile import save_share
     from bract.protocol.ciphertexts import readable
 
     count = 1 if config.threshold is None else clients
@@ -70,7 +72,7 @@ def keygen(folder: Path, config: EncryptionConfig, clients: int, *, as_json: boo
     """Write the files and print the purpose of each."""
     with working(f"generating a key of {config.key_bits} bits, which can take a minute"):
         public, *secret = write_keys(folder, config, clients)
-    from bract.paillier import read_public
+    from bract.paillier.keyfile import read_public
 
     key_id = read_public(public).key_id
     if as_json:
@@ -91,7 +93,8 @@ def keygen(folder: Path, config: EncryptionConfig, clients: int, *, as_json: boo
 
 def keygen_identity(folder: Path, *, as_json: bool = False) -> None:
     """Write a site's own X25519 key pair, mode 0600, and print its public half."""
-    from bract.paillier import make_identity, save_identity
+    from bract.paillier.exchange import make_identity
+    from bract.paillier.keyfile import save_identity
     from bract.protocol.ciphertexts import readable
 
     identity, path = make_identity(), folder / IDENTITY

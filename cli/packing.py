@@ -24,8 +24,7 @@ from bract.errors import BractError
 from bract.files import readable_size, replacing
 from bract.permissions import open_private
 from bract.rundir import RunDirectory
-from bract.schema import Record, VersionedRecord
-from bract.schema.record import MOST_BYTES
+from bract.schema.record import MOST_BYTES, Record, VersionedRecord
 from bract.strict_json import dump_json
 
 REPORT, METRICS = "report.json", "metrics.jsonl"
@@ -106,7 +105,7 @@ def _chosen(run: RunDirectory, stack: contextlib.ExitStack) -> dict[str, Content
 def _redacted(run: RunDirectory) -> bytes | None:
     """Return the redacted report, which is made now: that of the run may show pictures."""
     try:
-        from bract.report import gather
+        from bract.report.facts import gather
     except ModuleNotFoundError:
         say("warning: without the report, which this installation cannot make; pack where it can")
         return None

@@ -83,7 +83,7 @@ def add(
     """Make the kit of one more site."""
     from pydantic import ValidationError
 
-    from bract.config import SiteConfig
+    from bract.config.config import SiteConfig
     from bract.deploy.administration import add_site
     from bract.deploy.requests import read_request
 

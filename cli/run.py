@@ -20,9 +20,12 @@ from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseChain
 from bract.client.training import smallest_batch
 from bract.config import FederationConfig
-from bract.data import Partitions, data_spec, open_source
+from bract.data.partition import Partitions
+from bract.data.sources import open_source
+from bract.data.views import data_spec
 from bract.errors import BractError, RunStoppedError
-from bract.models import create_model, with_dropout
+from bract.models import create_model
+from bract.models.dropout import with_dropout
 from bract.models.single_values import single_value_norm
 from bract.rundir import RunDirectory
 from bract.versions import package_versions

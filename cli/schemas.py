@@ -15,16 +15,12 @@ from pydantic import BaseModel
 from bract.client.policy import SitePolicy
 from bract.config import FederationConfig
 from bract.files import write_text
-from bract.schema import (
-    AppDescription,
-    AuditResult,
-    Comparison,
-    LiveAudit,
-    MetricsRow,
-    ObservationFile,
-    Report,
-    RunState,
-)
+from bract.schema import AuditResult, ObservationFile, Report
+from bract.schema.comparison import Comparison
+from bract.schema.description import AppDescription
+from bract.schema.live import LiveAudit
+from bract.schema.metrics import MetricsRow
+from bract.schema.run import RunState
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -38,7 +38,8 @@ def template(name: str) -> str:
 
 def demo_config(*, quick: bool = False) -> FederationConfig:
     """Return the demo's federation; ``quick`` for one round and one short attack."""
-    from bract.config import build_config, parse_config
+    from bract.config import build_config
+    from bract.config.config import parse_config
 
     config = parse_config(template("demo.yaml"), source="demo.yaml")
     if not quick:

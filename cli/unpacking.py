@@ -20,7 +20,9 @@ from bract.cli.packing import CONTENTS, LAST, METRICS, MODEL, MOST, REPORT, Cont
 from bract.errors import BractError, one_line
 from bract.files import readable_size, replacing, write_bytes, write_text
 from bract.permissions import make_private_folder, open_private
-from bract.schema import MetricsRow, RecordError, Report
+from bract.schema import Report
+from bract.schema.metrics import MetricsRow
+from bract.schema.record import RecordError
 from bract.strict_json import dump_json
 
 PAGE = "report.html"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bract.client.defenses import DefenseChain
-from bract.defenses import Noise
+from bract.defenses.noise import Noise
 from bract.errors import shown
 
 ORDERS: tuple[float, ...] = (

@@ -16,8 +16,9 @@ from bract.client.initial import check_initial
 from bract.client.policy import PolicyError, SitePolicy, check_run, load_policy
 from bract.client.replies import digest
 from bract.client.site import Site
-from bract.config import FederationConfig, config_of_run, dump_config
-from bract.data import DataSpec
+from bract.config import FederationConfig, dump_config
+from bract.config.config import config_of_run
+from bract.data.views import DataSpec
 from bract.errors import BractError, shown
 from bract.protocol.arrays import from_arrays
 from bract.protocol.keyexchange import FINAL_TYPE

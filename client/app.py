@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 import bract
 from bract.client.session import Session, open_encrypted, open_session
 from bract.client.training import train_locally
-from bract.data import ClientData
+from bract.data.views import ClientData
 from bract.errors import BractError, shown
 from bract.protocol.fused import MODELS_KEY, answer_fused
 from bract.protocol.records import (

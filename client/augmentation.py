@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bract.config import Augmentation
+from bract.config.sections import Augmentation
 
 __all__ = ["AUGMENTATIONS", "PADDING", "augment"]
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from bract.client.policy import PolicyError
 from bract.config import FederationConfig
-from bract.data import DataSpec
-from bract.defenses import prepare_model
-from bract.models import create_model, initialise
+from bract.data.views import DataSpec
+from bract.defenses.entries import prepare_model
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.update import buffers_of, parameters_of
 from bract.seeds import derive_seed
 

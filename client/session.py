@@ -25,11 +25,13 @@ from bract.client.site import Site, pick_device
 from bract.client.training import LocalResult, planned_steps
 from bract.client.truth import save_report, save_truth
 from bract.config import FederationConfig
-from bract.data import ClientData, DataSpec, client_data, data_spec, test_data
+from bract.data.views import ClientData, DataSpec, client_data, data_spec, test_data
 from bract.errors import BractError, one_line, out_of_memory
 from bract.logs import log_to_stderr
-from bract.models import create_model, key_locks, with_dropout, with_random_key
+from bract.models import create_model
+from bract.models.dropout import with_dropout
 from bract.models.evaluation import evaluate
+from bract.models.keylock import key_locks, with_random_key
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.fused import TRAINING_SCORE_KEY
 from bract.protocol.records import ARRAYS

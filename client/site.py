@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from bract.config import FederationConfig, IidPartition
+from bract.config import FederationConfig
+from bract.config.config import IidPartition
 from bract.errors import BractError, one_line, shown
 from bract.names import check_name
 from bract.references import check_reference

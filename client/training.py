@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.client.augmentation import augment
-from bract.config import TrainingConfig
-from bract.data import DataSpec
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
 from bract.errors import BractError
-from bract.models import auxiliary_loss, seed_dropout, trainable_parameters
+from bract.models.dropout import seed_dropout
+from bract.models.keylock import trainable_parameters
+from bract.models.precode import auxiliary_loss
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
 from bract.seeds import derive_seed
 

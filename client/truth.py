@@ -15,7 +15,7 @@ from torch import Tensor
 from bract.client.private import warn_of_open_folders
 from bract.errors import BractError
 from bract.files import write_tensors, write_text
-from bract.inputs import kept_examples
+from bract.inputs.base import kept_examples
 from bract.names import node_name
 from bract.permissions import make_private_folder
 from bract.protocol.records import ROUND_KEY

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bract.config import FederationConfig, SiteConfig, build_config, dump_config, load_config
+from bract.config import FederationConfig, build_config, dump_config, load_config
+from bract.config.config import SiteConfig
 from bract.deploy import kit as kits
 from bract.deploy.certificates import (
     Authority,

@@ -105,6 +105,9 @@ class Admission:
             text = str(error).lower()
             if "certificate" in text:
                 self._refuse(_EXPIRED if "expired" in text else _UNTRUSTED)
+            elif "ssl" in text:
+                # A gateway that is ended in a handshake; Flower gives up on the word.
+                raise httpx.ConnectError("the gateway closed the connection") from error
             raise
 
     def _refuse(self, why: str) -> None:

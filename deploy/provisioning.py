@@ -12,7 +12,8 @@ from pathlib import Path
 import yaml
 
 import bract
-from bract.config import FederationConfig, SiteConfig, dump_config
+from bract.config import FederationConfig, dump_config
+from bract.config.config import SiteConfig
 from bract.config.deployment import DeploymentConfig
 from bract.deploy import kit as kits
 from bract.deploy import kubernetes

@@ -35,7 +35,7 @@ from bract.schema.record import VersionedRecord
 from bract.strict_json import dump_json
 
 if TYPE_CHECKING:
-    from bract.paillier import Context
+    from bract.paillier.exchange import Context
 
 REQUEST = "request.json"
 
@@ -80,7 +80,8 @@ class SiteRequest(VersionedRecord):
         KitError
             Naming the field.
         """
-        from bract.paillier import SealError, require_usable
+        from bract.paillier.errors import SealError
+        from bract.paillier.exchange import require_usable
 
         check_name(self.name)
         try:
@@ -118,7 +119,7 @@ def make_request(name: str, folder: Path) -> SiteRequest:
     folder
         Folder to make, mode 0700: ``node.key`` and ``identity.pem`` never leave it.
     """
-    from bract.paillier import make_identity
+    from bract.paillier.exchange import make_identity
     from bract.paillier.keyfile import dump_identity
 
     check_name(name)
@@ -183,7 +184,7 @@ def seal_for(request: SiteRequest, secret: bytes, federation: str, authority: st
     authority
         `fingerprint` of the federation's CA; box, federation and site belong together.
     """
-    from bract.paillier import make_identity, seal
+    from bract.paillier.exchange import make_identity, seal
 
     sender = make_identity()
     place = _context(federation, authority, request.name)
@@ -234,7 +235,9 @@ def accept_kit(folder: Path, keys: Path) -> str:
 
 
 def _open(folder: Path, keys: Path, place: Context) -> bytes:
-    from bract.paillier import SealError, open_sealed, read_identity
+    from bract.paillier.errors import SealError
+    from bract.paillier.exchange import open_sealed
+    from bract.paillier.keyfile import read_identity
 
     box = kits.read_text(folder / kits.PAILLIER_SEALED)
     sender, sealed = box[:_PUBLIC_BYTES], box[_PUBLIC_BYTES:]
@@ -249,7 +252,7 @@ def _open(folder: Path, keys: Path, place: Context) -> bytes:
 
 
 def _context(federation: str, authority: str, site: str) -> Context:
-    from bract.paillier import Context
+    from bract.paillier.exchange import Context
 
     return Context(f"{federation}/{authority}", "authority", site, "Paillier key of a kit")
 

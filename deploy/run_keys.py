@@ -90,7 +90,7 @@ def with_secrets(
 
 def _identity(request: SiteRequest | None) -> tuple[str, dict[str, bytes]]:
     """Return a site's public identity, and its key file where it is made here."""
-    from bract.paillier import make_identity
+    from bract.paillier.exchange import make_identity
     from bract.paillier.keyfile import dump_identity
 
     if request is not None:
@@ -101,7 +101,9 @@ def _identity(request: SiteRequest | None) -> tuple[str, dict[str, bytes]]:
 
 def _paillier_keys(encryption: EncryptionConfig, names: list[str]) -> tuple[str, dict[str, bytes]]:
     """Deal shares, or make one key for all sites; return the key's id and each site's text."""
-    from bract.paillier import deal, dump_private, dump_share, generate_keypair
+    from bract.paillier import deal, generate_keypair
+    from bract.paillier.keyfile import dump_private
+    from bract.paillier.sharefile import dump_share
 
     if encryption.threshold is None:
         key = generate_keypair(encryption.key_bits, randomness=encryption.randomness)

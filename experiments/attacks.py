@@ -17,15 +17,8 @@ from functools import partial
 
 from torch import Tensor
 
-from bract.attacks import (
-    Attacker,
-    Budget,
-    Engine,
-    Reconstruction,
-    Refusal,
-    attack,
-    reconstruct,
-)
+from bract.attacks import Budget, Engine, Reconstruction, Refusal, attack, reconstruct
+from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import prior_only
 from bract.audit.questions.reconstruction.scores.image import (
     ScoredImages,

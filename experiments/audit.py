@@ -37,7 +37,7 @@ from bract.attacks import (
 from bract.audit.intervals import share_interval
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
-from bract.schema import EXACT_DB
+from bract.schema.audit import EXACT_DB
 from experiments.audit_picture import draw
 from experiments.audit_plan import TIERS, Setting, Situation, standard_plan
 from experiments.harness import mnist_package

@@ -23,8 +23,9 @@ import psutil
 from bract.audit.audit import Audit
 from bract.cli.audit_workers import Workers
 from bract.cli.launch.cluster import Asked, Cluster, connected
-from bract.config import AuditRequest, FederationConfig, build_config
-from bract.data import client_data, data_spec
+from bract.config import FederationConfig, build_config
+from bract.config.config import AuditRequest
+from bract.data.views import client_data, data_spec
 from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from experiments.harness.command import emit, note, parse, parser

@@ -26,13 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bract.attacks import Attacker, Budget, Engine, Problem, Refusal, attack, reconstruct
+from bract.attacks import Budget, Engine, Problem, Refusal, attack, reconstruct
 from bract.attacks.adaptive.bayes import bayes_evidence, bayesian, before_bayes
+from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.case import open_case
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.config import TrainingConfig
+from bract.config.config import TrainingConfig
 from bract.inputs import Truth
 from bract.protocol.observation import Observation
 from experiments.harness.command import Finished, emit, note, parser

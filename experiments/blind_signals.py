@@ -32,7 +32,7 @@ from bract.attacks.solve import refinement
 from bract.attacks.solve.start_search import from_best_start
 from bract.audit.questions.reconstruction.scores.image import psnr, score_images
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.config import TrainingConfig
+from bract.config.config import TrainingConfig
 from bract.inputs import Truth
 from bract.protocol.update import flatten
 from experiments.harness.command import emit, note_row, parser

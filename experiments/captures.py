@@ -28,7 +28,7 @@ from bract.attacks import Reconstruction, reconstruct
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.config import FederationConfig, build_config
 from bract.config.capture import Compression, Dtype
-from bract.data import client_data, data_spec
+from bract.data.views import client_data, data_spec
 from bract.files import replacing, tensors_as_bytes, write_bytes
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.rounding import rounded

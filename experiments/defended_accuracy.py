@@ -30,8 +30,8 @@ from torch import Tensor
 
 from bract.client.defenses import build_defenses
 from bract.config import FederationConfig, build_config
-from bract.data import test_data
-from bract.models import key_locks, with_random_key
+from bract.data.views import test_data
+from bract.models.keylock import key_locks, with_random_key
 from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.federation import Clients, correct
 from experiments.harness.operating_points import POINTS

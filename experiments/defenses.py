@@ -19,8 +19,8 @@ from flwr.app import RecordDict
 from bract.client.defending import Defending
 from bract.client.defenses import DefenseChain, DefenseState, ProtectContext, build_defenses
 from bract.client.training import train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
 from bract.protocol.update import buffers_of, parameters_of
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.uploads import network_for

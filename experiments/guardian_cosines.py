@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from bract.client.training import train_locally
-from bract.config import TrainingConfig
-from bract.defenses import Guardian, read_defense
-from bract.models import initialise
+from bract.config.config import TrainingConfig
+from bract.defenses import Guardian
+from bract.defenses.entries import read_defense
+from bract.models.initialise import initialise
 from bract.protocol.update import flatten
 from bract.seeds import derive_seed
 from experiments.defended_accuracy import Setting

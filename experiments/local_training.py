@@ -22,7 +22,7 @@ from torch import Tensor
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.audit.questions.reconstruction.scores.image import match, psnr, ssim
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.config import TrainingConfig
+from bract.config.config import TrainingConfig
 from bract.protocol.observation import Observation
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.images import ImageSet, image_set

@@ -23,12 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bract.attacks import Attacker, Budget, Engine, attack, reconstruct_over_rounds
+from bract.attacks import Budget, Engine, attack
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
+from bract.attacks.base import Attacker
 from bract.attacks.problem.global_models import observe_global_models
+from bract.attacks.registry import reconstruct_over_rounds
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
-from bract.config import TrainingConfig
+from bract.config.config import TrainingConfig
 from bract.errors import BractError
 from bract.inputs import Truth
 from bract.protocol.observation import Observation

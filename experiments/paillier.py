@@ -25,17 +25,19 @@ from bract.paillier import (
     Layout,
     PrivateKey,
     PublicKey,
-    check_powers,
     combine,
-    combine_powers,
     deal,
     decrypt,
     encrypt,
-    encrypt_with_powers,
     generate_keypair,
     partial_decrypt,
-    strip_messages,
     weighted_sum,
+)
+from bract.paillier.stripping import (
+    check_powers,
+    combine_powers,
+    encrypt_with_powers,
+    strip_messages,
 )
 from experiments.harness.command import emit, note, parser
 from experiments.harness.result import device_name

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bract.paillier import CipherVector, Layout, decrypt, encrypt, generate_keypair, weighted_sum
+from bract.paillier import Layout, decrypt, encrypt, generate_keypair, weighted_sum
+from bract.paillier.cipher import CipherVector
 from experiments.harness.command import emit, note, parser
 
 COLUMNS = ["step", "values", "bits", "threads", "seconds", "cpu_seconds", "cpu_us", "MB", "load"]

@@ -27,18 +27,12 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from bract.attacks import (
-    Budget,
-    Reconstruction,
-    Tier,
-    TrainedPrior,
-    attack,
-    load_prior,
-    reconstruct,
-)
+from bract.attacks import Budget, Reconstruction, attack, reconstruct
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
+from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
 from bract.attacks.registry import attacks_only_for
 from bract.audit.questions.reconstruction.scores.image import psnr, ssim
+from bract.config.audit import Tier
 from experiments.harness.clients import Situation, Upload, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.images import training_images

@@ -34,7 +34,9 @@ from bract.client.app import app
 from bract.config import FederationConfig, build_config, dump_config
 from bract.config.encryption import EncryptionConfig
 from bract.models import create_model
-from bract.paillier import KeyShare, check_powers, combine, partial_decrypt, strip_messages
+from bract.paillier import combine, partial_decrypt
+from bract.paillier.sharing import KeyShare
+from bract.paillier.stripping import check_powers, strip_messages
 from bract.protocol.ciphertexts import (
     EncryptedUpdate,
     apply_mean,

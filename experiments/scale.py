@@ -30,7 +30,7 @@ from bract.cli.launch.simulated import SimulatedFederation, clients_at_once
 from bract.cli.run import check_feasible
 from bract.config import FederationConfig, build_config
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 from experiments.harness.command import emit, note, parser
 
 COLUMNS = [

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.audit.questions.reconstruction.scores.image import at_cap, match, psnr
-from bract.data import DataSpec
-from bract.models import MODELS, initialise, perceptron
+from bract.data.views import DataSpec
+from bract.models import MODELS
+from bract.models.fully_connected import perceptron
+from bract.models.initialise import initialise
 from bract.protocol.observation import Observation
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.images import image_set, training_images

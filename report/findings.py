@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bract.schema import AuditResult, Signals, Tier, TruthCheck
+from bract.config.audit import Tier
+from bract.schema import AuditResult
+from bract.schema.audit import Signals, TruthCheck
 from bract.schema.report import Finding
 
 MATCHED = 0.99

@@ -15,18 +15,12 @@ from bract.config import FederationConfig, load_config
 from bract.errors import BractError, SchemaError
 from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory, captures_in
-from bract.schema import (
-    Answer,
-    AuditResult,
-    MetricsRow,
-    MissedCapture,
-    ObservationFile,
-    RecordError,
-    RemovedRound,
-    RunState,
-    VersionedRecord,
-)
+from bract.schema import Answer, AuditResult, ObservationFile
+from bract.schema.capture import MissedCapture, RemovedRound
 from bract.schema.description import DESCRIPTION, AppDescription, read_description
+from bract.schema.metrics import MetricsRow
+from bract.schema.record import RecordError, VersionedRecord
+from bract.schema.run import RunState
 
 _log = logging.getLogger(__name__)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from bract.attacks.registry import title_of
+from bract.attacks.registry import ATTACKS, title_of
 from bract.audit.captures import AGGREGATE
 from bract.audit.questions.reconstruction.decide import Decision, LeakRule, best
 from bract.report.findings import findings
 from bract.report.order import natural
 from bract.report.read import RunFiles
-from bract.schema import AuditResult, ImageResult
+from bract.schema import AuditResult
+from bract.schema.audit import ImageResult
 from bract.schema.report import ImageFacts, ObservationFacts, SsimPsnr
 
 
@@ -80,10 +81,11 @@ def _together(audit: AuditResult) -> tuple[str, str]:
 
 
 def _tried(audit: AuditResult) -> list[str]:
-    """Return the attacks that made a trial, and those that cannot be used."""
+    """Return the attacks that made a trial, lent it their objective, or cannot be used."""
     made = [name for trial in audit.trials for name in (trial.attack, trial.method)]
     chosen = [audit.attack, audit.chosen_attack, audit.method]
-    return [name for name in dict.fromkeys([*chosen, *made, *audit.not_applicable]) if name]
+    parts = [name for name in ATTACKS if title_of(name).lower() in audit.components]
+    return [name for name in dict.fromkeys([*chosen, *made, *parts, *audit.not_applicable]) if name]
 
 
 def _image(

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from bract.schema import ClientRow, Report
+from bract.schema import Report
+from bract.schema.metrics import ClientRow
 from bract.schema.report import LeakageRow
 
 

@@ -10,7 +10,8 @@ from bract.audit.intervals import mean_interval, share_interval
 from bract.audit.questions.reconstruction.scores.image import at_cap
 from bract.report.order import last, mean, natural, scores, severity, strength, total
 from bract.report.read import RunFiles
-from bract.schema import EXACT_DB, Baseline, MetricsRow
+from bract.schema.audit import EXACT_DB, Baseline
+from bract.schema.metrics import MetricsRow
 from bract.schema.report import (
     AttackRow,
     BoostingFacts,

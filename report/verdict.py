@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from bract.audit.questions.reconstruction.decide import LeakRule
+from bract.config.audit import TIERS, Tier
 from bract.report.order import match, severity, strength
 from bract.report.words.attack_text import budget_text, choice_text, spread_text
 from bract.report.words.formatting import plural
 from bract.report.words.headline import headline, same_attack
 from bract.report.words.next_steps import next_steps
-from bract.schema import TIERS, Tier
 from bract.schema.report import (
     AttackRow,
     Level,

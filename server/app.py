@@ -12,13 +12,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import bract
-from bract.config import FederationConfig, config_of_run
+from bract.config import FederationConfig
+from bract.config.config import config_of_run
 from bract.errors import BractError
 from bract.flower import RunNotRunningException
 from bract.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Teller, Told
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.grid import PromptGrid

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bract.config import CaptureConfig
+from bract.config.config import CaptureConfig
 from bract.errors import BractError, shown
 from bract.files import readable_size
 from bract.protocol.observation import Observation

@@ -15,10 +15,11 @@ from bract.protocol.ciphertexts import PARAMETERS, plan_layout
 from bract.protocol.records import NUM_EXAMPLES_KEY
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
-from bract.schema import GlobalRow, MetricsRow
+from bract.schema.metrics import GlobalRow, MetricsRow
 from bract.server.federation import Federation
-from bract.strategies import FedAvg, create_strategy
+from bract.strategies import FedAvg
 from bract.strategies.encrypted.secure import EncryptedFedAvg
+from bract.strategies.registry import create_strategy
 
 _log = logging.getLogger(__name__)
 

@@ -14,21 +14,24 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bract.config import FederationConfig
-from bract.data import data_spec, test_data
-from bract.defenses import prepare_model
+from bract.data.views import data_spec, test_data
+from bract.defenses.entries import prepare_model
 from bract.errors import BractError, one_line
 from bract.files import write_tensors
-from bract.models import create_model, dropout_rate, initialise, with_dropout
+from bract.models import create_model
+from bract.models.dropout import dropout_rate, with_dropout
 from bract.models.evaluation import evaluate
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.records import VERSION_KEY, from_arrays, to_arrays
 from bract.protocol.remote import RemoteStore, local_folder
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.rundir import RunDirectory
-from bract.schema import ClientRow, FailureRow, GlobalRow, MetricsRow
+from bract.schema.metrics import ClientRow, FailureRow, GlobalRow, MetricsRow
 from bract.seeds import derive_seed
 from bract.server.hook import HonestButCurious
-from bract.strategies import FedAvg, create_strategy
+from bract.strategies import FedAvg
+from bract.strategies.registry import create_strategy
 from bract.timeline import span
 from bract.versions import release
 

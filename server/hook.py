@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from bract.config import CaptureConfig
+from bract.config.config import CaptureConfig
 from bract.errors import BractError
 from bract.names import ClientNames
 from bract.permissions import warn_if_open

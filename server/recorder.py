@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 
 from bract.defenses import DEFENSES as KNOWN
-from bract.defenses import read_defense
+from bract.defenses.entries import read_defense
 from bract.errors import BractError, one_line
 from bract.names import ClientNames
 from bract.protocol.observation import ClientDeclaration, Observation

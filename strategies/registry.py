@@ -5,7 +5,8 @@ from __future__ import annotations
 from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
-from bract.config import FedBoostingConfig, FederationConfig, StrategyConfig
+from bract.config import FederationConfig
+from bract.config.config import FedBoostingConfig, StrategyConfig
 from bract.errors import BractError
 from bract.references import TrustedReference, import_reference
 from bract.registry import Registry

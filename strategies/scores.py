@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bract.schema import BoostingRow
+from bract.schema.metrics import BoostingRow
 
 _log = logging.getLogger(__name__)
 

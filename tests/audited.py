@@ -12,9 +12,11 @@ from torch.nn import functional as F
 from bract.audit.audit import Audit
 from bract.cli.audit import audit_requests
 from bract.client.truth import save_truth
-from bract.config import AuditRequest, build_config
-from bract.data import client_data, data_spec
-from bract.models import create_model, initialise
+from bract.config import build_config
+from bract.config.config import AuditRequest
+from bract.data.views import client_data, data_spec
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory

@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from bract.paillier import KeyShare, PrivateKey, deal, generate_keypair
+from bract.paillier import PrivateKey, deal, generate_keypair
+from bract.paillier.sharing import KeyShare
 
 HERE = Path(__file__).parent
 # Tests of faults use what the tests of the launcher define, also when run alone.

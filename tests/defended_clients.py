@@ -13,9 +13,10 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
-from bract.models import create_model, initialise
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 

@@ -10,7 +10,10 @@ from torch import nn
 
 import bract.client.app as client_app
 from bract.config import FederationConfig, build_config, dump_config
-from bract.paillier import KeyShare, PrivateKey, dump_private, save_private, save_share
+from bract.paillier import PrivateKey
+from bract.paillier.keyfile import dump_private, save_private
+from bract.paillier.sharefile import save_share
+from bract.paillier.sharing import KeyShare
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.encrypted import EncryptedFederation

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.config import DataConfig
-from bract.data import test_data as load_test_data
+from bract.data.views import test_data as load_test_data
 from bract.inputs import Truth
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
 

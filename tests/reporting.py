@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bract import report
+from bract.report import facts
 from bract.report.comparison import comparison
 
 
 def gather(root: Path) -> dict[str, Any]:
-    return report.gather(root).to_dict()
+    return facts.gather(root).to_dict()
 
 
 def gather_comparison(*args: Any, **options: Any) -> dict[str, Any]:

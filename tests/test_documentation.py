@@ -15,7 +15,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from bract.models import create_model, key_locks
+from bract.models import create_model
+from bract.models.keylock import key_locks
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.schema.description import parse_description

@@ -44,7 +44,8 @@ from bract.attacks.problem.evidence import (
 )
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.task import OF_ONE_CASE, AttackTask, refusal
-from bract.defenses import Pruning, read_settings
+from bract.defenses.entries import read_settings
+from bract.defenses.pruning import Pruning
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from bract.defenses import DefenseSpec, read_settings
+from bract.defenses.base import DefenseSpec
+from bract.defenses.entries import read_settings
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 

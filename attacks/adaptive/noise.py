@@ -16,7 +16,7 @@ from bract.attacks.adaptive.weak_seeds import SeedFinding, find_noise_seed
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.target_model import target_model_of
-from bract.defenses import Noise
+from bract.defenses.noise import Noise
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import flatten

@@ -21,7 +21,7 @@ from bract.attacks.problem.client_model import (
 )
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.attacks.problem.target_model import TargetModel
-from bract.defenses import Precode
+from bract.defenses.precode import Precode
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors

@@ -11,7 +11,7 @@ from torch import Tensor
 from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.simulated_defense import Prune, defended_by
 from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence
-from bract.defenses import Pruning
+from bract.defenses.pruning import Pruning
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import flatten

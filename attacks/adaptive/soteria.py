@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bract.attacks.adaptive.declared import declared
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.attacks.problem.target_model import target_model_of
-from bract.defenses import Soteria
+from bract.defenses.soteria import Soteria
 from bract.errors import BractError
 from bract.models.layers import last_linear
 from bract.protocol.observation import Observation

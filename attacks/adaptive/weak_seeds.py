@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bract.defenses import Noise
+from bract.defenses.noise import Noise
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, flatten, unflatten
 from bract.seeds import derive_seed

@@ -21,10 +21,10 @@ from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.problem.training_path import TrainingPath, knows_path
 from bract.attacks.problem.visibility import scaled_names, visible_share
+from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
-from bract.schema import Tier
 
 UNROLL = 16
 """Most local steps that are simulated one by one where an attack sets none."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
-from bract.models import masked_layers
+from bract.models.dropout import masked_layers
 from bract.models.layers import last_linear
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from bract.attacks.problem.client_model import ForwardModel
 from bract.attacks.problem.objectives import Objective
+from bract.config.audit import TIERS, Tier
 from bract.defenses import DEFENSES
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 from bract.registry import Registry
-from bract.schema import TIERS, Tier
 
 
 class Fitting(Protocol):

@@ -13,7 +13,8 @@ from bract.attacks.problem.likelihoods import LaplaceLikelihood
 from bract.attacks.problem.over_rounds import round_names
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.visibility import smooth_images
-from bract.defenses import Noise, read_settings
+from bract.defenses.entries import read_settings
+from bract.defenses.noise import Noise
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration
 from bract.protocol.update import Tensors

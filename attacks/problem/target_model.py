@@ -11,10 +11,10 @@ from torch.func import functional_call, vmap
 
 from bract.attacks.problem.batched_network import BatchedNetwork
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
-from bract.defenses import prepare_model
+from bract.defenses.entries import prepare_model
 from bract.errors import BractError
-from bract.models import auxiliary_loss, create_model
-from bract.models.precode import VariationalBottleneck, bottlenecks
+from bract.models import create_model
+from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlenecks
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 

@@ -23,7 +23,7 @@ from bract.attacks.problem.fingerprints import SIDE, copies_among
 from bract.errors import BractError, one_line
 from bract.files import tensors_as_bytes, write_tensors
 from bract.protocol.update import Tensors
-from bract.schema import PriorFacts
+from bract.schema.prior import PriorFacts
 from bract.strict_json import dump_json
 
 MOST_BYTES = 1 << 28

@@ -27,7 +27,7 @@ from bract.audit.description.facts import (
     read_tensors,
 )
 from bract.audit.truth import load_truth
-from bract.defenses import prepare_model
+from bract.defenses.entries import prepare_model
 from bract.errors import BractError, listed, one_line
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration, Observation

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bract.config import (
+from bract.config.config import (
     DirichletPartition,
     IidPartition,
     Partition,

@@ -20,7 +20,7 @@ from torch import nn
 
 from bract.defenses.base import Defense
 from bract.defenses.entries import read_defense
-from bract.models import private_parameters
+from bract.models.keylock import private_parameters
 from bract.models.precode import bottlenecks
 
 M = TypeVar("M", bound=nn.Module)

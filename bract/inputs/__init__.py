@@ -1,13 +1,10 @@
 """What clients train on: one class a kind of input, by the name that a declaration gives."""
 
-from bract.inputs import image as image
-from bract.inputs.base import INPUTS, Input, References, Truth, input_of, kept_examples
+import sys
 
-__all__ = [
-    "INPUTS",
-    "Input",
-    "References",
-    "Truth",
-    "input_of",
-    "kept_examples",
-]
+from bract.inputs.base import INPUTS, Input, References, Truth
+from bract.registry import import_modules
+
+__all__ = ["INPUTS", "Input", "References", "Truth"]
+
+import_modules(sys.modules[__name__])

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from bract.config import DataConfig
-from bract.data import Source, data_spec, open_source
+from bract.data import Source
+from bract.data.sources import open_source
+from bract.data.views import data_spec
 from bract.errors import BractError
 from bract.files import write_bytes
 from bract.inputs.base import INPUTS, Input, References, Truth

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.data import DataSpec
+from bract.data.views import DataSpec
 
 
 @torch.no_grad()

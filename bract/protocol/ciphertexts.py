@@ -29,17 +29,16 @@ from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, one_line
 from bract.logs import log_progress
 from bract.paillier import (
-    CipherVector,
     Layout,
     PaillierError,
     PrivateKey,
     PublicKey,
-    combine_powers,
     decrypt,
     encrypt,
-    encrypt_with_powers,
     weighted_sum,
 )
+from bract.paillier.cipher import CipherVector
+from bract.paillier.stripping import combine_powers, encrypt_with_powers
 from bract.protocol.update import Tensors, apply_update, flatten, unflatten
 from bract.strict_json import parse_json
 

@@ -30,14 +30,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 import bract
 from bract.errors import BractError, one_line
 from bract.names import check_name
-from bract.paillier import (
-    Context,
-    Identity,
-    load_public,
-    open_sealed,
-    require_usable,
-    seal,
-)
+from bract.paillier.exchange import Context, Identity, open_sealed, require_usable, seal
+from bract.paillier.keyfile import load_public
 from bract.protocol.ciphertexts import readable
 
 HELLO_TYPE = "query.hello"

@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from bract.errors import BractError
-from bract.paillier import (
-    KeyShare,
-    PrivateKey,
-    dump_private,
-    dump_share,
-    load_private,
-    load_share,
-    read_private,
-    read_share,
-)
+from bract.paillier import PrivateKey
+from bract.paillier.keyfile import dump_private, load_private, read_private
+from bract.paillier.sharefile import dump_share, load_share, read_share
+from bract.paillier.sharing import KeyShare
 from bract.protocol.ciphertexts import readable
 
 Key = PrivateKey | KeyShare

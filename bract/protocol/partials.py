@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from bract.errors import BractError, one_line
-from bract.paillier import Identity, PartialDecryption, open_sealed, seal
+from bract.paillier.exchange import Identity, open_sealed, seal
+from bract.paillier.threshold import PartialDecryption
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import readable
 from bract.protocol.keyexchange import as_bytes, as_integer, as_list, as_text, box_context

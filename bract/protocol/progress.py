@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from bract.errors import BractError
-from bract.schema import MetricsRow, Record, RecordError
+from bract.schema.metrics import MetricsRow
+from bract.schema.record import Record, RecordError
 from bract.strict_json import json_ready, parse_json
 
 LONGEST = 1 << 22

@@ -16,7 +16,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 from pydantic import model_validator as check_all
 
-from bract.config import ConstantRate, CosineRate, DataConfig
+from bract.config import DataConfig
+from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.work import Count, LocalWork, NotNegative, Section
 from bract.errors import BractError, listed, one_line, shown
 from bract.references import check_reference, is_reference

@@ -29,7 +29,7 @@ from bract.permissions import make_private_folder
 from bract.randomness import SecretStream
 from bract.references import is_reference
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 from bract.timeline import merge
 
 _FLWR_TIMEOUT = 120.0

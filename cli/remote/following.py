@@ -15,7 +15,7 @@ from bract.cli.console import RoundProgress, say
 from bract.cli.remote.connection import Control, LostError, UnreachableError
 from bract.errors import RunFailedError, RunStoppedError, one_line
 from bract.protocol.progress import Listener, Told
-from bract.schema import FailureRow, MetricsRow
+from bract.schema.metrics import FailureRow, MetricsRow
 
 PATIENCE = 300.0
 """Seconds for which a SuperLink that does not answer any more is asked again."""

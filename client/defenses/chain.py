@@ -9,14 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bract.defenses import (
-    Defense,
-    DefenseError,
-    ProtectContext,
-    Stage,
-    cosine_and_ratio,
-    read_defense,
-)
+from bract.defenses import Defense, ProtectContext, Stage
+from bract.defenses.base import DefenseError, cosine_and_ratio
+from bract.defenses.entries import read_defense
 from bract.errors import BractError
 from bract.protocol.update import Tensors, flatten
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from bract.defenses import DefenseError
+from bract.defenses.base import DefenseError
 from bract.errors import BractError, one_line
 from bract.files import write_tensors
 from bract.permissions import make_private_folder

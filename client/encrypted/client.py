@@ -25,13 +25,10 @@ from bract.client.failures import IndependentError
 from bract.client.site import Site
 from bract.config import FederationConfig
 from bract.errors import BractError
-from bract.paillier import (
-    Identity,
-    KeyShare,
-    UndecryptableError,
-    dump_public,
-    read_identity,
-)
+from bract.paillier.errors import UndecryptableError
+from bract.paillier.exchange import Identity
+from bract.paillier.keyfile import dump_public, read_identity
+from bract.paillier.sharing import KeyShare
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import (
     EncryptedUpdate,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bract.config import FederationConfig
 from bract.errors import BractError
-from bract.paillier import KeyShare
+from bract.paillier.sharing import KeyShare
 from bract.protocol.keyfiles import Key, read_key_file
 
 

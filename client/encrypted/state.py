@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bract.client.defenses import DefenseState
 from bract.files import write_tensors
-from bract.paillier import Identity, make_identity
+from bract.paillier.exchange import Identity, make_identity
 from bract.protocol.update import Tensors
 
 _log = logging.getLogger(__name__)

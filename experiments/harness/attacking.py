@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from bract.attacks import (
-    Attack,
-    Attacker,
-    Budget,
-    Engine,
-    Reconstruction,
-    Refusal,
-    TrainedPrior,
-    reconstruct,
-)
-from bract.attacks import Tier as AttackTier
+from bract.attacks import Attack, Budget, Engine, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive import before_bayes, known
 from bract.attacks.adaptive.fedkl.known import What
+from bract.attacks.base import Attacker
+from bract.attacks.problem.trained_prior import TrainedPrior
+from bract.config.audit import Tier as AttackTier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from experiments.harness.clients import Upload

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
-from bract.config import TrainingConfig
-from bract.data import DataSpec
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
 from bract.models.keylock import Lock
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from bract.client.training import train_locally
 from bract.config import FederationConfig
-from bract.data import client_data, data_spec, test_data
-from bract.models import initialise
+from bract.data.views import client_data, data_spec, test_data
 from bract.models.evaluation import evaluate
+from bract.models.initialise import initialise
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.seeds import derive_seed
 from experiments.harness.federation import configured_model

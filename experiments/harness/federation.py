@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config import FederationConfig
-from bract.data import client_data, data_spec
-from bract.models import create_model, initialise, with_dropout
+from bract.data.views import client_data, data_spec
+from bract.models import create_model
+from bract.models.dropout import with_dropout
+from bract.models.initialise import initialise
 from bract.protocol.records import Contribution
 from bract.protocol.update import Tensors, buffers_of, flatten, parameters_of
 from bract.seeds import derive_seed

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.config import DataConfig
-from bract.data import open_source
+from bract.data.sources import open_source
 from bract.errors import BractError
 from experiments.harness import mnist_package
 from experiments.harness.places import BY_PATH, FOLDER, open_by_path

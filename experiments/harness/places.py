@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from bract.config import DataConfig
-from bract.data import Source, open_source
+from bract.data import Source
+from bract.data.sources import open_source
 from bract.errors import BractError
 from experiments.harness import mnist_package
 from experiments.harness.mnist_package import read_arrays

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from bract.client.defenses import DefenseChain, ProtectContext
 from bract.client.training import planned_steps, train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
-from bract.models import create_model, initialise
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.models.keylock import Lock
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, parameters_of

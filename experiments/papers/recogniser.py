@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 from experiments.harness import mnist_package
 from experiments.harness.images import SIZE, training_images
 from experiments.harness.places import open_by_path

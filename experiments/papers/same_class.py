@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.config import DataConfig, TrainingConfig
-from bract.data import Source, open_source
+from bract.config import DataConfig
+from bract.config.config import TrainingConfig
+from bract.data import Source
+from bract.data.sources import open_source
 from bract.errors import BractError
 from bract.protocol.update import Tensors, flatten, parameters_of
 from experiments.harness.places import Split, open_by_path

@@ -15,7 +15,8 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from bract.config.encryption import EncryptionConfig
-from bract.paillier import PrivateKey, generate_keypair, integer_weights
+from bract.paillier import PrivateKey, generate_keypair
+from bract.paillier.weights import integer_weights
 from bract.protocol.ciphertexts import (
     EncryptedUpdate,
     apply_mean,

@@ -29,8 +29,8 @@ from bract.report.page.pictures import Picture, picture
 from bract.report.page.render import style, templates
 from bract.report.words.formatting import plural
 from bract.report.words.glossary import GLOSSARY
-from bract.schema import Comparison, Report
-from bract.schema.comparison import VariantRow
+from bract.schema import Report
+from bract.schema.comparison import Comparison, VariantRow
 from bract.strict_json import dump_json
 
 MATRIX_IMAGES = 10

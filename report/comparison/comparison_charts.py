@@ -8,12 +8,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from bract.config.audit import TIERS
 from bract.report.comparison.scatter import Point, scatter
 from bract.report.comparison.variants import UNDEFENDED, best_baseline
 from bract.report.order import strength
 from bract.report.page.charts import COLOURS, Series, line_chart, score_bar
-from bract.schema import TIERS, Comparison
-from bract.schema.comparison import VariantRound, VariantRow
+from bract.schema.comparison import Comparison, VariantRound, VariantRow
 from bract.schema.report import Spread
 
 _LABEL = 18

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from bract.audit.captures import Captures
-from bract.defenses import DEFENSES, DefenseSpec
+from bract.defenses import DEFENSES
+from bract.defenses.base import DefenseSpec
 from bract.errors import BractError
 from bract.report.order import mean, strength
 from bract.schema import Report

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from bract.config import FedBoostingConfig
+from bract.config.config import FedBoostingConfig
 from bract.report.order import mean
 from bract.report.page.charts import Series, line_chart
 from bract.schema import Report

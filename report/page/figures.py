@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from bract.config.audit import Tier
 from bract.report.order import strength
 from bract.report.page.charts import COLOURS, Series, colours, line_chart, score_bar
-from bract.schema import Report, Tier
+from bract.schema import Report
 from bract.schema.report import AttackRow, ClientFacts, LeakageRow
 
 

@@ -8,9 +8,10 @@ from typing import Literal
 from bract.attacks.registry import families, title_of
 from bract.audit.captures import AGGREGATE
 from bract.config import FederationConfig
+from bract.config.audit import TIERS
 from bract.errors import listed
 from bract.report.read import RunFiles
-from bract.schema import TIERS, ClientDeclaration, ObservationFile
+from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.report import ObservationFacts, SeenRow, ThreatModel
 
 Seen = Literal["yes", "no", "partly", "unknown"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bract.errors import BractError, RunFailedError
 from bract.logs import log_progress
-from bract.paillier import strip_messages
+from bract.paillier.stripping import strip_messages
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, readable
 from bract.protocol.keyexchange import (

@@ -12,7 +12,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.names import ClientNames
-from bract.paillier import PublicKey, load_public
+from bract.paillier import PublicKey
+from bract.paillier.keyfile import load_public
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.ciphertexts import readable
 from bract.protocol.keyexchange import (

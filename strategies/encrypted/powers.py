@@ -12,7 +12,9 @@ from dataclasses import replace
 
 from bract.errors import BractError
 from bract.names import ClientNames
-from bract.paillier import CiphertextError, PublicKey, check_powers
+from bract.paillier import PublicKey
+from bract.paillier.errors import CiphertextError
+from bract.paillier.stripping import check_powers
 from bract.protocol.ciphertexts import EncryptedUpdate
 
 _log = logging.getLogger(__name__)

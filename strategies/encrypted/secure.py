@@ -27,7 +27,7 @@ from flwr.serverapp.strategy import Result
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
-from bract.paillier import integer_weights
+from bract.paillier.weights import integer_weights
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, combine_updates, readable

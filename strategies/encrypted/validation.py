@@ -8,9 +8,10 @@ from torch import Tensor
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, one_line
-from bract.paillier import PublicKey, check_powers_form
+from bract.paillier import PublicKey
 from bract.paillier.cipher import from_matrix
 from bract.paillier.scheme import scheme_for
+from bract.paillier.stripping import check_powers_form
 from bract.protocol.ciphertexts import EncryptedUpdate, check_plan, readable
 
 

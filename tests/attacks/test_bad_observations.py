@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import IG, Budget, Engine, GaussNewton, Reconstruction, Refusal, reconstruct
+from bract.attacks import IG, Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import target_model_of
 from bract.errors import BractError

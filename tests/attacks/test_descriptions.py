@@ -11,8 +11,6 @@ from bract.attacks import (
     ATTACKS,
     IG,
     Attack,
-    Auto,
-    Best,
     Budget,
     Outcome,
     Problem,
@@ -22,9 +20,10 @@ from bract.attacks import (
 )
 from bract.attacks.base import Batches, Cost
 from bract.attacks.catalogue import with_tables
+from bract.attacks.methods.portfolio.portfolio import Auto, Best
 from bract.attacks.registry import attacks_only_for, closed_forms, families, title_of
 from bract.attacks.solve.defaults import ModelDefault
-from bract.schema import TIERS, Tier
+from bract.config.audit import TIERS, Tier
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ ATTACK = """
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bract.attacks import ATTACKS, LabelInference
+from bract.attacks import ATTACKS
+from bract.attacks.methods.label_inference import LabelInference
 
 
 @ATTACKS.register("one-file")

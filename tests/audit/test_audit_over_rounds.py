@@ -20,18 +20,21 @@ from bract.audit.observer import CuriousClient
 from bract.audit.truth import distinct
 from bract.audit.worker import Worker
 from bract.client.truth import save_truth
-from bract.config import AuditRequest, build_config
-from bract.data import client_data, data_spec
+from bract.config import build_config
+from bract.config.config import AuditRequest
+from bract.data.views import client_data, data_spec
 from bract.errors import BractError
 from bract.files import write_tensors
 from bract.inputs import Truth
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.records import Contribution
 from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult, MetricsRow
+from bract.schema import AuditResult
+from bract.schema.metrics import MetricsRow
 from bract.strategies.aggregation import aggregate, fedavg_weights
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=20, device="cpu", over_rounds=2)

@@ -11,7 +11,8 @@ from audited import with_keys
 
 from bract.audit.basis import Basis, changes
 from bract.audit.observations import Observations
-from bract.config import AuditRequest, build_config
+from bract.config import build_config
+from bract.config.config import AuditRequest
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
 from bract.versions import RESULT_CODE, code_digest

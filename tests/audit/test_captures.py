@@ -9,7 +9,7 @@ from bract.audit.captures import Capture, Captures
 from bract.audit.truth import load_truth
 from bract.audit.uncaptured import read_missed
 from bract.cli.audit import audit_requests
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory

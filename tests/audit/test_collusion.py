@@ -18,7 +18,7 @@ from bract.audit.captures import Captures
 from bract.audit.collusion import Collusion
 from bract.audit.questions.reconstruction.notes import MEAN_OF_DEFENDED
 from bract.errors import BractError
-from bract.paillier import FixedPoint
+from bract.paillier.quantize import FixedPoint
 from bract.protocol.observation import ObservationStore
 
 READ_ONCE = functools.cache(sklearn.datasets.load_digits)

@@ -17,7 +17,7 @@ from bract.audit.captures import Captures, with_buffers
 from bract.audit.description.facts import CaptureFacts, batch_and_epochs, read_facts
 from bract.audit.description.infer import Findings, complete
 from bract.client.truth import save_truth
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.files import write_tensors
 from bract.models import MODELS

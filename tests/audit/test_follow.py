@@ -16,7 +16,7 @@ from bract.audit.follow import Follower
 from bract.config import build_config
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
-from bract.schema import LiveAudit
+from bract.schema.live import LiveAudit
 
 IMAGE = (1, 8, 8)
 

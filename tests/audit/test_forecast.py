@@ -17,7 +17,8 @@ from bract.audit.forecast import forecast
 from bract.audit.questions.reconstruction import ReconstructionQuestion
 from bract.audit.questions.reconstruction.plan import infeasible
 from bract.cli import approval as command
-from bract.config import AuditRequest, build_config
+from bract.config import build_config
+from bract.config.config import AuditRequest
 from bract.errors import RunFailedError
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore

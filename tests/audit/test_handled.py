@@ -11,12 +11,12 @@ from audited import audited_run, with_keys
 from bract.audit.audit import Audit
 from bract.audit.handled import why_unhandled
 from bract.cli.describe import describe_app
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.inputs import INPUTS
 from bract.inputs.image import Image
 from bract.protocol.observation import ObservationStore
-from bract.report import gather
+from bract.report.facts import gather
 
 
 class Sound(Image):

@@ -7,20 +7,23 @@ import pytest
 import torch
 from observing import _observe as observe
 
-from bract.attacks import ATTACKS, IG, AttackTask, Budget, Reconstruction, reconstruct
+from bract.attacks import ATTACKS, IG, Budget, Reconstruction, reconstruct
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
+from bract.attacks.task import AttackTask
 from bract.audit.audit import Audit
 from bract.audit.questions.reconstruction.score import Attempt, Judge
 from bract.client.training import train_locally
-from bract.config import AuditRequest, build_config
-from bract.data import client_data, data_spec
-from bract.models import create_model, initialise
+from bract.config import build_config
+from bract.config.config import AuditRequest
+from bract.data.views import client_data, data_spec
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import buffers_of, parameters_of
-from bract.report import gather
+from bract.report.facts import gather
 from bract.rundir import RunDirectory
-from bract.schema import StepCounts
+from bract.schema.audit import StepCounts
 
 MODEL = "lenet-strided-bn"
 
@@ -93,7 +96,7 @@ def test_batch_statistics_that_best_matched_are_on_the_card(run: Any) -> None:
     assert result.chosen_attack == "best" and result.method == "ig"
     assert {"pixels", "batch statistics", "labels analytic"} <= set(result.components)
     assert "GradInversion" not in not_tried and "(DLG, iDLG, IG)" not in not_tried
-    assert "(GRNN)" in not_tried and "GGL" in not_tried
+    assert "(GRNN" in not_tried and "GGL" in not_tried
 
 
 def test_batch_statistics_that_nothing_matched_are_called_not_tried(run: Any) -> None:

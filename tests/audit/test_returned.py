@@ -12,7 +12,7 @@ from audited import audited_run, with_keys
 
 from bract.audit.audit import Audit
 from bract.audit.worker import Worker
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult

@@ -15,10 +15,13 @@ from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.audit import Audit
 from bract.audit.questions.reconstruction.decide import PRIOR_NEAREST, LeakRule
 from bract.cli.audit import audit_requests
-from bract.config import AuditRequest, DataConfig
-from bract.data import Source, open_source
+from bract.config import DataConfig
+from bract.config.config import AuditRequest
+from bract.data import Source
+from bract.data.sources import open_source
 from bract.errors import BractError
-from bract.schema import AuditResult, Baseline
+from bract.schema import AuditResult
+from bract.schema.audit import Baseline
 
 
 def trained(source: Source, count: int) -> TrainedPrior:

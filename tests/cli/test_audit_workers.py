@@ -21,7 +21,7 @@ from bract.cli.audit_workers import ATTEMPTS, Workers, asked_for
 from bract.cli.launch import cluster
 from bract.cli.launch.cluster import Asked, Cluster, connected
 from bract.cli.main import app
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
 

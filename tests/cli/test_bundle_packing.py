@@ -18,15 +18,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bract import report
 from bract.cli import packing
 from bract.cli.packing import MOST, pack
 from bract.cli.unpacking import PackError, pull
 from bract.config import build_config
 from bract.errors import BractError
 from bract.files import write_tensors
+from bract.report.facts import gather
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult, GlobalRow, ImageResult, MetricsRow, Report, Scores
+from bract.schema import AuditResult, Report
+from bract.schema.audit import ImageResult, Scores
+from bract.schema.metrics import GlobalRow, MetricsRow
 from bract.strict_json import dump_json
 
 SECRET = b"what must stay at the server"
@@ -83,7 +85,7 @@ def test_report_metrics_and_model_arrive_and_nothing_else(
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert rows == [row.to_dict() for row in run.metrics()]
     brought = Report.parse_text((out / "report.json").read_text(), source="brought")
-    expected = report.gather(run.root).redact()
+    expected = gather(run.root).redact()
     assert brought.model_copy(update={"written": expected.written}) == expected
     assert brought.redacted
     assert "<html" in (out / "report.html").read_text()
@@ -128,7 +130,7 @@ def test_where_no_report_can_be_made_the_rest_is_packed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "bract.report", None)
+    monkeypatch.setitem(sys.modules, "bract.report.facts", None)
     pack(run.root, str(tmp_path / "pack"))
     assert "warning: without the report" in capsys.readouterr().err
     assert set(pull(str(tmp_path / "pack"), tmp_path / "here").files) == {
@@ -287,7 +289,7 @@ def test_a_pack_that_was_cut_anywhere_is_refused(packed: Path, tmp_path: Path) -
 
 
 def test_a_report_that_shows_pictures_is_refused(run: RunDirectory, tmp_path: Path) -> None:
-    text = dump_json(report.gather(run.root).to_dict()).encode()
+    text = dump_json(gather(run.root).to_dict()).encode()
     (tmp_path / "pack").write_bytes(whole(("report.json", text)))
     with pytest.raises(PackError, match="not redacted"):
         pull(str(tmp_path / "pack"), tmp_path / "here")
@@ -296,7 +298,7 @@ def test_a_report_that_shows_pictures_is_refused(run: RunDirectory, tmp_path: Pa
 def test_a_report_that_only_says_that_it_is_redacted_is_redacted_here(
     run: RunDirectory, tmp_path: Path
 ) -> None:
-    facts = report.gather(run.root).model_copy(update={"redacted": True})
+    facts = gather(run.root).model_copy(update={"redacted": True})
     text = dump_json(facts.to_dict()).encode()
     (tmp_path / "pack").write_bytes(whole(("report.json", text)))
     pull(str(tmp_path / "pack"), tmp_path / "here")
@@ -305,7 +307,7 @@ def test_a_report_that_only_says_that_it_is_redacted_is_redacted_here(
 
 
 def test_words_of_a_report_do_nothing_in_the_page(run: RunDirectory, tmp_path: Path) -> None:
-    facts = report.gather(run.root).redact().model_copy(update={"notes": ["<script>x</script>"]})
+    facts = gather(run.root).redact().model_copy(update={"notes": ["<script>x</script>"]})
     text = dump_json(facts.to_dict()).encode()
     (tmp_path / "pack").write_bytes(whole(("report.json", text)))
     pull(str(tmp_path / "pack"), tmp_path / "here")

@@ -14,12 +14,13 @@ from bract.cli import audit, comparison_plan
 from bract.cli.compare import Steps, command_steps, compare_defenses, count_tested
 from bract.cli.comparison_plan import parse_defense, plan
 from bract.client.defenses import DEFENSES, build_defenses
-from bract.config import AuditRequest, FederationConfig, build_config
+from bract.config import FederationConfig, build_config
+from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError
 from bract.protocol.observation import ClientDeclaration
 from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory
-from bract.schema import ClientRow, GlobalRow, MetricsRow
+from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 
 
 def config(**changes: Any) -> FederationConfig:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bract.cli import console
 from bract.cli.console import RoundProgress, WorkProgress, duration
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 
 LONG = "best on round 12, client-103: 3 of 8 images identified, best SSIM 0.93, PSNR 24.1 dB, 118 s"
 

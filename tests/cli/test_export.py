@@ -12,7 +12,9 @@ from bract.cli.export import export_run
 from bract.config import build_config
 from bract.errors import BractError
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult, ClientRow, GlobalRow, ImageResult, MetricsRow, Scores
+from bract.schema import AuditResult
+from bract.schema.audit import ImageResult, Scores
+from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 from bract.strict_json import dump_json
 
 

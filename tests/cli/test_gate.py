@@ -16,7 +16,8 @@ from bract.config import build_config
 from bract.errors import BractError, LeakageError, NothingAttackedError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult, ImageResult, Retrieval, Scores
+from bract.schema import AuditResult
+from bract.schema.audit import ImageResult, Retrieval, Scores
 
 RULE = LeakRule()
 

@@ -8,7 +8,9 @@ from bract.cli.keygen import client_key, write_keys
 from bract.cli.main import app
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
-from bract.paillier import KeyShare, PrivateKey, read_identity, read_public
+from bract.paillier import PrivateKey
+from bract.paillier.keyfile import read_identity, read_public
+from bract.paillier.sharing import KeyShare
 from bract.protocol.keyfiles import read_key_file
 
 

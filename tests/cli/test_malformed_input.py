@@ -11,8 +11,8 @@ import pytest
 
 from bract.cli.main import main
 from bract.cli.run import check_feasible
-from bract.config import parse_config
-from bract.data import Partitions
+from bract.config.config import parse_config
+from bract.data.partition import Partitions
 from bract.errors import BractError
 
 MALFORMED = {

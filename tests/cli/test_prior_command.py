@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from bract.attacks.problem.trained_prior import load_prior
 from bract.cli.main import app
 from bract.config import DataConfig
-from bract.data import open_source
 from bract.data.public import public_images
+from bract.data.sources import open_source
 from bract.errors import BractError
 
 

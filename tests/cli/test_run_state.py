@@ -15,7 +15,7 @@ from bract.cli.signals import Stopped
 from bract.config import build_config
 from bract.errors import RunStoppedError
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 from bract.versions import package_versions
 
 

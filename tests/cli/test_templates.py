@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from bract.cli.templates import Template, template, write_template
 from bract.client.defending import defenses_of
-from bract.config import FederationConfig, load_config, parse_config
+from bract.config import FederationConfig, load_config
+from bract.config.config import parse_config
 
 TEMPLATES = list(Template)
 

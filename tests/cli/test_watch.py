@@ -21,7 +21,8 @@ from bract.cli.watch import Watched, watch_run
 from bract.config import build_config
 from bract.errors import BractError
 from bract.rundir import RunDirectory
-from bract.schema import GlobalRow, LiveAudit, MetricsRow
+from bract.schema.live import LiveAudit
+from bract.schema.metrics import GlobalRow, MetricsRow
 from bract.strict_json import dump_json
 
 

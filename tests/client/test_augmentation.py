@@ -11,8 +11,9 @@ from torchvision.transforms import functional as V
 
 from bract.client.augmentation import AUGMENTATIONS, PADDING, augment
 from bract.client.training import train_locally
-from bract.config import Augmentation, TrainingConfig
-from bract.data import DataSpec
+from bract.config.config import TrainingConfig
+from bract.config.sections import Augmentation
+from bract.data.views import DataSpec
 
 SPEC = DataSpec((1, 6, 5), 3, (0.2,), (0.5,))
 CPU = torch.device("cpu")

@@ -21,18 +21,11 @@ from bract.client.encrypted.failures import FailedAggregates, record_folder
 from bract.client.failures import FAILED
 from bract.config import dump_config
 from bract.errors import BractError
-from bract.paillier import (
-    Layout,
-    deal,
-    dump_private,
-    dump_public,
-    encrypt,
-    make_identity,
-    partial_decrypt,
-    save_identity,
-    strip_messages,
-)
+from bract.paillier import Layout, deal, encrypt, partial_decrypt
 from bract.paillier.cipher import from_matrix, to_matrix
+from bract.paillier.exchange import make_identity
+from bract.paillier.keyfile import dump_private, dump_public, save_identity
+from bract.paillier.stripping import strip_messages
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate, decrypt_mean, plan_layout
 from bract.protocol.keyexchange import box_keys, write_key_box, write_recipients

@@ -12,8 +12,8 @@ from encrypted_runs import TamperingGrid, final_model, small, small_grid, train
 from flwr.app import Array
 from numpy.lib.format import write_array_header_1_0
 
-from bract.paillier import PartialDecryption
 from bract.paillier.cipher import from_matrix, to_matrix
+from bract.paillier.threshold import PartialDecryption
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 BAD = 3

@@ -23,7 +23,9 @@ from safetensors.torch import load_file
 
 import bract.client.app as client_app
 from bract.errors import BractError, RunFailedError
-from bract.paillier import FixedPoint, load_private, strip_messages
+from bract.paillier.keyfile import load_private
+from bract.paillier.quantize import FixedPoint
+from bract.paillier.stripping import strip_messages
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import BUFFER_BITS, EncryptedUpdate
 from bract.protocol.observation import ObservationStore
@@ -31,9 +33,10 @@ from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.server.encrypted import EncryptedFederation
 from bract.server.loopback import LoopbackGrid
-from bract.strategies import create_strategy, waiting
+from bract.strategies import waiting
 from bract.strategies.encrypted import decryption
 from bract.strategies.fedboosting import FedBoosting
+from bract.strategies.registry import create_strategy
 
 PAILLIER = {"scheme": "paillier", "clip": 0.5}
 IN_BAND = {**PAILLIER, "keys": "in-band"}
@@ -61,7 +64,7 @@ def encrypted_run(
     *,
     state: Any = True,
     faults: Any = None,
-    kind: type[LoopbackGrid] = LoopbackGrid,
+    kind: Any = LoopbackGrid,
     **changes: Any,
 ) -> Any:
     config = small(encryption=encryption, **changes)

@@ -7,16 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from bract.client.defenses import DefenseError, FedKL, ProtectContext, build_defenses
-from bract.defenses import prepare_model
+from bract.defenses.entries import prepare_model
 from bract.errors import BractError
-from bract.models import (
-    MODELS,
-    create_model,
-    key_locks,
-    trainable_parameters,
-    with_random_key,
-)
-from bract.models.keylock import Lock
+from bract.models import MODELS, create_model
+from bract.models.keylock import Lock, key_locks, trainable_parameters, with_random_key
 from bract.protocol.update import difference, parameters_of
 
 CONTEXT = ProtectContext(seed=4)

@@ -10,7 +10,7 @@ import torch
 import bract.client.app as client_app
 import bract.client.session
 from bract.config import build_config, dump_config
-from bract.data import client_data, data_spec
+from bract.data.views import client_data, data_spec
 from bract.models import create_model
 from bract.models.evaluation import evaluate
 from bract.protocol.records import from_arrays

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from bract.client.training import smallest_batch, train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
 from bract.errors import BractError
 from bract.models.single_values import single_value_norm
 

@@ -18,7 +18,7 @@ from bract.client.answers import RECORD
 from bract.client.defenses import AdaDefense, DefenseChain, ProtectContext
 from bract.client.failures import FAILED
 from bract.client.mod import DefenseMod
-from bract.defenses import Soteria
+from bract.defenses.soteria import Soteria
 from bract.errors import BractError
 from bract.server.loopback import LoopbackGrid
 

@@ -14,14 +14,14 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks import open_cases, target_model_of
-from bract.attacks.task import AttackTask
+from bract.attacks.problem.target_model import target_model_of
+from bract.attacks.task import AttackTask, open_cases
 from bract.client import DefenseMod
-from bract.defenses import defended, keylock
+from bract.defenses import keylock
+from bract.defenses.own_model import defended
 from bract.errors import BractError
-from bract.models import auxiliary_loss, key_locks
-from bract.models.keylock import Lock
-from bract.models.precode import bottlenecks
+from bract.models.keylock import Lock, key_locks
+from bract.models.precode import auxiliary_loss, bottlenecks
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid

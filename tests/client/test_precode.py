@@ -7,9 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from bract.client.defenses import DefenseError, ProtectContext, build_defenses
-from bract.defenses import prepare_model
+from bract.defenses.entries import prepare_model
 from bract.errors import BractError
-from bract.models import auxiliary_loss, create_model
+from bract.models import create_model
+from bract.models.precode import auxiliary_loss
 from bract.protocol.update import parameters_of
 
 

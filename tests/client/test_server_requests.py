@@ -18,9 +18,10 @@ from bract.client.answers import Answers
 from bract.client.failures import FAILED
 from bract.client.policy import PolicyError, SitePolicy
 from bract.config import build_config, dump_config
-from bract.data import client_data, data_spec
+from bract.data.views import client_data, data_spec
 from bract.errors import BractError
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.fused import FUSED_TYPE, write_fused
 from bract.protocol.records import (
@@ -439,7 +440,7 @@ def test_a_failure_reads_the_same_whatever_failed(
     server = Server(configured(**NOISY), tmp_path)
     causes = {
         "bract.client.app.train_locally": RuntimeError("pixel 27 is 0.9"),
-        "bract.defenses.Noise.protect": KeyError("27"),
+        "bract.defenses.noise.Noise.protect": KeyError("27"),
         "bract.client.session.Session.validate": BractError("a loss of 3"),
         "bract.client.session.Session.encrypt": ValueError("NaN in w"),
     }

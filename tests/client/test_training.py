@@ -5,8 +5,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from bract.client.training import train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
 from bract.protocol.update import parameters_of
 
 SPEC = DataSpec((1, 4, 4), 3, (0.25,), (0.5,))

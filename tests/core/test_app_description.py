@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bract.config import TrainingConfig
+from bract.config.config import TrainingConfig
 from bract.config.work import LocalWork
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration

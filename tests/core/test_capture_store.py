@@ -20,7 +20,7 @@ from bract.protocol.observation import ClientDeclaration, Observation, Observati
 from bract.protocol.rounding import rounded, widened
 from bract.protocol.storing import RoundLostError
 from bract.rundir import RunDirectory
-from bract.schema.capture import ObservationFile, Rounding
+from bract.schema.capture import OBSERVATION_SCHEMA, ObservationFile, Rounding
 
 
 def seen(number: int = 1, client: str = "client-0", **changes: Any) -> Observation:
@@ -486,5 +486,5 @@ def test_the_description_of_a_capture_is_what_its_schema_says(tmp_path: Path) ->
     folder = ObservationStore(tmp_path).save(seen())
     text = (folder / "observation.json").read_text()
     found = ObservationFile.model_validate_json(text)
-    assert found.version == 4 and set(found.sent) == {"parameters", "buffers"}
+    assert found.version == OBSERVATION_SCHEMA and set(found.sent) == {"parameters", "buffers"}
     assert os.listdir(folder.parent / ".sent")  # noqa: PTH208 - hidden names count

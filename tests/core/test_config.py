@@ -6,14 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bract.cli.templates import demo_config, template
-from bract.config import (
-    FederationConfig,
-    build_config,
-    config_of_run,
-    dump_config,
-    load_config,
-    parse_config,
-)
+from bract.config import FederationConfig, build_config, dump_config, load_config
+from bract.config.config import config_of_run, parse_config
 from bract.errors import BractError
 
 

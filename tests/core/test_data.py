@@ -7,8 +7,10 @@ import torch
 from PIL import Image
 
 from bract.config import DataConfig, build_config
-from bract.data import client_data, data_spec, open_source, partition_indices
-from bract.data import test_data as held_out
+from bract.data.partition import partition_indices
+from bract.data.sources import open_source
+from bract.data.views import client_data, data_spec
+from bract.data.views import test_data as held_out
 from bract.errors import BractError
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from bract.client.defenses import build_defense, build_defenses
-from bract.defenses import DEFENSES, Defense, ProtectContext, prepare_model, read_defense
+from bract.defenses import DEFENSES, Defense, ProtectContext
+from bract.defenses.entries import prepare_model, read_defense
 from bract.errors import BractError
 from bract.models import create_model
 

@@ -8,15 +8,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from bract.errors import BractError
-from bract.models import (
-    MODELS,
-    create_model,
+from bract.models import MODELS, create_model
+from bract.models.dropout import (
+    SeededDropout,
     dropout_rate,
     masked_layers,
     seed_dropout,
     with_dropout,
 )
-from bract.models.dropout import SeededDropout
 from bract.models.precode import insert_bottleneck
 
 

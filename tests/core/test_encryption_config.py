@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from bract.config import build_config, config_of_run, dump_config, parse_config
+from bract.config import build_config, dump_config
+from bract.config.config import config_of_run, parse_config
 from bract.errors import BractError
 
 

@@ -9,7 +9,8 @@ from flwr.app import Array, RecordDict
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
-from bract.paillier import combine, make_identity, partial_decrypt
+from bract.paillier import combine, partial_decrypt
+from bract.paillier.exchange import make_identity
 from bract.protocol.ciphertexts import encrypt_update
 from bract.protocol.keyexchange import (
     KEY_BOX,

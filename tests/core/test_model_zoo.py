@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from bract.errors import BractError
-from bract.models import VGGFace, create_model
+from bract.models import create_model
+from bract.models.vggface import VGGFace
 
 SMALL = [
     "mlp",

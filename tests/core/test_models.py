@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from bract.errors import BractError
-from bract.models import MODELS, create_model, initialise
+from bract.models import MODELS, create_model
+from bract.models.initialise import initialise
 from bract.references import own_word
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from bract.errors import BractError, SchemaError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.schema import ClientStatement
+from bract.schema.capture import ClientStatement
 
 
 def observation(**changes: Any) -> Observation:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from bract.attacks import ATTACKS, Auto
-from bract.config import build_config, dump_config, parse_config
+from bract.attacks import ATTACKS
+from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.config import build_config, dump_config
+from bract.config.config import parse_config
 from bract.errors import BractError
 from bract.registry import Registry, named
 

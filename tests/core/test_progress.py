@@ -7,7 +7,7 @@ import pytest
 
 from bract.errors import BractError
 from bract.protocol.progress import LONGEST, Listener, Teller, Told
-from bract.schema import GlobalRow, MetricsRow
+from bract.schema.metrics import GlobalRow, MetricsRow
 
 
 def heard(listener: Listener, *texts: str) -> list[Told | str]:

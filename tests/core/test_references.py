@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from bract.config import FederationConfig, dump_config, parse_config
+from bract.config import FederationConfig, dump_config
+from bract.config.config import parse_config
 from bract.errors import BractError
 from bract.references import TrustedReference, import_reference, own_word, vouched
 from bract.schema.capture import ClientDeclaration
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("bract", "client", "server", "strategies", "attacks", "audit", "report", "cli", "deploy")
 
 IMPORTERS = {
+    "bract/__init__.py": "its own table of names",
     "bract/flower.py": "its own table of Flower's private names",
     "bract/plugins.py": "entry points of what is installed",
     "bract/references.py": "trusted references",

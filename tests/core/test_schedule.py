@@ -8,13 +8,13 @@ import torch
 from pydantic import TypeAdapter
 from torch.optim import lr_scheduler
 
-from bract.config import (
+from bract.config.config import TrainingConfig
+from bract.config.schedule import (
     ConstantRate,
     CosineRate,
     ExponentialRate,
     LrSchedule,
     StepRate,
-    TrainingConfig,
     scheduled_lr,
 )
 

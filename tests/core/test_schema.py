@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from bract.config import build_config
 from bract.errors import BractError, SchemaError
 from bract.rundir import RunDirectory
-from bract.schema import ClientRow, GlobalRow, MetricsRow, RecordError, RunState
+from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
+from bract.schema.record import RecordError
+from bract.schema.run import RunState
 
 
 def test_a_record_reads_back_what_it_wrote() -> None:

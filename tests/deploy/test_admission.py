@@ -102,6 +102,15 @@ def test_a_gateway_that_is_started_again_is_flower_s_to_wait_for(pauses: list[fl
     assert not pauses and exit_code(0) == 0
 
 
+def test_a_gateway_that_ends_in_a_handshake_is_asked_again() -> None:
+    superlink = SuperLink(httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred"))
+    with pytest.raises(httpx.ConnectError) as raised:
+        superlink.ask()
+    # What Flower takes for an error that no repetition removes.
+    assert not any(word in str(raised.value).lower() for word in ("certificate", "ssl", "tls"))
+    assert superlink.said == [] and exit_code(1) == 1
+
+
 def test_a_good_answer_ends_a_refusal() -> None:
     superlink = SuperLink(httpx.ConnectError("certificate has expired"), 200)
     with pytest.raises(httpx.ConnectError):

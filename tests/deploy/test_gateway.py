@@ -480,24 +480,25 @@ def test_a_site_outlives_restarts_and_names_a_gateway_whose_certificate_has_expi
             assert site.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
 
-    def start_gateway_again() -> None:
+    def start_gateway_again(noticed: str) -> None:
         prefix, operator = deployment.folder / "nginx", deployment.kit("operator")
         old = deployment.processes.started["nginx"]
         old.terminate()
         old.wait()
+        logged(noticed)
         assert NGINX is not None
         command = (NGINX, "-e", "stderr", "-p", prefix, "-c", operator / "nginx.conf")
         deployment.processes.start("nginx", *command)
 
     logged("counts as connected")
     logged("SuperNode ID")
-    start_gateway_again()
+    start_gateway_again("Connection attempt failed")
     logged("Connection successful after")
     with open_kits(deployment.folder / "kits", doing="test") as provisioned:
         key = read_key(deployment.kit("operator") / "gateway.key")
         expired = provisioned.authority.issue("gateway", key, hosts=["localhost"], days=0)
     (deployment.kit("operator") / "gateway.crt").write_bytes(certificate_pem(expired))
-    start_gateway_again()
+    start_gateway_again("Connection attempt failed")
     try:
         assert site.wait(120) == 2, log.read_text()
     finally:

@@ -24,8 +24,7 @@ from bract.deploy.health import LONGEST_SILENCE, examine
 from bract.deploy.metrics import exposition
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
-from bract.schema.metrics import FailureRow
+from bract.schema.metrics import FailureRow, MetricsRow
 
 
 def levels(found: health.Health) -> dict[str, str]:

@@ -373,7 +373,7 @@ def test_a_folder_that_is_no_kit_or_anothers_is_refused(provisioned: Path, tmp_p
 
 
 def test_a_site_is_added_and_nobody_elses_kit_changes(provisioned: Path) -> None:
-    from bract.config import SiteConfig
+    from bract.config.config import SiteConfig
 
     before = {name: content_of(provisioned / name) for name in THREE}
     with open_kits(provisioned, doing="test") as opened:
@@ -397,7 +397,7 @@ def test_a_site_is_added_and_nobody_elses_kit_changes(provisioned: Path) -> None
 
 
 def test_a_revoked_name_comes_back_under_a_new_key_and_the_old_stays_out(provisioned: Path) -> None:
-    from bract.config import SiteConfig
+    from bract.config.config import SiteConfig
 
     old = (provisioned / "hospital-b" / kits.NODE_PUBLIC).read_text().strip()
     with open_kits(provisioned, doing="test") as opened:
@@ -419,7 +419,7 @@ def test_a_revoked_name_comes_back_under_a_new_key_and_the_old_stays_out(provisi
 
 
 def test_an_encrypted_federation_takes_no_site_later(tmp_path: Path) -> None:
-    from bract.config import SiteConfig
+    from bract.config.config import SiteConfig
 
     config = federation(*THREE, encryption={"scheme": "paillier", "keys": "in-band"})
     provision(config, tmp_path / "kits", source=tmp_path / "federation.yaml")

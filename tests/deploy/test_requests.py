@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sites import federation
 from test_provisioning import content_of, decoded, secrets_of
 
-from bract.config import SiteConfig
+from bract.config.config import SiteConfig
 from bract.deploy import kit as kits
 from bract.deploy.administration import add_site, open_kits, revoke_site
 from bract.deploy.certificates import node_public_text, read_node_key

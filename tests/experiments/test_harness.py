@@ -12,7 +12,7 @@ import torch
 
 from bract.attacks import Budget, Refusal, attack
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.config import TrainingConfig
+from bract.config.config import TrainingConfig
 from bract.errors import BractError
 from experiments.harness import attacking, command
 from experiments.harness.attacking import attack_uploads

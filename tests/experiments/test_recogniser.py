@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from bract.models import VGGFace, initialise
+from bract.models.initialise import initialise
+from bract.models.vggface import VGGFace
 from experiments.harness.images import held_out_images
 from experiments.papers.catalog import find
 from experiments.papers.recogniser import Recogniser, _he, named

@@ -13,10 +13,11 @@ import typer.testing
 
 from bract.cli.main import app
 from bract.errors import BractError
-from bract.paillier import KeyShare, PrivateKey
+from bract.paillier import PrivateKey
 from bract.paillier.errors import PaillierError
 from bract.paillier.keyfile import dump_private, load_private
 from bract.paillier.sharefile import dump_share, load_share
+from bract.paillier.sharing import KeyShare
 from bract.protocol.observation import ObservationStore
 
 DEEP = "[" * 5000

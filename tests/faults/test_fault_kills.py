@@ -17,7 +17,8 @@ import sklearn.datasets
 from encrypted_runs import final_model, small, small_grid, train
 from flwr.app import Error, Message
 
-from bract.paillier import KeyShare, PrivateKey
+from bract.paillier import PrivateKey
+from bract.paillier.sharing import KeyShare
 from bract.rundir import RunDirectory
 from bract.server.loopback import LoopbackGrid
 

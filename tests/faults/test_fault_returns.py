@@ -18,7 +18,7 @@ from breaking import measured, python_path
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import FederationConfig, build_config
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,7 @@ from bract.files import append_line, write_text
 from bract.inputs.image import Image
 from bract.report import write_report
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 
 PICTURE = torch.zeros(1, 64, 64)
 

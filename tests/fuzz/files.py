@@ -33,8 +33,9 @@ from bract.client.encrypted.pins import Pins
 from bract.client.policy import SitePolicy, check_run, load_policy
 from bract.client.replies import pack, unpack
 from bract.client.site import Site, read_private_seed
-from bract.config import config_of_run, load_config, parse_config
-from bract.defenses import read_defense
+from bract.config import load_config
+from bract.config.config import config_of_run, parse_config
+from bract.defenses.entries import read_defense
 from bract.deploy.pinned import declared_app
 from bract.errors import BractError
 from bract.protocol.aggregates import Aggregates
@@ -43,8 +44,10 @@ from bract.report import write_report
 from bract.report.comparison.variants import upload_bytes
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult, ClientRow, GlobalRow, MetricsRow, Report, RunState
+from bract.schema import AuditResult, Report
 from bract.schema.capture import ObservationFile
+from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
+from bract.schema.run import RunState
 
 FEDERATION = [
     {

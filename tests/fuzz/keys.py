@@ -13,23 +13,18 @@ from fuzz.mutations import damaged, garbage, mangled, text_of
 from fuzz.outcome import Parser
 from hypothesis import strategies as st
 
-from bract.paillier import (
-    PaillierError,
-    deal,
+from bract.paillier import PaillierError, deal, generate_keypair
+from bract.paillier.exchange import Context, make_identity, open_sealed, seal
+from bract.paillier.keyfile import (
+    decode_block,
     dump_private,
     dump_public,
-    dump_share,
-    generate_keypair,
     load_private,
     load_public,
-    load_share,
-    make_identity,
-    open_sealed,
     read_identity,
-    seal,
+    save_identity,
 )
-from bract.paillier.exchange import Context
-from bract.paillier.keyfile import decode_block, save_identity
+from bract.paillier.sharefile import dump_share, load_share
 from bract.protocol.keyfiles import read_key_file
 
 

@@ -22,14 +22,9 @@ from bract.client.encrypted.sharing import join_partials, partials_of
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
 from bract.names import ClientNames
-from bract.paillier import (
-    Layout,
-    deal,
-    encrypt,
-    make_identity,
-    partial_decrypt,
-    strip_messages,
-)
+from bract.paillier import Layout, deal, encrypt, partial_decrypt
+from bract.paillier.exchange import make_identity
+from bract.paillier.stripping import strip_messages
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.ciphertexts import EncryptedUpdate
 from bract.protocol.fused import answer_fused, read_scores
@@ -282,7 +277,7 @@ def _update() -> EncryptedUpdate:
 
 
 def _hello_records() -> list[Records]:
-    from bract.paillier import dump_public
+    from bract.paillier.keyfile import dump_public
 
     shares, identities, _ = _keys()
     hellos = [

@@ -19,7 +19,6 @@ from fuzz.outcome import Parser
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-import bract
 from bract.attacks import declared
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.problem.trained_prior import Decoder, load_prior, make_prior
@@ -29,7 +28,8 @@ from bract.cli.watch import Watched
 from bract.client.agreement import agree, request_of
 from bract.client.session import open_session
 from bract.client.site import Site
-from bract.config import dump_config, parse_config
+from bract.config import dump_config
+from bract.config.config import parse_config
 from bract.defenses import DEFENSES
 from bract.deploy.kit import Kit, check_files, open_kit
 from bract.deploy.site_file import read_site
@@ -43,6 +43,7 @@ from bract.rundir import RunDirectory
 from bract.schema.capture import ClientDeclaration
 from bract.schema.description import AppDescription, read_description
 from bract.schema.prior import PriorFacts
+from bract.versions import release
 
 KIT = {
     "schema": 1,
@@ -50,7 +51,7 @@ KIT = {
     "name": "hospital-a",
     "federation": "demo",
     "authority": "ab" * 32,
-    "made_by": bract.__version__,
+    "made_by": release(),
     "server": "fl.example.org",
     "port": 8443,
     "superlink_port": 8000,
@@ -162,7 +163,7 @@ FEDERATION = parse_config(
 
 
 def _request_records() -> list[Any]:
-    instructions = ConfigRecord({ROUND_KEY: 1, VERSION_KEY: bract.__version__})
+    instructions = ConfigRecord({ROUND_KEY: 1, VERSION_KEY: release()})
     return [parts(RecordDict({ARRAYS: to_arrays(SENT), CONFIG: instructions}))]
 
 
@@ -180,7 +181,7 @@ def _first_message(content: RecordDict, folder: Path) -> object:
 
 def _agreed(value: dict[str, Any], folder: Path) -> object:
     """A run's configuration at a client, up to the decision whether it takes part."""
-    instructions = ConfigRecord({ROUND_KEY: 1, VERSION_KEY: bract.__version__})
+    instructions = ConfigRecord({ROUND_KEY: 1, VERSION_KEY: release()})
     asked = message(RecordDict({CONFIG: instructions}))
     context = _context(value)
     site = Site.from_node_config(context.node_config)

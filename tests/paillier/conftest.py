@@ -1,6 +1,7 @@
 import pytest
 
-from bract.paillier import KeyShare, PrivateKey, deal, generate_keypair
+from bract.paillier import PrivateKey, deal, generate_keypair
+from bract.paillier.sharing import KeyShare
 
 SMALL = 512
 

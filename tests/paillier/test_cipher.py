@@ -11,19 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bract.paillier import (
-    CapacityError,
-    CiphertextError,
-    CipherVector,
-    KeyMismatchError,
     Layout,
     PaillierError,
     PrivateKey,
-    add,
     decrypt,
     encrypt,
     generate_keypair,
     weighted_sum,
 )
+from bract.paillier.cipher import CipherVector
+from bract.paillier.errors import CapacityError, CiphertextError, KeyMismatchError
+from bract.paillier.summing import add
 
 
 def plan(length: int, **options: object) -> Layout:

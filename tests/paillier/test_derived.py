@@ -10,20 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bract.paillier import (
-    CiphertextError,
-    CipherVector,
-    KeyShare,
-    Layout,
-    PrivateKey,
-    decrypt,
-    encrypt,
-    weighted_sum,
-)
+from bract.paillier import Layout, PrivateKey, decrypt, encrypt, weighted_sum
 from bract.paillier import derived as module
-from bract.paillier.cipher import from_matrix
+from bract.paillier.cipher import CipherVector, from_matrix
 from bract.paillier.derived import Parts, check_parts, derived_exponents, joined_parts
+from bract.paillier.errors import CiphertextError
 from bract.paillier.scheme import PrivateScheme, scheme_for
+from bract.paillier.sharing import KeyShare
 
 RNG = np.random.default_rng(3)
 

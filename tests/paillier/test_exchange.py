@@ -3,19 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from bract.paillier import (
-    Context,
-    PaillierError,
-    PrivateKey,
-    SealError,
-    dump_private,
-    load_private,
-    make_identity,
-    open_sealed,
-    read_identity,
-    save_identity,
-    seal,
-)
+from bract.paillier import PaillierError, PrivateKey
+from bract.paillier.errors import SealError
+from bract.paillier.exchange import Context, make_identity, open_sealed, seal
+from bract.paillier.keyfile import dump_private, load_private, read_identity, save_identity
 
 CONTEXT = Context("run 7", "client 1", "client 2")
 SENDER = make_identity()

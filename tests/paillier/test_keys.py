@@ -9,25 +9,21 @@ import gmpy2
 import pytest
 from phe import paillier as phe_paillier
 
-from bract.paillier import (
-    KeyShare,
-    PaillierError,
-    PrivateKey,
-    PublicKey,
+from bract.paillier import PaillierError, PrivateKey, PublicKey, generate_keypair
+from bract.paillier.keyfile import (
     dump_private,
     dump_public,
-    dump_share,
-    generate_keypair,
+    encode_block,
     load_private,
     load_public,
-    load_share,
     read_private,
     read_public,
     save_private,
     save_public,
 )
-from bract.paillier.keyfile import encode_block
 from bract.paillier.scheme import PrivateScheme, Scheme
+from bract.paillier.sharefile import dump_share, load_share
+from bract.paillier.sharing import KeyShare
 
 PLAINTEXTS = [0, 1, 2**200 + 5, 2**500]
 

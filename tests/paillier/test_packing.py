@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bract.paillier import CapacityError, CiphertextError, FixedPoint, Layout, PaillierError
+from bract.paillier import Layout, PaillierError
+from bract.paillier.errors import CapacityError, CiphertextError
+from bract.paillier.quantize import FixedPoint
 
 
 def slow_pack(codes: list[int], layout: Layout) -> list[int]:

@@ -6,7 +6,8 @@ from typing import Any
 import gmpy2
 import pytest
 
-from bract.paillier import CiphertextError, PaillierError, PrivateKey, PublicKey
+from bract.paillier import PaillierError, PrivateKey, PublicKey
+from bract.paillier.errors import CiphertextError
 from bract.paillier.scheme import PrivateScheme, Scheme
 
 

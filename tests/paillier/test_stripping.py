@@ -4,23 +4,23 @@ import numpy as np
 import pytest
 
 from bract.paillier import (
-    CiphertextError,
-    CipherVector,
-    KeyShare,
     Layout,
     PaillierError,
     PrivateKey,
-    check_powers,
     combine,
-    combine_powers,
     decrypt,
-    encrypt_with_powers,
     partial_decrypt,
-    split,
-    strip_messages,
     weighted_sum,
 )
-from bract.paillier.cipher import from_matrix, to_matrix
+from bract.paillier.cipher import CipherVector, from_matrix, to_matrix
+from bract.paillier.errors import CiphertextError
+from bract.paillier.sharing import KeyShare, split
+from bract.paillier.stripping import (
+    check_powers,
+    combine_powers,
+    encrypt_with_powers,
+    strip_messages,
+)
 
 WEIGHTS = [3, 0, 8, 20]
 

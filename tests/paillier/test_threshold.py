@@ -10,36 +10,32 @@ import numpy as np
 import pytest
 
 from bract.paillier import (
-    CiphertextError,
-    CipherVector,
-    KeyMismatchError,
-    KeyShare,
     Layout,
     PaillierError,
-    PartialDecryption,
-    PartialError,
     PrivateKey,
-    Proof,
     PublicKey,
-    ThresholdError,
-    UndecryptableError,
     combine,
     deal,
     decrypt,
     encrypt,
     generate_keypair,
-    load_share,
     partial_decrypt,
-    read_share,
-    save_share,
-    split,
-    strip_messages,
     weighted_sum,
 )
-from bract.paillier.cipher import from_matrix, to_matrix
-from bract.paillier.proofs import Statement, prove
+from bract.paillier.cipher import CipherVector, from_matrix, to_matrix
+from bract.paillier.errors import (
+    CiphertextError,
+    KeyMismatchError,
+    PartialError,
+    ThresholdError,
+    UndecryptableError,
+)
+from bract.paillier.proofs import Proof, Statement, prove
 from bract.paillier.scheme import Scheme
-from bract.paillier.sharing import lagrange
+from bract.paillier.sharefile import load_share, read_share, save_share
+from bract.paillier.sharing import KeyShare, lagrange, split
+from bract.paillier.stripping import strip_messages
+from bract.paillier.threshold import PartialDecryption
 
 LAYOUT = Layout(70, 1.0, 16, 31, key_bits=512)
 

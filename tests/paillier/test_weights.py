@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bract.paillier import CapacityError, PaillierError, integer_weights
+from bract.paillier import PaillierError
+from bract.paillier.errors import CapacityError
+from bract.paillier.weights import integer_weights
 
 
 def test_equal_clients_lose_nothing() -> None:

@@ -18,7 +18,8 @@ from bract.config import build_config
 from bract.files import write_text
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
-from bract.schema import AuditResult, ClientRow, GlobalRow, MetricsRow
+from bract.schema import AuditResult
+from bract.schema.metrics import ClientRow, GlobalRow, MetricsRow
 from bract.strict_json import dump_json
 
 Pixels = NDArray[np.float64]

@@ -26,7 +26,7 @@ from bract.report.comparison.comparison_charts import variant_colours
 from bract.report.comparison.pairing import paired
 from bract.report.comparison.scatter import HEIGHT, Point, accuracy_axis, scatter
 from bract.report.comparison.variants import ExampleCounts, Variant, upload_bytes, wilson
-from bract.schema import Scores
+from bract.schema.audit import Scores
 from bract.schema.comparison import ComparedImage, VariantRow
 from bract.schema.report import ImageFacts
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from bract.report import gather, write_report
+from bract.report import write_report
 from bract.report.comparison.comparison import gather_comparison
 from bract.report.comparison.variants import Variant
+from bract.report.facts import gather
 from bract.rundir import RunDirectory
-from bract.schema import ClientRow, MetricsRow, Record
-from bract.schema.record import is_public
+from bract.schema.metrics import ClientRow, MetricsRow
+from bract.schema.record import Record, is_public
 from bract.schema.report import ImageFacts
 
 

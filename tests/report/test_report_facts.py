@@ -14,9 +14,8 @@ from reporting import gather
 
 from bract.errors import BractError, SchemaError
 from bract.protocol.observation import ObservationStore
-from bract.report import REPORT_SCHEMA
-from bract.schema import OBSERVATION_SCHEMA
-from bract.schema.capture import MISSED, REMOVED, MissedCapture, RemovedRound
+from bract.schema.capture import MISSED, OBSERVATION_SCHEMA, REMOVED, MissedCapture, RemovedRound
+from bract.schema.report import REPORT_SCHEMA
 
 
 def edit(path: Path, **changes: Any) -> None:

@@ -14,7 +14,8 @@ from bract.audit.questions.reconstruction.decide import (
     undecided,
 )
 from bract.config import build_config
-from bract.schema import AuditResult, Baseline, ImageResult, Retrieval, Scores
+from bract.schema import AuditResult
+from bract.schema.audit import Baseline, ImageResult, Retrieval, Scores
 
 RULE = LeakRule()
 BASELINES = {

@@ -10,12 +10,12 @@ import pytest
 from reporting import gather
 
 from bract.audit.intervals import mean_interval
-from bract.report import gather as gather_typed
 from bract.report import write_report
+from bract.report.facts import gather as gather_typed
 from bract.report.order import severity, strength
 from bract.report.tables import attack_rows, spread
 from bract.report.words.formatting import percent
-from bract.schema import Scores
+from bract.schema.audit import Scores
 from bract.schema.report import (
     AttackRow,
     ImageFacts,

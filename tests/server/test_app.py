@@ -31,7 +31,10 @@ def test_a_stopped_run_is_noted_as_stopped_and_a_failed_one_with_its_reason(
         raise ending
 
     monkeypatch.setattr(server_app, "_federation", lambda *_: SimpleNamespace(train=train))
-    settings = {"federation": dump_config(build_config({"name": "n"})), "run-dir": str(tmp_path)}
+    settings: dict[str, bool | float | int | str] = {
+        "federation": dump_config(build_config({"name": "n"})),
+        "run-dir": str(tmp_path),
+    }
     context = Context(7, 0, {}, RecordDict(), settings)
     with pytest.raises(type(ending)):
         server_app._train(cast(Grid, SimpleNamespace()), context, lambda _: None)

@@ -14,7 +14,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from bract.audit.captures import Captures
 from bract.audit.uncaptured import read_missed, read_removed
-from bract.config import CaptureConfig, build_config
+from bract.config import build_config
+from bract.config.config import CaptureConfig
 from bract.errors import BractError
 from bract.protocol.observation import ObservationStore
 from bract.protocol.remote import RemoteStore

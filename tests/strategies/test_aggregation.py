@@ -7,8 +7,12 @@ from hypothesis import strategies as st
 
 from bract.errors import BractError
 from bract.protocol.records import Contribution
-from bract.strategies import aggregate, fedavg_weights, fusing_weights
-from bract.strategies.aggregation import check_contribution
+from bract.strategies.aggregation import (
+    aggregate,
+    check_contribution,
+    fedavg_weights,
+    fusing_weights,
+)
 
 
 def contribution(

@@ -13,7 +13,8 @@ from toy_clients import toy_app, toy_arrays, toy_grid, value_of
 from bract.errors import BractError, RunFailedError
 from bract.protocol.records import Contribution, to_arrays
 from bract.protocol.shares import capped
-from bract.strategies import FedAvg, fedavg_weights
+from bract.strategies import FedAvg
+from bract.strategies.aggregation import fedavg_weights
 
 ONE = torch.tensor([1.0], dtype=torch.float64)
 DECLARED = {"client": "client-0", "bract-version": "1", "declaration": "{}"}

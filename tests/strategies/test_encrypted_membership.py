@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.names import ClientNames
-from bract.paillier import dump_public, make_identity
+from bract.paillier.exchange import make_identity
+from bract.paillier.keyfile import dump_public
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.keyexchange import HELLO_TYPE, Hello, read_recipients, write_dealt
 from bract.protocol.records import Failure

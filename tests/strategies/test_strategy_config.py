@@ -2,9 +2,11 @@ from typing import Any
 
 import pytest
 
-from bract.config import FedBoostingConfig, build_config, config_of_run, dump_config, parse_config
+from bract.config import build_config, dump_config
+from bract.config.config import FedBoostingConfig, config_of_run, parse_config
 from bract.errors import BractError
-from bract.strategies import FedAvg, FedBoosting, FedProx, create_strategy
+from bract.strategies import FedAvg, FedBoosting, FedProx
+from bract.strategies.registry import create_strategy
 
 
 def configured(**strategy: Any) -> Any:

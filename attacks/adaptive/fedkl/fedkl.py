@@ -29,8 +29,7 @@ from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.defenses import FedKL
 from bract.errors import BractError
-from bract.models import key_locks
-from bract.models.keylock import Lock
+from bract.models.keylock import Lock, key_locks
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 

@@ -31,8 +31,8 @@ from bract.attacks.solve.matching import hard_labels, minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.attacks.task import AttackTask
+from bract.config.audit import Tier
 from bract.errors import BractError
-from bract.schema import Tier
 
 _RESOLVED = 0.35
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from bract.attacks.problem.fingerprints import fingerprints
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, make_prior
 from bract.errors import BractError
-from bract.schema import PriorFacts
+from bract.schema.prior import PriorFacts
 
 FEWEST = 16
 """Images below which nothing is trained."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from bract.attacks import Budget, Case, Reconstruction, TrainedPrior, attack
+from bract.attacks import Budget, Case, Reconstruction, attack
 from bract.attacks.methods.baselines import prior_only
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.questions.reconstruction.decide import PRIOR_NEAREST
 from bract.audit.questions.reconstruction.scores.image import ScoredImages
 from bract.errors import BractError

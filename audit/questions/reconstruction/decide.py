@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bract.audit.questions.reconstruction.chance import named
-from bract.config import FederationConfig, LeakConfig
-from bract.schema import AuditResult, Baseline, ImageResult
+from bract.config import FederationConfig
+from bract.config.config import LeakConfig
+from bract.schema import AuditResult
+from bract.schema.audit import Baseline, ImageResult
 
 PRIOR_NEAREST = "prior_nearest"
 """Baseline of a surrogate tier: the nearest to the original of many samples of its generator."""

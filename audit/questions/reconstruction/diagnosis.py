@@ -21,7 +21,7 @@ from bract.attacks.solve.labels import last_layer
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, flatten
-from bract.schema import ImageCounts, LayerMatch, Signals, StepCounts
+from bract.schema.audit import ImageCounts, LayerMatch, Signals, StepCounts
 
 FLAT = 0.01
 """A sigmoid passes less than this share of what reaches it: it is saturated. Its most is 0.25."""

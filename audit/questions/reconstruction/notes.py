@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from bract.attacks import Case, TrainedPrior
+from bract.attacks import Case
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.captures import Capture
 
 MEAN_OF_DEFENDED = (

@@ -11,9 +11,9 @@ from bract.attacks import ATTACKS, Case
 from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.identifiability import Identifiability, identifiability
 from bract.audit.captures import Capture
-from bract.config import AuditRequest
+from bract.config.config import AuditRequest
 from bract.errors import BractError, out_of_memory
-from bract.schema import InformationBound
+from bract.schema.audit import InformationBound
 
 _log = logging.getLogger(__name__)
 

@@ -10,21 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bract.attacks import (
-    ATTACKS,
-    Attacker,
-    AttackTask,
-    Budget,
-    Case,
-    Engine,
-    Progress,
-    Reconstruction,
-    Refusal,
-    attack,
-    open_cases,
-    open_over_rounds,
-)
+from bract.attacks import ATTACKS, Budget, Case, Engine, Progress, Reconstruction, Refusal, attack
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
+from bract.attacks.base import Attacker
+from bract.attacks.task import AttackTask, open_cases, open_over_rounds
 from bract.audit.basis import Basis, changes
 from bract.audit.captures import Capture
 from bract.audit.handled import why_unhandled
@@ -40,7 +29,8 @@ from bract.audit.truth import load_truth
 from bract.errors import BractError, shown
 from bract.permissions import make_private_folder
 from bract.protocol.observation import Observation
-from bract.schema import AuditBudget, AuditResult
+from bract.schema import AuditResult
+from bract.schema.audit import AuditBudget
 from bract.seeds import derive_seed
 
 _log = logging.getLogger(__name__)

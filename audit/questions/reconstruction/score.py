@@ -15,8 +15,9 @@ from bract.audit.questions.reconstruction.scores.image import ImageScorer, lpips
 from bract.audit.questions.reconstruction.truth_check import truth_check
 from bract.config import DataConfig
 from bract.errors import BractError
-from bract.inputs import Input, References, Truth, input_of
-from bract.schema import ImageResult, InformationBound, ScoreRecord, Signals
+from bract.inputs import Input, References, Truth
+from bract.inputs.base import input_of
+from bract.schema.audit import ImageResult, InformationBound, ScoreRecord, Signals
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.audit.questions.reconstruction.diagnosis import compare, is_other_optimizer
 from bract.errors import BractError
-from bract.models import key_locks
+from bract.models.keylock import key_locks
 from bract.protocol.observation import ClientDeclaration, Observation, decayed
 from bract.protocol.update import Tensors
-from bract.schema import TruthCheck
+from bract.schema.audit import TruthCheck
 
 ROUNDING = 1e-6
 """Distance from a cosine of 1 up to which float32 explains the difference."""

@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 
 from bract.config import FederationConfig, build_config
-from bract.data import test_data
+from bract.data.views import test_data
 from bract.errors import BractError
-from bract.models import key_locks, with_random_key
+from bract.models.keylock import key_locks, with_random_key
 from experiments.harness.digits import DigitsClient, Judge, start_of
 from experiments.harness.federation import Clients, correct
 from experiments.harness.places import BY_PATH

@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from bract.attacks import Refusal, TrainedPrior
+from bract.attacks import Refusal
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
+from bract.attacks.problem.trained_prior import TrainedPrior
 from experiments.harness.clients import Upload
 from experiments.harness.images import ImageSet, image_set
 from experiments.papers.runners.base import Context, Settings

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bract.config import build_config
-from bract.data import test_data
+from bract.data.views import test_data
 from experiments.harness.federation import Clients, correct
 from experiments.harness.result import own
 from experiments.papers.results import Sample

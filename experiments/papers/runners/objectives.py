@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from bract.attacks import Cosine, SquaredError
+from bract.attacks import Cosine
+from bract.attacks.problem.objectives import SquaredError
 from bract.protocol.update import Tensors
 
 

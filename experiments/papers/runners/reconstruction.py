@@ -10,19 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from bract.attacks import (
-    ATTACKS,
-    Attacker,
-    Budget,
-    Cosine,
-    Objective,
-    Reconstruction,
-    Refusal,
-    RelativeError,
-    SquaredError,
-)
+from bract.attacks import ATTACKS, Budget, Cosine, Objective, Reconstruction, Refusal
+from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import class_mean, random_image
-from bract.attacks.problem.objectives import SquaredPlusNorm
+from bract.attacks.problem.objectives import RelativeError, SquaredError, SquaredPlusNorm
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.errors import BractError

@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks import DLG, Budget, Case, Engine, Evidence, Refusal, reconstruct
+from bract.attacks import Budget, Case, Engine, Evidence, Refusal, reconstruct
+from bract.attacks.methods.dlg import DLG
 from bract.attacks.problem.case import open_case
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bract.attacks import GRNN, Budget, evidence_for
+from bract.attacks import GRNN, Budget
 from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
 from bract.attacks.adaptive.adadefense.moments import (
     DefendedUpdate,
@@ -14,10 +14,11 @@ from bract.attacks.adaptive.adadefense.moments import (
     largest_defended_update,
 )
 from bract.attacks.adaptive.adadefense.trust import ENOUGH, NOISE, trust
+from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import AdaDefense, build_defenses
 from bract.config import DataConfig
-from bract.data import test_data as load_test_data
+from bract.data.views import test_data as load_test_data
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation
 

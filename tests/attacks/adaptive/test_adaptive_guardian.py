@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import IG, AttackTask, Budget, Case, evidence_for, open_cases
+from bract.attacks import IG, Budget, Case
 from bract.attacks.adaptive.guardian import guardian
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, walk
 from bract.attacks.adaptive.guardian.guardian_reading import path_of, read
@@ -12,6 +12,7 @@ from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve import refinement
+from bract.attacks.task import AttackTask, evidence_for, open_cases
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import Guardian, ProtectContext, build_defenses
 from bract.errors import BractError

@@ -5,10 +5,12 @@ import pytest
 import torch
 from defended_clients import capture, residual
 
-from bract.attacks import GaussNewton, Reconstruction, evidence_for, reconstruct
+from bract.attacks import Reconstruction, reconstruct
 from bract.attacks.adaptive.precode import noise_name, read_noise
+from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
+from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext
 from bract.errors import BractError

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import IG, Budget, evidence_for
+from bract.attacks import IG, Budget
 from bract.attacks.adaptive.noise import discount_noise
 from bract.attacks.adaptive.pruning import match_survivors
 from bract.attacks.problem.case import open_case
@@ -15,6 +15,7 @@ from bract.attacks.problem.objectives import (
     SquaredPlusNorm,
 )
 from bract.attacks.problem.problem import Problem
+from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError

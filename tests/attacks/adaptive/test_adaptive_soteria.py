@@ -4,11 +4,13 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import IG, Budget, evidence_for
+from bract.attacks import IG, Budget
+from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 
 WEIGHT = "classifier.1.weight"
 

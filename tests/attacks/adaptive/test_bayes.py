@@ -5,7 +5,7 @@ import pytest
 import torch
 from defended_clients import capture
 
-from bract.attacks import GRNN, IG, Budget, Reconstruction, Refusal, evidence_for, reconstruct
+from bract.attacks import GRNN, IG, Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive.bayes import DETERMINISTIC, bayes_evidence, bayesian, before_bayes
 from bract.attacks.adaptive.pruning import bound_dropped
 from bract.attacks.adaptive.simulated_defense import Clip, DefendedClient, Prune
@@ -14,8 +14,9 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.objectives import SquaredError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.defenses import Pruning
+from bract.defenses.pruning import Pruning
 from bract.protocol.update import flatten
 
 

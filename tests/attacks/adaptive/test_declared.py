@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from bract.attacks import ADAPTIVE, evidence_for
+from bract.attacks import ADAPTIVE
 from bract.attacks.adaptive.declared import declared
-from bract.defenses import DEFENSES, read_defense
+from bract.attacks.task import evidence_for
+from bract.defenses import DEFENSES
+from bract.defenses.entries import read_defense
 from bract.errors import BractError
 
 WRONG: dict[str, dict[str, Any]] = {

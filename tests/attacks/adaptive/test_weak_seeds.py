@@ -6,11 +6,12 @@ import pytest
 import torch
 from defended_clients import capture
 
-from bract.attacks import Budget, attack, evidence_for
+from bract.attacks import Budget, attack
 from bract.attacks.adaptive.weak_locks import lock_seed
 from bract.attacks.adaptive.weak_seeds import Drawn, SeedBudget, first_words, prefixes, seed_budget
+from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
-from bract.defenses import Noise
+from bract.defenses.noise import Noise
 from bract.models.keylock import Lock
 from bract.protocol.update import flatten, unflatten
 from bract.randomness import SecretStream

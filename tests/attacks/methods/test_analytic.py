@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from bract.attacks import Analytic, Refusal, reconstruct
+from bract.attacks import Refusal, reconstruct
+from bract.attacks.methods.analytic import Analytic
 from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.errors import BractError
 from bract.models import MODELS

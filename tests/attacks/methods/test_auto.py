@@ -5,20 +5,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from bract.attacks import (
-    ATTACKS,
-    IG,
-    RGAP,
-    Analytic,
-    Attack,
-    Auto,
-    Budget,
-    Engine,
-    Reconstruction,
-    Refusal,
-    reconstruct,
-)
+from bract.attacks import ATTACKS, IG, Attack, Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks.methods.analytic import Analytic
 from bract.attacks.methods.portfolio.halving import Configuration, Contest
+from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import ATTACKS, Auto, Budget, attack
+from bract.attacks import ATTACKS, Budget, attack
 from bract.attacks.methods.baselines import class_mean, prior_only, random_image
+from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.registry import attacks_only_for
 from bract.errors import BractError

@@ -6,8 +6,8 @@ import torch
 from observing import one_step, scores
 from torch import nn
 
-from bract.attacks import Best, Budget
-from bract.attacks.methods.portfolio.portfolio import BN_WEIGHT, statistics_weight
+from bract.attacks import Budget
+from bract.attacks.methods.portfolio.portfolio import BN_WEIGHT, Best, statistics_weight
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
 

@@ -3,10 +3,12 @@ from typing import Any
 
 import torch
 
-from bract.attacks import Budget, CoarseToFine, attack
+from bract.attacks import Budget, attack
+from bract.attacks.methods.coarse_to_fine import CoarseToFine
 from bract.attacks.solve.pixels import resized
 from bract.audit.questions.reconstruction.scores.image import match, psnr
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 
 
 def test_sizes_grow_and_share_the_whole_run() -> None:

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from bract.attacks import DLG, IDLG, Budget
+from bract.attacks import Budget
+from bract.attacks.methods.dlg import DLG, IDLG
 from bract.audit.questions.reconstruction.scores.image import psnr
 
 

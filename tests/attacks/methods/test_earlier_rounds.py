@@ -8,21 +8,23 @@ import torch
 from observing import _observe as observe
 from torch import Tensor
 
-from bract.attacks import GIAS, Budget, TrainedPrior, reconstruct
+from bract.attacks import Budget, reconstruct
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.methods.surrogate.earlier_rounds import (
     EARLIER,
     after_earlier,
     simulated_gradient,
 )
+from bract.attacks.methods.surrogate.gias import GIAS
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import FORWARD, LATER
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.task import AttackTask
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig
-from bract.data import open_source
+from bract.data.sources import open_source
 from bract.defenses import AdaDefense
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, flatten, unflatten

@@ -5,7 +5,9 @@ import pytest
 import torch
 from observing import scores
 
-from bract.attacks import ADAPTIVE, Best, Budget, Evidence, GaussNewton
+from bract.attacks import ADAPTIVE, Budget, Evidence
+from bract.attacks.methods.gauss_newton import GaussNewton
+from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
 from bract.attacks.solve import levenberg_marquardt

@@ -8,7 +8,8 @@ import pytest
 import torch
 from observing import one_step
 
-from bract.attacks import Budget, Engine, GradInversion, Reconstruction, Refusal, reconstruct
+from bract.attacks import Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks.methods.gradinversion.gradinversion import GradInversion
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.regularizers import SquaredNorm

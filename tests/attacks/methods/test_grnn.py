@@ -4,18 +4,11 @@ import pytest
 import torch
 from observing import scores
 
-from bract.attacks import (
-    DLG,
-    GRNN,
-    IG,
-    Best,
-    Budget,
-    Engine,
-    GRNNPolish,
-    Reconstruction,
-    reconstruct,
-)
+from bract.attacks import GRNN, IG, Budget, Engine, Reconstruction, reconstruct
+from bract.attacks.methods.dlg import DLG
 from bract.attacks.methods.grnn.generator import Generator, GeneratorSearch
+from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
+from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
 from bract.audit.questions.reconstruction.scores.image import label_accuracy

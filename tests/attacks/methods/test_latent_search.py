@@ -11,20 +11,23 @@ from defended_clients import capture
 from observing import _observe as observe
 from torch import Tensor
 
-from bract.attacks import GGL, GIAS, Budget, TrainedPrior, reconstruct
+from bract.attacks import Budget, reconstruct
 from bract.attacks.adaptive.adadefense.forward import AdaDefenseClient
 from bract.attacks.methods.surrogate.evolution import CMAES, narrowed, population_of
+from bract.attacks.methods.surrogate.ggl import GGL
+from bract.attacks.methods.surrogate.gias import GIAS
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import FORWARD
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.solve.descent import Outcome
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config import DataConfig
-from bract.data import open_source
+from bract.data.sources import open_source
 from bract.errors import BractError
 
 

@@ -12,22 +12,17 @@ from test_latent_search import defended
 from test_latent_search import prior as prior  # a fixture
 from torch import Tensor
 
-from bract.attacks import (
-    Budget,
-    LearnedInverter,
-    Reconstruction,
-    Refusal,
-    TrainedPrior,
-    join_rounds,
-    reconstruct,
-)
+from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.surrogate import inverter
 from bract.attacks.methods.surrogate.inverter import InverterSettings, InverterTraining
+from bract.attacks.methods.surrogate.learned_inverter import LearnedInverter
 from bract.attacks.methods.surrogate.sketch import Sketch
 from bract.attacks.problem.case import open_case
+from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.over_rounds import name_in
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.solve.descent import Run
 from bract.attacks.solve.engine import Engine
 from bract.audit.questions.reconstruction.scores.image import psnr

@@ -9,13 +9,16 @@ import pytest
 import torch
 from observing import scores
 
-from bract.attacks import Budget, Reconstruction, Trial, reconstruct, reconstruct_over_rounds
+from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.methods.multi_round.merging import merge, merged_alike
 from bract.attacks.methods.multi_round.multi_round import MultiRound, _Polish, reassign
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import reconstruct_over_rounds
+from bract.attacks.result import Trial
 from bract.errors import BractError
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import Observation
 
 PARTS = ((0, 1), (2, 1), (0, 2))

@@ -10,12 +10,15 @@ import torch
 from observing import one_step
 from torch import Tensor, nn
 
-from bract.attacks import RGAP, Best, Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks import Budget, Engine, Reconstruction, Refusal, reconstruct
+from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.methods.r_gap.activations import ACTIVATIONS
 from bract.attacks.methods.r_gap.chain import chain_of
+from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
-from bract.models import MODELS, create_model, initialise
+from bract.models import MODELS, create_model
+from bract.models.initialise import initialise
 from experiments.harness.images import image_set
 
 

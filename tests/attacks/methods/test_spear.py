@@ -8,18 +8,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bract.attacks import Budget, Reconstruction, Refusal, Spear, reconstruct
+from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
+from bract.attacks.methods.spear.spear import Spear
 from bract.audit.audit import Audit
 from bract.audit.questions.reconstruction.scores.image import match, psnr
 from bract.client.truth import save_truth
-from bract.config import AuditRequest, build_config
-from bract.data import client_data, data_spec
+from bract.config import build_config
+from bract.config.config import AuditRequest
+from bract.data.views import client_data, data_spec
 from bract.errors import BractError
-from bract.models import MODELS, create_model, initialise, perceptron
+from bract.models import MODELS, create_model
+from bract.models.fully_connected import perceptron
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
+from bract.schema import AuditResult
 
 
 def worst(found: Tensor, originals: Tensor) -> float:
@@ -277,7 +282,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_an_audit_scores_all_images_and_the_page_names_them(run: RunDirectory, attack: str) -> None:
     audit = Audit(run, AuditRequest(attacks=[attack], iterations=2 if attack == "auto" else None))
     (result,) = audit.execute(audit.plan())
-    assert result.method == "spear"
+    assert isinstance(result, AuditResult) and result.method == "spear"
     assert len(result.images) == 16
     scores = [image.scores.psnr for image in result.images if image.scores]
     assert len(scores) == 16

@@ -9,9 +9,10 @@ from observing import one_step, scores
 from torch import nn
 from torch.nn import functional as F
 
-from bract.attacks import Best, Budget, Statistics, attack
+from bract.attacks import Budget, attack
 from bract.attacks.methods.portfolio import portfolio
-from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.attacks.methods.portfolio.portfolio import Auto, Best
+from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.own_statistics import OwnStatistics

@@ -19,10 +19,11 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.label_sequences import _LastLayer, label_sequences
 from bract.attacks.solve.labels import infer_labels
 from bract.client.training import train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
 from bract.errors import BractError
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation, decayed
 from bract.protocol.update import parameters_of
 

@@ -8,22 +8,18 @@ import torch
 from observing import _observe as observe
 from torch import Tensor, nn
 
-from bract.attacks import (
-    AttackTask,
-    Budget,
-    Case,
-    Reconstruction,
-    observe_global_models,
-    open_cases,
-    reconstruct,
-)
+from bract.attacks import Budget, Case, Reconstruction, reconstruct
 from bract.attacks.problem.dropout import MASK, read_dropout
+from bract.attacks.problem.global_models import observe_global_models
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import target_model_of
+from bract.attacks.task import AttackTask, open_cases
 from bract.client.training import train_locally
-from bract.config import TrainingConfig
-from bract.data import DataSpec
-from bract.models import create_model, initialise, with_dropout
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
+from bract.models import create_model
+from bract.models.dropout import with_dropout
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
 from bract.references import own_word

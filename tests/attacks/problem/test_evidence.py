@@ -8,15 +8,19 @@ import pytest
 import torch
 from defended_clients import capture
 
-from bract.attacks import DLG, GRNN, IDLG, IG, AttackTask, Auto, Budget, Case, Tier, open_cases
+from bract.attacks import GRNN, IG, Budget, Case
 from bract.attacks.adaptive.noise import discount_noise
 from bract.attacks.adaptive.pruning import match_survivors
+from bract.attacks.methods.dlg import DLG, IDLG
+from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence
 from bract.attacks.problem.objectives import SquaredError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.visibility import visible_share
+from bract.attacks.task import AttackTask, open_cases
 from bract.client.defenses import build_defenses
+from bract.config.audit import Tier
 from bract.errors import BractError
 
 

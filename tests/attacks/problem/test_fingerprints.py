@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from bract.attacks.problem.fingerprints import copies_among, fingerprints
 from bract.config import DataConfig
-from bract.data import test_data as load_test_data
+from bract.data.views import test_data as load_test_data
 
 
 def pictures(count: int, size: int, channels: int = 1, seed: int = 0) -> torch.Tensor:

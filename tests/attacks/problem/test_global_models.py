@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import observe_global_models
-from bract.attacks.problem.global_models import joint_declaration
+from bract.attacks.problem.global_models import joint_declaration, observe_global_models
 from bract.errors import BractError
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import Observation
 
 

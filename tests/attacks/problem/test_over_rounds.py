@@ -10,28 +10,22 @@ import pytest
 import torch
 from observing import scores
 
-from bract.attacks import (
-    IG,
-    Budget,
-    Cosine,
-    GaussNewton,
-    Reconstruction,
-    RelativeError,
-    join_rounds,
-    reconstruct,
-    reconstruct_over_rounds,
-)
+from bract.attacks import IG, Budget, Cosine, Reconstruction, reconstruct
 from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
+from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.dropout import MASK
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.identifiability import identifiability
-from bract.attacks.problem.joint_case import JointCase
+from bract.attacks.problem.joint_case import JointCase, join_rounds
+from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.over_rounds import OverRounds, name_in
 from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import reconstruct_over_rounds
 from bract.attacks.solve.labels import infer_labels
 from bract.errors import BractError
-from bract.models import create_model, initialise
+from bract.models import create_model
+from bract.models.initialise import initialise
 from bract.protocol.observation import Observation
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_
 from bract.attacks.problem.fingerprints import NEAR, copies_among, fingerprints
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, load_prior, make_prior
 from bract.errors import BractError
-from bract.schema import PriorFacts
+from bract.schema.prior import PriorFacts
 
 
 def blobs(count: int, size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:

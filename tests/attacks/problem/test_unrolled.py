@@ -5,7 +5,8 @@ import pytest
 import torch
 from observing import scores
 
-from bract.attacks import IG, Budget, GaussNewton
+from bract.attacks import IG, Budget
+from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.audit.questions.reconstruction.scores.image import psnr
 
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from bract.attacks import ATTACKS, GRNN, IG, Best, Budget, GRNNPolish, attack
+from bract.attacks import ATTACKS, GRNN, IG, Budget, attack
+from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
+from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.attacks.solve.defaults import family_of
 from bract.attacks.solve.regularizers import TotalVariation
-from bract.defenses import prepare_model
+from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import MODELS, create_model
 from bract.references import own_word

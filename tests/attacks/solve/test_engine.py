@@ -5,21 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import (
-    GRNN,
-    IG,
-    AttackTask,
-    Budget,
-    Engine,
-    Plateau,
-    Reconstruction,
-    Refusal,
-    reconstruct,
-)
+from bract.attacks import GRNN, IG, Budget, Engine, Reconstruction, Refusal, reconstruct
 from bract.attacks.base import Attacker
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import LocalTraining
 from bract.attacks.solve.checkpoints import content_of
+from bract.attacks.solve.descent import Plateau
+from bract.attacks.task import AttackTask
 from bract.errors import BractError
 from bract.models import create_model
 

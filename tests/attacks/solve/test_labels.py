@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import Budget, LabelInference
+from bract.attacks import Budget
+from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.problem.case import open_case
 from bract.attacks.solve.labels import infer_labels
 

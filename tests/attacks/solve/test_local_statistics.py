@@ -9,7 +9,9 @@ from observing import one_step, returning
 from torch import nn
 from torch.nn import functional as F
 
-from bract.attacks import IG, Budget, GradInversion, Reconstruction, Statistics
+from bract.attacks import IG, Budget, Reconstruction
+from bract.attacks.methods.gradinversion.gradinversion import GradInversion
+from bract.attacks.methods.statistics import Statistics
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.over_rounds import OverRounds
 from bract.attacks.problem.problem import Problem

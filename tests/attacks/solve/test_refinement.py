@@ -7,19 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import (
-    ADAPTIVE,
-    IG,
-    AttackTask,
-    Auto,
-    Budget,
-    Case,
-    Engine,
-    Evidence,
-    Reconstruction,
-    open_cases,
-)
+from bract.attacks import ADAPTIVE, IG, Budget, Case, Engine, Evidence, Reconstruction
 from bract.attacks.adaptive.guardian import guardian
+from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.attacks.task import AttackTask, open_cases
 from bract.client.defenses import ProtectContext, build_defenses
 
 

@@ -10,7 +10,7 @@ from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import build_config
 from bract.errors import RunFailedError, RunStoppedError
 from bract.rundir import RunDirectory
-from bract.schema import MetricsRow
+from bract.schema.metrics import MetricsRow
 
 
 def test_a_superlink_that_has_another_folder_is_named_with_the_folder(

@@ -17,7 +17,7 @@ from bract.cli.signals import Stopped
 from bract.config import build_config
 from bract.errors import BractError, RunFailedError
 from bract.protocol.progress import Teller, Told
-from bract.schema import FailureRow, MetricsRow
+from bract.schema.metrics import FailureRow, MetricsRow
 
 COMPLETED = Standing("finished", "completed", "")
 RUNNING = Standing("running", "", "")

@@ -29,7 +29,7 @@ from bract.audit.questions.reconstruction.scores.perceptual import (
 )
 from bract.errors import BractError
 from bract.inputs import References, Truth
-from bract.schema import EXACT_DB, Baseline, Retrieval, Scores
+from bract.schema.audit import EXACT_DB, Baseline, Retrieval, Scores
 
 MOST_CLASSES = 20
 """Classes of one client whose reference images are all decoded; beyond, the matched one represents

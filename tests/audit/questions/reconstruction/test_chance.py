@@ -18,7 +18,7 @@ from bract.audit.questions.reconstruction.chance import (
 )
 from bract.audit.questions.reconstruction.scores.image import pair
 from bract.config import DataConfig
-from bract.data import open_source
+from bract.data.sources import open_source
 
 SEARCHED = 8
 PER_CLASS = 36

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from bract.attacks import IG, Budget, Reconstruction, Trial
+from bract.attacks import IG, Budget, Reconstruction
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.result import Trial
 from bract.audit.questions.reconstruction.diagnosis import dead_units, signals
 from bract.protocol.observation import ClientDeclaration
 

@@ -5,7 +5,7 @@ import torch
 
 from bract.audit.questions.reconstruction.scores.image import ImageScorer, score_images
 from bract.config import DataConfig
-from bract.data import open_source
+from bract.data.sources import open_source
 from bract.inputs import References, Truth
 from bract.inputs.image import Image
 

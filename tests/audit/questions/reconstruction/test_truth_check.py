@@ -6,14 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import AttackTask, Case, open_cases
+from bract.attacks import Case
+from bract.attacks.task import AttackTask, open_cases
 from bract.audit.questions.reconstruction.truth_check import truth_check
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
-from bract.config import DataConfig, TrainingConfig
-from bract.data import DataSpec
-from bract.data import test_data as load_test_data
-from bract.models import create_model, dropout_rate, initialise, with_dropout
+from bract.config import DataConfig
+from bract.config.config import TrainingConfig
+from bract.data.views import DataSpec
+from bract.data.views import test_data as load_test_data
+from bract.models import create_model
+from bract.models.dropout import dropout_rate, with_dropout
+from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
 
