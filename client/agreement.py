@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message
 
-from bract.client.answered import TRAIN, Request
+from bract.client.answered import Request
 from bract.client.answers import Answers
 from bract.client.defending import defenses_of
 from bract.client.defenses import DefenseChain
@@ -95,10 +95,10 @@ def check_start(
     sent = message.content.array_records.get(ARRAYS)
     # An encrypted run sends its first model to a client without one, in any round; a plain one
     # sends the model of the round.
-    starts = config.encryption.enabled or request.server_round == 1
+    starts = config.encryption.enabled or (request.server_round or 0) <= 1
     if starts and sent is not None:
         check_initial(config, spec, from_arrays(sent))
-    elif request.kind == TRAIN and not answers.has_trained(config.name):
+    elif not answers.has_trained(config.name):
         raise PolicyError(
             "this site's policy sets initial_model: from-seed, but the run asks for round "
             f"{request.server_round} first; let this site take part from round 1 "

@@ -41,6 +41,10 @@ class Request:
     config: str
     last_round: int | None = None
 
+    def __post_init__(self) -> None:
+        """Give one kind one name: Flower hands ``train`` and ``train.default`` to one function."""
+        object.__setattr__(self, "kind", self.kind.removesuffix(".default"))
+
     @property
     def key(self) -> str:
         """Name of the run in the record."""

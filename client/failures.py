@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def hiding(what: str) -> Iterator[None]:
+def hiding(what: str, *, own: bool = True) -> Iterator[None]:
     """Log whatever the block raises, and raise `FAILED` in its place.
 
     What depends on no value of the data passes as it is: lack of memory, which depends on sizes
@@ -34,11 +34,15 @@ def hiding(what: str) -> Iterator[None]:
     ----------
     what
         The work, as the log line begins.
+    own
+        Whether bract's own errors are hidden too; other packages' always are.
     """
     try:
         yield
     except Exception as error:
         if out_of_memory(error) or isinstance(error, IndependentError):
+            raise
+        if not own and isinstance(error, BractError):
             raise
         _log.error("%s failed; the server is sent no reason", what, exc_info=error)
         raise BractError(FAILED) from None

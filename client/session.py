@@ -75,8 +75,12 @@ class Session:
             ) from error
 
     def data(self) -> ClientData:
-        """Decode this client's part of the data."""
-        return client_data(self.site.local(self.config), self.site.part)
+        """Decode this client's part of the data.
+
+        A decoder's error names files of the site, so the server reads none.
+        """
+        with hiding(f"reading the data of round {self.server_round}", own=False):
+            return client_data(self.site.local(self.config), self.site.part)
 
     def score(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
         """Return loss and accuracy of the model in its present state."""
@@ -317,7 +321,8 @@ def _open(site: Site, message: Message, context: Context) -> Session:
     answers = Answers(context.state, directory=site.state_dir, site=site.name, policy=agreed.policy)
     mechanism = mechanism_of(chain) if request.trains else None
     instead = answers.admit(request, mechanism)
-    spec = data_spec(site.local(config).data)
+    with hiding("opening the data", own=False):
+        spec = data_spec(site.local(config).data)
     if instead is None and agreed.policy.initial_model == "from-seed":
         check_start(config, spec, message, request, answers)
     defending = Defending.open(chain, config, site, context, server_round)

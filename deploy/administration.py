@@ -212,6 +212,8 @@ def renew(provisioned: Provisioned, *, authority: bool) -> list[str]:
             if (folder / name).is_dir():
                 write_bytes(folder / name / kits.CA, certificate_pem(signer.certificate))
                 kits.reissue(folder / name, [kits.CA])
+                if (folder / name / kits.SIGNATURE).is_file():
+                    kits.sign(folder / name, signer.key)
     else:
         check_certificate(folder / AUTHORITY / kits.CA, mend=RENEW_CA)
     write_operator(folder / OPERATOR, _operators(folder, config), signer, sites)

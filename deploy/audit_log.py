@@ -36,6 +36,13 @@ _ACTIONS = {
 }
 """Requests that are written down, and which of Flower's messages they carry."""
 
+_REFUSED = frozenset(
+    f"/v1/{api}/{action}"
+    for api in ("control", "runtime")
+    for action in ("start-automation", "stop-automation")
+)
+"""Requests that would start runs later, inside the SuperLink, where no line could name the user."""
+
 _LARGEST = 64 << 20
 """Bytes of the largest request that is passed on; Flower's bundles have at most 10 MB."""
 
@@ -54,6 +61,9 @@ class AuditLog:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one ASGI request."""
         path = scope.get("path")
+        if path in _REFUSED:
+            await _refuse(send, 403)
+            return
         if scope["type"] != "http" or path not in _ACTIONS:
             await self._app(scope, receive, send)
             return

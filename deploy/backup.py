@@ -110,8 +110,8 @@ def restore(copy: Path, folder: Path, passphrase: str) -> Restored:
         kit = read_kit(found)
         if folder.exists():
             _check_current(folder, kit, found)
-            for name, path in _all(found):
-                target = _target(folder, kit, name)
+            targets = [(path, _target(folder, kit, name)) for name, path in _all(found)]
+            for path, target in targets:
                 make_private_folder(target.parent, private=True)
                 write_bytes(target, path.read_bytes(), private=True)
                 target.chmod(path.stat().st_mode & 0o777)
@@ -132,7 +132,14 @@ def _check_current(folder: Path, kit: Kit, found: Path) -> None:
     served = [path for path in (state / SOCKETS, folder / SOCKETS) if _serves(path)]
     if served:
         raise KitError(f"{folder}: its processes run ({served[0]}); end them first")
-    grown = [name for name, path in _all(state) if _has_grown(path, found / STATE / name)]
+    # The copy's site.yaml may name another folder for the state than the present one.
+    places = {state, folder / _state(found, kit).relative_to(found)}
+    grown = [
+        name
+        for place in sorted(places)
+        for name, path in _all(place)
+        if _has_grown(path, found / STATE / name)
+    ]
     # The record of a key's failed aggregates is in the folder of the key.
     kept = [path for path in folder.glob("*.json") if path.name not in (KIT, SITES)]
     grown += [path.name for path in kept if _has_grown(path, found / path.name)]

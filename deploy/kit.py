@@ -10,20 +10,26 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
 import bract
 from bract.errors import BractError, one_line, shown
-from bract.files import write_text
+from bract.files import write_bytes, write_text
 from bract.schema.record import VersionedRecord
 
 KIT = "kit.json"
 SUMS = "SHA256SUMS"
+SIGNATURE = "SHA256SUMS.sig"
+"""The CA's signature of the checksums as they were issued (ECDSA, SHA-384)."""
 CA = "ca.crt"
 SITE_FILE = "site.yaml"
 NODE_KEY = "node.key"
@@ -168,9 +174,50 @@ def sums(folder: Path) -> str:
     lines = [
         f"{_digest(path)}  {path.name}\n"
         for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != SUMS
+        if path.is_file() and path.name not in (SUMS, SIGNATURE)
     ]
     return "".join(lines)
+
+
+def sign(folder: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Sign the checksums of a kit with the CA's key."""
+    signature = key.sign(read_text(folder / SUMS), ec.ECDSA(hashes.SHA384()))
+    write_bytes(folder / SIGNATURE, signature)
+
+
+def check_signature(folder: Path) -> None:
+    """Hold every file of a returned kit to the signature of the CA in it.
+
+    The fingerprint of that CA is what site and provisioner compare.
+
+    Raises
+    ------
+    KitError
+        If a file was changed, added or removed since the provisioner made the kit.
+    """
+    issued = _issued(folder)
+    try:
+        authority = x509.load_pem_x509_certificate(read_text(folder / CA)).public_key()
+        assert isinstance(authority, ec.EllipticCurvePublicKey)
+        signature = read_text(folder / SIGNATURE)
+        authority.verify(signature, read_text(folder / SUMS), ec.ECDSA(hashes.SHA384()))
+    except (InvalidSignature, AssertionError, ValueError, OSError) as error:
+        raise KitError(
+            f"{folder}: {SUMS} is not signed by the CA in {CA}, so the kit was changed on the way; "
+            "ask for it again"
+        ) from error
+    files = {path.name for path in folder.iterdir() if not path.is_dir()} - {SUMS, SIGNATURE}
+    wrong = [name for name in sorted(files | set(issued)) if not _as_issued(folder, name, issued)]
+    if wrong:
+        raise KitError(
+            f"{folder}: {', '.join(wrong[:3])} is not as the provisioner made it; ask for the kit "
+            "again"
+        )
+
+
+def _as_issued(folder: Path, name: str, issued: Mapping[str, str]) -> bool:
+    file = folder / name
+    return file.is_file() and not file.is_symlink() and _digest(file) == issued.get(name)
 
 
 def reissue(folder: Path, names: Collection[str]) -> None:

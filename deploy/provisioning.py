@@ -294,6 +294,9 @@ def _kit_folder(folder: Path, kit: Kit, authority: Authority) -> Iterator[Path]:
         write_text(made / kits.KIT, dump_json(kit.to_dict()) + "\n")
         yield made
         write_text(made / kits.SUMS, kits.sums(made))
+        if (made / kits.NODE_PUBLIC).is_file() and not (made / kits.NODE_KEY).exists():
+            # It is returned to a site that made its keys, over a way that may change it.
+            kits.sign(made, authority.key)
 
 
 @contextlib.contextmanager
@@ -302,7 +305,9 @@ def _beside(folder: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".kit-") as place:
             made = Path(place) / folder.name
             yield made
-            for file in sorted(made.iterdir(), key=lambda path: path.name == kits.SUMS):
+            for file in sorted(
+                made.iterdir(), key=lambda path: path.name in (kits.SUMS, kits.SIGNATURE)
+            ):
                 if file.is_file():
                     file.replace(folder / file.name)
     except OSError as error:

@@ -207,6 +207,7 @@ def accept_kit(folder: Path, keys: Path) -> str:
         If the kit was made for another request, or is damaged.
     """
     kit = open_kit(folder, "site")
+    kits.check_signature(folder)
     request = read_request(keys / REQUEST)
     issued = kits.read_text(folder / kits.NODE_PUBLIC).decode(errors="replace").strip()
     if (kit.name, issued) != (request.name, request.public_key):
@@ -231,6 +232,7 @@ def accept_kit(folder: Path, keys: Path) -> str:
     for name, content in secrets.items():
         write_bytes(folder / name, content, private=True)
     kits.reissue(folder, list(secrets))
+    (folder / kits.SIGNATURE).unlink()
     return authority
 
 

@@ -733,6 +733,24 @@ def test_a_link_does_not_lead_out_of_an_allowed_folder(tmp_path: Path) -> None:
     assert "data.path must lie in" in Server(config, tmp_path, policy=policy).ask().error.reason
 
 
+def test_one_kind_of_message_under_two_names_is_answered_once(tmp_path: Path) -> None:
+    server = Server(configured(), tmp_path)
+    assert server.ask("train").has_content()
+    assert "was answered" in server.ask("train.default").error.reason
+
+
+def test_a_decoder_s_error_names_no_file_to_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("cannot identify image file DOE_JOHN.png")
+
+    server = Server(configured(), tmp_path)
+    monkeypatch.setattr("bract.client.session.client_data", fail)
+    reason = server.ask().error.reason
+    assert "DOE_JOHN" not in reason and FAILED in reason
+
+
 def test_a_crafted_first_model_is_refused_where_it_must_come_from_the_seed(tmp_path: Path) -> None:
     policy = "initial_model: from-seed"
     server = Server(configured(), tmp_path, policy=policy)
@@ -740,7 +758,10 @@ def test_a_crafted_first_model_is_refused_where_it_must_come_from_the_seed(tmp_p
     assert "not what seed 0 gives (1.bias, 1.weight differ)" in (
         server.ask(arrays=crafted).error.reason.replace("1.weight, 1.bias", "1.bias, 1.weight")
     )
-    assert "asks for round 2 first" in server.ask(number=2, arrays=crafted).error.reason
+    for kind, number in (("train", 2), ("train.default", 2), ("evaluate", 3)):
+        refused = server.ask(kind, number=number, arrays=crafted).error.reason
+        assert f"asks for round {number} first" in refused
+    assert "not what seed 0 gives" in server.ask("evaluate", number=0, arrays=crafted).error.reason
     assert server.ask().has_content()
     assert server.ask(number=2, arrays=crafted).has_content()
     resumed = Server(configured(), tmp_path, policy=policy, run_id=RUN + 1)

@@ -99,3 +99,9 @@ def test_what_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
     status, _, seen = asked(START, start(""), tmp_path / "audit.jsonl")
     assert status == 503 and seen == []
     assert (tmp_path / "elsewhere").read_text() == ""
+
+
+def test_a_run_cannot_be_submitted_around_the_log(tmp_path: Path) -> None:
+    for path in ("/v1/control/start-automation", "/v1/runtime/start-automation"):
+        status, _, seen = asked(path, b"", tmp_path / "audit.jsonl")
+        assert (status, seen) == (403, [])

@@ -174,3 +174,15 @@ def test_an_operators_copy_holds_no_database(site: Path, tmp_path: Path) -> None
     back_up(operator, tmp_path / "copy", PHRASE)
     restore(tmp_path / "copy", tmp_path / "new", PHRASE)
     assert [path.name for path in (tmp_path / "new" / "state").iterdir()] == ["audit.jsonl"]
+
+
+def test_no_record_is_rolled_back_by_a_copy_that_names_another_folder(
+    site: Path, tmp_path: Path
+) -> None:
+    back_up(site, tmp_path / "copy", PHRASE)
+    record(site, 3)
+    settings = (site / "site.yaml").read_text()
+    (site / "site.yaml").write_text(settings.replace("state: state", "state: state2"))
+    with pytest.raises(KitError, match="went on after this copy"):
+        restore(tmp_path / "copy", site, PHRASE)
+    assert '"round": 3' in (site / "state" / "a-answered.json").read_text()

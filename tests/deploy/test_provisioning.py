@@ -43,6 +43,7 @@ from bract.deploy.validity import (
     check_signed,
 )
 from bract.errors import BractError
+from bract.strict_yaml import parse_yaml
 
 THREE = ("hospital-a", "hospital-b", "hospital-c")
 
@@ -170,6 +171,13 @@ def node_config(kit: Path) -> dict[str, Any]:
 
     site = read_site(kit, open_kit(kit, "site"))
     return dict(parse_config_args([site.node_config(kit)]))
+
+
+def test_no_compose_file_or_manifest_of_a_kit_gives_a_key_twice(provisioned: Path) -> None:
+    found = [*provisioned.glob("*/compose.yaml"), *provisioned.glob("*/kustomization.yaml")]
+    assert len(found) == 8
+    for path in found:
+        assert parse_yaml(path.read_text())
 
 
 def test_secrets_are_the_owners_alone_and_checksums_are_those_of_sha256sum(

@@ -16,9 +16,9 @@ from test_provisioning import content_of, decoded, secrets_of
 from bract.config.config import SiteConfig
 from bract.deploy import kit as kits
 from bract.deploy.administration import add_site, open_kits, revoke_site
-from bract.deploy.certificates import node_public_text, read_node_key
+from bract.deploy.certificates import node_public_text, read_key, read_node_key
 from bract.deploy.kit import KitError, check_files
-from bract.deploy.provisioning import provision
+from bract.deploy.provisioning import AUTHORITY, CA_KEY, provision
 from bract.deploy.requests import (
     REQUEST,
     accept_kit,
@@ -80,6 +80,9 @@ def test_a_share_opens_for_its_site_alone(tmp_path: Path) -> None:
     kit = made / "hospital-a"
     shutil.copy(made / "hospital-b" / kits.PAILLIER_SEALED, kit / kits.PAILLIER_SEALED)
     kits.reissue(kit, [kits.PAILLIER_SEALED])
+    with pytest.raises(KitError, match="not signed by the CA"):
+        accept_kit(kit, tmp_path / "keys" / "hospital-a")
+    kits.sign(kit, read_key(made / AUTHORITY / CA_KEY))
     with pytest.raises(KitError, match="does not open"):
         accept_kit(kit, tmp_path / "keys" / "hospital-a")
     assert not (kit / kits.NODE_KEY).exists()
@@ -93,6 +96,23 @@ def test_a_kit_is_not_accepted_with_the_keys_of_another_request(tmp_path: Path) 
     (made / "hospital-a" / kits.CA).write_bytes((made / "hospital-a" / kits.KIT).read_bytes())
     with pytest.raises(BractError, match=r"ca\.crt"):
         accept_kit(made / "hospital-a", tmp_path / "keys" / "hospital-a")
+
+
+@pytest.mark.parametrize("name", [kits.SITE_FILE, "start.sh", kits.SIGNATURE])
+def test_a_kit_that_was_changed_on_the_way_is_not_accepted(tmp_path: Path, name: str) -> None:
+    kit = provisioned(tmp_path) / "hospital-a"
+    with (kit / name).open("ab") as file:
+        file.write(b"# more\n")
+    (kit / kits.SUMS).write_text(kits.sums(kit))
+    with pytest.raises(KitError, match="not signed by the CA"):
+        accept_kit(kit, tmp_path / "keys" / "hospital-a")
+
+
+def test_a_file_that_was_added_to_a_kit_is_not_accepted(tmp_path: Path) -> None:
+    kit = provisioned(tmp_path) / "hospital-a"
+    (kit / ".env").write_text("BRACT_CLIENT_IMAGE=another")
+    with pytest.raises(KitError, match=r"\.env is not as the provisioner made it"):
+        accept_kit(kit, tmp_path / "keys" / "hospital-a")
 
 
 def _other_curve(content: dict[str, Any]) -> None:

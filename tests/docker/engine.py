@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 from containers import FOLDER, ROOT
 
+from bract.strict_yaml import parse_yaml
+
 FILE = FOLDER / "compose.yaml"
 TAG = next(
     line.removeprefix("BRACT_VERSION=")
@@ -114,7 +116,7 @@ class Party(Project):
     """
 
     def __init__(self, kit: Path, name: str | None = None, over: dict[str, Any] | None = None):
-        own = yaml.safe_load((kit / "compose.yaml").read_text())
+        own = parse_yaml((kit / "compose.yaml").read_text())
         super().__init__(name or own["name"], kit)
         self.kit = kit
         self._files = [str(kit / "compose.yaml")]
