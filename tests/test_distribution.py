@@ -83,7 +83,14 @@ def test_the_wheel_holds_the_packages_of_the_product_alone(wheel: Path) -> None:
     assert modules == set(manifest["packages"])
     assert not [name for name in names if "experiments" in name or "papers" in name]
     # Templates and styles; no results.
-    assert {Path(name).suffix for name in names} <= {".py", ".typed", ".yaml", ".j2", ".css"}
+    assert {Path(name).suffix for name in names} <= {
+        ".py",
+        ".pyi",
+        ".typed",
+        ".yaml",
+        ".j2",
+        ".css",
+    }
 
 
 def test_what_would_be_published_passes_the_release_s_own_checks(wheel: Path, sdist: Path) -> None:
@@ -162,6 +169,11 @@ def repository(tmp_path: Path) -> Path:
     (root / "pyproject.toml").write_text('[project]\nversion = "0.2.0"\n')
     (root / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.2.0] - 2030-01-02\n")
     (root / "CITATION.cff").write_text("version: 0.2.0\n")
+    (root / "docker").mkdir()
+    (root / "docker" / ".env").write_text("BRACT_VERSION=0.2.0\n")
+    containers = root / ".ci" / "containers"
+    containers.write_text('#!/bin/sh\necho "containers $*" >> commands\n')
+    containers.chmod(0o755)
     git(root, "init", "-q")
     commit(root)
     return root
@@ -215,6 +227,7 @@ def test_a_release_is_built_and_checked_and_stops_before_publishing(repository: 
     ran = (repository / "commands").read_text()
     assert "twine check --strict" in ran
     assert "check-wheel-contents dist/0.2.0/bract-0.2.0-py3-none-any.whl" in ran
+    assert "containers --required" in ran
     assert "upload" not in ran
     assert "twine upload dist/0.2.0/bract-0.2.0-py3-none-any.whl" in done.stdout
     assert "nothing has been published" in done.stdout
