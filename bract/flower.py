@@ -1,18 +1,21 @@
 """Everything of Flower that is not its public API, in one place.
 
-Public are `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.serverapp.strategy`; any module
-imports from those. The names here were read in the source of one release and may be gone in the
-next one: nothing else of bract names them. docs/flower.md lists their uses.
+Public are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, `flwr.serverapp.strategy` and Flower's
+commands; any module imports from those. The names here were read in the source of one release and
+may be gone in the next one: nothing else of bract names them. docs/flower.md lists their uses.
 
-    python -m bract.flower      # what of this the installed Flower lacks
+    python -m bract.flower      # names and commands that the installed Flower lacks
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, distribution, version
 from typing import TYPE_CHECKING, Any
+
+from bract.errors import BractError
 
 if TYPE_CHECKING:
     from flwr.cli.build import build_fab_from_files as build_fab_from_files
@@ -21,9 +24,6 @@ if TYPE_CHECKING:
     from flwr.cli.utils import (
         init_http_client_from_connection as init_http_client_from_connection,
     )
-    from flwr.clientapp.typing import ClientAppCallable as ClientAppCallable
-    from flwr.common.constant import ErrorCode as ErrorCode
-    from flwr.common.serde import fab_to_proto as fab_to_proto
     from flwr.proto.control_pb2 import ListNodesRequest as ListNodesRequest
     from flwr.proto.control_pb2 import ListRunsRequest as ListRunsRequest
     from flwr.proto.control_pb2 import RegisterNodeRequest as RegisterNodeRequest
@@ -32,20 +32,8 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
     from flwr.proto.control_pb2 import StreamLogsRequest as StreamLogsRequest
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
-    from flwr.proto.node_pb2 import NodeInfo as NodeInfo
-    from flwr.supercore.constant import TaskType as TaskType
-    from flwr.supercore.control import ControlHttpClient as ControlHttpClient
-    from flwr.supercore.error import ApiErrorCode as ApiErrorCode
-    from flwr.supercore.error import FlowerError as FlowerError
-    from flwr.supercore.exit.exit_handler import trigger_exit_handlers as trigger_exit_handlers
-    from flwr.supercore.fab import Fab as Fab
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
-    from flwr.supercore.interceptors.http.runtime_version import (
-        RuntimeVersionHttpInterceptor as RuntimeVersionHttpInterceptor,
-    )
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes as public_key_to_bytes
     from flwr.supercore.protobuf.client import ProtobufClient as ProtobufClient
-    from flwr.supercore.run import Run as Run
     from flwr.supercore.run import RunNotRunningException as RunNotRunningException
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
 
@@ -54,56 +42,44 @@ SERIES = "1.41"
 
 REQUIREMENT = "flwr>=1.41,<1.42"
 
+_CONTROL = "flwr.proto.control_pb2"
+
 NAMES = {
-    "ClientAppCallable": "flwr.clientapp.typing",
-    "ErrorCode": "flwr.common.constant",
-    "TaskType": "flwr.supercore.constant",
-    "ProtobufClient": "flwr.supercore.protobuf.client",
-    "Run": "flwr.supercore.run",
-    "RunNotRunningException": "flwr.supercore.run",
+    # Messages in one process: Flower refuses to create one without an identity.
     "TaskIdentity": "flwr.supercore.task_identity",
-    "ListNodesRequest": "flwr.proto.control_pb2",
-    "RegisterNodeRequest": "flwr.proto.control_pb2",
-    "UnregisterNodeRequest": "flwr.proto.control_pb2",
-    "ListRunsRequest": "flwr.proto.control_pb2",
-    "StartRunRequest": "flwr.proto.control_pb2",
-    "StartRunResponse": "flwr.proto.control_pb2",
-    "StopRunRequest": "flwr.proto.control_pb2",
-    "StreamLogsRequest": "flwr.proto.control_pb2",
-    "NodeInfo": "flwr.proto.node_pb2",
+    # A stopped run is recorded as stopped, and a restarted SuperLink does not end one.
+    "RunNotRunningException": "flwr.supercore.run",
+    "ObjectPushError": "flwr.supercore.inflatable.inflatable_utils",
+    # Security: Flower's clients connect to Unix sockets. The same hook observes their requests:
+    # a refused SuperNode asks again and names the cause, health knows the last answer.
+    "ProtobufClient": "flwr.supercore.protobuf.client",
+    # Runs at a SuperLink on another machine, through the client that `flwr` itself makes.
     "SuperLinkConnection": "flwr.cli.typing",
     "read_superlink_connection": "flwr.cli.flower_config",
     "init_http_client_from_connection": "flwr.cli.utils",
     "build_fab_from_files": "flwr.cli.build",
-    "Fab": "flwr.supercore.fab",
-    "fab_to_proto": "flwr.common.serde",
-    "ApiErrorCode": "flwr.supercore.error",
-    "FlowerError": "flwr.supercore.error",
-    "trigger_exit_handlers": "flwr.supercore.exit.exit_handler",
-    "ObjectPushError": "flwr.supercore.inflatable.inflatable_utils",
-    "ControlHttpClient": "flwr.supercore.control",
-    "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors.http.runtime_version",
-    "public_key_to_bytes": "flwr.supercore.primitives.asymmetric",
+    "ListRunsRequest": _CONTROL,
+    "StreamLogsRequest": _CONTROL,
+    "ListNodesRequest": _CONTROL,
+    # The same, and security: the SuperLink's audit log reads these requests.
+    "StartRunRequest": _CONTROL,
+    "StartRunResponse": _CONTROL,
+    "StopRunRequest": _CONTROL,
+    "RegisterNodeRequest": _CONTROL,
+    "UnregisterNodeRequest": _CONTROL,
 }
 """Names that can be imported from here, and where they are."""
 
-COMMANDS = {
-    "flwr": "flwr.cli.app:app",
-    "flower-superlink": "flwr.superlink.cli:flower_superlink",
-    "flower-supernode": "flwr.supernode.cli:flower_supernode",
-    "flower-superexec": "flwr.supercore.cli:flower_superexec",
-    "flwr-clientapp": "flwr.supernode.cli:flwr_clientapp",
-    "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
-    "flwr-simulation": "flwr.simulation.app:flwr_simulation",
-}
-"""Entry points of Flower's commands."""
-
-STARTERS = {
-    "flower-superlink": "flwr.superlink.cli.flower_superlink",
-    "flower-supernode": "flwr.supernode.start_client_internal",
-    "flower-superexec": "flwr.supercore.superexec.executor.subprocess_executor",
-}
-"""Modules in which a command starts other processes, through their name ``subprocess``."""
+COMMANDS = (
+    "flwr",
+    "flower-superlink",
+    "flower-supernode",
+    "flower-superexec",
+    "flwr-clientapp",
+    "flwr-serverapp",
+    "flwr-simulation",
+)
+"""Flower's commands that run under bract's rules, as its distribution declares them."""
 
 SUPERNODE = "flwr.supernode.start_client_internal"
 """Module in which a SuperNode takes messages and answers them."""
@@ -114,15 +90,6 @@ CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 SIMULATION = "flwr.simulation.app"
 """Module in which the process of a simulation reads its settings."""
 
-ENGINE = "flwr.server.superlink.fleet.vce.vce_api"
-"""Module in which the simulation engine makes its nodes and has them answer."""
-
-HEARTBEAT = "flwr.supercore.heartbeat"
-"""Module in which an app sends its heartbeat."""
-
-NODE_TASKS = "flwr.supercore.corestate.in_memory_corestate"
-"""Module in which a SuperNode counts how long its apps' heartbeats are overdue."""
-
 OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 """Module that asks for the parts of a message."""
 
@@ -132,26 +99,16 @@ PULLS = ("pull_objects", "pull_and_inflate_object_from_tree")
 DATE = "flwr.supercore.date"
 """Module in which Flower asks for the time."""
 
-FLEET = "flwr.supernode.fleet_http_connection"
-"""Where a SuperNode signs its requests to the SuperLink."""
-
 _REPLACED = {
-    FLEET: ("NodeAuthHttpInterceptor",),
-    SIMULATION: ("_run_simulation_settings",),
-    ENGINE: ("DeprecatedRunInfoStore", "get_load_client_app_fn"),
+    # Security: a site runs the one app that its operator installed, whatever bundle arrives.
+    SUPERNODE: ("_pull_and_store_message", "_insert_message", "time"),
+    CLIENTAPP: ("install_from_fab", "get_load_client_app_fn"),
+    # Reliability: a clock that is set, or a laptop that slept, does not end a run.
     DATE: ("now",),
+    # Reliability: a simulated client's process that was killed is started again.
+    SIMULATION: ("_run_simulation_settings",),
+    # Speed: parts of a message that are late, and (`time` above) a SuperNode's pauses.
     OBJECTS: PULLS,
-    HEARTBEAT: ("HEARTBEAT_DEFAULT_INTERVAL",),
-    NODE_TASKS: ("HEARTBEAT_PATIENCE",),
-    SUPERNODE: ("_insert_message", "_pull_and_store_message", "_push_messages", "time"),
-    CLIENTAPP: (
-        "install_from_fab",
-        "install_app_dependencies",
-        "get_load_client_app_fn",
-        "pull_task_input",
-        "push_message",
-        "push_task_output",
-    ),
 }
 
 
@@ -174,18 +131,34 @@ def is_supported(found: str | None) -> bool:
     return found is not None and f"{found}.".startswith(f"{SERIES}.")
 
 
+def entry_point(command: str) -> Callable[[], Any]:
+    """Import the function that one of Flower's commands runs.
+
+    Raises
+    ------
+    BractError
+        If the installed Flower has no such command, or bract has no rules for it.
+    """
+    scripts = distribution("flwr").entry_points.select(group="console_scripts", name=command)
+    if not scripts or command not in COMMANDS:
+        raise BractError(
+            f"Flower {installed()} has no command {command} that bract runs; "
+            f"pip install '{REQUIREMENT}'"
+        )
+    entry: Callable[[], Any] = scripts[command].load()
+    return entry
+
+
 def private_names() -> list[tuple[str, str]]:
     """Return module and name of everything private that bract rests on."""
     return [
         *((module, name) for name, module in NAMES.items()),
-        *((module, name) for module, _, name in (c.partition(":") for c in COMMANDS.values())),
-        *((module, "subprocess") for module in STARTERS.values()),
         *((module, name) for module, names in _REPLACED.items() for name in names),
     ]
 
 
 def missing() -> list[str]:
-    """Return what of `private_names` the installed Flower lacks, as ``module.name``."""
+    """Return the `private_names` that the installed Flower lacks, as ``module.name``."""
     return [f"{module}.{name}" for module, name in private_names() if not _is_there(module, name)]
 
 

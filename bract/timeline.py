@@ -8,20 +8,16 @@ in the Trace Event Format, which ``chrome://tracing`` and Perfetto open.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from bract.permissions import open_private
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 FOLDER = "BRACT_TIMELINE"
 """Environment variable with the absolute folder of the spans; nothing is noted without it."""
@@ -59,17 +55,6 @@ def note(name: str, began: int, ended: int | None = None) -> None:
         open(Path(folder) / f"{pid}.jsonl", "a", opener=open_private) as file,
     ):
         file.write(line)
-
-
-def traced(name: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return a function that is noted as a span whenever it returns something or raises."""
-
-    @functools.wraps(function)
-    def call(*arguments: _P.args, **options: _P.kwargs) -> _R:
-        with span(name):
-            return function(*arguments, **options)
-
-    return call
 
 
 def merge(folder: Path, target: Path) -> Path:

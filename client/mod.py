@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from bract.client.private import warn_of_open_folders
 from bract.client.refusals import note_refusal
 from bract.client.replies import digest
 from bract.errors import BractError
-from bract.flower import ClientAppCallable, ErrorCode
+from bract.protocol.codes import ErrorCode
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY, TRAINING_SCORES
 from bract.protocol.records import BUFFER_ENDINGS, DEFENSES, NUM_EXAMPLES_KEY, ROUND_KEY
 from bract.protocol.update import Tensors
@@ -53,6 +53,9 @@ _UNSEEN = (
 )
 
 _log = logging.getLogger(__name__)
+
+Handler = Callable[[Message, Context], Message]
+"""The rest of the mods, and the app's own handler."""
 
 
 class DefenseMod:
@@ -106,7 +109,7 @@ class DefenseMod:
                     "which a mod does not see; run it with bract's own ClientApp"
                 )
 
-    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def __call__(self, msg: Message, context: Context, call_next: Handler) -> Message:
         """Handle one message; the state is read per message, in Flower's fresh process."""
         kind = msg.metadata.message_type.partition(".")[0]
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
@@ -144,7 +147,7 @@ class DefenseMod:
         self,
         msg: Message,
         context: Context,
-        call_next: ClientAppCallable,
+        call_next: Handler,
         own: OwnModel,
         policy: SitePolicy,
         *,
@@ -163,7 +166,7 @@ class DefenseMod:
         _round(reply, policy)
         return reply
 
-    def _judge(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def _judge(self, msg: Message, context: Context, call_next: Handler) -> Message:
         """Let the app answer; a model that it evaluates is this client's own."""
         if not self.defenses.keeps_model:
             return call_next(msg, context)

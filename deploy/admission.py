@@ -12,13 +12,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
-
-from bract.deploy.rules import replace
-from bract.errors import BractError
-from bract.flower import FLEET
 
 LAPSE = 60.0
 """Seconds after its last heartbeat in which a SuperNode counts as connected (Flower 1.41)."""
@@ -55,12 +51,12 @@ _UNTRUSTED = (
 
 
 class Admission:
-    """Passes requests on, and says once why the SuperLink or its gateway refuses them.
+    """Interceptor that says once why the SuperLink or its gateway refuses this SuperNode.
+
+    It must be the outermost one: a request that is sent again is signed again.
 
     Parameters
     ----------
-    send
-        Signs a request and sends it, as Flower's interceptor does.
     say
         Prints a line for the person who runs the site.
     """
@@ -68,13 +64,10 @@ class Admission:
     refused = False
     """Whether this process was refused for a cause that a new start alone does not remove."""
 
-    def __init__(
-        self, send: Callable[..., httpx.Response], say: Callable[[str], None] | None = None
-    ) -> None:
-        self._send = send
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
         self._say = say or _print
 
-    def request(self, context: Any, call_next: Any) -> httpx.Response:
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         """Send a request, and again where the SuperLink does not take the site yet."""
         began, pause, said = time.monotonic(), FIRST_PAUSE, False
         unsigned = context.request.headers.copy()
@@ -98,9 +91,9 @@ class Admission:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _try(self, context: Any, call_next: Any) -> httpx.Response:
+    def _try(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         try:
-            return self._send(context, call_next)
+            return call_next(context)
         except httpx.ConnectError as error:
             text = str(error).lower()
             if "certificate" in text:
@@ -114,39 +107,6 @@ class Admission:
         if not Admission.refused:
             Admission.refused = True
             self._say(why)
-
-
-def say_why_refused() -> None:
-    """Put the rule in place; call it in a SuperNode.
-
-    Raises
-    ------
-    BractError
-        If Flower has no such name.
-    """
-    signer: Any = replace(FLEET, "NodeAuthHttpInterceptor", None)
-    if not hasattr(signer, "intercept"):
-        raise BractError(f"{FLEET}.NodeAuthHttpInterceptor has no method intercept")
-
-    class Signer(signer):  # type: ignore[misc]
-        """Flower's interceptor, with `Admission` around it."""
-
-        def __init__(self, *keys: Any) -> None:
-            super().__init__(*keys)
-            self._admission = Admission(super().intercept)
-
-        def intercept(self, context: Any, call_next: Any) -> httpx.Response:
-            return self._admission.request(context, call_next)
-
-    replace(FLEET, "NodeAuthHttpInterceptor", Signer)
-
-
-def end_supernode() -> NoReturn:
-    """End a SuperNode whose connection is lost; Flower's goes on without one, and looks healthy."""
-    from bract.flower import trigger_exit_handlers
-
-    trigger_exit_handlers(run_before_force_exit=False)
-    sys.exit(exit_code(1))
 
 
 def exit_code(flowers: str | int | None) -> str | int | None:

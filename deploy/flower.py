@@ -4,27 +4,26 @@
 
 `bract.deploy.sockets` closes what Flower listens on, `bract.deploy.pinned` holds a site to the app
 that its operator installed, `bract.deploy.clock` has it count the seconds that pass, and
-`bract.deploy.heartbeats` and `bract.deploy.pace` have it notice sooner what happens.
-`bract.deploy.admission` has a SuperNode say why it is refused.
+`bract.deploy.pace` has it notice sooner what happens. `bract.deploy.admission` has a SuperNode say
+why it is refused.
 """
 
 from __future__ import annotations
 
-import importlib
+import atexit
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from bract.deploy import (
     admission,
     audit_log,
     clock,
+    contact,
     expiry,
-    heartbeats,
     pace,
     pinned,
     shim,
@@ -32,9 +31,9 @@ from bract.deploy import (
     sockets,
     timeline,
 )
-from bract.deploy.rules import check_version, replace
+from bract.deploy.rules import check_version
 from bract.errors import BractError
-from bract.flower import COMMANDS, STARTERS
+from bract.flower import entry_point
 from bract.permissions import UMASK
 from bract.timeline import note, span
 
@@ -48,6 +47,9 @@ _OPEN_PATHS = {
     "flower-supernode": ("/health",),
 }
 
+_STARTERS = ("flower-superlink", "flower-supernode", "flower-superexec")
+"""Commands that start others; no code of an app runs in their processes."""
+
 _OPENS_PORT = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 
 
@@ -58,18 +60,11 @@ def command_line(name: str, *, forked: bool) -> list[str]:
     return [sys.executable, "-P", "-m", "bract.deploy.flower", name]
 
 
-def load(name: str) -> Callable[[], Any]:
-    """Import the entry point of a command."""
-    module, _, attribute = COMMANDS[name].partition(":")
-    entry: Callable[[], Any] = getattr(importlib.import_module(module), attribute)
-    return entry
-
-
 def run(name: str) -> None:
     """Run the command ``name`` with the arguments in ``sys.argv[1:]``."""
     check_version()
     os.umask(UMASK)  # its database, and what it puts into its home
-    entry = load(name)
+    entry = entry_point(name)
     clock.keep_even()
     pace.ask_again_soon()
     if sockets.FOLDER in os.environ:
@@ -80,17 +75,15 @@ def run(name: str) -> None:
                 os.environ.pop(variable, None)
     if name == "flower-supernode":
         pinned.guard_supernode()
-        heartbeats.expire_sooner()
         pace.follow_work()
-        admission.say_why_refused()
+        sockets.intercept_requests(admission.Admission(), contact.Contact())
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
-        heartbeats.beat_faster()
     elif name == "flwr-simulation":
-        simulation.simulate_sites()
+        simulation.restart_processes()
     if name in ("flower-superlink", "flower-supernode"):
         expiry.watch_as_told()
-    if name in STARTERS:
+    if name in _STARTERS:
         _restrict_children(name)
     if name == "flower-supernode" and NODE_CONFIG in os.environ:
         sys.argv += ["--node-config", os.environ[NODE_CONFIG]]
@@ -103,27 +96,30 @@ def run(name: str) -> None:
             entry()
         except SystemExit as ended:
             sys.exit(admission.exit_code(ended.code))
-        admission.end_supernode()
+        # Flower's goes on without its connection, and looks healthy.
+        sys.exit(admission.exit_code(1))
 
 
 def _restrict_children(name: str) -> None:
     """Let a process of Flower start only what belongs to it, and that under the rules."""
     allowed = _children(name)
 
-    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        child, *arguments = command
-        if child not in allowed:
-            raise BractError(f"{name} asked to start {child}; it may start {', '.join(allowed)}")
-        if child == "flwr-simulation":
-            # Flower would drop its output, and with it that of its clients.
-            options = options | {"stdout": None, "stderr": None}
-        line = command_line(child, forked=shim.SOCKET in os.environ)
-        began = time.monotonic_ns()
-        started = subprocess.Popen([*line, *arguments], **options)
-        note(f"start {child}", began)
-        return started
+    class Restricted(subprocess.Popen[bytes]):
+        def __init__(self, command: Sequence[str], **options: Any) -> None:
+            child, *arguments = command
+            if child not in allowed:
+                raise BractError(
+                    f"{name} asked to start {child}; it may start {', '.join(allowed)}"
+                )
+            if child == "flwr-simulation":
+                # Flower would drop its output, and with it that of its clients.
+                options |= {"stdout": None, "stderr": None}
+            line = command_line(child, forked=shim.SOCKET in os.environ)
+            began = time.monotonic_ns()
+            super().__init__([*line, *arguments], **options)
+            note(f"start {child}", began)
 
-    replace(STARTERS[name], "subprocess", SimpleNamespace(**(vars(subprocess) | {"Popen": start})))
+    setattr(subprocess, "Popen", Restricted)  # noqa: B010
 
 
 def _children(name: str) -> tuple[str, ...]:
@@ -134,6 +130,21 @@ def _children(name: str) -> tuple[str, ...]:
     return ("flwr-clientapp",) if pinned.APP in os.environ else ("flwr-serverapp",)
 
 
+def exit_code(ended: SystemExit) -> int:
+    """Return the code of an exit, whose text goes to stderr as Python's own does."""
+    if isinstance(ended.code, str):
+        sys.stderr.write(f"{ended.code}\n")
+    return ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process now; a SuperNode's thread that serves its apps would outlive its loop."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main() -> None:
     """Run the command that the first argument names."""
     name, *arguments = sys.argv[1:]
@@ -142,6 +153,10 @@ def main() -> None:
         run(name)
     except BractError as error:
         sys.exit(f"{name}: {error}")
+    except SystemExit as ended:
+        if name == "flower-supernode":
+            _leave(exit_code(ended))
+        raise
 
 
 if __name__ == "__main__":

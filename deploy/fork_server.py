@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bract.deploy import flower
 from bract.errors import BractError
-from bract.flower import COMMANDS
+from bract.flower import COMMANDS, entry_point
 from bract.permissions import UMASK
 
 _PRELOADED = (
@@ -51,7 +51,7 @@ def serve(socket_path: str, *, parent: int | None = None) -> None:
     """
     os.umask(UMASK)
     for name in COMMANDS:
-        flower.load(name)
+        entry_point(name)
     for module in _PRELOADED:
         _preload(module)
     listener = socket.socket(socket.AF_UNIX)
@@ -104,9 +104,7 @@ def _run(connection: socket.socket) -> None:
     except BractError as error:
         sys.stderr.write(f"{sys.argv[0]}: {error}\n")
     except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
-        if isinstance(stop.code, str):
-            sys.stderr.write(f"{stop.code}\n")
+        code = flower.exit_code(stop)
     except BaseException:  # noqa: BLE001 - this process ends here, with the reason, as any would
         traceback.print_exc()
     finally:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bract.deploy import certificates, gateway, heartbeats, sockets
+from bract.deploy import certificates, contact, gateway, sockets
 from bract.deploy import kit as kits
 from bract.deploy.certificates import read_certificate
 from bract.deploy.expiry import RENEWAL, certificates_of
@@ -136,7 +136,7 @@ def _supernode(health: Health, folder: Path, site: SiteFile) -> None:
     up = sockets.is_healthy(where / f"{site.port}.sock")
     health.measure("bract_up", up, process="supernode")
     health.note("SuperNode", "ok" if up else "FAIL", "runs" if up else f"does not run: {where}")
-    age = heartbeats.contact_age(where)
+    age = contact.contact_age(where)
     if age is None:
         health.note("SuperLink", "FAIL", "has not answered this SuperNode yet")
         return

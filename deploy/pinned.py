@@ -23,10 +23,10 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from bract.deploy import heartbeats
 from bract.deploy.rules import replace
 from bract.errors import BractError, one_line, shown
 from bract.flower import CLIENTAPP, SUPERNODE
+from bract.protocol.codes import SERVER_APP, ErrorCode
 from bract.references import TrustedReference, check_reference, import_reference
 
 APP = "BRACT_CLIENT_APP"
@@ -149,8 +149,6 @@ def guard_supernode() -> None:
     """Make the SuperNode answer runs of other apps with an error."""
     from flwr.app import Error, Message
 
-    from bract.flower import ErrorCode, TaskType
-
     app = pinned_app()
     reply_with = importlib.import_module(SUPERNODE)._insert_message
 
@@ -159,14 +157,13 @@ def guard_supernode() -> None:
 
         def receive() -> Any:
             received = given["receive"]()
-            heartbeats.note_contact()
             taken.extend(received or ())
             return received
 
         def get_run(run_id: int) -> Any:
             run = given["get_run"](run_id)
             # A run that names no task is one of the apps with a ServerApp and ClientApps.
-            if run.primary_task_type not in ("", None, TaskType.SERVER_APP):
+            if run.primary_task_type not in ("", None, SERVER_APP):
                 raise RefusedAppError(
                     f"this site runs {app!r} only, and the run is a {run.primary_task_type!r}"
                 )
@@ -183,7 +180,7 @@ def guard_supernode() -> None:
             )
         except RefusedAppError as error:
             message = taken[0]
-            answer = Message(Error(ErrorCode.INVALID_FAB, str(error)), reply_to=message)
+            answer = Message(Error(ErrorCode.INVALID_BUNDLE, str(error)), reply_to=message)
             reply_with(answer, given["state"], given["object_store"])
             return int(message.metadata.run_id)
 
@@ -197,12 +194,8 @@ def guard_clientapp() -> None:
     def check_only(bundle: bytes, **_: Any) -> None:
         refuse_other(bundle, app)
 
-    def install_nothing(*_: Any, **__: Any) -> None:
-        raise RefusedAppError("this site installs nothing that a run asks for")
-
     def loader(**_: Any) -> Callable[..., Any]:
         return lambda *_: load_app(app)
 
     replace(CLIENTAPP, "install_from_fab", check_only)
-    replace(CLIENTAPP, "install_app_dependencies", install_nothing)
     replace(CLIENTAPP, "get_load_client_app_fn", loader)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 
 from bract.deploy import sockets
-from bract.deploy.rules import check_version
+from bract.deploy.control import control_client, socket_connection
 from bract.deploy.sites import Sites
 from bract.errors import BractError, RunFailedError, one_line
-
-if TYPE_CHECKING:
-    from bract.flower import ControlHttpClient
 
 
 @dataclass
@@ -109,20 +104,9 @@ def online(socket: Path) -> dict[str, bool]:
 _ONLINE, _UNREGISTERED = "online", "unregistered"
 
 
-def _control(socket: Path) -> AbstractContextManager[ControlHttpClient]:
-    check_version()
+def _control(socket: Path) -> Any:
     _require(socket)
-    from bract.flower import ControlHttpClient, RuntimeVersionHttpInterceptor
-
-    os.environ[sockets.FOLDER] = str(socket.absolute().parent)
-    sockets.route_requests()
-    client: AbstractContextManager[ControlHttpClient] = ControlHttpClient.from_server_address(
-        sockets.address(int(socket.stem)),
-        insecure=True,
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="bract")],
-    )
-    return client
+    return control_client(socket_connection(socket))
 
 
 def _require(socket: Path) -> None:
@@ -137,7 +121,7 @@ def _require(socket: Path) -> None:
 
 def _key_bytes(text: str) -> bytes:
     """Return a public key as Flower's requests carry it."""
-    from bract.flower import public_key_to_bytes
-
     key = serialization.load_ssh_public_key(text.encode())
-    return public_key_to_bytes(key)  # type: ignore[arg-type]
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )

@@ -199,3 +199,16 @@ def route_requests() -> None:
         client._client = httpx.Client(transport=transport, timeout=timeout)
 
     setattr(ProtobufClient, "__init__", init)  # noqa: B010
+
+
+def intercept_requests(*interceptors: Any) -> None:
+    """Put interceptors around those of Flower's HTTP clients, the first one outermost."""
+    from bract.flower import ProtobufClient
+
+    construct = ProtobufClient.__init__
+
+    def init(client: ProtobufClient, base_url: str, **options: Any) -> None:
+        inner = tuple(options.pop("interceptors", ()))
+        construct(client, base_url, interceptors=(*interceptors, *inner), **options)
+
+    setattr(ProtobufClient, "__init__", init)  # noqa: B010

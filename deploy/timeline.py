@@ -1,54 +1,52 @@
-"""Spans of what Flower does in a process, for `bract run --profile`."""
+"""Spans of what Flower's processes ask of each other, for `bract run --profile`."""
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 import time
 from typing import Any
 
-from bract.deploy.rules import replace
-from bract.flower import CLIENTAPP, SUPERNODE
-from bract.timeline import FOLDER, note, traced
+import httpx
+
+from bract.deploy import sockets
+from bract.timeline import FOLDER, note
 
 _SPANS = {
     "flower-supernode": {
-        SUPERNODE: {"_push_messages": "wait for the ClientApp, send its answer"},
+        "PullMessages": "take message from SuperLink",
+        "PullObject": "take part of message from SuperLink",
+        "PushMessages": "send answer to SuperLink",
+        "PushObject": "send part of answer to SuperLink",
     },
     "flwr-clientapp": {
-        CLIENTAPP: {
-            "pull_task_input": "take message from SuperNode",
-            "install_from_fab": "install bundle",
-            "push_message": "hand answer to SuperNode",
-            "push_task_output": "hand state to SuperNode",
-        }
+        "PullTaskInput": "take task from SuperNode",
+        "PullMessages": "take message from SuperNode",
+        "PullObject": "take part of message from SuperNode",
+        "PushMessages": "hand answer to SuperNode",
+        "PushObject": "hand part of answer to SuperNode",
+        "PushTaskOutput": "hand state to SuperNode",
     },
 }
+"""What a command's requests are for, by the last part of their names."""
+
+
+class Spans:
+    """Interceptor that notes how long a request took; a question without an answer is left out."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self._names = names
+
+    def intercept(self, context: Any, call_next: Any) -> httpx.Response:
+        """Pass a request on."""
+        began = time.monotonic_ns()
+        response: httpx.Response = call_next(context)
+        method = str(context.rpc_method).rpartition("/")[2]
+        if method in self._names and (method != "PullMessages" or response.content):
+            note(self._names[method], began)
+        return response
 
 
 def note_spans(name: str) -> None:
-    """Note what the command ``name`` does, where a profile is wanted."""
-    if FOLDER not in os.environ:
-        return
-    for module, functions in _SPANS.get(name, {}).items():
-        for function, said in functions.items():
-            found = getattr(importlib.import_module(module), function, None)
-            replace(module, function, traced(said, found) if found else None)
-    if name == "flower-supernode":
-        _note_pulls()
-
-
-def _note_pulls() -> None:
-    """Note only the questions to the SuperLink that brought a message."""
-    pull = getattr(importlib.import_module(SUPERNODE), "_pull_and_store_message")  # noqa: B009
-
-    @functools.wraps(pull)
-    def pulled(**arguments: Any) -> Any:
-        began = time.monotonic_ns()
-        run_id = pull(**arguments)
-        if run_id is not None:
-            note("take message from SuperLink", began)
-        return run_id
-
-    replace(SUPERNODE, "_pull_and_store_message", pulled)
+    """Note the requests of the command ``name``, where a profile is wanted."""
+    if FOLDER in os.environ and name in _SPANS:
+        sockets.intercept_requests(Spans(_SPANS[name]))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from bract.flower import NodeInfo, ObjectPushError, Run
+from bract.flower import ObjectPushError
 from bract.timeline import note, span
 
 PUSHES = 5
@@ -24,12 +25,12 @@ class ForwardingGrid(Grid):
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Forward."""
         self.grid.set_run(run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """The run that the grid belongs to."""
         return self.grid.run
 
@@ -48,7 +49,7 @@ class ForwardingGrid(Grid):
         """Forward."""
         return self.grid.get_node_ids()
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Any]:
         """Forward."""
         return self.grid.get_nodes()
 

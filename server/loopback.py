@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from bract.flower import Run, TaskIdentity
-
-CLIENT_APP_RAISED = 2
-NODE_UNAVAILABLE = 5
+from bract.flower import TaskIdentity
+from bract.protocol.codes import ErrorCode
 
 Config = Mapping[str, bool | float | int | str]
 
@@ -58,7 +58,7 @@ class LoopbackGrid(Grid):
     ) -> None:
         self._app = client_app
         run_id = secrets.randbits(62) if run_id is None else run_id
-        self._run = Run.create_empty(run_id)
+        self._run: Any = SimpleNamespace(run_id=run_id)
         self._faults = faults or (lambda _: None)
         self._replies: dict[str, Message] = {}
         self._count = 0
@@ -70,13 +70,13 @@ class LoopbackGrid(Grid):
         # Flower refuses to create messages in a process without an identity.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 0, 0
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run that `run` returns."""
         self._run = run
 
     @property
-    def run(self) -> Run:
-        """The run that the grid belongs to."""
+    def run(self) -> Any:
+        """The run that the grid belongs to, of which ``run_id`` alone is known until `set_run`."""
         return self._run
 
     def create_message(
@@ -106,7 +106,7 @@ class LoopbackGrid(Grid):
             if fault == "drop":
                 continue
             if fault is not None:
-                reply = Message(Error(NODE_UNAVAILABLE, fault), reply_to=message)
+                reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, fault), reply_to=message)
             else:
                 reply = self._answer(message)
             self._replies[message.metadata.message_id] = reply
@@ -130,4 +130,4 @@ class LoopbackGrid(Grid):
             return app(message, context)
         except Exception as error:  # noqa: BLE001 - a node outlives whatever its app raises
             reason = f"{type(error)}:<'{error}'>"
-            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
+            return Message(Error(ErrorCode.APP_RAISED, reason), reply_to=message)

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 from bract.config import FederationConfig, dump_config
+from bract.deploy.pinned import DEFAULT_APP
 from bract.files import utf8
 
 CONNECTION = "bract"
 """Name of the SuperLink connection in the launcher's own Flower configuration."""
 
 
-def app_manifest(config: FederationConfig, run_dir: Path | None) -> str:
+def app_manifest(
+    config: FederationConfig, run_dir: Path | None, client_app: str = DEFAULT_APP
+) -> str:
     """Return the ``pyproject.toml`` of a Flower App Bundle that carries configuration only.
 
     The sites' identities and data paths stay with the provisioner.
@@ -21,6 +24,8 @@ def app_manifest(config: FederationConfig, run_dir: Path | None) -> str:
     ----------
     run_dir
         The server's run directory; None lets it take a folder of its own.
+    client_app
+        The ClientApp that the bundle names, ``package.module:name``.
     """
     config = config.model_copy(update={"deployment": None})
     return "\n".join(
@@ -37,7 +42,7 @@ def app_manifest(config: FederationConfig, run_dir: Path | None) -> str:
             "",
             "[tool.flwr.app.components]",
             'serverapp = "bract.server.app:app"',
-            'clientapp = "bract.client.app:app"',
+            f"clientapp = {json.dumps(client_app)}",
             "",
             "[tool.flwr.app.config]",
             f"federation = {json.dumps(dump_config(config))}",

@@ -97,6 +97,9 @@ class LocalFederation:
     Use as a context manager; on leaving it, in whatever way, every process is ended.
     """
 
+    _bundled_app = DEFAULT_APP
+    """The ClientApp that the run's bundle names."""
+
     def __init__(
         self, config: FederationConfig, run: RunDirectory, launch: Launch | None = None
     ) -> None:
@@ -410,7 +413,8 @@ class LocalFederation:
 
     def _write_app(self) -> None:
         folder = self.processes.folder / "app"
-        write_text(folder / "pyproject.toml", app_manifest(self.config, self.run.root))
+        manifest = app_manifest(self.config, self.run.root, self._bundled_app)
+        write_text(folder / "pyproject.toml", manifest)
 
 
 def how_to_resume(run: RunDirectory) -> str:

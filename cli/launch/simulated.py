@@ -17,7 +17,7 @@ from bract.cli.launch.cluster import check_ray
 from bract.cli.launch.launcher import LocalFederation
 from bract.cli.launch.processes import threads_of
 from bract.config import FederationConfig
-from bract.deploy.simulation import engine_environment
+from bract.deploy.simulation import SIMULATED_APP, engine_environment
 from bract.errors import BractError, one_line
 from bract.files import write_text
 
@@ -28,10 +28,12 @@ class SimulatedFederation(LocalFederation):
     Used as `LocalFederation` is.
     """
 
+    _bundled_app = SIMULATED_APP
+
     def _start_superlink(self, *options: str, private: object = None) -> str:
         del private
         sites = self._write_sites(self._keys())
-        environment = engine_environment(self.processes.folder, sites)
+        environment = engine_environment(self.processes.folder, sites, self.launch.client_app)
         return super()._start_superlink("--simulation", *options, private=environment)
 
     def _start_supernodes(self, address: str) -> None:

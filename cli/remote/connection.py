@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import httpx
 
-from bract.cli.remote.where import Where, words_to_stderr
-from bract.deploy import sockets
-from bract.deploy.rules import check_version
+from bract.cli.remote.where import Where
+from bract.deploy.control import control_client
 from bract.errors import BractError, RunFailedError, one_line
-
-if TYPE_CHECKING:
-    from bract.flower import ControlHttpClient
+from bract.protocol.codes import RUN_ID_NOT_FOUND
 
 QUIET = 45.0
 """Seconds without a line of log after which the stream is opened anew: a connection that broke
@@ -60,22 +58,16 @@ def connect(where: Where) -> Iterator[Control]:
     BractError
         If it cannot be reached, or must not be trusted; the message gives the reason.
     """
-    check_version()
-    from bract.flower import init_http_client_from_connection
-
-    if where.is_socket:
-        sockets.route_requests()
     connection = where.connection()
-    with words_to_stderr():
-        try:
-            client = init_http_client_from_connection(connection)
-        except click.ClickException as error:
-            raise BractError(f"{where.superlink}: {one_line(error.message, 300)}") from error
-        except (ssl.SSLError, ValueError) as error:
-            raise BractError(
-                f"{connection.root_certificates}: no certificates in PEM ({one_line(error, 100)}); "
-                "take the ca.crt that the server's operator gave you"
-            ) from error
+    try:
+        client = control_client(connection)
+    except click.ClickException as error:
+        raise BractError(f"{where.superlink}: {one_line(error.message, 300)}") from error
+    except (ssl.SSLError, ValueError) as error:
+        raise BractError(
+            f"{connection.root_certificates}: no certificates in PEM ({one_line(error, 100)}); "
+            "take the ca.crt that the server's operator gave you"
+        ) from error
     with client:
         yield Control(client, connection.address or where.superlink, connection.federation or "")
 
@@ -92,7 +84,7 @@ class Control:
         What Flower's configuration calls a federation of the SuperLink; empty takes its only one.
     """
 
-    def __init__(self, client: ControlHttpClient, address: str, federation: str = "") -> None:
+    def __init__(self, client: Any, address: str, federation: str = "") -> None:
         self._client = client
         self._federation = federation
         self.address = address
@@ -114,14 +106,14 @@ class Control:
 
     def start(self, manifest: str) -> int:
         """Submit an app that consists of its ``pyproject.toml``; return the run's number."""
-        from bract.flower import Fab, StartRunRequest, build_fab_from_files, fab_to_proto
+        from bract.flower import StartRunRequest, build_fab_from_files
 
         content, _ = build_fab_from_files({"pyproject.toml": manifest.encode()})
-        bundle = Fab(hashlib.sha256(content).hexdigest(), content, {})
         with self._explained():
-            answer = self._client.StartRun(
-                StartRunRequest(fab=fab_to_proto(bundle), federation=self._federation)
-            )
+            request = StartRunRequest(federation=self._federation)
+            request.fab.content = content
+            request.fab.hash_str = hashlib.sha256(content).hexdigest()
+            answer = self._client.StartRun(request)
         if not answer.HasField("run_id"):
             note = one_line(answer.note, 300) or "it says no reason"
             raise RunFailedError(f"{self.address}: the SuperLink did not take the run: {note}")
@@ -172,14 +164,12 @@ class Control:
             raise UnreachableError(f"{self.address}: {_reason(error)}") from error
 
     def _refused(self, response: httpx.Response) -> BractError:
-        from bract.flower import ApiErrorCode, FlowerError
-
-        said = FlowerError.from_json(response.text)
-        if said is not None:
-            words = one_line(f"{said.message} {said.public_details or ''}".strip(), 300)
-            if said.code == ApiErrorCode.RUN_ID_NOT_FOUND:
-                return UnknownRunError(f"{self.address}: {words}; `flwr ls` lists the runs")
-            return RunFailedError(f"{self.address}: the SuperLink refused: {words}")
+        refusal = _refusal_of(response.text)
+        if refusal is not None:
+            code, reason = refusal
+            if code == RUN_ID_NOT_FOUND:
+                return UnknownRunError(f"{self.address}: {reason}; `flwr ls` lists the runs")
+            return RunFailedError(f"{self.address}: the SuperLink refused: {reason}")
         if response.status_code in (401, 403, 404):
             return BractError(
                 f"{self.address}: this port does not take runs (HTTP {response.status_code}): it "
@@ -199,6 +189,18 @@ class _Impatient:
         response: httpx.Response = call_next(context)
         context.request.extensions["timeout"]["read"] = QUIET
         return response
+
+
+def _refusal_of(text: str) -> tuple[int, str] | None:
+    """Return code and message of an error of Flower's APIs, None where the text is another."""
+    try:
+        found = json.loads(text)
+        code, message, details = found["code"], found["detail"], found.get("extra")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not isinstance(code, int) or not isinstance(message, str):
+        return None
+    return code, one_line(f"{message} {details or ''}".strip(), 300)
 
 
 def _reason(error: httpx.HTTPError) -> str:

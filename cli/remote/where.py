@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shlex
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from bract.deploy import sockets
+from bract.deploy.control import output_to_stderr, socket_connection
 from bract.deploy.validity import check_certificate
 from bract.errors import BractError, one_line
 
@@ -62,7 +58,7 @@ class Where:
 
         if self.is_socket:
             self._refuse_tls("a socket needs no TLS: the kernel says who connects")
-            return SuperLinkConnection("socket", self._socket_address(), insecure=True)
+            return socket_connection(self._checked_socket())
         if ":" in self.superlink:
             return SuperLinkConnection(
                 "remote",
@@ -76,7 +72,7 @@ class Where:
                 f"--superlink {one_line(self.superlink, 80)}: expected host:port, a socket such as "
                 "FOLDER/8000.sock, or the name of a connection in Flower's config.toml"
             )
-        with words_to_stderr():
+        with output_to_stderr():
             try:
                 found = read_superlink_connection(self.superlink)
             except click.ClickException as error:
@@ -115,24 +111,15 @@ class Where:
             _check_authority(self.root_certificates)
         return self.superlink
 
-    def _socket_address(self) -> str:
+    def _checked_socket(self) -> Path:
         place = Path(self.superlink)
         if not place.is_socket() or not place.stem.isdecimal():
             raise BractError(
                 f"--superlink {self.superlink}: expected the socket of a `bract superlink`, such "
                 "as FOLDER/8000.sock"
             )
-        os.environ[sockets.FOLDER] = str(place.absolute().parent)
-        sockets.path(int(place.stem))
-        return sockets.address(int(place.stem))
+        return place
 
 
 def _check_authority(path: Path) -> None:
     check_certificate(path, mend="ask the server's operator for its new CA")
-
-
-@contextlib.contextmanager
-def words_to_stderr() -> Iterator[None]:
-    """Redirect the output of Flower's client to stderr, to keep it out of our results."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield

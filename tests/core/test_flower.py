@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from bract import flower
+from bract.errors import BractError
+from bract.protocol import codes
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
@@ -38,7 +40,7 @@ def named(tree: ast.AST) -> set[str]:
 
 
 def test_no_other_module_names_what_is_private_to_flower() -> None:
-    assert {"flwr.supercore.run", "flwr.superlink.cli"} <= named(ast.parse(ONE_PLACE.read_text()))
+    assert {"flwr.supercore.run", "flwr.cli.build"} <= named(ast.parse(ONE_PLACE.read_text()))
     strays = {path.name: named(ast.parse(path.read_text())) - PUBLIC for path in modules()}
     assert {name: found for name, found in strays.items() if found} == {}
 
@@ -49,6 +51,34 @@ def test_the_installed_flower_has_every_name() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert re.search(r"(\d+) of \1 names", done.stdout)
+
+
+def test_few_private_names_are_used_and_each_is_in_the_documents() -> None:
+    names = flower.private_names()
+    assert len(names) == len(set(names)) <= 25
+    page = (ROOT / "docs" / "flower.md").read_text()
+    assert [name for _, name in names if f"`{name}`" not in page] == []
+
+
+def test_a_command_that_flower_does_not_declare_is_named() -> None:
+    for name in ("flower-gone", "flwr-agentapp"):
+        with pytest.raises(BractError, match=f"has no command {name}"):
+            flower.entry_point(name)
+    assert all(callable(flower.entry_point(name)) for name in flower.COMMANDS)
+
+
+def test_codes_that_are_written_down_are_flower_s() -> None:
+    from flwr.common import constant
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.error import ApiErrorCode
+
+    theirs = constant.ErrorCode
+    assert codes.ErrorCode.APP_RAISED == theirs.CLIENT_APP_RAISED_EXCEPTION
+    assert codes.ErrorCode.NODE_UNAVAILABLE == theirs.NODE_UNAVAILABLE
+    assert codes.ErrorCode.MOD_FAILED_PRECONDITION == theirs.MOD_FAILED_PRECONDITION
+    assert codes.ErrorCode.INVALID_BUNDLE == theirs.INVALID_FAB
+    assert codes.RUN_ID_NOT_FOUND == ApiErrorCode.RUN_ID_NOT_FOUND
+    assert codes.SERVER_APP == TaskType.SERVER_APP
 
 
 def test_a_name_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

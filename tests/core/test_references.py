@@ -24,12 +24,10 @@ IMPORTERS = {
     "attacks/methods/__init__.py": "its own modules",
     "cli/export.py": "names in its source",
     "cli/launch/cluster.py": "ray",
-    "deploy/flower.py": "its own table of Flower's commands",
     "deploy/fork_server.py": "its own list",
     "deploy/pace.py": "names in its source",
     "deploy/pinned.py": "names in its source",
     "deploy/rules.py": "names that bract's rules replace in Flower",
-    "deploy/timeline.py": "names in its source",
 }
 """Modules that import by a computed name, and where that name comes from: never from a peer."""
 

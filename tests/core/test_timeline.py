@@ -43,8 +43,8 @@ def test_a_span_is_as_long_as_its_block_also_where_it_raises(folder: Path) -> No
         time.sleep(0.02)
         raise ValueError
 
-    with pytest.raises(ValueError):
-        timeline.traced("work", work)()
+    with pytest.raises(ValueError), timeline.span("work"):
+        work()
     (line,) = (folder / f"{os.getpid()}.jsonl").read_text().splitlines()
     found = json.loads(line)
     assert found["name"] == "work"

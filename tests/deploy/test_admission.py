@@ -29,7 +29,7 @@ class SuperLink:
         self.answers = list(answers)
         self.said: list[str] = []
 
-    def _send(self, context: Any, _call_next: Any) -> httpx.Response:
+    def _sign_and_send(self, context: Any) -> httpx.Response:
         assert "signature" not in context.request.headers
         context.request.headers["signature"] = "of the time"
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -38,9 +38,10 @@ class SuperLink:
         return httpx.Response(answer)
 
     def ask(self, method: str = "/flwr.proto.Fleet/ActivateNode") -> int:
-        made = Admission(self._send, self.said.append)
+        made = Admission(self.said.append)
         request = httpx.Request("POST", "https://localhost/v1/fleet")
-        return made.request(SimpleNamespace(rpc_method=method, request=request), None).status_code
+        context = SimpleNamespace(rpc_method=method, request=request)
+        return made.intercept(context, self._sign_and_send).status_code
 
 
 def test_a_killed_site_asks_less_and_less_often_until_its_heartbeat_has_lapsed(
@@ -117,23 +118,3 @@ def test_a_good_answer_ends_a_refusal() -> None:
         superlink.ask()
     superlink.ask()
     assert exit_code(0) == 0
-
-
-def test_the_rule_stands_around_flower_s_own_signer(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
-    from bract.flower import FLEET
-
-    module = importlib.import_module(FLEET)
-    flowers = module.NodeAuthHttpInterceptor
-    monkeypatch.setattr(module, "NodeAuthHttpInterceptor", flowers)
-    admission.say_why_refused()
-    assert issubclass(module.NodeAuthHttpInterceptor, flowers)
-    asked: list[Any] = []
-    monkeypatch.setattr(flowers, "intercept", lambda _, context, __: asked.append(context))
-    monkeypatch.setattr(Admission, "request", lambda self, *call: self._send(*call))
-    made = module.NodeAuthHttpInterceptor.__new__(module.NodeAuthHttpInterceptor)
-    monkeypatch.setattr(flowers, "__init__", lambda *_: None)
-    made.__init__(None, None)
-    made.intercept("a request", None)
-    assert asked == ["a request"]

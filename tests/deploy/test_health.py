@@ -18,8 +18,9 @@ from bract.cli.main import app
 from bract.client.answered import Answered, Last, Run
 from bract.client.refusals import note_refusal, read_refusals
 from bract.config import FederationConfig
-from bract.deploy import certificates, expiry, health, heartbeats, sockets
+from bract.deploy import certificates, expiry, health, sockets
 from bract.deploy import kit as kits
+from bract.deploy.contact import CONTACT, note_contact
 from bract.deploy.health import LONGEST_SILENCE, examine
 from bract.deploy.metrics import exposition
 from bract.errors import BractError, RunFailedError
@@ -53,11 +54,11 @@ def contact(site: Path, ago: float = 0.0) -> None:
     sockets.mkdir(parents=True, exist_ok=True)
     os.environ["BRACT_SOCKETS"] = str(sockets)
     try:
-        heartbeats.note_contact()
+        note_contact()
     finally:
         del os.environ["BRACT_SOCKETS"]
     then = datetime.datetime.now().timestamp() - ago
-    os.utime(sockets / heartbeats.CONTACT, (then, then))
+    os.utime(sockets / CONTACT, (then, then))
 
 
 def test_a_site_that_is_well_says_what_it_answered_refused_and_spent(

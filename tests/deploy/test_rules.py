@@ -2,6 +2,8 @@
 
 import functools
 import importlib
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bract.deploy import flower, heartbeats, pace, pinned, rules, sockets
+from bract.deploy import flower, pace, pinned, rules, sockets
 from bract.errors import BractError
-from bract.flower import HEARTBEAT, NODE_TASKS, OBJECTS, PULLS, SUPERNODE
+from bract.flower import OBJECTS, PULLS, SUPERNODE
 
 
 def test_sockets_are_refused_in_a_folder_that_others_may_enter(
@@ -34,28 +36,67 @@ def test_a_rule_that_has_nothing_to_replace_stops_the_process() -> None:
         rules.replace("flwr.supernode.start_client_internal", "no_such_name", None)
 
 
-def test_a_killed_clientapp_is_missed_after_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token outlives two heartbeats that were lost."""
-    corestate, sender = (importlib.import_module(m) for m in (NODE_TASKS, HEARTBEAT))
-    paced: list[str] = []
+def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
     for rule in ("follow_work", "ask_again_soon"):
-        monkeypatch.setattr(pace, rule, functools.partial(paced.append, rule))
-    monkeypatch.setattr(corestate, "HEARTBEAT_PATIENCE", corestate.HEARTBEAT_PATIENCE)
-    monkeypatch.setattr(sender, "HEARTBEAT_DEFAULT_INTERVAL", sender.HEARTBEAT_DEFAULT_INTERVAL)
+        monkeypatch.setattr(pace, rule, functools.partial(done.append, rule))
     for rule in ("guard_supernode", "guard_clientapp"):
-        monkeypatch.setattr(pinned, rule, lambda: None)
-    monkeypatch.setattr(flower, "_restrict_children", lambda name: None)
-    monkeypatch.setattr(flower, "load", lambda name: lambda: None)
+        monkeypatch.setattr(pinned, rule, functools.partial(done.append, rule))
+    observe = lambda *interceptors: done.append([type(i).__name__ for i in interceptors])  # noqa: E731
+    monkeypatch.setattr(sockets, "intercept_requests", observe)
+    monkeypatch.setattr(flower, "_restrict_children", lambda name: done.append(f"children {name}"))
+    monkeypatch.setattr(flower, "entry_point", lambda name: lambda: None)
     with pytest.raises(SystemExit):  # a SuperNode that returns has lost its connection
         flower.run("flower-supernode")
     flower.run("flwr-clientapp")
-    assert paced == ["ask_again_soon", "follow_work", "ask_again_soon"]
-    claimed = corestate.HEARTBEAT_DEFAULT_INTERVAL
-    assert claimed == 30, "time to start in, which is Flower's"
-    assert corestate.HEARTBEAT_PATIENCE * claimed == heartbeats.TOKEN_SECONDS
-    interval = sender.HEARTBEAT_DEFAULT_INTERVAL - sender.HEARTBEAT_CALL_TIMEOUT
-    longest = interval * (sender.HEARTBEAT_BASE_MULTIPLIER + max(sender.HEARTBEAT_RANDOM_RANGE))
-    assert longest * 3 < heartbeats.TOKEN_SECONDS
+    assert done == [
+        "ask_again_soon",
+        "guard_supernode",
+        "follow_work",
+        ["Admission", "Contact"],
+        "children flower-supernode",
+        "ask_again_soon",
+        "guard_clientapp",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command", [["flower-superexec"], ["sh", "-c", "true"], ["flwr-serverapp"]]
+)
+def test_a_process_of_flower_starts_only_what_belongs_to_it(command: list[str]) -> None:
+    code = """
+import subprocess, sys
+from bract.deploy import flower
+flower.command_line = lambda name, forked: [sys.executable, "-c", "import sys; print(sys.argv)"]
+flower._restrict_children("flower-supernode")
+subprocess.Popen(sys.argv[1:]).wait()
+"""
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code, *command, "--parent-pid"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if command == ["flower-superexec"]:
+        assert found.stdout == "['-c', '--parent-pid']\n", "under the rules"
+    else:
+        assert "it may start flower-superexec" in found.stderr and not found.stdout
+
+
+def test_interceptors_are_around_flower_s_own_the_first_outermost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = importlib.import_module("flwr.supercore.protobuf.client").ProtobufClient
+    monkeypatch.setattr(client, "__init__", client.__init__)
+    sockets.intercept_requests("ours")
+    sockets.intercept_requests("later")
+    assert client("http://localhost", interceptors=["flower's"])._interceptors == (
+        "ours",
+        "later",
+        "flower's",
+    )
 
 
 def test_a_supernode_asks_often_after_work_and_as_seldom_as_flower_s_without(

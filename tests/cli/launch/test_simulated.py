@@ -19,10 +19,12 @@ from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.launch.processes import Processes
 from bract.cli.launch.simulated import SimulatedFederation, check_simulable, clients_at_once
 from bract.config import FederationConfig, build_config
-from bract.deploy import sockets
+from bract.deploy import simulation, sockets
+from bract.deploy.pinned import APP
 from bract.deploy.private_ray import SESSION_BYTES
-from bract.deploy.simulation import SITES, SimulatedApp, engine_environment
+from bract.deploy.simulation import SITES, engine_environment
 from bract.errors import BractError
+from bract.references import TrustedReference, import_reference
 from bract.rundir import RunDirectory
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import FedAvg
@@ -161,11 +163,12 @@ def test_a_core_is_one_client_at_a_time_and_no_round_has_idle_processes(
 
 
 def test_the_engine_asks_for_a_secret_of_its_own_on_the_loopback_interface(tmp_path: Path) -> None:
-    one, two = (engine_environment(tmp_path, tmp_path / "sites.json") for _ in range(2))
+    one, two = (engine_environment(tmp_path, tmp_path / "sites.json", "a.b:c") for _ in range(2))
     assert one["RAY_AUTH_MODE"] == "token"
     assert len(one["RAY_AUTH_TOKEN"]) == 64 and one["RAY_AUTH_TOKEN"] != two["RAY_AUTH_TOKEN"]
     assert one["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
     assert one["RAY_TMPDIR"] == str(tmp_path)
+    assert one[APP] == "a.b:c"
 
 
 def test_the_sockets_of_the_engine_fit_below_the_folder() -> None:
@@ -179,14 +182,20 @@ def test_the_sockets_of_the_engine_fit_below_the_folder() -> None:
 
 
 def test_what_an_app_raises_in_the_engine_reaches_the_strategy_as_from_a_process(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulated = SimulatedApp(f"{__name__}:app")
+    (tmp_path / "sites.json").write_text('[{"partition-id": 0, "device": "cpu"}]')
+    monkeypatch.setenv(SITES, str(tmp_path / "sites.json"))
+    monkeypatch.setenv(APP, f"{__name__}:app")
+    simulation._sites.cache_clear()
+    simulated = import_reference(TrustedReference(simulation.SIMULATED_APP), what="app")
     grid = LoopbackGrid(app, [{}])
     message = Message(RecordDict(), 1, "train")
     (message_id,) = grid.push_messages([message])
     (expected,) = grid.pull_messages([message_id])
-    answer = simulated(message, Context(1, 1, {}, RecordDict(), {}))
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+    answer = simulated(message, context)
+    assert context.node_config == {"partition-id": 0, "device": "cpu"}
     assert isinstance(answer.error, Error)
     assert (answer.error.code, answer.error.reason) == (
         expected.error.code,

@@ -1,0 +1,21 @@
+"""Numbers and names of Flower's wire protocol that it does not export."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Codes of the errors with which a node answers a message."""
+
+    APP_RAISED = 2
+    NODE_UNAVAILABLE = 5
+    MOD_FAILED_PRECONDITION = 6
+    INVALID_BUNDLE = 7
+
+
+RUN_ID_NOT_FOUND = 16
+"""Code of the Control API's error for an unknown run."""
+
+SERVER_APP = "flwr-serverapp"
+"""Task type of a run that consists of a ServerApp and ClientApps."""
