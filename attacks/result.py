@@ -92,10 +92,11 @@ class Trial:
         Cosine in [-1, 1] between the matched tensors and those that ``images`` produce, and the
         norm of their difference over the norm of the matched tensors: 0 is a perfect match.
     layers
-        Cosine between target and simulation by the tensor's name, each coordinate alike.
+        Cosine between target and simulation by the tensor's name, each coordinate alike; of the
+        last one where several rounds were matched together.
     scale
-        Factor from what ``images`` produce to the target along it, by the evidence's weights; None
-        where one of them is zero.
+        Factor from what ``images`` produce to the target along it, by the evidence's weights and in
+        the same round; None where one of them is zero.
     nats
         ``-log p(evidence | images, labels) - log p(images)`` up to a constant of the observation,
         where the evidence has a likelihood (random defenses, to an attacker that knows them); the

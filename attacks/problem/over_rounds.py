@@ -147,6 +147,11 @@ def round_names(case: Case) -> list[list[str]]:
     return [[name_in(i, n) for n in c.evidence.target] for i, c in enumerate(case.rounds)]
 
 
+def of_last_round(case: Case, tensors: Tensors) -> Tensors:
+    """Return the tensors of a case's last round by the model's names; all of a single upload's."""
+    return _group(tensors, len(case.rounds) - 1) if case.rounds else tensors
+
+
 def of_model(buffers: Tensors) -> Tensors:
     """Leave out what `join_rounds` keeps of several rounds among the buffers."""
     return {name: value for name, value in buffers.items() if _SEPARATOR not in name}

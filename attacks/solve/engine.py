@@ -16,6 +16,7 @@ from torch import Tensor
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.objectives import agreement, factor, layer_cosines
+from bract.attacks.problem.over_rounds import of_last_round
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.result import Budget, Trial
@@ -348,6 +349,9 @@ def _match(problem: Problem, outcome: Outcome) -> _Match:
     nats = None
     if exact.likelihood is not None:
         nats = exact.distance(exact.likelihood, detached) + NaturalImages()(exact, images)
-    layers = layer_cosines(detached, exact.target)
-    scale = factor(detached, exact.target, exact.weights)
+    case = exact.cases[0]
+    made, target = of_last_round(case, detached), of_last_round(case, exact.target)
+    layers = layer_cosines(made, target)
+    weights = exact.weights and of_last_round(case, exact.weights)
+    scale = factor(made, target, weights)
     return _Match(cosine, residual, layers, scale, nats, statistics)

@@ -6,7 +6,7 @@ These are numbers; `bract.report.findings` says what they mean, and from which v
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from torch.func import functional_call
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in, local_training
-from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.result import Reconstruction
 from bract.attacks.solve.labels import last_layer
@@ -33,7 +32,8 @@ _RECTIFIERS = (nn.ReLU, nn.ReLU6)
 def signals(case: Case, result: Reconstruction) -> Signals:
     """Measure what an attacker can measure; `bract.schema.Signals` says what each is.
 
-    The client is simulated as the attack did that made the images (`Trial.unroll`).
+    How the images match is what the engine recorded of the blind pick (`Trial.layers`,
+    `Trial.scale`).
 
     Raises
     ------
@@ -47,11 +47,10 @@ def signals(case: Case, result: Reconstruction) -> Signals:
     target, declaration = case.evidence.target, observation.declaration
     steps = 1 if declaration.algorithm == "fedsgd" else declaration.local_steps
     one = local_training(case.forward) is None
-    scale, layers = _match(case, result)
     negative, unbalanced, unsure = _slope(case)
     return Signals(
-        scale=scale,
-        layers=layers,
+        scale=result.pick.scale,
+        layers=_layers(target, result),
         zero=float((flatten(target) == 0).double().mean()),
         dead=dead_units(
             case.target_model, observation.parameters, observation.buffers, result.images
@@ -108,44 +107,14 @@ def dead_units(
     return dead / units if units else None
 
 
-def compare(
-    simulated: Mapping[str, Tensor], target: Mapping[str, Tensor], weights: Tensors | None
-) -> tuple[float, float | None]:
-    """Cosine, and the factor from simulated to target along it; 0 and None for zero vectors."""
-    dot = own = other = 0.0
-    for name, value in target.items():
-        c, s = value.double().cpu(), simulated[name].double().cpu()
-        w = weights[name].double().cpu() if weights and name in weights else torch.ones_like(c)
-        dot += float((w * c * s).sum())
-        own += float((w * s * s).sum())
-        other += float((w * c * c).sum())
-    if not own or not other:
-        return 0.0, None
-    return dot / math.sqrt(own * other), dot / own
-
-
-def _match(case: Case, result: Reconstruction) -> tuple[float | None, dict[str, LayerMatch]]:
-    """Return the common factor of all tensors, and how each was matched."""
-    target = case.evidence.target
-    largest = max(float(v.double().square().mean().sqrt()) for v in target.values())
-    sizes = {n: float(v.double().square().mean().sqrt()) / largest for n, v in target.items()}
-    trial = (case, result.pick.restart)
-    problem = Problem.stack(
-        [trial], seed=result.seed, device=torch.device("cpu"), dtype=torch.float64
-    )
-    if problem.unknowns():
-        return None, {name: LayerMatch(size=size) for name, size in sizes.items()}
-    simulated = problem.simulate(
-        result.images[None].double(), result.label_probabilities[None].double(), {}
-    )
-    flat = {name: value.detach()[0] for name, value in simulated.items()}
-    layers = {
-        name: LayerMatch(
-            cosine=compare({name: flat[name]}, {name: target[name]}, None)[0], size=size
-        )
+def _layers(target: Tensors, result: Reconstruction) -> dict[str, LayerMatch]:
+    """Return how each tensor of the target was matched by the blind pick."""
+    sizes = {name: float(value.double().square().mean().sqrt()) for name, value in target.items()}
+    largest = max(sizes.values())
+    return {
+        name: LayerMatch(cosine=result.pick.layers.get(name), size=size / largest)
         for name, size in sizes.items()
     }
-    return compare(flat, target, case.evidence.weights)[1], layers
 
 
 def _slope(case: Case) -> tuple[int | None, float | None, float | None]:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.client_model import BatchGradient, LocalTraining, loss_gradient
+from bract.attacks.problem.client_model import BatchGradient, ForwardModel, LocalTraining
 from bract.attacks.problem.dropout import read_dropout
+from bract.attacks.problem.objectives import agreement, factor
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel, target_model_of
-from bract.audit.questions.reconstruction.diagnosis import compare, is_other_optimizer
+from bract.audit.questions.reconstruction.diagnosis import is_other_optimizer
 from bract.errors import BractError
 from bract.models.keylock import key_locks
 from bract.protocol.observation import ClientDeclaration, Observation, decayed
@@ -140,6 +141,18 @@ def _simulate(problem: Problem, case: Case, images: Tensor, labels: Tensor) -> T
     return {name: value.detach()[0] for name, value in simulated.items()}
 
 
+def compare(
+    simulated: Tensors, target: Tensors, weights: Tensors | None
+) -> tuple[float, float | None]:
+    """Cosine, and the factor from simulated to target along it; 0 and None for zero vectors."""
+    one, other = ({n: v[None] for n, v in tensors.items()} for tensors in (simulated, target))
+    trusts = weights and {n: v[None].double() for n, v in weights.items()}
+    scale = float(factor(one, other, trusts))
+    if math.isnan(scale):
+        return 0.0, None
+    return float(agreement(one, other, trusts)[0]), scale
+
+
 def _repeat(
     target_model: TargetModel,
     observation: Observation,
@@ -148,9 +161,7 @@ def _repeat(
     steps: int,
     without: float,
 ) -> Tensors:
-    """Repeat the client's computation, scaled like `Observation.gradient`, in float64.
-
-    Unlike an attacker's simulation it knows that the last batch of an epoch may be smaller.
+    """Simulate the client as an attacker would, in float64, scaled like `Observation.gradient`.
 
     Parameters
     ----------
@@ -159,34 +170,28 @@ def _repeat(
         by one that is tried (`bract.protocol.observation.decayed`).
     """
     p = observation.declaration
-    parameters = {n: observation.parameters[n].double()[None] for n in target_model.parameter_names}
-    buffers = {
-        n: (v.double() if v.is_floating_point() else v)[None]
-        for n, v in observation.buffers.items()
-        if n in target_model.buffer_names
-    }
-    buffers |= {
-        n: v.double()[None] for n, v in read_dropout(observation, target_model).masks.items()
-    }
-    target_model.model.cpu()
-    inputs = target_model.normalise(images.double())[None]
-    onehot = nn.functional.one_hot(labels, p.classes or 0).double()[None]
-    size = p.batch_size or len(images)
-    batches = [slice(at, at + size) for at in range(0, len(images), size)]
-    current, velocity = dict(parameters), dict.fromkeys(parameters, torch.zeros(()).double())
-    total = dict.fromkeys(parameters, torch.zeros(()).double())
-    decay = 0.0 if p.algorithm == "fedsgd" else p.weight_decay
-    for step in range(steps):
-        batch = batches[step % len(batches)]
-        gradient = loss_gradient(target_model, current, buffers, inputs[:, batch], onehot[:, batch])
-        for name, value in gradient.items():
-            pull = (p.proximal_mu or 0.0) * (current[name] - parameters[name])
-            pull = pull + decay * current[name]
-            velocity[name] = p.momentum * velocity[name] + value.detach() + pull
-            total[name] = total[name] + velocity[name]
-            if steps > 1:
-                current[name] = current[name] - (p.lr or 0.0) * velocity[name]
-    return {n: value[0] / steps - without * parameters[n][0] for n, value in total.items()}
+    client: ForwardModel = BatchGradient()
+    if p.algorithm != "fedsgd":
+        client = LocalTraining(
+            steps=steps,
+            batch_size=p.batch_size or len(images),
+            lr=p.lr or 1.0,
+            momentum=p.momentum,
+            proximal_mu=p.proximal_mu or 0.0,
+            weight_decay=p.weight_decay,
+            without=without,
+        )
+    masks = read_dropout(observation, target_model).masks
+    held = {n: v for n, v in observation.buffers.items() if n in target_model.buffer_names} | masks
+    made = client(
+        target_model,
+        {n: observation.parameters[n].double()[None] for n in target_model.parameter_names},
+        {n: (v.double() if v.is_floating_point() else v)[None] for n, v in held.items()},
+        target_model.normalise(images.double())[None],
+        nn.functional.one_hot(labels, p.classes or 0).double()[None],
+        {},
+    )
+    return {name: value.detach()[0] for name, value in made.items()}
 
 
 def _fitting(

@@ -7,22 +7,46 @@ import pytest
 import torch
 from torch import nn
 
-from bract.attacks import IG, Budget, Reconstruction
+from bract.attacks import IG, Budget, Case, Engine, Reconstruction
 from bract.attacks.problem.case import open_case
+from bract.attacks.problem.joint_case import join_rounds
+from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
-from bract.attacks.result import Trial
+from bract.attacks.solve.descent import Outcome, Run
 from bract.audit.questions.reconstruction.diagnosis import dead_units, signals
 from bract.protocol.observation import ClientDeclaration
 
 
-def claim(observation: Any, images: Any, labels: Any, curve: Any = (), unroll: Any = 16) -> Any:
-    """What an attack that found exactly these images would hand back."""
-    hot = nn.functional.one_hot(labels, observation.declaration.classes).float()
-    trial = Trial(
-        images=images, label_probabilities=hot, loss=0.0, loss_curve=list(curve), unroll=unroll
+def found_exactly(
+    case: Case, images: Any, labels: Any, curve: Any = (), *, restart: int = 0
+) -> Reconstruction:
+    """What an attack that found exactly these images hands back, matched by the engine."""
+
+    def solve(problem: Problem, run: Run) -> Outcome:
+        del run
+        return Outcome(
+            images=images[None],
+            labels=nn.functional.one_hot(labels, problem.classes).float()[None],
+            losses=torch.zeros(1),
+            unknowns={},
+            curves=[list(curve)],
+            iterations=1,
+        )
+
+    ((trial,),) = Engine().run(
+        solve,
+        [case],
+        budget=Budget(chosen_restarts=(restart,)),
+        default_iterations=1,
+        seed=0,
+        identity="given",
     )
     return Reconstruction(
-        attack="ig", observation=observation.key, tier="oblivious", seed=0, trials=(trial,)
+        attack="ig",
+        observation=case.observation.key,
+        tier="oblivious",
+        seed=0,
+        trials=(replace(trial, unroll=case.unroll),),
     )
 
 
@@ -37,7 +61,8 @@ def measure(
     history: Any = (),
 ) -> Any:
     case = open_case(observation, tier="oblivious", max_images=max_images, history=history)
-    return signals(case, claim(observation, images, labels, curve, unroll)).to_dict()
+    found = found_exactly(case.simulating(unroll=unroll), images, labels, curve)
+    return signals(case, found).to_dict()
 
 
 def test_the_true_images_match_every_layer_at_scale_one(observe: Any, digits: Any) -> None:
@@ -160,7 +185,7 @@ def test_an_attack_s_own_result_can_be_measured(observe: Any, tiny: Any) -> None
     assert found["dead"] is not None
 
 
-def test_the_match_repeats_the_chosen_restarts_order_of_later_epochs(
+def test_the_match_is_that_of_the_chosen_restarts_order_of_later_epochs(
     observe: Any, digits: Any
 ) -> None:
     images, labels = digits[0][:4], digits[1][:4]
@@ -168,10 +193,20 @@ def test_the_match_repeats_the_chosen_restarts_order_of_later_epochs(
     case = open_case(seen, tier="oblivious", max_images=8)
     matches = []
     for restart in (0, 1):
-        result = claim(seen, images, labels)
-        result = replace(result, trials=(replace(result.pick, restart=restart),))
-        layers: dict[str, Any] = dict(signals(case, result).layers)
-        matches.append(min(layer.cosine for layer in layers.values()))
+        found = signals(case, found_exactly(case, images, labels, restart=restart))
+        matches.append(min(layer.cosine or 0.0 for layer in found.layers.values()))
     # One of the first two restarts takes the images of later epochs in the order of the first.
     assert max(matches) > 1 - 1e-5
     assert min(matches) < 1 - 1e-4
+
+
+def test_of_several_rounds_the_match_is_that_of_the_last(observe: Any, tiny: Any) -> None:
+    images, labels = tiny[0][:1], tiny[1][:1]
+    first = observe(images, labels)
+    longer = replace(first, round=2, update={n: 2.0 * v for n, v in first.update.items()})
+    cases = [open_case(seen, tier="oblivious", max_images=8) for seen in (first, longer)]
+    joint = join_rounds(cases)
+    found = signals(joint.rounds[-1], found_exactly(joint, images, labels))
+    assert found.scale == pytest.approx(2.0, rel=1e-5)
+    assert set(found.layers) == set(first.update)
+    assert all(layer.cosine == pytest.approx(1.0) for layer in found.layers.values())
