@@ -10,7 +10,7 @@ from bract.attacks.base import Attack
 from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.methods.ig import IG
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.objectives import Cosine, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS, attack, reconstruct
@@ -35,6 +35,7 @@ __all__ = [
     "Evidence",
     "FirstOrder",
     "FirstOrderSettings",
+    "Known",
     "Objective",
     "Outcome",
     "PixelSearch",

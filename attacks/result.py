@@ -15,8 +15,29 @@ from bract.strict_json import json_ready
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeedBudget:
+    """How many seeds a search tries for one observation; 0 tries none.
+
+    Attributes
+    ----------
+    candidates
+        Most seeds. Small numbers come first, dates and numbers made of round and client, then what
+        is left up to 2^32. Where the noise is small relative to the update a seed costs more, and
+        fewer are tried.
+    seconds
+        Wall time; what is found then depends on the machine.
+    seeds
+        Seeds to try instead, where something is known about them.
+    """
+
+    candidates: int = 1 << 18
+    seconds: float | None = None
+    seeds: tuple[range, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Iterations, seconds and restarts that an attack may spend on one observation.
+    """Iterations, seconds, restarts and seeds that an attack may spend on one observation.
 
     Attributes
     ----------
@@ -34,6 +55,8 @@ class Budget:
     chosen_restarts
         Numbers of the restarts to run, each of which begins at its own random point; None takes
         ``0`` to ``restarts - 1``.
+    weak_seeds
+        Seeds of torch's CPU generator that an adaptive attacker tries, before the restarts.
     """
 
     iterations: int | None = None
@@ -41,6 +64,7 @@ class Budget:
     seconds: float | None = None
     max_images: int = 8
     chosen_restarts: tuple[int, ...] | None = None
+    weak_seeds: SeedBudget = field(default_factory=SeedBudget)
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import Evidence, read_evidence
+from bract.attacks.problem.evidence import Evidence, Known
 from bract.attacks.problem.joint_case import join_rounds
-from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Budget, Refusal
 from bract.attacks.solve.engine import Engine
@@ -81,7 +81,10 @@ def open_cases(
             case = open_case(
                 observation,
                 tier=task.tier,
-                history=task.history(observation) if task.history else (),
+                known=Known(
+                    history=task.history(observation) if task.history else (),
+                    weak_seeds=task.budget.weak_seeds,
+                ),
                 max_images=task.budget.max_images,
                 refine=refine,
                 public=task.public,
@@ -165,27 +168,6 @@ class _Refining:
             )
         finally:
             self.seconds = time.perf_counter() - begun
-
-
-def evidence_for(
-    observation: Observation,
-    tier: Tier = "oblivious",
-    history: Sequence[Observation] = (),
-    *,
-    engine: Engine | None = None,
-) -> Evidence:
-    """Return what an adversary of this tier makes of an observation, refined to the end.
-
-    Parameters
-    ----------
-    history
-        Earlier observations of the same client, by round; adaptive attackers may need them.
-    """
-    evidence = read_evidence(observation, tier, history)
-    if evidence.refine is None:
-        return evidence
-    target_model = target_model_of(observation)
-    return (engine or Engine()).refine(observation, target_model, evidence, tier=tier)
 
 
 def refusal(attack: str, observation: Observation, error: Exception) -> Refusal:

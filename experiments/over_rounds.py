@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Engine, attack
-from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
 from bract.attacks.base import Attacker
 from bract.attacks.problem.global_models import observe_global_models
 from bract.attacks.registry import reconstruct_over_rounds
+from bract.attacks.result import SeedBudget
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.client.defenses import DefenseChain, ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
@@ -216,16 +216,19 @@ def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> 
         truth = held.truth(clients, slice(row.first - 1, row.first - 1 + rounds))
         begun = time.process_time()
         try:
-            with seed_budget(SeedBudget(candidates=1)):
-                found = reconstruct_over_rounds(
-                    observed[row.first - 1 :][:rounds],
-                    using,
-                    budget=Budget(iterations=row.iterations, max_images=16),
-                    seed=seed,
-                    tier=row.tier,
-                    engine=Engine(device="cpu"),
-                    history=observed[: row.first - 1],
-                )
+            found = reconstruct_over_rounds(
+                observed[row.first - 1 :][:rounds],
+                using,
+                budget=Budget(
+                    iterations=row.iterations,
+                    max_images=16,
+                    weak_seeds=SeedBudget(candidates=1),
+                ),
+                seed=seed,
+                tier=row.tier,
+                engine=Engine(device="cpu"),
+                history=observed[: row.first - 1],
+            )
         except BractError as error:
             refused.append(str(error))
             continue

@@ -14,8 +14,8 @@ PUBLIC = {
     "": """Audit DefenseMod HonestButCurious Observation ObservationStore keep reconstruct
         write_report""",
     "attacks": """ADAPTIVE ATTACKS Attack Budget Case Cosine Engine Evidence FirstOrder
-        FirstOrderSettings GRNN IG Objective Outcome PixelSearch Problem Progress Reconstruction
-        Refusal Run attack declared hard_labels minimise noise reconstruct""",
+        FirstOrderSettings GRNN IG Known Objective Outcome PixelSearch Problem Progress
+        Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct""",
     "audit": "",
     "cli": "",
     "client": "DefenseMod keep",

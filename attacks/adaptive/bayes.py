@@ -40,6 +40,7 @@ from bract.attacks.problem.evidence import (
     CHAINS,
     AdaptiveView,
     Evidence,
+    Known,
     read_evidence,
 )
 from bract.attacks.result import Reconstruction, Refusal
@@ -59,7 +60,7 @@ DETERMINISTIC = {
 """Why a defense's likelihood is degenerate; its adaptive attacker is used as the Bayes one."""
 
 
-def bayes_evidence(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def bayes_evidence(observation: Observation, known: Known) -> Evidence:
     """Read an upload as the Bayes adversary of the adaptive tier does.
 
     Where the likelihood is degenerate (`DETERMINISTIC`) this is what the defense's adaptive
@@ -68,23 +69,22 @@ def bayes_evidence(observation: Observation, history: Sequence[Observation]) -> 
     names = tuple(str(d.get("name", "?")) for d in observation.declaration.defenses)
     if not names:
         raise BractError(f"{observation.key}: no defense is declared; there is nothing to know")
-    found = read_evidence(observation, "adaptive", history)
+    found = read_evidence(observation, "adaptive", known)
     if len(names) == 1 and names[0] in DETERMINISTIC:
         return replace(found, notes=found.notes | {"likelihood": DETERMINISTIC[names[0]]})
     return found
 
 
-def pruned_and_noisy(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def pruned_and_noisy(observation: Observation, known: Known) -> Evidence:
     """Pruning, then noise: Gaussian or Laplace around the clipped, pruned update.
 
     ``-log p(u | x) = |u - c(P(g)) P(g)|^2 / (2 sigma^2)`` with P the pruning of the candidate's own
     gradient. Which coordinates were dropped does not show under noise; each candidate determines
     it.
     """
-    del history
     first, last = observation.declaration.defenses
     hyper = read_settings(Pruning, first)
-    found = noise_after(_declaring(observation, last), Prune(hyper.ratio, hyper.scope))
+    found = noise_after(_declaring(observation, last), known, Prune(hyper.ratio, hyper.scope))
     if found.likelihood is None:
         # The noise is gone: what is left is a pruned update.
         kept = {n: (v != 0).to(v.dtype) for n, v in found.target.items()}
@@ -92,11 +92,11 @@ def pruned_and_noisy(observation: Observation, history: Sequence[Observation]) -
     return replace(found, notes=found.notes | {"defense": "pruning, noise"})
 
 
-def muted_and_pruned(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def muted_and_pruned(observation: Observation, known: Known) -> Evidence:
     """Soteria, then pruning: bounds on dropped coordinates, none in columns that are zero."""
     first, last = observation.declaration.defenses
-    muted = mute_pruned_features(_declaring(observation, first), history)
-    found = bound_dropped(_declaring(observation, last), history)
+    muted = mute_pruned_features(_declaring(observation, first), known)
+    found = bound_dropped(_declaring(observation, last), known)
     return replace(
         found,
         weights=muted.weights,
@@ -130,11 +130,11 @@ def before_bayes(using: Attacker) -> Attacker:
     return _Through(using=using, view=_without_likelihood)
 
 
-def _without_likelihood(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def _without_likelihood(observation: Observation, known: Known) -> Evidence:
     names = [str(d.get("name", "?")) for d in observation.declaration.defenses]
     if len(names) != 1:
         raise BractError(f"{observation.key}: one defense at a time, declared are {names}")
-    return (BEFORE_BAYES.get(names[0]) or ADAPTIVE[names[0]])(observation, history)
+    return (BEFORE_BAYES.get(names[0]) or ADAPTIVE[names[0]])(observation, known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ class _Through(Attacker):
         return open_case(
             case.observation,
             tier="adaptive",
-            history=case.history,
+            known=case.known,
             max_images=case.images,
             unroll=case.unroll,
             refine=refine,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from bract.attacks.adaptive.clipping_factor import shrinkage
 from bract.attacks.adaptive.declared import declared, gradient_scale
 from bract.attacks.adaptive.simulated_defense import Clip, Part, defended_by
 from bract.attacks.adaptive.weak_seeds import SeedFinding, find_noise_seed
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.target_model import target_model_of
 from bract.defenses.noise import Noise
@@ -22,7 +21,7 @@ from bract.protocol.observation import Observation
 from bract.protocol.update import flatten
 
 
-def discount_noise(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def discount_noise(observation: Observation, known: Known) -> Evidence:
     """Weigh every tensor by the share of its energy that is not noise.
 
     With x the captured tensor and s the known deviation, the weight is
@@ -48,10 +47,9 @@ def discount_noise(observation: Observation, history: Sequence[Observation]) -> 
         declared noise alone would, or more than it and the clipping norm together (by six standard
         deviations).
     """
-    del history
     hyper, energy, count = _checked(observation)
     deviation = hyper.deviation
-    search = find_noise_seed(observation, hyper)
+    search = find_noise_seed(observation, hyper, known.weak_seeds)
     if search.update is not None:
         return _without_noise(observation, hyper, search)
     wanted = observation.gradient()
@@ -81,7 +79,7 @@ def discount_noise(observation: Observation, history: Sequence[Observation]) -> 
 
 
 @ADAPTIVE.register("noise")
-def weigh_noise(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def weigh_noise(observation: Observation, known: Known) -> Evidence:
     """State the likelihood of the upload: it is the clipped update plus noise of a known law.
 
     With g(x) the simulated update, C the bound and c(g) = min(1, C / \\|g\\|) the factor of
@@ -98,11 +96,10 @@ def weigh_noise(observation: Observation, history: Sequence[Observation]) -> Evi
     Seeds are tried and declarations checked as in `discount_noise`; where a seed fits there is no
     noise left to weigh.
     """
-    del history
-    return noise_after(observation)
+    return noise_after(observation, known)
 
 
-def noise_after(observation: Observation, *before: Part) -> Evidence:
+def noise_after(observation: Observation, known: Known, *before: Part) -> Evidence:
     """Return what `weigh_noise` does, with other defenses before the clipping.
 
     Parameters
@@ -111,7 +108,7 @@ def noise_after(observation: Observation, *before: Part) -> Evidence:
         Deterministic parts of defenses between the gradient and the clipping, in order.
     """
     hyper, _, _ = _checked(observation)
-    search = find_noise_seed(observation, hyper)
+    search = find_noise_seed(observation, hyper, known.weak_seeds)
     if search.update is not None:
         return _without_noise(observation, hyper, search)
     scale = gradient_scale(observation)

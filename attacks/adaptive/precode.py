@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from bract.attacks.problem.client_model import (
     local_training,
     loss_gradient,
 )
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import TargetModel
 from bract.defenses.precode import Precode
 from bract.errors import BractError
@@ -90,7 +89,7 @@ class BottleneckClient:
 
 
 @ADAPTIVE.register("precode")
-def undo_precode(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def undo_precode(observation: Observation, known: Known) -> Evidence:
     """Simulate the bottleneck with the client's own noise, and the client's whole loss.
 
     One image and one step: the noise follows in closed form (`read_noise`), to float32's
@@ -99,7 +98,7 @@ def undo_precode(observation: Observation, history: Sequence[Observation]) -> Ev
     the update to a few per cent; the Kullback-Leibler term of the client's loss matters as much,
     and is simulated in either case.
     """
-    del history
+    del known
     hyper = declared(Precode, observation)
     block = _block(observation, hyper)
     single = _is_one_gradient(observation.declaration)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from bract.attacks.adaptive.declared import declared
 from bract.attacks.adaptive.simulated_defense import Prune, defended_by
-from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence
+from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence, Known
 from bract.defenses.pruning import Pruning
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import flatten
 
 
-def match_survivors(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def match_survivors(observation: Observation, known: Known) -> Evidence:
     """Trust the coordinates that are not exactly zero, and no others.
 
     A survivor is exact; of a dropped coordinate only its bound is known.
     """
-    del history
+    del known
     _checked(observation)
     wanted = observation.gradient()
     weights = {n: (wanted[n] != 0).to(wanted[n].dtype) for n in observation.parameters}
@@ -38,7 +37,7 @@ def match_survivors(observation: Observation, history: Sequence[Observation]) ->
 
 
 @ADAPTIVE.register("pruning")
-def bound_dropped(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def bound_dropped(observation: Observation, known: Known) -> Evidence:
     """Trust survivors, and hold every dropped coordinate below the smallest of them.
 
     Pruning is a function of the gradient g, so its likelihood is a step:
@@ -47,7 +46,7 @@ def bound_dropped(observation: Observation, history: Sequence[Observation]) -> E
     for ``scope: tensor``). Being no density, it gives a prior no weight: an attack keeps its own
     distance and prior, and measures the distance to the set where p is 1 (`Evidence.bounds`).
     """
-    del history
+    del known
     hyper = _checked(observation)
     wanted = {n: observation.gradient()[n] for n in observation.parameters}
     limits = {n: _smallest(v) for n, v in wanted.items()}
@@ -69,9 +68,9 @@ def bound_dropped(observation: Observation, history: Sequence[Observation]) -> E
 
 
 @FORWARD.register("pruning")
-def simulate_pruning(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def simulate_pruning(observation: Observation, known: Known) -> Evidence:
     """Prune the candidates' gradients by the declared ratio, and compare all coordinates."""
-    del history
+    del known
     hyper = _checked(observation)
     wanted = observation.gradient()
     return Evidence(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bract.attacks.adaptive.declared import declared
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import target_model_of
 from bract.defenses.soteria import Soteria
 from bract.errors import BractError
@@ -14,7 +12,7 @@ from bract.protocol.observation import Observation
 
 
 @ADAPTIVE.register("soteria")
-def mute_pruned_features(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def mute_pruned_features(observation: Observation, known: Known) -> Evidence:
     """Trust everything but the pruned features' columns of the last layer's weight.
 
     Soteria touches that one matrix, and it shows where: a pruned feature's column is zero in every
@@ -22,7 +20,7 @@ def mute_pruned_features(observation: Observation, history: Sequence[Observation
     (Balunovic et al., ICLR 2022, section 5, mutes the whole layer). A column that is zero without
     having been pruned carries no gradient and is not missed.
     """
-    del history
+    del known
     hyper = declared(Soteria, observation)
     model = target_model_of(observation).model
     weight = f"{last_linear(model)[0]}.weight"

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.weak_seeds import likely_seeds, search_budget
+from bract.attacks.adaptive.weak_seeds import likely_seeds
+from bract.attacks.result import SeedBudget
 from bract.models.keylock import Lock
 from bract.protocol.observation import Observation
 
@@ -44,6 +45,7 @@ def lock_seed(
     observation: Observation,
     found: Mapping[str, Tensor],
     residual: float,
+    budget: SeedBudget,
     *,
     layers: Sequence[tuple[str, int]],
     key_length: int,
@@ -68,7 +70,7 @@ def lock_seed(
         ``weak_seed`` (None where none was found) and ``weak_seed_search`` with what was tried,
         JSON-ready.
     """
-    budget, begun = search_budget(), time.perf_counter()
+    begun = time.perf_counter()
     tried, seed = 0, None
     layer, channels = layers[0]
     shown = min(channels, _CHANNELS)

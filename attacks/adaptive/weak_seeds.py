@@ -10,13 +10,11 @@ the others, nor about other generators (CUDA's, numpy's).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bract.attacks.result import SeedBudget
 from bract.defenses.noise import Noise
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors, flatten, unflatten
@@ -48,27 +47,6 @@ _PASS = 4.5
 
 _CERTAIN = 7.5
 """Standard deviations for the whole vector: of 2^32 wrong seeds 0.0003 reach that."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedBudget:
-    """How many seeds a search tries for one observation; 0 tries none.
-
-    Attributes
-    ----------
-    candidates
-        Most seeds. Small numbers come first, dates and numbers made of round and client, then what
-        is left up to 2^32. Where the noise is small relative to the update a seed costs more, and
-        fewer are tried.
-    seconds
-        Wall time; what is found then depends on the machine.
-    seeds
-        Seeds to try instead, where something is known about them.
-    """
-
-    candidates: int = 1 << 18
-    seconds: float | None = None
-    seeds: tuple[range, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,24 +85,6 @@ class SeedFinding:
         return {"weak_seed": self.seed, "weak_seed_search": search}
 
 
-_BUDGET: ContextVar[SeedBudget | None] = ContextVar("seed search", default=None)
-
-
-@contextlib.contextmanager
-def seed_budget(budget: SeedBudget) -> Iterator[None]:
-    """Search with another budget within this block."""
-    token = _BUDGET.set(budget)
-    try:
-        yield
-    finally:
-        _BUDGET.reset(token)
-
-
-def search_budget() -> SeedBudget:
-    """Return what a search may spend here; see `seed_budget`."""
-    return _BUDGET.get() or SeedBudget()
-
-
 def likely_seeds(
     observation: Observation, budget: SeedBudget, purpose: str, most: int
 ) -> Iterator[int]:
@@ -137,13 +97,13 @@ def likely_seeds(
         yield from block.tolist()
 
 
-def find_noise_seed(observation: Observation, hyper: Noise) -> SeedFinding:
+def find_noise_seed(observation: Observation, hyper: Noise, budget: SeedBudget) -> SeedFinding:
     """Search the seed under which torch's CPU generator made an update's noise.
 
     Tried are draws in float32 and float64, for all parameters as one vector in their order or
     tensor by tensor, added or subtracted.
     """
-    budget, begun = search_budget(), time.perf_counter()
+    begun = time.perf_counter()
     update = {name: observation.update[name] for name in observation.parameters}
     values = flatten(update).detach().cpu().to(torch.float64)
     screens = _screens(values, next(iter(update.values())).numel(), hyper)

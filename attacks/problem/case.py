@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from bract.attacks.problem.client_model import (
     images_in,
 )
 from bract.attacks.problem.dropout import read_dropout
-from bract.attacks.problem.evidence import AdaptiveView, Evidence, read_evidence
+from bract.attacks.problem.evidence import AdaptiveView, Evidence, Known, read_evidence
 from bract.attacks.problem.returned_buffers import impossible_statistics
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
@@ -48,13 +48,10 @@ class Case:
     unroll
         Most local steps that are simulated one by one; longer training is matched by its mean
         gradient.
-    tier, history
+    tier, known
         What the adversary knew, earlier observations of the same client included.
     public
         A generator trained on public images, where the adversary has one.
-    earlier
-        The client's gradients in the first rounds of ``history``, as reconstructed images make
-        them, by name; empty where none was reconstructed.
     read
         The evidence as it was read, before its weights were scaled; None takes ``evidence``.
     seconds
@@ -71,9 +68,8 @@ class Case:
     images: int
     unroll: int = UNROLL
     tier: Tier = "oblivious"
-    history: Sequence[Observation] = field(default=(), repr=False)
+    known: Known = field(default_factory=Known, repr=False)
     public: TrainedPrior | None = field(default=None, repr=False)
-    earlier: tuple[Tensors, ...] = field(default=(), repr=False)
     read: Evidence | None = field(default=None, repr=False)
     seconds: float = 0.0
     rounds: tuple[Case, ...] = ()
@@ -132,7 +128,7 @@ def open_case(
     observation: Observation,
     *,
     tier: Tier,
-    history: Sequence[Observation] = (),
+    known: Known | None = None,
     max_images: int,
     unroll: int = UNROLL,
     refine: Refine | None = None,
@@ -150,15 +146,12 @@ def open_case(
     public
         A generator trained on public images, where the adversary has one.
     """
-    target_model = target_model_of(observation)
+    target_model, known = target_model_of(observation), known or Known()
     try:
         images = images_in(observation.declaration, max_images)
     except BractError as error:
         raise BractError(f"{observation.key}: {error}") from error
-    if view is None:
-        evidence = read_evidence(observation, tier, history)
-    else:
-        evidence = view(observation, history)
+    evidence = view(observation, known) if view else read_evidence(observation, tier, known)
     if evidence.refine is not None and refine is not None:
         evidence = refine(observation, target_model, evidence)
     if evidence.refine is not None and not evidence.target:
@@ -176,8 +169,8 @@ def open_case(
     impossible = impossible_statistics(observation, target_model)
     if impossible is not None:
         evidence = replace(evidence, notes=evidence.notes | {"batch_statistics": impossible})
-    known = {*target_model.parameter_names, *observation.buffers}
-    strange = sorted(set(evidence.target) - known)
+    names = {*target_model.parameter_names, *observation.buffers}
+    strange = sorted(set(evidence.target) - names)
     if strange or not evidence.target:
         raise BractError(f"{observation.key}: nothing to match among {', '.join(strange[:5])}")
     if not any(bool(value.any()) for value in evidence.target.values()):
@@ -191,7 +184,7 @@ def open_case(
         images=images,
         unroll=unroll,
         tier=tier,
-        history=history,
+        known=known,
         public=public,
         read=evidence,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bract.attacks.problem.client_model import ForwardModel
 from bract.attacks.problem.objectives import Objective
+from bract.attacks.result import SeedBudget
 from bract.config.audit import TIERS, Tier
 from bract.defenses import DEFENSES
 from bract.errors import BractError
@@ -138,7 +139,27 @@ class Evidence:
     explain: Callable[[Tensors, float], dict[str, Any]] | None = None
 
 
-AdaptiveView = Callable[[Observation, Sequence[Observation]], Evidence]
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What an adversary knows besides one observation, and how far it may search secrets.
+
+    Attributes
+    ----------
+    history
+        Earlier observations of the same client, by round.
+    earlier
+        The client's gradients in the first rounds of ``history``, as reconstructed images make
+        them, by name, scaled like `Observation.gradient`; empty where none was reconstructed.
+    weak_seeds
+        Seeds that are tried where a defense may have drawn its secrets from one.
+    """
+
+    history: Sequence[Observation] = ()
+    earlier: Sequence[Tensors] = ()
+    weak_seeds: SeedBudget = field(default_factory=SeedBudget)
+
+
+AdaptiveView = Callable[[Observation, Known], Evidence]
 
 ADAPTIVE: Registry[AdaptiveView] = Registry("adaptive attacker for the defense", beside=DEFENSES)
 
@@ -146,44 +167,14 @@ FORWARD: Registry[AdaptiveView] = Registry("simulation of the defense", beside=D
 """How to compare uploads as they were sent with what a defense would make of a candidate, by its
 name; for attacks that need no gradient through the defense."""
 
-
-class LaterView(Protocol):
-    """As `AdaptiveView`, with what is known of earlier rounds."""
-
-    def __call__(
-        self,
-        observation: Observation,
-        history: Sequence[Observation],
-        earlier: Sequence[Tensors],
-    ) -> Evidence:
-        """Read an observation.
-
-        Parameters
-        ----------
-        earlier
-            The client's gradients in the first rounds of ``history``, as far as they were
-            reconstructed, scaled like `Observation.gradient`.
-        """
-
-
-LATER: Registry[LaterView] = Registry(
-    "simulation of the defense after known rounds", beside=DEFENSES
-)
-"""As `FORWARD`, for a defense that keeps state."""
-
 CHAINS: dict[tuple[str, ...], AdaptiveView] = {}
 """Adaptive attackers of several defenses, by their names in order."""
 
 
 def read_evidence(
-    observation: Observation, tier: Tier = "oblivious", history: Sequence[Observation] = ()
+    observation: Observation, tier: Tier = "oblivious", known: Known | None = None
 ) -> Evidence:
     """Return what an adversary of this tier reads in an observation, before any refinement.
-
-    Parameters
-    ----------
-    history
-        Earlier observations of the same client, by round; adaptive attackers may need them.
 
     The surrogate tier reads as the adaptive one does: what it knows besides is no part of an
     observation.
@@ -200,5 +191,5 @@ def read_evidence(
                 f"{observation.key}: no adaptive attacker knows {' then '.join(defenses)}; known "
                 f"chains are {', '.join(' then '.join(names) for names in sorted(CHAINS))}"
             )
-        return CHAINS[tuple(defenses)](observation, history)
-    return ADAPTIVE[defenses[0]](observation, history)
+        return CHAINS[tuple(defenses)](observation, known or Known())
+    return ADAPTIVE[defenses[0]](observation, known or Known())

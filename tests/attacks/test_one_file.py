@@ -33,7 +33,7 @@ from bract.attacks import ADAPTIVE, Evidence
 
 
 @ADAPTIVE.register("one-file")
-def undo(observation, history):
+def undo(observation, known):
     return Evidence(target=observation.gradient(), notes={"undone": "in one file"})
 """
 

@@ -17,7 +17,7 @@ from bract.attacks.adaptive.adadefense.moments import (
 from bract.attacks.adaptive.adadefense.trust import trust
 from bract.attacks.adaptive.declared import declared, gradient_scale
 from bract.attacks.problem.client_model import images_in
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.solve.labels import last_layer
 from bract.defenses import AdaDefense
@@ -30,7 +30,7 @@ _UNBALANCED = 1e-4
 
 
 @ADAPTIVE.register("adadefense")
-def undo_adadefense(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def undo_adadefense(observation: Observation, known: Known) -> Evidence:
     """Recover the update behind a defended update, with the trust that float32 leaves in it.
 
     The client's moments start at zero and depend on its uploads alone. In its first round the map
@@ -59,7 +59,7 @@ def undo_adadefense(observation: Observation, history: Sequence[Observation]) ->
         for ``yogi`` after the first round, whose second moment does not determine the gradient.
     """
     hyper = declared(AdaDefense, observation)
-    rounds = rounds_of(observation, history)
+    rounds = rounds_of(observation, known.history)
     notes: dict[str, Any] = {
         "method": "inverted the defended update per coordinate",
         "defense": "adadefense",

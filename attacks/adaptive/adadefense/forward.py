@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +12,7 @@ from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.adaptive.declared import declared, gradient_scale
 from bract.attacks.problem.client_model import ForwardModel, LocalTraining, local_training
-from bract.attacks.problem.evidence import FORWARD, LATER, Evidence
+from bract.attacks.problem.evidence import FORWARD, Evidence, Known
 from bract.attacks.problem.target_model import TargetModel
 from bract.defenses import AdaDefense
 from bract.errors import BractError
@@ -89,19 +88,8 @@ class AdaDefenseClient:
 
 
 @FORWARD.register("adadefense")
-def simulate_adadefense(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def simulate_adadefense(observation: Observation, known: Known) -> Evidence:
     """Apply AdaDefense to candidates, with the moments that earlier uploads leave.
-
-    As `simulate_later` with no round reconstructed.
-    """
-    return simulate_later(observation, history, ())
-
-
-@LATER.register("adadefense")
-def simulate_later(
-    observation: Observation, history: Sequence[Observation], earlier: Sequence[Tensors]
-) -> Evidence:
-    """Apply AdaDefense to candidates, with the moments of reconstructed rounds.
 
     Moments are replayed from the inversions of the rounds before, as `undo_adadefense` has them;
     where float32 left a coordinate open there, the update that the round's reconstructed images
@@ -110,15 +98,9 @@ def simulate_later(
     for which round 1's formula is exact, and reconstructions are not used. The label of a single
     image is read off the inverted upload: in what was sent, moments of earlier images are added to
     it.
-
-    Parameters
-    ----------
-    earlier
-        The client's gradients in the first rounds of ``history``, by name, scaled like
-        `Observation.gradient`.
     """
     hyper = declared(AdaDefense, observation)
-    rounds = rounds_of(observation, history)
+    rounds, earlier = rounds_of(observation, known.history), known.earlier
     missing, assumed = missing_before(hyper, rounds[0])
     if hyper.variant == "yogi" and len(rounds) + missing > 1:
         raise BractError(

@@ -25,8 +25,9 @@ from bract.attacks.problem.client_model import (
     local_training,
     loss_gradient,
 )
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.result import SeedBudget
 from bract.defenses import FedKL
 from bract.errors import BractError
 from bract.models.keylock import Lock, key_locks
@@ -178,7 +179,7 @@ class LockedClient:
 
 
 @ADAPTIVE.register("fedkl")
-def regress_lock(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def regress_lock(observation: Observation, known: Known) -> Evidence:
     """Read gamma and beta of the locked layer, or search them with the images.
 
     From one image through a chain of convolutions and sigmoids they follow in closed form
@@ -200,7 +201,6 @@ def regress_lock(observation: Observation, history: Sequence[Observation]) -> Ev
         If a declared hyper-parameter is unknown or out of range, the capture's parameters are not
         those of the locked model, or the update holds what FedKL keeps at the client.
     """
-    del history
     hyper = declared(FedKL, observation)
     if leaked := sorted(set(observation.update) - set(observation.parameters)):
         raise BractError(
@@ -257,6 +257,7 @@ def regress_lock(observation: Observation, history: Sequence[Observation]) -> Ev
         explain=partial(
             _explain,
             observation,
+            seeds=known.weak_seeds,
             searched=reading is None,
             telling=target_model.traits.smooth,
             layers=layers,
@@ -271,6 +272,7 @@ def _explain(
     found: Mapping[str, Tensor],
     residual: float,
     *,
+    seeds: SeedBudget,
     searched: bool,
     telling: bool,
     layers: Sequence[tuple[str, int]],
@@ -278,7 +280,9 @@ def _explain(
     relu: bool,
 ) -> dict[str, Any]:
     """Report whether a searched lock was found, and whether torch drew it from a seed."""
-    notes = lock_seed(observation, found, residual, layers=layers, key_length=key_length, relu=relu)
+    notes = lock_seed(
+        observation, found, residual, seeds, layers=layers, key_length=key_length, relu=relu
+    )
     if searched:
         notes["lock_residual"] = residual
     if searched and telling:

@@ -70,7 +70,7 @@ class _Known(Attack):
         key = case.observation.key
         if case.tier != "adaptive":
             case = open_case(
-                case.observation, tier="adaptive", history=case.history, max_images=case.images
+                case.observation, tier="adaptive", known=case.known, max_images=case.images
             )
         case = self.using.prepare(case)
         if not isinstance(case.forward, LockedClient):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from bract.attacks.adaptive.guardian.guardian_map import GuardianMap
 from bract.attacks.adaptive.guardian.guardian_reading import Group, Reading, path_of, read, unscaled
 from bract.attacks.adaptive.guardian.guardian_settling import SETTLED, settle
 from bract.attacks.problem.client_model import images_in
-from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Fitting
+from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Fitting, Known
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.solve.expectation import class_gradients, likely_labels
 from bract.attacks.solve.labels import last_layer
@@ -40,7 +39,7 @@ _STRANGE = 0.1
 
 
 @ADAPTIVE.register("guardian")
-def undo_guardian(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def undo_guardian(observation: Observation, known: Known) -> Evidence:
     """Recover the update behind Guardian's delta, up to a few readings of each coordinate.
 
     Given the scalars that couple coordinates (two to four a step, `GuardianMap`), each coordinate
@@ -68,7 +67,7 @@ def undo_guardian(observation: Observation, history: Sequence[Observation]) -> E
         If delta is longer than the declared bound, or (in the first stage) the gradient that fits
         would have driven the optimizer elsewhere: another defense, or none, is in use.
     """
-    del history
+    del known
     hyper = declared(Guardian, observation)
     groups = _groups(hyper, observation)
     if hyper.optimizer == "sgd":

@@ -11,7 +11,7 @@ import torch
 
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.client_model import forward_model
-from bract.attacks.problem.evidence import Evidence
+from bract.attacks.problem.evidence import Evidence, Known
 from bract.attacks.problem.problem import Problem
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.task import OF_ONE_CASE, AttackTask
@@ -65,12 +65,12 @@ def after_earlier(
     Returns
     -------
     tuple
-        The cases, with `Case.earlier`; and the task that is left for them: an equal part of its
+        The cases, with `Known.earlier`; and the task that is left for them: an equal part of its
         seconds and of its progress for every round of the longest history.
     """
     begun = time.perf_counter()
     found = [_noting(case, **_gaps(case)) for case in cases]
-    longest = max(len(case.history) for case in cases)
+    longest = max(len(case.known.history) for case in cases)
     if task.budget.seconds is not None:
         share = task.budget.seconds / (longest + 1)
         task = replace(task, budget=replace(task.budget, seconds=share))
@@ -90,7 +90,7 @@ def after_earlier(
         results = attacking(list(opened.values()), part) if opened else []
         for (number, case), result in zip(opened.items(), results, strict=True):
             found[number] = _with_round(found[number], case, result)
-        going = [number for number in opened if len(found[number].earlier) == position + 1]
+        going = [number for number in opened if len(found[number].known.earlier) == position + 1]
     last = longest / (longest + 1)
     return found, replace(task, engine=task.engine.within(last, 1.0, begun))
 
@@ -115,8 +115,8 @@ def simulated_gradient(seen: Observation, found: Reconstruction, *, unroll: int)
     images = len(trial.images)
     client = forward_model(seen.declaration, images=images, unroll=unroll)
 
-    def bare(observation: Observation, history: Sequence[Observation]) -> Evidence:
-        del history
+    def bare(observation: Observation, known: Known) -> Evidence:
+        del known
         return Evidence(target=observation.gradient(), forward=client)
 
     case = open_case(seen, tier="oblivious", max_images=images, unroll=unroll, view=bare)
@@ -130,7 +130,7 @@ def simulated_gradient(seen: Observation, found: Reconstruction, *, unroll: int)
 
 
 def _by_round(case: Case) -> list[Observation]:
-    return sorted(case.history, key=lambda seen: seen.round)
+    return sorted(case.known.history, key=lambda seen: seen.round)
 
 
 def _gaps(case: Case) -> dict[str, Any]:
@@ -144,15 +144,14 @@ def _gaps(case: Case) -> dict[str, Any]:
 
 
 def _opened(case: Case, rounds: list[Observation], position: int, task: AttackTask) -> Case:
-    opened = open_case(
+    return open_case(
         rounds[position],
         tier=case.tier,
-        history=rounds[:position],
+        known=replace(case.known, history=rounds[:position]),
         max_images=task.budget.max_images,
         unroll=case.unroll,
         public=case.public,
     )
-    return replace(opened, earlier=case.earlier)
 
 
 def _with_round(case: Case, opened: Case, result: Reconstruction | Refusal) -> Case:
@@ -173,7 +172,7 @@ def _with_round(case: Case, opened: Case, result: Reconstruction | Refusal) -> C
         return _noting(spent, left=str(error))
     before = spent.evidence.notes[EARLIER]
     return _noting(
-        replace(spent, earlier=(*case.earlier, gradient)),
+        replace(spent, known=replace(case.known, earlier=(*case.known.earlier, gradient))),
         reconstructed=[*before["reconstructed"], opened.observation.round],
         cosine=[*before["cosine"], result.trials[result.chosen].cosine],
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -21,7 +20,7 @@ from bract.attacks.methods.surrogate.latent import (
     usable_prior,
 )
 from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import FORWARD, LATER
+from bract.attacks.problem.evidence import FORWARD
 from bract.attacks.problem.objectives import Cosine, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -32,6 +31,7 @@ from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import LatentPrior
 from bract.attacks.task import AttackTask
 from bract.config.audit import Tier
+from bract.defenses import DEFENSES
 from bract.errors import BractError
 
 _RESOLVED = 0.35
@@ -108,10 +108,11 @@ class GGL(Attack):
             and self.defense != "undo"
             and case.tier != "oblivious"
             and case.public is not None
-            and bool(case.history)
+            and bool(case.known.history)
             and not case.rounds
             and len(defenses) == 1
-            and defenses[0] in LATER
+            and defenses[0] in FORWARD
+            and DEFENSES[defenses[0]].keeps == "state"
             and float(case.evidence.notes.get("resolved", 1.0)) < _RESOLVED
         )
 
@@ -124,13 +125,11 @@ class GGL(Attack):
         wanted = self.defense == "simulate" or (self.defense == "auto" and resolved < _RESOLVED)
         if wanted and case.tier != "oblivious" and len(defenses) == 1:
             view = FORWARD.get(defenses[0])
-            if case.earlier:
-                view = partial(LATER[defenses[0]], earlier=case.earlier)
         if view is not None:
             opened = open_case(
                 case.observation,
                 tier=case.tier,
-                history=case.history,
+                known=case.known,
                 max_images=case.images,
                 unroll=self.unroll,
                 view=view,
@@ -138,7 +137,7 @@ class GGL(Attack):
             )
             notes = {n: v for n, v in case.evidence.notes.items() if n == EARLIER}
             evidence = replace(opened.evidence, notes=opened.evidence.notes | notes)
-            case = replace(opened, evidence=evidence, earlier=case.earlier, seconds=case.seconds)
+            case = replace(opened, evidence=evidence, seconds=case.seconds)
         return super().prepare(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:

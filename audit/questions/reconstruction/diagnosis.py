@@ -43,7 +43,7 @@ def signals(case: Case, result: Reconstruction) -> Signals:
     if "assigned" in result.settings:
         raise BractError(f"{case.observation.key}: its images were shared out among several rounds")
     case = case.simulating(unroll=result.pick.unroll)
-    observation, history = case.observation, case.history
+    observation, history = case.observation, case.known.history
     target, declaration = case.evidence.target, observation.declaration
     steps = 1 if declaration.algorithm == "fedsgd" else declaration.local_steps
     one = local_training(case.forward) is None

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bract.attacks import ATTACKS, Budget, Case, Engine, Progress, Reconstruction, Refusal, attack
-from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
 from bract.attacks.base import Attacker
+from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask, open_cases, open_over_rounds
 from bract.audit.basis import Basis, changes
 from bract.audit.captures import Capture
@@ -272,9 +272,9 @@ class ReconstructionQuestion(Question[AuditResult]):
         except BractError:
             return None
         seeds = min(self.seen.request.weak_seeds, SeedBudget().candidates)
-        task = AttackTask(budget=self._whole_budget(), tier=self.seen.tier_of(*batch.captures))
-        with seed_budget(SeedBudget(candidates=seeds)):
-            (case,), _ = self._cases(batch, [(capture, observation)], task)
+        budget = replace(self._whole_budget(), weak_seeds=SeedBudget(candidates=seeds))
+        task = AttackTask(budget=budget, tier=self.seen.tier_of(*batch.captures))
+        (case,), _ = self._cases(batch, [(capture, observation)], task)
         return None if isinstance(case, Refusal) else self._bounds.hides(case)
 
     def _check(self, batch: Batch, capture: Capture) -> None:
@@ -316,6 +316,7 @@ class ReconstructionQuestion(Question[AuditResult]):
             seconds=request.seconds,
             restarts=request.restarts,
             max_images=request.max_images,
+            weak_seeds=SeedBudget(candidates=request.weak_seeds),
         )
 
     def _run(
@@ -332,12 +333,11 @@ class ReconstructionQuestion(Question[AuditResult]):
             history=lambda observation: earlier[observation.key],
             public=seen.public,
         )
-        with seed_budget(SeedBudget(candidates=request.weak_seeds)):
-            cases, left = self._cases(batch, opened, task)
-            if request.skip_hopeless:
-                cases = [self._worth_trying(batch.attack, case) for case in cases]
-            usable = [case for case in cases if isinstance(case, Case)]
-            return cases, self.attacks[batch.attack].run(usable, left)
+        cases, left = self._cases(batch, opened, task)
+        if request.skip_hopeless:
+            cases = [self._worth_trying(batch.attack, case) for case in cases]
+        usable = [case for case in cases if isinstance(case, Case)]
+        return cases, self.attacks[batch.attack].run(usable, left)
 
     def _cases(
         self, batch: Batch, opened: Opened, task: AttackTask

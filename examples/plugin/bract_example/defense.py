@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from bract.attacks import ADAPTIVE, Evidence, declared
+from bract.attacks import ADAPTIVE, Evidence, Known, declared
 from bract.defenses import Defense, ProtectContext, Stage
 from bract.protocol.observation import Observation
 
@@ -37,7 +37,7 @@ class Half(Defense):
 
 
 @ADAPTIVE.register("half")
-def undo_half(observation: Observation, history: Sequence[Observation]) -> Evidence:
+def undo_half(observation: Observation, known: Known) -> Evidence:
     """Divide by the share that the protocol declares."""
     half = declared(Half, observation)
     wanted = observation.gradient()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks import Budget, Case, Engine, Evidence, Refusal, reconstruct
+from bract.attacks import Budget, Case, Engine, Evidence, Known, Refusal, reconstruct
 from bract.attacks.methods.dlg import DLG
 from bract.attacks.problem.case import open_case
 from bract.audit.questions.reconstruction.scores.image import score_images
@@ -112,8 +111,8 @@ class OneUpload(DLG):
         )
 
 
-def _view(observation: Observation, history: Sequence[Observation]) -> Evidence:
-    del history
+def _view(observation: Observation, known: Known) -> Evidence:
+    del known
     given = {n: observation.gradient()[n] for n in observation.parameters}
     values, trust = readings(flatten(given))
     return Evidence(target=unflatten(values, given), weights=unflatten(trust, given))

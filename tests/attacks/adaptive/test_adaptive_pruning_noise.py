@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 import torch
+from observing import evidence_for
 
-from bract.attacks import IG, Budget
+from bract.attacks import IG, Budget, Known
 from bract.attacks.adaptive.noise import discount_noise
 from bract.attacks.adaptive.pruning import match_survivors
 from bract.attacks.problem.case import open_case
@@ -15,7 +16,6 @@ from bract.attacks.problem.objectives import (
     SquaredPlusNorm,
 )
 from bract.attacks.problem.problem import Problem
-from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
@@ -32,7 +32,7 @@ def defended(clean: Any, **entry: Any) -> Any:
 @pytest.mark.parametrize("scope", ["whole", "tensor"])
 def test_only_surviving_coordinates_are_trusted(observe: Any, digits: Any, scope: Any) -> None:
     seen = defended(observe(digits[0][:1], digits[1][:1]), name="pruning", ratio=0.7, scope=scope)
-    found = match_survivors(seen, ())
+    found = match_survivors(seen, Known())
     assert found.weights is not None
     for name, value in seen.update.items():
         assert torch.equal(found.weights[name] == 1, value != 0)
@@ -78,7 +78,7 @@ def test_objectives_do_not_see_coordinates_of_no_weight(
 def test_tensors_of_noise_are_trusted_less(observe: Any, digits: Any) -> None:
     clean = observe(digits[0][:1], digits[1][:1])
     seen = defended(clean, name="noise", std=1e-3, clip=None)
-    found = discount_noise(seen, ())
+    found = discount_noise(seen, Known())
     assert found.weights is not None
     for name, value in clean.update.items():
         energy = float(value.double().square().mean())
@@ -96,7 +96,7 @@ def test_clipping_is_noticed_from_the_norm_and_the_scale_is_that_of_the_gradient
     norm = float(torch.cat([v.flatten() for v in clean.update.values()]).norm())
     for factor, expected in ((0.5, "possibly"), (2.0, "no")):
         seen = defended(clean, name="noise", std=1e-4 * norm, clip=factor * norm)
-        notes = discount_noise(seen, ()).notes
+        notes = discount_noise(seen, Known()).notes
         assert notes["clipped"].startswith(expected)
         assert notes["deviation"] == pytest.approx(1e-3 * norm)
 
@@ -115,7 +115,7 @@ def test_the_clipping_factor_of_one_image_is_read_off_the_last_layer(
     clean = observe(digits[0][:1], digits[1][:1], steps=steps)
     norm = float(torch.cat([v.flatten() for v in clean.update.values()]).norm())
     seen = defended(clean, name="noise", std=1e-7 * norm, clip=0.2 * norm)
-    found = discount_noise(seen, ())
+    found = discount_noise(seen, Known())
     assert found.notes["factor"] == pytest.approx(5.0, rel=1e-3)
     assert not found.unknown_factor
     for name, value in clean.gradient().items():
@@ -125,7 +125,7 @@ def test_the_clipping_factor_of_one_image_is_read_off_the_last_layer(
 def test_a_factor_that_noise_hides_stays_open(observe: Any, digits: Any) -> None:
     clean = observe(digits[0][:1], digits[1][:1])
     norm = float(torch.cat([v.flatten() for v in clean.update.values()]).norm())
-    found = discount_noise(defended(clean, name="noise", std=0.01 * norm, clip=0.2 * norm), ())
+    found = discount_noise(defended(clean, name="noise", std=0.01 * norm, clip=0.2 * norm), Known())
     assert found.unknown_factor
     assert found.notes["factor"] is None
 

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 import torch
 from defended_clients import capture
+from observing import evidence_for
 
-from bract.attacks import GRNN, IG, Budget, Reconstruction, Refusal, reconstruct
+from bract.attacks import GRNN, IG, Budget, Known, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive.bayes import DETERMINISTIC, bayes_evidence, bayesian, before_bayes
 from bract.attacks.adaptive.pruning import bound_dropped
 from bract.attacks.adaptive.simulated_defense import Clip, DefendedClient, Prune
@@ -14,7 +15,6 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.objectives import SquaredError
 from bract.attacks.problem.problem import Problem
-from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.pruning import Pruning
 from bract.protocol.update import flatten
@@ -77,7 +77,7 @@ def test_the_truth_has_the_expected_nats_and_others_have_more(
 def test_the_scale_of_local_steps_reaches_deviation_and_bound(observe: Any, digits: Any) -> None:
     clean = observe(digits[0][:1], digits[1][:1], steps=1, lr=0.1)
     seen = defended(clean, {"name": "noise", "std": 1e-3, "clip": 0.05})
-    found = bayes_evidence(seen, ())
+    found = bayes_evidence(seen, Known())
     assert isinstance(found.likelihood, GaussianLikelihood)
     assert found.likelihood.deviation == pytest.approx(1e-2)
     forward = open_case(seen, tier="adaptive", max_images=1, view=bayes_evidence).forward
@@ -92,7 +92,7 @@ def test_laplace_noise_with_epsilon_clips_in_the_1_norm(observe: Any, digits: An
     clean = observe(digits[0][:1], digits[1][:1])
     entry = {"name": "noise", "kind": "laplace", "epsilon": 4.0, "clip": 2.0}
     seen = defended(clean, entry)
-    found = bayes_evidence(seen, ())
+    found = bayes_evidence(seen, Known())
     assert isinstance(found.likelihood, LaplaceLikelihood)
     assert found.likelihood.deviation == pytest.approx(2.0**0.5)
     forward = open_case(seen, tier="adaptive", max_images=1, view=bayes_evidence).forward
@@ -106,7 +106,7 @@ def test_dropped_coordinates_are_bounded_by_the_smallest_survivor(
 ) -> None:
     clean = observe(digits[0][:1], digits[1][:1])
     seen = defended(clean, {"name": "pruning", "ratio": 0.7, "scope": scope})
-    found = bound_dropped(seen, ())
+    found = bound_dropped(seen, Known())
     assert found.bounds is not None
     whole = flatten(seen.update).abs()
     for name, value in seen.update.items():
@@ -146,7 +146,7 @@ def test_soteria_and_pruning_leave_zero_columns_out(observe: Any, digits: Any) -
     chain = build_defenses([{"name": "soteria"}, {"name": "pruning", "ratio": 0.6}])
     pruned = Pruning(ratio=0.6).protect(model_of.seen.update, {}, ProtectContext(seed=0))
     declaration = replace(model_of.seen.declaration, defenses=tuple(chain.public()))
-    found = bayes_evidence(replace(model_of.seen, update=pruned, declaration=declaration), ())
+    found = bayes_evidence(replace(model_of.seen, update=pruned, declaration=declaration), Known())
     assert found.bounds is not None
     assert found.weights is not None
     (name,) = found.weights
@@ -156,7 +156,7 @@ def test_soteria_and_pruning_leave_zero_columns_out(observe: Any, digits: Any) -
 
 def test_a_degenerate_likelihood_is_the_adaptive_attacker_and_says_why(digits: Any) -> None:
     seen = capture(digits[0][:1], digits[1][:1], {"name": "soteria"}, model="lenet-strided").seen
-    found = bayes_evidence(seen, ())
+    found = bayes_evidence(seen, Known())
     assert found.likelihood is None
     assert found.notes["likelihood"] == DETERMINISTIC["soteria"]
     assert found.notes["pruned"] == evidence_for(seen, "adaptive").notes["pruned"]

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 from defended_clients import capture
+from observing import evidence_for
 
 from bract.attacks import Budget, attack
 from bract.attacks.adaptive.weak_locks import lock_seed
-from bract.attacks.adaptive.weak_seeds import Drawn, SeedBudget, first_words, prefixes, seed_budget
-from bract.attacks.task import evidence_for
+from bract.attacks.adaptive.weak_seeds import Drawn, first_words, prefixes
+from bract.attacks.result import SeedBudget
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.noise import Noise
 from bract.models.keylock import Lock
@@ -45,8 +46,7 @@ def careless(clean: Any, seed: Any, way: Any, sign: Any = 1.0, **settings: Any) 
 
 
 def searched(seen: Any, budget: Any = FEW) -> Any:
-    with seed_budget(budget):
-        return evidence_for(seen, "adaptive")
+    return evidence_for(seen, "adaptive", weak_seeds=budget)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
@@ -158,19 +158,18 @@ def test_a_key_and_lock_from_a_small_torch_seed_are_found_from_gamma_and_beta(
             for name, value in drawn.items()
         }
 
-    with seed_budget(SeedBudget(candidates=1 << 14)):
-        found = lock_seed(seen, lock(700 + 2**40), 1e-6, layers=layers, **settings)
-        assert found["weak_seed"] == 700
-        rough = lock_seed(seen, lock(700), 0.3, layers=layers, **settings)
-        assert rough["weak_seed"] is None and rough["weak_seed_search"]["tried"] == 0
-        fresh = Lock.draw(dict(layers), 64, relu=relu, source=SecretStream.derived(700))
-        # Behind the ReLU a value of zero says one bit, and six of them fit one seed in 64.
-        few = {"first.gamma": torch.zeros(3), "first.beta": torch.zeros(3)}
-        blank = lock_seed(seen, few, 1e-6, layers=(("first", 3),), **settings)
-        assert blank["weak_seed"] is None
-        assert (blank["weak_seed_search"]["tried"] == 0) is relu
-        missed = lock_seed(seen, fresh.coefficients(), 1e-6, layers=layers, **settings)
-        assert missed["weak_seed"] is None and missed["weak_seed_search"]["tried"] == 1 << 10
+    found = lock_seed(seen, lock(700 + 2**40), 1e-6, FEW, layers=layers, **settings)
+    assert found["weak_seed"] == 700
+    rough = lock_seed(seen, lock(700), 0.3, FEW, layers=layers, **settings)
+    assert rough["weak_seed"] is None and rough["weak_seed_search"]["tried"] == 0
+    fresh = Lock.draw(dict(layers), 64, relu=relu, source=SecretStream.derived(700))
+    # Behind the ReLU a value of zero says one bit, and six of them fit one seed in 64.
+    few = {"first.gamma": torch.zeros(3), "first.beta": torch.zeros(3)}
+    blank = lock_seed(seen, few, 1e-6, FEW, layers=(("first", 3),), **settings)
+    assert blank["weak_seed"] is None
+    assert (blank["weak_seed_search"]["tried"] == 0) is relu
+    missed = lock_seed(seen, fresh.coefficients(), 1e-6, FEW, layers=layers, **settings)
+    assert missed["weak_seed"] is None and missed["weak_seed_search"]["tried"] == 1 << 10
 
 
 def test_an_attack_that_explains_the_update_tells_the_seed_of_the_lock(

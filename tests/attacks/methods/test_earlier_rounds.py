@@ -18,7 +18,7 @@ from bract.attacks.methods.surrogate.earlier_rounds import (
 from bract.attacks.methods.surrogate.gias import GIAS
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import FORWARD, LATER
+from bract.attacks.problem.evidence import FORWARD, Known
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.task import AttackTask
@@ -93,12 +93,15 @@ def error_of_moments(rounds: Rounds, buffers: Tensors) -> tuple[float, float]:
 def test_true_earlier_gradients_give_the_moments_of_the_client(rounds: Rounds) -> None:
     last, history = rounds.sent[2], rounds.sent[:2]
     true = [seen.gradient() for seen in rounds.plain[:2]]
-    found = error_of_moments(rounds, LATER["adadefense"](last, history, true).buffers)
-    replayed = error_of_moments(rounds, FORWARD["adadefense"](last, history).buffers)
+    found = error_of_moments(
+        rounds, FORWARD["adadefense"](last, Known(history=history, earlier=true)).buffers
+    )
+    replayed = error_of_moments(rounds, FORWARD["adadefense"](last, Known(history=history)).buffers)
     assert max(found) < 1e-3 < 0.2 < max(replayed), (found, replayed)
     # Scaled by 2 where float32 leaves it open, the moments are others.
     other = [{n: 2.0 * g for n, g in one.items()} for one in true]
-    assert max(error_of_moments(rounds, LATER["adadefense"](last, history, other).buffers)) > 0.2
+    wrong = FORWARD["adadefense"](last, Known(history=history, earlier=other))
+    assert max(error_of_moments(rounds, wrong.buffers)) > 0.2
 
 
 def test_the_gradient_of_the_true_image_is_that_of_the_client(
@@ -154,7 +157,7 @@ def test_a_later_round_is_read_with_the_moments_of_reconstructed_rounds(
     assert [case.observation.round for case in seen] == [1, 2, 3]
     found = error_of_moments(rounds, seen[-1].evidence.buffers)
     replayed = error_of_moments(
-        rounds, FORWARD["adadefense"](rounds.sent[2], rounds.sent[:2]).buffers
+        rounds, FORWARD["adadefense"](rounds.sent[2], Known(history=rounds.sent[:2])).buffers
     )
     assert max(found) < 0.6 * max(replayed), (found, replayed)
     seen.clear()
@@ -183,7 +186,11 @@ def test_a_round_that_cannot_be_attacked_leaves_the_later_ones(
 ) -> None:
     rounds = client_of(tiny, None)
     case = open_case(
-        rounds.sent[2], tier="surrogate", history=rounds.sent[:2], max_images=1, public=prior
+        rounds.sent[2],
+        tier="surrogate",
+        known=Known(history=rounds.sent[:2]),
+        max_images=1,
+        public=prior,
     )
     asked = []
 
@@ -194,5 +201,5 @@ def test_a_round_that_cannot_be_attacked_leaves_the_later_ones(
 
     task = AttackTask(budget=Budget(seconds=30.0), tier="surrogate", public=prior)
     (found,), left = after_earlier([case], task, refusing)
-    assert asked == [[1]] and found.earlier == () and left.budget.seconds == 10.0
+    assert asked == [[1]] and found.known.earlier == () and left.budget.seconds == 10.0
     assert found.evidence.notes[EARLIER]["left"] == "no"

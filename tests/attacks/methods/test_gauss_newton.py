@@ -108,7 +108,7 @@ def test_an_adaptive_attacker_finds_what_the_client_kept_secret(
         declaration=plain.declaration.updated({"defenses": [{"name": "test-scaling"}]}),
     )
 
-    def view(observation: Any, history: Any) -> Any:
+    def view(observation: Any, known: Any) -> Any:
         return Evidence(target=observation.gradient(), forward=Scaled(), notes={"tried": 1})
 
     monkeypatch.setitem(ADAPTIVE._entries, "test-scaling", view)
@@ -146,7 +146,7 @@ def test_untrusted_coordinates_are_left_out_of_the_match(
     trust = torch.ones_like(spoiled["features.2.weight"])
     trust[:6] = 0.0
 
-    def view(observation: Any, history: Any) -> Any:
+    def view(observation: Any, known: Any) -> Any:
         return Evidence(target=observation.gradient(), weights={"features.2.weight": trust})
 
     monkeypatch.setitem(ADAPTIVE._entries, "test-spoiled", view)

@@ -18,7 +18,7 @@ from bract.attacks.methods.surrogate.ggl import GGL
 from bract.attacks.methods.surrogate.gias import GIAS
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.evidence import FORWARD
+from bract.attacks.problem.evidence import FORWARD, Known
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.result import Reconstruction, Refusal
@@ -127,8 +127,8 @@ def test_the_true_image_through_the_simulated_defense_is_the_upload(
 def test_moments_of_earlier_rounds_are_replayed(tiny: tuple[Tensor, Tensor]) -> None:
     held = defended({"name": "adadefense"}, tiny)
     later = replace(held.seen, round=2)
-    one = FORWARD["adadefense"](held.seen, ())
-    two = FORWARD["adadefense"](later, (held.seen,))
+    one = FORWARD["adadefense"](held.seen, Known())
+    two = FORWARD["adadefense"](later, Known(history=(held.seen,)))
     assert not any(v.any() for v in one.buffers.values() if v.numel() and v.abs().max() > 1e-7)
     carried = [v for n, v in two.buffers.items() if n.startswith("adadefense.carried.")]
     assert sum(float(v.abs().sum()) for v in carried) > 0
@@ -205,7 +205,7 @@ def test_the_label_of_a_later_round_is_read_off_the_inverted_upload(
         plain = capture(image, kind, {"name": "noise", "std": 1e-12}, model="lenet-strided").seen
         update = chain.protect(plain.update, state, ProtectContext(round=1 + label))
         sent.append(replace(held, round=1 + label, update=update))
-    found = FORWARD["adadefense"](sent[1], sent[:1])
+    found = FORWARD["adadefense"](sent[1], Known(history=sent[:1]))
     assert found.labels is not None and found.labels.tolist() == [int(tiny[1][1])]
 
 

@@ -166,8 +166,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Rounds for which an adaptive attacker of a made-up defense was asked."""
     log = []
 
-    def undo(observation: Any, history: Any) -> Any:
-        log.append((observation.round, [seen.round for seen in history]))
+    def undo(observation: Any, known: Any) -> Any:
+        log.append((observation.round, [seen.round for seen in known.history]))
         if observation.client == "strange":
             raise BractError("moments that no gradient makes")
         return Evidence(target=dict(observation.update), notes={"round": observation.round})

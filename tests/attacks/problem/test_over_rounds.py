@@ -10,8 +10,7 @@ import pytest
 import torch
 from observing import scores
 
-from bract.attacks import IG, Budget, Cosine, Reconstruction, reconstruct
-from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
+from bract.attacks import IG, Budget, Cosine, Known, Reconstruction, reconstruct
 from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.dropout import MASK
@@ -22,6 +21,7 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.over_rounds import OverRounds, name_in
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import reconstruct_over_rounds
+from bract.attacks.result import SeedBudget
 from bract.attacks.solve.labels import infer_labels
 from bract.errors import BractError
 from bract.models import create_model
@@ -31,10 +31,7 @@ from bract.protocol.observation import Observation
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _few_seeds() -> Any:
-    with seed_budget(SeedBudget(candidates=1)):
-        yield
+FEW = SeedBudget(candidates=1)
 
 
 def rounds_of(observe: Any, images: Any, labels: Any, count: int, **how: Any) -> list[Observation]:
@@ -160,7 +157,7 @@ def test_rounds_keep_what_their_evidence_leaves_open(observe: Any, tiny: Any) ->
 def test_two_noisy_rounds_beat_one(observe: Any, tiny: Any) -> None:
     images, labels = tiny[0][:1], tiny[1][:1]
     rounds = noisy(rounds_of(observe, images, labels, 2), 2e-5)
-    budget = Budget(iterations=150)
+    budget = Budget(iterations=150, weak_seeds=FEW)
 
     def psnr(taken: list[Observation]) -> float:
         found = reconstruct_over_rounds(taken, IG(), budget=budget, tier="adaptive", device="cpu")
@@ -173,7 +170,10 @@ def test_likelihoods_of_rounds_add_up(observe: Any, tiny: Any) -> None:
     """By hand: the squared distance over twice the variance, summed over rounds."""
     images, labels = tiny[0][:1], tiny[1][:1]
     rounds = noisy(rounds_of(observe, images, labels, 2), 0.1)
-    cases = [open_case(seen, tier="adaptive", max_images=8) for seen in rounds]
+    cases = [
+        open_case(seen, tier="adaptive", known=Known(weak_seeds=FEW), max_images=8)
+        for seen in rounds
+    ]
     problem = Problem.stack([(join_rounds(cases), 0)], seed=0, device=CPU, dtype=torch.float64)
     assert problem.likelihood is not None
     rows = torch.nn.functional.one_hot(labels, 10)[None].double()

@@ -50,7 +50,7 @@ def refining(observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     refinement = Counting()
     refinement.update = dict(seen.update)
 
-    def undo(observation: Any, history: Any) -> Any:
+    def undo(observation: Any, known: Any) -> Any:
         return Evidence(target={}, refine=refinement)
 
     monkeypatch.setitem(ADAPTIVE._entries, "slow", undo)

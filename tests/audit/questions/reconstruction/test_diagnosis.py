@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bract.attacks import IG, Budget, Case, Engine, Reconstruction
+from bract.attacks import IG, Budget, Case, Engine, Known, Reconstruction
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.problem import Problem
@@ -60,7 +60,9 @@ def measure(
     unroll: Any = 16,
     history: Any = (),
 ) -> Any:
-    case = open_case(observation, tier="oblivious", max_images=max_images, history=history)
+    case = open_case(
+        observation, tier="oblivious", max_images=max_images, known=Known(history=history)
+    )
     found = found_exactly(case.simulating(unroll=unroll), images, labels, curve)
     return signals(case, found).to_dict()
 
