@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, Engine, Problem, Refusal, attack, reconstruct
-from bract.attacks.adaptive.bayes import bayes_evidence, bayesian, before_bayes
 from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.case import open_case
@@ -36,6 +35,7 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.inputs import Truth
 from bract.protocol.observation import Observation
+from experiments.harness.bayes_reading import bayes_evidence, bayesian, before_bayes
 from experiments.harness.command import Finished, emit, note, parser
 from experiments.harness.images import ImageSet, image_set
 from experiments.harness.result import Row

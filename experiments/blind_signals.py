@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from bract.attacks import Budget, Engine, attack
 from bract.attacks import base as attack_base
-from bract.attacks.adaptive import known
 from bract.attacks.adaptive.guardian import guardian
 from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.base import Attack
@@ -37,6 +36,7 @@ from bract.inputs import Truth
 from bract.protocol.update import flatten
 from experiments.harness.command import emit, note_row, parser
 from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, _picture
+from experiments.harness.known_secrets import known
 from experiments.harness.uploads import network_for, plain_spec, trained_upload
 
 CROP, NETWORKS, LR = 128, 4, 0.1

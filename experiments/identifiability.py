@@ -13,11 +13,11 @@ import statistics
 import time
 from typing import Any
 
-from bract.attacks.adaptive.bayes import bayes_evidence
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.identifiability import identifiability
 from bract.schema.audit import InformationBound
 from experiments.bayes import NETWORKS, Setting, uploads
+from experiments.harness.bayes_reading import bayes_evidence
 from experiments.harness.command import emit, note, parse, parser
 from experiments.harness.images import image_set
 from experiments.harness.result import committed

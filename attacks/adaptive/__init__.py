@@ -8,22 +8,15 @@ import pkgutil
 
 from bract.attacks.adaptive.adadefense.adadefense import undo_adadefense
 from bract.attacks.adaptive.adadefense.forward import simulate_adadefense
-from bract.attacks.adaptive.bayes import bayesian, before_bayes
 from bract.attacks.adaptive.fedkl.fedkl import regress_lock
-from bract.attacks.adaptive.fedkl.known import known
 from bract.attacks.adaptive.guardian.guardian import undo_guardian
-from bract.attacks.adaptive.noise import discount_noise, weigh_noise
+from bract.attacks.adaptive.noise import weigh_noise
 from bract.attacks.adaptive.precode import undo_precode
-from bract.attacks.adaptive.pruning import bound_dropped, match_survivors, simulate_pruning
+from bract.attacks.adaptive.pruning import bound_dropped, simulate_pruning
 from bract.attacks.adaptive.soteria import mute_pruned_features
 
 __all__ = [
-    "bayesian",
-    "before_bayes",
     "bound_dropped",
-    "discount_noise",
-    "known",
-    "match_survivors",
     "mute_pruned_features",
     "regress_lock",
     "simulate_adadefense",

@@ -1,4 +1,4 @@
-"""Against clipping and noise: reading an update by the known scale of the noise."""
+"""Against clipping and noise: the likelihood of the upload, by the known law of the noise."""
 
 from __future__ import annotations
 
@@ -21,63 +21,6 @@ from bract.protocol.observation import Observation
 from bract.protocol.update import flatten
 
 
-def discount_noise(observation: Observation, known: Known) -> Evidence:
-    """Weigh every tensor by the share of its energy that is not noise.
-
-    With x the captured tensor and s the known deviation, the weight is
-    ``max(0, 1 - s^2 / mean(x^2))``, the gain of the Wiener filter for that tensor.
-
-    Clipping divides the whole update by one unknown factor of at least 1. ``notes["clipped"]``
-    records whether the norm, without the noise expected in it, reaches the bound. If it does, the
-    factor is read off the last layer where that determines it (`shrinkage`: one example, one step,
-    little noise) and left open otherwise (`Evidence.unknown_factor`).
-
-    Before that, seeds of torch's CPU generator are tried
-    (`bract.attacks.adaptive.weak_seeds`); where one fits, the noise is subtracted exactly, and
-    ``notes["weak_seed"]`` is that seed.
-
-    Rounds are not averaged: the parameters move from one round to the next and so does the
-    gradient, even of the same image; and clients draw other images. An attack on several rounds
-    matches each at its own parameters (`bract.attacks.problem.joint_case`).
-
-    Raises
-    ------
-    BractError
-        If the declaration does not determine the noise, or the update holds less energy than the
-        declared noise alone would, or more than it and the clipping norm together (by six standard
-        deviations).
-    """
-    hyper, energy, count = _checked(observation)
-    deviation = hyper.deviation
-    search = find_noise_seed(observation, hyper, known.weak_seeds)
-    if search.update is not None:
-        return _without_noise(observation, hyper, search)
-    wanted = observation.gradient()
-    weights, signal = {}, {}
-    for name in observation.parameters:
-        square = float(observation.update[name].to(torch.float64).square().mean())
-        signal[name] = max(0.0, 1.0 - deviation**2 / square) if square else 0.0
-        weights[name] = torch.full_like(wanted[name], signal[name])
-    if not any(signal.values()):
-        weights = {name: torch.ones_like(wanted[name]) for name in observation.parameters}
-    notes: dict[str, Any] = {
-        "defense": "noise",
-        "method": "weighted every tensor by its share of signal",
-        "deviation": deviation * gradient_scale(observation),
-        "signal": signal,
-        "clipped": _clipped(hyper, energy, count, deviation),
-        **search.notes(),
-    }
-    target = {name: wanted[name] for name in observation.parameters}
-    if notes["clipped"].startswith("no"):
-        return Evidence(target=target, weights=weights, notes=notes)
-    factor = shrinkage(observation, target_model_of(observation), target)
-    notes["factor"] = factor
-    if factor is not None:
-        target = {name: value * factor for name, value in target.items()}
-    return Evidence(target=target, weights=weights, unknown_factor=factor is None, notes=notes)
-
-
 @ADAPTIVE.register("noise")
 def weigh_noise(observation: Observation, known: Known) -> Evidence:
     """State the likelihood of the upload: it is the clipped update plus noise of a known law.
@@ -93,8 +36,20 @@ def weigh_noise(observation: Observation, known: Known) -> Evidence:
     (`bract.attacks.solve.regularizers.NaturalImages`). Cutting to the noise's grid, at most 2^-30
     of sigma, is left out.
 
-    Seeds are tried and declarations checked as in `discount_noise`; where a seed fits there is no
-    noise left to weigh.
+    Before that, seeds of torch's CPU generator are tried
+    (`bract.attacks.adaptive.weak_seeds`); where one fits, the noise is subtracted exactly,
+    ``notes["weak_seed"]`` is that seed, and there is no noise left to weigh.
+
+    Rounds are not averaged: the parameters move from one round to the next and so does the
+    gradient, even of the same image; and clients draw other images. An attack on several rounds
+    matches each at its own parameters (`bract.attacks.problem.joint_case`).
+
+    Raises
+    ------
+    BractError
+        If the declaration does not determine the noise, or the update holds less energy than the
+        declared noise alone would, or more than it and the clipping norm together (by six standard
+        deviations).
     """
     return noise_after(observation, known)
 
@@ -107,10 +62,10 @@ def noise_after(observation: Observation, known: Known, *before: Part) -> Eviden
     before
         Deterministic parts of defenses between the gradient and the clipping, in order.
     """
-    hyper, _, _ = _checked(observation)
+    hyper, _, _ = checked_noise(observation)
     search = find_noise_seed(observation, hyper, known.weak_seeds)
     if search.update is not None:
-        return _without_noise(observation, hyper, search)
+        return without_noise(observation, hyper, search)
     scale = gradient_scale(observation)
     deviation = hyper.deviation * scale
     parts = before
@@ -132,7 +87,7 @@ def noise_after(observation: Observation, known: Known, *before: Part) -> Eviden
     )
 
 
-def _checked(observation: Observation) -> tuple[Noise, float, int]:
+def checked_noise(observation: Observation) -> tuple[Noise, float, int]:
     """Return the declared noise, and the update's squared norm and number of coordinates."""
     hyper = declared(Noise, observation)
     deviation = hyper.deviation
@@ -158,7 +113,7 @@ def _checked(observation: Observation) -> tuple[Noise, float, int]:
     return hyper, energy, count
 
 
-def _without_noise(observation: Observation, hyper: Noise, search: SeedFinding) -> Evidence:
+def without_noise(observation: Observation, hyper: Noise, search: SeedFinding) -> Evidence:
     """Return the clipped update itself: its noise came from a seed that was found."""
     assert search.update is not None
     rest = replace(observation, update=search.update)
@@ -180,17 +135,3 @@ def _without_noise(observation: Observation, hyper: Noise, search: SeedFinding) 
     if factor is not None:
         target = {name: value * factor for name, value in target.items()}
     return Evidence(target=target, unknown_factor=factor is None, notes=notes)
-
-
-def _clipped(hyper: Noise, energy: float, count: int, deviation: float) -> str:
-    if hyper.clip is None:
-        return "no: nothing was clipped"
-    how = "a factor in (0, 1]"
-    if hyper.kind == "laplace" and hyper.epsilon is not None:
-        return f"unknown: clipped in the 1-norm, by {how}"
-    fourth = 3.0 if hyper.kind == "gaussian" else 6.0
-    square = energy - count * deviation**2
-    doubt = 3.0 * (deviation**2 * math.sqrt((fourth - 1.0) * count) + 2.0 * deviation * hyper.clip)
-    if square + doubt < hyper.clip**2 * (1.0 - 1e-5):
-        return "no: the norm without the noise is below the bound"
-    return f"possibly: the norm reaches the bound; by {how}"

@@ -16,26 +16,6 @@ from bract.protocol.observation import Observation
 from bract.protocol.update import flatten
 
 
-def match_survivors(observation: Observation, known: Known) -> Evidence:
-    """Trust the coordinates that are not exactly zero, and no others.
-
-    A survivor is exact; of a dropped coordinate only its bound is known.
-    """
-    del known
-    _checked(observation)
-    wanted = observation.gradient()
-    weights = {n: (wanted[n] != 0).to(wanted[n].dtype) for n in observation.parameters}
-    return Evidence(
-        target={n: wanted[n] for n in observation.parameters},
-        weights=weights,
-        notes={
-            "defense": "pruning",
-            "method": "matched surviving coordinates only",
-            "surviving": _surviving(observation),
-        },
-    )
-
-
 @ADAPTIVE.register("pruning")
 def bound_dropped(observation: Observation, known: Known) -> Evidence:
     """Trust survivors, and hold every dropped coordinate below the smallest of them.
@@ -47,7 +27,7 @@ def bound_dropped(observation: Observation, known: Known) -> Evidence:
     distance and prior, and measures the distance to the set where p is 1 (`Evidence.bounds`).
     """
     del known
-    hyper = _checked(observation)
+    hyper = checked_pruning(observation)
     wanted = {n: observation.gradient()[n] for n in observation.parameters}
     limits = {n: _smallest(v) for n, v in wanted.items()}
     if hyper.scope == "whole":
@@ -61,7 +41,7 @@ def bound_dropped(observation: Observation, known: Known) -> Evidence:
         notes={
             "defense": "pruning",
             "method": "matched surviving coordinates, held the others below the smallest of them",
-            "surviving": _surviving(observation),
+            "surviving": surviving_share(observation),
             "threshold": None if hyper.scope == "tensor" else min(limits.values()),
         },
     )
@@ -71,7 +51,7 @@ def bound_dropped(observation: Observation, known: Known) -> Evidence:
 def simulate_pruning(observation: Observation, known: Known) -> Evidence:
     """Prune the candidates' gradients by the declared ratio, and compare all coordinates."""
     del known
-    hyper = _checked(observation)
+    hyper = checked_pruning(observation)
     wanted = observation.gradient()
     return Evidence(
         target={n: wanted[n] for n in observation.parameters},
@@ -79,12 +59,12 @@ def simulate_pruning(observation: Observation, known: Known) -> Evidence:
         notes={
             "defense": "pruning",
             "method": "pruned candidates alike",
-            "surviving": _surviving(observation),
+            "surviving": surviving_share(observation),
         },
     )
 
 
-def _checked(observation: Observation) -> Pruning:
+def checked_pruning(observation: Observation) -> Pruning:
     """Return the declared pruning of an update that has the zeros for it."""
     hyper = declared(Pruning, observation)
     whole = flatten(observation.update)
@@ -105,5 +85,6 @@ def _smallest(values: Tensor) -> float:
     return float(magnitudes[magnitudes > 0].min()) if bool(values.any()) else math.inf
 
 
-def _surviving(observation: Observation) -> float:
+def surviving_share(observation: Observation) -> float:
+    """Share of coordinates that were not dropped."""
     return float((flatten(observation.update) != 0).to(torch.float64).mean())

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from bract.attacks import Attack, Budget, Engine, Reconstruction, Refusal, reconstruct
-from bract.attacks.adaptive import before_bayes, known
-from bract.attacks.adaptive.fedkl.known import What
 from bract.attacks.base import Attacker
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.config.audit import Tier as AttackTier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
+from experiments.harness.bayes_reading import before_bayes
 from experiments.harness.clients import Upload
+from experiments.harness.known_secrets import What, known
 
 Tier = Literal[
     "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"

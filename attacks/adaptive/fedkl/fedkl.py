@@ -35,7 +35,7 @@ from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
 Held = Literal["nothing", "key", "lock", "both"]
-"""What an attacker holds of a client's secrets; see `bract.attacks.adaptive.fedkl.known`."""
+"""What an attacker holds of a client's secrets; the adaptive tier holds nothing."""
 
 PACE = "fedkl.pace"
 """Among the buffers: ``1 + |key|^2`` of a key that is held, ``(L,)``."""

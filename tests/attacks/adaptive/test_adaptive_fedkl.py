@@ -10,11 +10,9 @@ from defended_clients import capture, residual
 from observing import evidence_for
 
 from bract.attacks import IG, Attack, Budget, Reconstruction, Refusal, attack, base, reconstruct
-from bract.attacks.adaptive import known
 from bract.attacks.adaptive.batch_statistics import statistics_to_match
 from bract.attacks.adaptive.fedkl import fedkl
 from bract.attacks.adaptive.fedkl.fedkl import CENTRE, HIDDEN, REACH, LockedClient
-from bract.attacks.adaptive.fedkl.known import What, reachable
 from bract.attacks.methods.gauss_newton import solve_from
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import RelativeError
@@ -26,6 +24,7 @@ from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
 from bract.models.keylock import Lock
 from bract.protocol.observation import Observation, ObservationStore
+from experiments.harness.known_secrets import What, known, reachable
 
 ENTRY = {"name": "fedkl"}
 RELU = {"name": "fedkl", "relu": True}

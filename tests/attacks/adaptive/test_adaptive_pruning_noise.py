@@ -6,8 +6,6 @@ import torch
 from observing import evidence_for
 
 from bract.attacks import IG, Budget, Known
-from bract.attacks.adaptive.noise import discount_noise
-from bract.attacks.adaptive.pruning import match_survivors
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.objectives import (
     Cosine,
@@ -19,6 +17,7 @@ from bract.attacks.problem.problem import Problem
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError
+from experiments.harness.bayes_reading import discount_noise, match_survivors
 
 
 def defended(clean: Any, **entry: Any) -> Any:

@@ -9,8 +9,6 @@ import torch
 from defended_clients import capture
 
 from bract.attacks import GRNN, IG, Budget, Case
-from bract.attacks.adaptive.noise import discount_noise
-from bract.attacks.adaptive.pruning import match_survivors
 from bract.attacks.methods.dlg import DLG, IDLG
 from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.attacks.problem.case import open_case
@@ -22,6 +20,7 @@ from bract.attacks.task import AttackTask, open_cases
 from bract.client.defenses import build_defenses
 from bract.config.audit import Tier
 from bract.errors import BractError
+from experiments.harness.bayes_reading import discount_noise, match_survivors
 
 
 @pytest.fixture

@@ -20,33 +20,38 @@ He knows the defense, not its randomness, and maximises
 - fedkl: a function of the update and of gamma and beta, which are unknowns with no known density:
   searched jointly by `regress_lock`.
 
-Chains compose: parts that are functions of the gradient are simulated before the noise.
+Chains compose: parts that are functions of the gradient are simulated before the noise
+(`bract.attacks.adaptive.chains`). The adaptive tier reads this way; the attackers before it, which
+know a defense without its likelihood, are kept here for the comparison.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from bract.attacks.adaptive.noise import discount_noise, noise_after
-from bract.attacks.adaptive.pruning import bound_dropped, match_survivors
-from bract.attacks.adaptive.simulated_defense import Prune
-from bract.attacks.adaptive.soteria import mute_pruned_features
+import torch
+
+from bract.attacks.adaptive.clipping_factor import shrinkage
+from bract.attacks.adaptive.declared import gradient_scale
+from bract.attacks.adaptive.noise import checked_noise, without_noise
+from bract.attacks.adaptive.pruning import checked_pruning, surviving_share
+from bract.attacks.adaptive.weak_seeds import find_noise_seed
 from bract.attacks.base import Attacker
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import (
     ADAPTIVE,
-    CHAINS,
     AdaptiveView,
     Evidence,
     Known,
     read_evidence,
 )
+from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.result import Reconstruction, Refusal
 from bract.attacks.task import OF_ONE_CASE, AttackTask, refusal
-from bract.defenses.entries import read_settings
-from bract.defenses.pruning import Pruning
+from bract.defenses.noise import Noise
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 
@@ -75,41 +80,69 @@ def bayes_evidence(observation: Observation, known: Known) -> Evidence:
     return found
 
 
-def pruned_and_noisy(observation: Observation, known: Known) -> Evidence:
-    """Pruning, then noise: Gaussian or Laplace around the clipped, pruned update.
+def discount_noise(observation: Observation, known: Known) -> Evidence:
+    """Weigh every tensor by the share of its energy that is not noise.
 
-    ``-log p(u | x) = |u - c(P(g)) P(g)|^2 / (2 sigma^2)`` with P the pruning of the candidate's own
-    gradient. Which coordinates were dropped does not show under noise; each candidate determines
-    it.
+    With x the captured tensor and s the known deviation, the weight is
+    ``max(0, 1 - s^2 / mean(x^2))``, the gain of the Wiener filter for that tensor.
+
+    Clipping divides the whole update by one unknown factor of at least 1. ``notes["clipped"]``
+    records whether the norm, without the noise expected in it, reaches the bound. If it does, the
+    factor is read off the last layer where that determines it (`shrinkage`: one example, one step,
+    little noise) and left open otherwise (`Evidence.unknown_factor`).
+
+    Seeds are tried and declarations checked as in `bract.attacks.adaptive.noise.weigh_noise`.
     """
-    first, last = observation.declaration.defenses
-    hyper = read_settings(Pruning, first)
-    found = noise_after(_declaring(observation, last), known, Prune(hyper.ratio, hyper.scope))
-    if found.likelihood is None:
-        # The noise is gone: what is left is a pruned update.
-        kept = {n: (v != 0).to(v.dtype) for n, v in found.target.items()}
-        found = replace(found, weights=kept)
-    return replace(found, notes=found.notes | {"defense": "pruning, noise"})
+    hyper, energy, count = checked_noise(observation)
+    deviation = hyper.deviation
+    search = find_noise_seed(observation, hyper, known.weak_seeds)
+    if search.update is not None:
+        return without_noise(observation, hyper, search)
+    wanted = observation.gradient()
+    weights, signal = {}, {}
+    for name in observation.parameters:
+        square = float(observation.update[name].to(torch.float64).square().mean())
+        signal[name] = max(0.0, 1.0 - deviation**2 / square) if square else 0.0
+        weights[name] = torch.full_like(wanted[name], signal[name])
+    if not any(signal.values()):
+        weights = {name: torch.ones_like(wanted[name]) for name in observation.parameters}
+    notes: dict[str, Any] = {
+        "defense": "noise",
+        "method": "weighted every tensor by its share of signal",
+        "deviation": deviation * gradient_scale(observation),
+        "signal": signal,
+        "clipped": _clipped(hyper, energy, count, deviation),
+        **search.notes(),
+    }
+    target = {name: wanted[name] for name in observation.parameters}
+    if notes["clipped"].startswith("no"):
+        return Evidence(target=target, weights=weights, notes=notes)
+    factor = shrinkage(observation, target_model_of(observation), target)
+    notes["factor"] = factor
+    if factor is not None:
+        target = {name: value * factor for name, value in target.items()}
+    return Evidence(target=target, weights=weights, unknown_factor=factor is None, notes=notes)
 
 
-def muted_and_pruned(observation: Observation, known: Known) -> Evidence:
-    """Soteria, then pruning: bounds on dropped coordinates, none in columns that are zero."""
-    first, last = observation.declaration.defenses
-    muted = mute_pruned_features(_declaring(observation, first), known)
-    found = bound_dropped(_declaring(observation, last), known)
-    return replace(
-        found,
-        weights=muted.weights,
-        notes=found.notes | {"defense": "soteria, pruning", "pruned": muted.notes["pruned"]},
+def match_survivors(observation: Observation, known: Known) -> Evidence:
+    """Trust the coordinates that are not exactly zero, and no others.
+
+    A survivor is exact; of a dropped coordinate only its bound is known.
+    """
+    del known
+    checked_pruning(observation)
+    wanted = observation.gradient()
+    weights = {n: (wanted[n] != 0).to(wanted[n].dtype) for n in observation.parameters}
+    return Evidence(
+        target={n: wanted[n] for n in observation.parameters},
+        weights=weights,
+        notes={
+            "defense": "pruning",
+            "method": "matched surviving coordinates only",
+            "surviving": surviving_share(observation),
+        },
     )
 
-
-def _declaring(observation: Observation, *defenses: Any) -> Observation:
-    declaration = replace(observation.declaration, defenses=defenses)
-    return replace(observation, declaration=declaration)
-
-
-CHAINS |= {("pruning", "noise"): pruned_and_noisy, ("soteria", "pruning"): muted_and_pruned}
 
 BEFORE_BAYES: dict[str, AdaptiveView] = {"noise": discount_noise, "pruning": match_survivors}
 """Adaptive attackers that know the defense without its likelihood, for comparisons."""
@@ -171,3 +204,17 @@ class _Through(Attacker):
             refine=refine,
             view=self.view,
         )
+
+
+def _clipped(hyper: Noise, energy: float, count: int, deviation: float) -> str:
+    if hyper.clip is None:
+        return "no: nothing was clipped"
+    how = "a factor in (0, 1]"
+    if hyper.kind == "laplace" and hyper.epsilon is not None:
+        return f"unknown: clipped in the 1-norm, by {how}"
+    fourth = 3.0 if hyper.kind == "gaussian" else 6.0
+    square = energy - count * deviation**2
+    doubt = 3.0 * (deviation**2 * math.sqrt((fourth - 1.0) * count) + 2.0 * deviation * hyper.clip)
+    if square + doubt < hyper.clip**2 * (1.0 - 1e-5):
+        return "no: the norm without the noise is below the bound"
+    return f"possibly: the norm reaches the bound; by {how}"

@@ -7,7 +7,6 @@ from defended_clients import capture
 from observing import evidence_for
 
 from bract.attacks import GRNN, IG, Budget, Known, Reconstruction, Refusal, reconstruct
-from bract.attacks.adaptive.bayes import DETERMINISTIC, bayes_evidence, bayesian, before_bayes
 from bract.attacks.adaptive.pruning import bound_dropped
 from bract.attacks.adaptive.simulated_defense import Clip, DefendedClient, Prune
 from bract.attacks.methods.baselines import prior_only
@@ -18,6 +17,7 @@ from bract.attacks.problem.problem import Problem
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.pruning import Pruning
 from bract.protocol.update import flatten
+from experiments.harness.bayes_reading import DETERMINISTIC, bayes_evidence, bayesian, before_bayes
 
 
 def defended(clean: Any, *entries: dict[str, Any]) -> Any:
