@@ -1,4 +1,4 @@
-"""The most that an upload can reveal, before anything is spent on it."""
+"""How near to its images an upload can be expected to lead, estimated before an attack."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ PIXEL_VARIANCE = 1.0 / 12.0
 NEIGHBOURS = 0.07
 """Root mean squared difference of neighbouring pixels; see `bract.attacks.solve.regularizers`."""
 
+CENTRES = 4
+"""Made-up images over which the information is averaged."""
+
 _DIRECTIONS = 96
 _FEWEST = 2
 _WORK = 96 * 300_000
@@ -40,13 +43,12 @@ _HELD = 1 << 27
 
 @dataclass(frozen=True)
 class Identifiability:
-    """How far an upload settles images, near images that were made up for the purpose.
+    """How far an upload determines its images, near images that were made up for the purpose.
 
     Attributes
     ----------
     psnr
-        dB that the best estimator with this prior can expect at most; what is left out makes it
-        larger.
+        dB that the best estimator of the assumed prior expects; an estimate, and no upper bound.
     prior_psnr
         dB of the prior's mean, which takes no upload.
     numbers
@@ -61,30 +63,39 @@ class Identifiability:
     pixels: int
 
 
-def identifiability(case: Case, *, seed: int = 0) -> Identifiability:
-    """Bound what any attack can expect from an upload, by its local information.
+def identifiability(case: Case, *, labels: Tensor | None = None, seed: int = 0) -> Identifiability:
+    """Estimate what an attack can expect from an upload, by its local information.
 
     Two limits are taken, and the lower one returned. That of counting: N numbers settle no more
     than N axes of the prior, at best those of largest variance. And where noise of known deviation
     was added (`Evidence.likelihood`, or declared, for every tier) or coordinates are known within
-    bounds only, the Bayesian Cramer-Rao bound (Van Trees 1968, section 2.4.3): with J the Jacobian
-    of what the client would have sent by the pixels, sigma the deviation of a coordinate's noise
-    and K the prior covariance, no estimator's mean squared error is below ``tr (J^T J / sigma^2 +
-    K^-1)^-1`` over the number of pixels. J is taken at one set of smooth images in place of its
-    mean over the prior, so the figure is an estimate.
+    bounds only, the Bayesian Cramer-Rao expression (Van Trees 1968, section 2.4.3): with J the
+    Jacobian of what the client would have sent by the pixels, sigma the deviation of a coordinate's
+    noise and K the prior covariance, ``tr (E[J^T J] / sigma^2 + K^-1)^-1`` over the number of
+    pixels.
+
+    It bounds no attack, for three reasons. The expectation is over `CENTRES` smooth images that are
+    made up, not over images like the client's. Real images do not follow the prior: an attacker
+    with a nearer one guesses better, with the upload and without. And the prior is Gaussian, while
+    pixels end at 0 and 1, which an attacker can use. How far attacks exceed the estimate is
+    measured (``experiments/identifiability.py``; docs/attacks/scoring.md), so that it may explain a
+    result and must not decide whether an upload is attacked.
 
     K is that of a stationary field: variance `PIXEL_VARIANCE`, falling exponentially over rows and
     columns so that neighbours differ by `NEIGHBOURS`; channels and images are independent. J is
     taken by central differences in float64 along the principal axes of K of largest variance,
     `_DIRECTIONS` over all images and channels, fewer of large models; pixels along the others count
-    as known, as do unknowns of the client's defense. A bound counts as a uniform error. This errs
-    towards the attacker: a low figure means that nothing can be reconstructed, a high one does not
-    mean that an attack finds it.
+    as known, as do unknowns of the client's defense. A bound on a coordinate counts as a uniform
+    error.
 
     Parameters
     ----------
     case
         As an attack gets it.
+    labels
+        int64 ``(B,)``, as inferred from the upload; None takes the evidence's, or where it has none
+        other random ones with each image that is made up. The label of a prediction that is nearly
+        certain leaves almost no gradient, so that a random label misjudges an upload.
     seed
         Of the images that are made up.
     """
@@ -101,7 +112,7 @@ def identifiability(case: Case, *, seed: int = 0) -> Identifiability:
     if noise is not None and numbers:
         affordable = min(_DIRECTIONS, _WORK // (count * numbers)) // planes
         kept = min(height * width, max(_FEWEST, affordable))
-        heard = _heard(problem, axes.first(kept), noise, seen, seed)
+        heard = _mean_information(problem, axes.first(kept), noise, seen, labels, seed)
         precision = heard + torch.diag(1.0 / axes.variances[:kept].repeat(planes))
         error = max(error, float(torch.linalg.inv(precision).trace()) / pixels)
     return Identifiability(
@@ -152,16 +163,39 @@ class _PrincipalAxes:
         return torch.einsum("ia,ja->aij", self.rows[:, row], self.columns[:, column])
 
 
-def _heard(problem: Problem, axes: Tensor, noise: Tensors, seen: Tensor, seed: int) -> Tensor:
+def _mean_information(
+    problem: Problem,
+    axes: Tensor,
+    noise: Tensors,
+    seen: Tensor,
+    labels: Tensor | None,
+    seed: int,
+) -> Tensor:
+    """Return ``E[J^T J] / sigma^2`` over made-up images."""
+    known = problem.cases[0].evidence.labels if labels is None else labels
+    generator = torch.Generator().manual_seed(seed)
+    count, *shape = problem.image_shape
+    parts = []
+    for _ in range(CENTRES):
+        centre = smooth_images(count, shape, generator).double()
+        drawn = torch.randint(problem.classes, (count,), generator=generator)
+        rows = torch.nn.functional.one_hot(drawn if known is None else known.cpu(), problem.classes)
+        parts.append(_information(problem, axes, noise, seen, centre, rows.double(), generator))
+    return torch.stack(parts).mean(dim=0)
+
+
+def _information(
+    problem: Problem,
+    axes: Tensor,
+    noise: Tensors,
+    seen: Tensor,
+    centre: Tensor,
+    labels: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
     """Return ``J^T J / sigma^2`` over the axes of each plane, an axis faster than a plane."""
     count, channels, height, width = problem.image_shape
     planes = count * channels
-    generator = torch.Generator().manual_seed(seed)
-    centre = smooth_images(count, (channels, height, width), generator).double()
-    known = problem.cases[0].evidence.labels
-    if known is None:
-        known = torch.randint(problem.classes, (count,), generator=generator)
-    labels = torch.nn.functional.one_hot(known.cpu(), problem.classes).double()
     directions = torch.einsum("pq,aij->paqij", torch.eye(planes, dtype=torch.float64), axes)
     moved = directions.reshape(-1, count, channels, height, width)
     share = min(1.0, _HELD / (len(moved) * len(seen)))
