@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bract.attacks.problem.client_model import images_in
-from bract.audit.captures import Capture
 from bract.audit.results import Batch
 from bract.errors import BractError
 
@@ -66,14 +65,13 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
     device = "cpu"
     for audit in audits:
         device = audit.device
-        hidden = _Hidden(audit)
         probed: dict[tuple[str, str], float | None] = {}
         for batch in audit.plan():
             count = len(batch.captures)
             attacks += count
             keys.update(capture.key for capture in batch.captures)
             for capture in batch.captures:
-                reason = audit.question(batch).infeasible(batch, capture) or hidden(batch, capture)
+                reason = audit.question(batch).infeasible(batch, capture)
                 if reason is not None:
                     infeasible.setdefault(reason, {})[capture.key] = None
             kind = (batch.attack, _kind(batch, audit.request.max_images))
@@ -94,22 +92,6 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
         device=device,
         infeasible=tuple(Infeasible(tuple(found), reason) for reason, found in infeasible.items()),
     )
-
-
-class _Hidden:
-    """Which uploads their noise hides: one of each kind and round is opened, `KINDS` at most."""
-
-    def __init__(self, audit: Audit) -> None:
-        self._audit = audit
-        self._found: dict[tuple[int, str], str | None] = {}
-
-    def __call__(self, batch: Batch, capture: Capture) -> str | None:
-        if not any(entry.get("name") == "noise" for entry in capture.declaration.defenses):
-            return None
-        kind = (capture.round, _kind(batch, self._audit.request.max_images))
-        if kind not in self._found and len(self._found) < KINDS:
-            self._found[kind] = self._audit.question(batch).hidden(batch, capture)
-        return self._found.get(kind)
 
 
 def _kind(batch: Batch, max_images: int) -> str:

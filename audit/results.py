@@ -18,9 +18,6 @@ from bract.strict_json import dump_json
 QUESTIONS_FOLDER = "questions"
 """Below ``audit/``: one folder a question other than reconstruction, by its name."""
 
-NOT_TRIED = "not worth trying: "
-"""How the reason of an upload begins that ``audit.skip_hopeless`` left out."""
-
 
 @dataclass(frozen=True)
 class Batch:

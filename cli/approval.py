@@ -46,10 +46,7 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
     much = found.infeasible or (found.seconds or 0.0) > ASK_FROM
     if not (ask and much and at_a_terminal()):
         return
-    say(
-        "less work: --clients, --rounds, --attack, --budget, --set audit.skip_hopeless=true; "
-        "no question: --yes"
-    )
+    say("less work: --clients, --rounds, --attack, --budget; no question: --yes")
     if not typer.confirm("Go on?", default=True, err=True):
         raise RunFailedError("nothing was attacked")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from bract.audit.questions import QUESTIONS
 from bract.audit.questions.reconstruction import ReconstructionQuestion
 from bract.audit.questions.reconstruction.decide import LeakRule
-from bract.audit.results import NOT_TRIED
 from bract.cli.console import say
 from bract.config.audit import TIERS
 from bract.errors import BractError, LeakageError, NothingAttackedError, one_line, shown
@@ -235,8 +234,8 @@ def hold(gates: Iterable[Gate], answers: Sequence[Answer], rule: LeakRule) -> No
 def check_attacked(results: Sequence[Answer], run: Path) -> None:
     """Fail where every attack was refused: an upload is not safe because it was not attacked.
 
-    Ciphertexts without a key, and what ``audit.skip_hopeless`` left out, are an answer and no
-    failure; so is any refusal beside an attack that ran, of whatever tier.
+    Ciphertexts without a key are an answer and no failure; so is any refusal beside an attack that
+    ran, of whatever tier.
 
     Raises
     ------
@@ -255,10 +254,9 @@ def check_attacked(results: Sequence[Answer], run: Path) -> None:
 
 
 def _expected(result: Answer) -> bool:
-    """Whether a refusal is what was to be shown, or was asked for."""
+    """Whether a refusal is what was to be shown: ciphertexts, to an attacker without a key."""
     encrypted = isinstance(result, AuditResult) and result.encryption != "none"
-    unread = encrypted and result.tier != "colluding"
-    return unread or (result.refused or "").startswith(NOT_TRIED)
+    return encrypted and result.tier != "colluding"
 
 
 def _failure(judgement: Judgement) -> str:

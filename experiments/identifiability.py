@@ -4,13 +4,13 @@
     python -m experiments.identifiability --split score --uploads 10 --json
 
 Each upload is the noisy gradient of one image (`bract.defenses.noise`, clipped), of four models
-under five deviations of the noise; images (half digits, half faces) are crossed with eight networks.
+under five deviations of it; images (half digits, half faces) are crossed with eight networks.
 ``estimate`` is `bract.attacks.problem.identifiability`, with labels inferred from the upload, and
 ``guess`` that of the prior's mean. ``ig`` and ``grnn`` are attackers who know the noise, its
 deviation and its clipping (the Bayes adversary), given one start and no label; ``reached`` is the
-better of the two by PSNR, an oracle's choice, and ``excess`` how far it lies above the estimate. The
-margin of `bract.attacks.problem.identifiability.MARGIN` is the 95th percentile of ``excess`` in the
-split ``choose``; the split ``score`` has other images and networks, and is scored once.
+better of the two by PSNR, an oracle's choice, and ``excess`` how far it lies above the estimate.
+Thresholds on the estimate are chosen in the split ``choose``; the split ``score`` has other images
+and networks, and is scored once.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def main() -> None:
     """Measure every setting."""
     options_parser = parser(__doc__, "split", "seed", "threads", "resume")
     options_parser.add_argument("--uploads", type=int, default=10, help="of a model and deviation")
-    options_parser.add_argument("--iterations", type=int, default=500)
+    options_parser.add_argument("--iterations", type=int, default=250)
     options_parser.add_argument("--model", action="append")
     options_parser.add_argument("--std", action="append", type=float)
     options = options_parser.parse_args()

@@ -39,6 +39,9 @@ SURE = 0.05
 SHRUNK = 0.05
 """Length of the gradient, as a share of the client's first, below which training has converged."""
 
+LITTLE = 3.0
+"""Decibels above a guess below which the estimated information is worth a word."""
+
 FALLING = 0.05
 """Share by which the loss still fell in the last tenth of the search."""
 
@@ -57,7 +60,7 @@ def findings(audit: AuditResult, *, leaked: int, scored: int) -> list[Finding]:
         *_defense(audit),
         *_context(audit, signals),
         *_too_much(signals),
-        *_hidden(signals),
+        *_little_information(signals),
         *_quiet(signals),
         *_match(audit, signals=signals, leaked=leaked, scored=scored),
     ]
@@ -201,16 +204,17 @@ def _too_much(signals: Signals) -> list[Finding]:
     return found
 
 
-def _hidden(signals: Signals) -> list[Finding]:
-    bound = signals.bound
-    if bound is None or not bound.hides:
+def _little_information(signals: Signals) -> list[Finding]:
+    found = signals.estimate
+    if found is None or found.psnr >= found.prior_psnr + LITTLE:
         return []
     return [
         _found(
-            "hidden",
-            "The update hides its images: knowing only that neighbouring pixels are alike, the "
-            f"best estimator can expect {bound.psnr:.1f} dB at most, a guess that sees no update "
-            f"{bound.prior_psnr:.1f} dB.",
+            "little-information",
+            "By an estimate, which is no bound, the update's information on its images is worth "
+            f"{found.psnr:.1f} dB, a guess that sees no update {found.prior_psnr:.1f} dB. An "
+            "attacker who knows more of such images gets further: this does not show that the "
+            "update is safe.",
         )
     ]
 

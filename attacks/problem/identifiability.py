@@ -180,7 +180,7 @@ def _mean_information(
         centre = smooth_images(count, shape, generator).double()
         drawn = torch.randint(problem.classes, (count,), generator=generator)
         rows = torch.nn.functional.one_hot(drawn if known is None else known.cpu(), problem.classes)
-        parts.append(_information(problem, axes, noise, seen, centre, rows.double(), generator))
+        parts.append(_information(problem, axes, noise, seen, centre, rows.double(), seed))
     return torch.stack(parts).mean(dim=0)
 
 
@@ -191,7 +191,7 @@ def _information(
     seen: Tensor,
     centre: Tensor,
     labels: Tensor,
-    generator: torch.Generator,
+    seed: int,
 ) -> Tensor:
     """Return ``J^T J / sigma^2`` over the axes of each plane, an axis faster than a plane."""
     count, channels, height, width = problem.image_shape
@@ -199,7 +199,8 @@ def _information(
     directions = torch.einsum("pq,aij->paqij", torch.eye(planes, dtype=torch.float64), axes)
     moved = directions.reshape(-1, count, channels, height, width)
     share = min(1.0, _HELD / (len(moved) * len(seen)))
-    picked = seen & (torch.rand(len(seen), generator=generator) < share)
+    drawn = torch.rand(len(seen), generator=torch.Generator().manual_seed(seed))
+    picked = seen & (drawn < share)
     deviations = torch.cat([noise[name].flatten() for name in problem.target])[picked]
     begun = problem.unknowns()
 

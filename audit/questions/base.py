@@ -126,11 +126,6 @@ class Question(ABC, Generic[A]):
         del batch, capture
         return None
 
-    def hidden(self, batch: Batch, capture: Capture) -> str | None:
-        """Return why an upload hides what is asked for, at the cost of opening it; or None."""
-        del batch, capture
-        return None
-
 
 QUESTIONS: Registry[type[Question[Any]]] = Registry(
     "question", group="bract.questions", check=partial(named, Question)

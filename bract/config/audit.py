@@ -48,8 +48,6 @@ class AuditConfig(Section):
         Whole attacks on each observation, each with a seed of its own and its own blind pick.
     live_every
         Rounds from one that is attacked during training to the next; None attacks none.
-    skip_hopeless
-        Refuse observations from which nothing can be expected instead of attacking them.
     weak_seeds
         Seeds of a torch generator that the adaptive attacker tries against one observation's noise
         (a 16th of that against a key).
@@ -78,7 +76,6 @@ class AuditConfig(Section):
     max_images: Positive = 8
     device: str = "auto"
     live_every: Positive | None = None
-    skip_hopeless: bool = False
     weak_seeds: Annotated[int, Field(ge=0, le=1 << 32)] = 1 << 18
     batch: Positive | None = None
     over_rounds: Positive = 1

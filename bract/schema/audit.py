@@ -16,11 +16,6 @@ AUDIT_SCHEMA: Literal[5] = 5
 EXACT_DB = 100.0
 """dB that a perfect copy scores: a mean squared error below 1e-10 is beyond float32 pixels."""
 
-HIDDEN = 3.0
-"""Decibels above a guess without the upload below which no attack is worth trying. Chosen on noise
-against strided LeNets of two initialisations: where the bound was nearer on average, the attacker
-who knows the noise reached a mean SSIM of 0.03."""
-
 
 def _decibels(value: object) -> object:
     if isinstance(value, float):
@@ -142,23 +137,18 @@ class TruthCheck(Record):
     tried: Public[dict[str, Number]] = {}
 
 
-class InformationBound(Record):
-    """How near to its images an upload can lead; see `bract.attacks.problem.identifiability`.
+class InformationEstimate(Record):
+    """How near to its images an upload may lead: `bract.attacks.problem.identifiability`.
 
-    ``psnr``: dB that the best estimator can expect, near images that were made up; ``prior_psnr``:
-    dB of a guess that sees no upload; ``numbers``: coordinates that hold information; ``pixels``:
-    numbers of the images.
+    No upper bound. ``psnr``: dB that the best estimator of the assumed prior expects;
+    ``prior_psnr``: dB of a guess that sees no upload; ``numbers``: coordinates that hold
+    information; ``pixels``: numbers of the images.
     """
 
     psnr: Public[float]
     prior_psnr: Public[float]
     numbers: Public[int]
     pixels: Public[int]
-
-    @property
-    def hides(self) -> bool:
-        """Whether the best estimator can expect little more than a guess without the upload."""
-        return self.psnr < self.prior_psnr + HIDDEN
 
 
 class Signals(Record):
@@ -189,7 +179,7 @@ class Signals(Record):
     norm: Public[Number] = None
     norm_ratio: Public[Number] = None
     falling: Public[Number] = None
-    bound: Public[InformationBound | None] = None
+    estimate: Public[InformationEstimate | None] = None
     truth_check: Public[TruthCheck | None] = None
 
 

@@ -25,11 +25,11 @@ def migrated(kind: str, content: Content) -> Content:
 
 
 def _audit_4(content: Content) -> Content:
-    """Name what was measured ``signals``, its bound ``bound``, and count the scored images."""
+    """Rename ``diagnosis`` and its ``told``, and count the scored images."""
     signals = content.pop("diagnosis", None)
     if isinstance(signals, dict):
         signals = dict(signals)
-        signals["bound"] = signals.pop("told", None)
+        signals["estimate"] = signals.pop("told", None)
     images = content.get("images")
     rows = images if isinstance(images, list) else []
     scored = content.get("scored") is True

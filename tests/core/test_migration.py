@@ -24,8 +24,8 @@ def test_an_audit_result_of_version_4_is_read() -> None:
     found = AuditResult.parse(OLD, source="old")
     assert found.version() == found.schema_version == 5
     assert found.scored == 1
-    assert found.signals is not None and found.signals.bound is not None
-    assert found.signals.bound.psnr == 12.0 and found.signals.bound.hides
+    assert found.signals is not None and found.signals.estimate is not None
+    assert found.signals.estimate.psnr == 12.0
     unscored = AuditResult.parse(OLD | {"scored": False, "diagnosis": None}, source="old")
     assert unscored.scored == 0 and unscored.signals is None
 

@@ -106,11 +106,12 @@ def test_another_context_is_named_where_it_fits_ten_times_better() -> None:
     assert set(found(truth_check=check)) == {"context-right", "ambiguous"}
 
 
-def test_an_upload_that_tells_too_little_hides_its_images() -> None:
-    bound = {"psnr": 12.0, "prior_psnr": 10.8, "numbers": 1500, "pixels": 784}
-    text = found(bound=bound)["hidden"]
-    assert "12.0 dB at most" in text and "10.8 dB" in text
-    assert "hidden" not in found(bound={**bound, "psnr": 14.0})
+def test_little_information_is_an_estimate_and_no_reassurance() -> None:
+    estimate = {"psnr": 12.0, "prior_psnr": 10.8, "numbers": 1500, "pixels": 784}
+    text = found(estimate=estimate)["little-information"]
+    assert "12.0 dB" in text and "10.8 dB" in text
+    assert "no bound" in text and "at most" not in text and "does not show" in text
+    assert "little-information" not in found(estimate={**estimate, "psnr": 14.0})
 
 
 def test_later_epochs_of_unknown_order_convict_no_context() -> None:

@@ -1,4 +1,4 @@
-"""Plan attacks: which captures run as one batch, and which are not worth an attack."""
+"""Plan attacks: which captures run as one batch, and of which little is expected."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from bract.attacks import ATTACKS, Case
 from bract.attacks.problem.client_model import images_in
-from bract.attacks.problem.identifiability import Identifiability, identifiability
+from bract.attacks.problem.identifiability import identifiability
+from bract.attacks.solve.labels import infer_labels
 from bract.audit.captures import Capture
 from bract.config.config import AuditRequest
 from bract.errors import BractError, out_of_memory
-from bract.schema.audit import InformationBound
+from bract.schema.audit import InformationEstimate
 
 _log = logging.getLogger(__name__)
 
@@ -97,50 +100,43 @@ def infeasible(capture: Capture, request: AuditRequest, attack: str) -> str | No
     return None
 
 
-class Bounds:
+class Estimates:
     """Identifiability of cases, each as if it were the only one: cases that cannot differ share it.
 
     Results must not depend on which uploads an audit, or a worker of one, has seen before.
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[Any, InformationBound | None]] = []
+        self._known: list[tuple[Any, InformationEstimate | None]] = []
 
-    def of(self, case: Case) -> InformationBound | None:
-        """Return how near to its images a case's upload can lead; None where that is unknown."""
+    def of(self, case: Case) -> InformationEstimate | None:
+        """Return how near to its images a case's upload may lead; None where that is unknown."""
         evidence, observation = case.evidence, case.observation
+        try:
+            labels = infer_labels(case).labels
+        except BractError:
+            labels = None
         if evidence.bounds is not None or evidence.weights is not None:
-            return _bound(case)
-        labels = None if evidence.labels is None else evidence.labels.tolist()
+            return _estimate(case, labels)
+        shown = None if labels is None else labels.tolist()
         zeros = [int((value == 0.0).sum()) for value in evidence.target.values()]
         defenses = observation.declaration.defenses
-        key = (observation.round, case.tier, case.shape, defenses, labels, zeros)
+        key = (observation.round, case.tier, case.shape, defenses, shown, zeros)
         for known, found in self._known:
             if known == key:
                 return found
-        bound = _bound(case)
-        self._known.append((key, bound))
-        return bound
-
-    def hides(self, case: Case) -> str | None:
-        """Return why little can be expected of an attack on a case; None where more may be."""
-        bound = self.of(case)
-        if bound is None or not bound.hides:
-            return None
-        return (
-            f"the {bound.numbers} numbers of the update tell {bound.pixels} pixels too little: "
-            f"knowing only that neighbouring pixels are alike, one can expect {bound.psnr:.1f} dB "
-            f"at most, and from a guess that sees no update {bound.prior_psnr:.1f} dB"
-        )
+        estimate = _estimate(case, labels)
+        self._known.append((key, estimate))
+        return estimate
 
 
-def _bound(case: Case) -> InformationBound | None:
+def _estimate(case: Case, labels: Tensor | None) -> InformationEstimate | None:
     try:
-        found: Identifiability = identifiability(case)
+        found = identifiability(case, labels=labels)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
-            _log.info("%s: no bound: %s", case.observation.key, error)
+            _log.info("%s: no estimate: %s", case.observation.key, error)
         return None
-    return InformationBound(
+    return InformationEstimate(
         psnr=found.psnr, prior_psnr=found.prior_psnr, numbers=found.numbers, pixels=found.pixels
     )

@@ -21,9 +21,9 @@ from bract.audit.observations import Observations
 from bract.audit.questions.base import QUESTIONS, Decision, Question
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.audit.questions.reconstruction.notes import notes_of, prior_notes
-from bract.audit.questions.reconstruction.plan import Bounds, infeasible, together
+from bract.audit.questions.reconstruction.plan import Estimates, infeasible, together
 from bract.audit.questions.reconstruction.score import Attempt, Judge
-from bract.audit.results import NOT_TRIED, Batch, Results
+from bract.audit.results import Batch, Results
 from bract.audit.returned import read_returned
 from bract.audit.truth import load_truth
 from bract.errors import BractError, shown
@@ -61,7 +61,7 @@ class ReconstructionQuestion(Question[AuditResult]):
         self._judge = Judge(
             seen.data, request.seed, request.device, request.max_images, kept=seen.kept
         )
-        self._bounds = Bounds()
+        self._estimates = Estimates()
 
     def plan(self, device: str, *, resume: bool) -> list[Batch]:
         """Return the attacks to run, those that may succeed first."""
@@ -261,29 +261,10 @@ class ReconstructionQuestion(Question[AuditResult]):
         """Return why nothing can be expected of an upload, by its declaration alone, or None."""
         return infeasible(capture, self.seen.request, batch.attack)
 
-    def hidden(self, batch: Batch, capture: Capture) -> str | None:
-        """Return why an upload of a batch hides its inputs, or None; costs as much as opening it.
-
-        Not more seeds of its noise are tried than by default.
-        """
-        try:
-            self._check_input(batch, capture)
-            observation = self.seen.open(capture)
-        except BractError:
-            return None
-        seeds = min(self.seen.request.weak_seeds, SeedBudget().candidates)
-        budget = replace(self._whole_budget(), weak_seeds=SeedBudget(candidates=seeds))
-        task = AttackTask(budget=budget, tier=self.seen.tier_of(*batch.captures))
-        (case,), _ = self._cases(batch, [(capture, observation)], task)
-        return None if isinstance(case, Refusal) else self._bounds.hides(case)
-
     def _check(self, batch: Batch, capture: Capture) -> None:
         """Refuse an upload that this attack cannot or shall not be run on."""
         self._check_input(batch, capture)
         self._check_disjoint(capture)
-        reason = self.infeasible(batch, capture)
-        if reason is not None and self.seen.request.skip_hopeless:
-            raise BractError(NOT_TRIED + reason)
 
     def _check_input(self, batch: Batch, capture: Capture) -> None:
         handled = self.attacks[batch.attack].inputs
@@ -334,8 +315,6 @@ class ReconstructionQuestion(Question[AuditResult]):
             public=seen.public,
         )
         cases, left = self._cases(batch, opened, task)
-        if request.skip_hopeless:
-            cases = [self._worth_trying(batch.attack, case) for case in cases]
         usable = [case for case in cases if isinstance(case, Case)]
         return cases, self.attacks[batch.attack].run(usable, left)
 
@@ -355,11 +334,6 @@ class ReconstructionQuestion(Question[AuditResult]):
                 yield self.seen.open(one)
             except BractError as error:
                 _log.warning("%s: left out of the attack over rounds: %s", one.key, error)
-
-    def _worth_trying(self, name: str, case: Case | Refusal) -> Case | Refusal:
-        if isinstance(case, Refusal) or (why := self._bounds.hides(case)) is None:
-            return case
-        return Refusal(attack=name, observation=case.observation.key, reason=NOT_TRIED + why)
 
     def _seed(self, batch: Batch) -> int:
         again = (batch.repeat,) if batch.repeat else ()
@@ -393,7 +367,7 @@ class ReconstructionQuestion(Question[AuditResult]):
         matched = _matched(case, capture)
         folder = self.seen.truth_folder
         own = load_truth(folder, matched) if matched.earlier else None
-        attempt = Attempt(_last_round(case, matched), result, self._bounds.of(case), own)
+        attempt = Attempt(_last_round(case, matched), result, self._estimates.of(case), own)
         judged = self._judge.judge(
             attempt, self.seen.truth(matched), self.files.path(batch, capture)
         )

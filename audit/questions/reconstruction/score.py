@@ -17,7 +17,7 @@ from bract.config import DataConfig
 from bract.errors import BractError
 from bract.inputs import Input, References, Truth
 from bract.inputs.base import input_of
-from bract.schema.audit import ImageResult, InformationBound, ScoreRecord, Signals
+from bract.schema.audit import ImageResult, InformationEstimate, ScoreRecord, Signals
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Attempt:
 
     case: Case
     result: Reconstruction
-    bound: InformationBound | None = None
+    estimate: InformationEstimate | None = None
     own: Truth | None = None
 
 
@@ -135,7 +135,7 @@ class Judge:
                 check = truth_check(attempt.case, truth.images, truth.labels)
             except BractError as error:
                 _log.info("%s: no truth check: %s", attempt.case.observation.key, error)
-        return found.model_copy(update={"truth_check": check, "bound": attempt.bound})
+        return found.model_copy(update={"truth_check": check, "estimate": attempt.estimate})
 
 
 def _image(kind: Input, result: Reconstruction, index: int, row: int, path: Path) -> ImageResult:
