@@ -32,7 +32,8 @@ from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.images import ImageSet, image_set
 from experiments.harness.result import Row
 from experiments.harness.scores import columns, mean, of_score, without_gradient
-from experiments.harness.uploads import FIRST_SEED, gradient_upload, network_for, plain_spec
+from experiments.harness.splits import first_seed
+from experiments.harness.uploads import gradient_upload, network_for, plain_spec
 
 COLUMNS = (
     "attack",
@@ -110,7 +111,7 @@ def observations_of(
             labels,
             model=setting.model,
             init=setting.init,
-            network_seed=FIRST_SEED[split],
+            network_seed=first_seed(split),
             client=f"image-{start}",
         )
         found.append((seen, truth, labels))

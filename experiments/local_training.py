@@ -28,7 +28,8 @@ from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.images import ImageSet, image_set
 from experiments.harness.result import Row
 from experiments.harness.scores import interval, mean
-from experiments.harness.uploads import FIRST_SEED, network_for, plain_spec, trained_upload
+from experiments.harness.splits import first_seed
+from experiments.harness.uploads import network_for, plain_spec, trained_upload
 
 COLUMNS = (
     *("attack", "model", "activation", "data", "classes", "images_each", "batch_size", "epochs"),
@@ -83,7 +84,7 @@ def row(setting: Setting, options: argparse.Namespace) -> Row:
     each: list[float] = []
     for number in range(options.clients):
         images, labels = client_images(setting, pool, number)
-        seed = FIRST_SEED[options.split] + number
+        seed = first_seed(options.split) + number
         seen = observation(setting, images, labels, seed)
         begun = time.process_time()
         (result,) = reconstruct(

@@ -37,7 +37,7 @@ from bract.protocol.update import Tensors
 from experiments.attacks import observe
 from experiments.harness.command import emit, note, parser
 from experiments.harness.images import image_set
-from experiments.harness.uploads import FIRST_SEED
+from experiments.harness.splits import first_seed
 
 COLUMNS = (
     "attack",
@@ -112,7 +112,7 @@ def problem_of(trials: int) -> Problem:
         images.labels,
         model="lenet",
         init="default",
-        network_seed=FIRST_SEED["choose"],
+        network_seed=first_seed("choose"),
         client="client-0",
     )
     case = open_case(seen, tier="oblivious", max_images=1, unroll=1)

@@ -40,7 +40,8 @@ from experiments.harness.images import image_set
 from experiments.harness.operating_points import POINTS
 from experiments.harness.result import Row as Figures
 from experiments.harness.scores import columns, ends, mean
-from experiments.harness.uploads import FIRST_SEED, network_for, plain_spec, trained_upload
+from experiments.harness.splits import first_seed
+from experiments.harness.uploads import network_for, plain_spec, trained_upload
 
 ROUNDS = 11
 FEDERATIONS = 4
@@ -140,7 +141,7 @@ def federation(row: Row, number: int, split: str) -> Federation:
         range(number * count + i * held, number * count + (i + 1) * held)
         for i in range(row.clients)
     ]
-    seed = FIRST_SEED[split] + number
+    seed = first_seed(split) + number
     spec = plain_spec((1, SIZE, SIZE))
     network = network_for(spec, row.model, seed, activation=row.activation)
     chains: list[DefenseChain] = [

@@ -36,7 +36,8 @@ from experiments.harness.federation import correct
 from experiments.harness.images import held_out_images, image_set, training_images
 from experiments.harness.result import Row
 from experiments.harness.scores import columns, mean, of_score
-from experiments.harness.uploads import FIRST_SEED, fit, gradient_upload, network_for, plain_spec
+from experiments.harness.splits import first_seed
+from experiments.harness.uploads import fit, gradient_upload, network_for, plain_spec
 
 COLUMNS = (
     *("tool", "attack", "information", "model", "data", "batch", "iterations"),
@@ -115,7 +116,7 @@ def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
     for client in range(count):
         part = slice(client * setting.batch, (client + 1) * setting.batch)
         truth = images.images[part].expand(-1, CHANNELS, -1, -1).contiguous()
-        seed = FIRST_SEED[split] + client % _NETWORKS
+        seed = first_seed(split) + client % _NETWORKS
         network, accuracy = _network(setting.model, setting.activation, setting.trained, seed)
         found.append(_upload(network, truth, images.labels[part], client, setting, accuracy))
     return found

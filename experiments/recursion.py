@@ -26,7 +26,8 @@ from experiments.harness.command import emit, note, note_row, parse, parser
 from experiments.harness.images import image_set, training_images
 from experiments.harness.result import Row
 from experiments.harness.scores import columns, mean
-from experiments.harness.uploads import FIRST_SEED, fit, gradient_upload, network_for, plain_spec
+from experiments.harness.splits import first_seed
+from experiments.harness.uploads import fit, gradient_upload, network_for, plain_spec
 
 COLUMNS = (
     *("activation", "data", "channels", "training", "init", "images", "exact", "refused"),
@@ -86,7 +87,7 @@ def row_of(setting: Setting, split: str) -> Row:
         images = images.mean(dim=1, keepdim=True)
     made, gaps, spent, refused = [], [], 0.0, 0
     for number in range(IMAGES):
-        network = network_of(setting, FIRST_SEED[split] + number % NETWORKS)
+        network = network_of(setting, first_seed(split) + number % NETWORKS)
         image, label = images[number : number + 1], held.labels[number : number + 1]
         seen = gradient_upload(network, image, label, model="benchmarked", activation="relu")
         MODELS._entries["benchmarked"] = lambda network=network, **_: network

@@ -1,8 +1,9 @@
 """Clients whose uploads are attacked: one setting, one network, the real training and defense.
 
-Client ``i`` of a row trains network ``i mod 4`` on images of its own. Networks that are scored on
-are drawn from other seeds than those that settings were chosen on. What a client keeps secret is
-drawn from a number that is neither the network's seed nor the attacker's.
+Client ``i`` of a row trains network ``(i + i // 8) mod 8`` on images of its own: a second turn of
+clients, and pictures that return with the same period, meet other networks than the first. Networks
+that are scored on are drawn from other seeds than those that settings were chosen on. What a client
+keeps secret is drawn from a number that is neither the network's seed nor the attacker's.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from bract.protocol.update import Tensors
 from experiments.harness.federation import correct
 from experiments.harness.images import SIZE, ImageSet, held_out_images, image_set, training_images
 from experiments.harness.places import FOLDER
-from experiments.harness.uploads import FIRST_SEED, fit, network_for, plain_spec, trained_upload
+from experiments.harness.splits import first_seed
+from experiments.harness.uploads import fit, network_for, plain_spec, trained_upload
 
-NETWORKS = 4
-"""Networks of a row; clients take turns."""
+NETWORKS = 8
+"""Networks of a row."""
 
 LEARNING_RATE = 0.1
 
@@ -116,6 +118,8 @@ class Upload:
         Between what was sent and what would have been sent.
     network
         Seed of the network.
+    source
+        What the image was taken from (`ImageSet.sources`); of a batch the client.
     """
 
     captured: Observation
@@ -126,6 +130,7 @@ class Upload:
     lock: Lock | None
     cosine: float
     network: int
+    source: int
 
 
 def images_of(situation: Situation, split: str) -> ImageSet:
@@ -152,7 +157,7 @@ def uploads(
 def _upload(situation: Situation, images: ImageSet, client: int, split: str, secret: int) -> Upload:
     spec = plain_spec(images.images.shape[1:], images.classes)
     chain = build_defenses([dict(entry) for entry in situation.defenses])
-    seed = FIRST_SEED[split] + client % NETWORKS
+    seed = first_seed(split) + (client + client // NETWORKS) % NETWORKS
     network = _network(situation, chain, seed, spec)
     private = int.from_bytes(sha256(f"{secret} {client}".encode()).digest())
     first = situation.defenses[0]["name"] if situation.defenses else None
@@ -195,6 +200,7 @@ def _upload(situation: Situation, images: ImageSet, client: int, split: str, sec
         lock=sent.lock,
         cosine=_cosine(sent.update, captured.update),
         network=seed,
+        source=images.sources[client] if situation.batch == 1 else client,
     )
 
 
@@ -227,7 +233,7 @@ def trained_accuracy(situation: Situation, split: str) -> float | None:
     """Return the mean test accuracy of a row's trained networks; None of fresh ones."""
     if not situation.trained:
         return None
-    seeds = range(FIRST_SEED[split], FIRST_SEED[split] + min(NETWORKS, situation.uploads))
+    seeds = range(first_seed(split), first_seed(split) + min(NETWORKS, situation.uploads))
     return sum(trained_network(situation.data, situation.model, seed)[1] for seed in seeds) / len(
         seeds
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bract.errors import BractError
 from experiments.harness.result import (
     ATTACKED,
     PRODUCT,
@@ -20,12 +21,23 @@ from experiments.harness.result import (
     digest,
     versions,
 )
+from experiments.harness.splits import refuse_reopened
+
+
+def _split(name: str) -> str:
+    try:
+        refuse_reopened(name, Path(sys.argv[0]).stem, RESULTS)
+    except BractError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return name
+
 
 SHARED: dict[str, dict[str, Any]] = {
     "split": {
-        "choices": ("score", "choose"),
+        "type": _split,
         "default": "score",
-        "help": "choose has other images and networks, on which settings are chosen",
+        "help": "choose has other images and networks, on which settings are chosen; "
+        "'release VERSION' others again, which are scored once a version",
     },
     "seed": {"type": int, "default": 0, "help": "of the attacker"},
     "device": {"default": "cpu"},

@@ -20,17 +20,20 @@ from bract.data.sources import open_source
 from bract.errors import BractError
 from experiments.harness import mnist_package
 from experiments.harness.places import BY_PATH, FOLDER, open_by_path
+from experiments.harness.splits import Kind, kind_of
 
 SIZE = 32
 IMAGE_SETS = ("digits", "mnist", "faces", "grey", "photos")
 
-PHOTOGRAPHS = {
+PHOTOGRAPHS: dict[Kind, tuple[str, ...]] = {
     "score": ("astronaut", "coffee", "chelsea", "rocket"),
     "choose": ("retina", "hubble_deep_field", "immunohistochemistry"),
+    "release": ("stereo_motorcycle",),
 }
-GREY_PICTURES = {
+GREY_PICTURES: dict[Kind, tuple[str, ...]] = {
     "score": ("camera", "coins", "page", "moon"),
     "choose": ("brick", "grass", "gravel", "text"),
+    "release": ("clock", "cell"),
 }
 
 _CROP = 128
@@ -51,6 +54,9 @@ class ImageSet:
         Images that are not attacked: the pool for identifiability and the no-gradient baselines.
     classes
         Number of classes.
+    sources
+        What each image was taken from: crops of one picture share a number, every other image has
+        its own.
     """
 
     images: Tensor
@@ -58,34 +64,40 @@ class ImageSet:
     candidates: Tensor
     candidate_labels: Tensor
     classes: int = 10
+    sources: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            object.__setattr__(self, "sources", tuple(range(len(self.images))))
 
 
 def image_set(
     name: str, count: int, split: str, *, size: int = SIZE, folder: Path = FOLDER
 ) -> ImageSet:
-    """Return images of the split ``score`` or ``choose``, which share no original.
+    """Return images of a split (`experiments.harness.splits`); splits share no original.
 
-    ``digits`` and ``mnist`` (grey) are scored on the last images of the test split and chosen on
-    the training split. ``faces`` are 25 pixels of LFW, enlarged. ``grey`` and ``photos`` (colour)
-    are crops of 128 pixels, reduced to 32, from pictures that scikit-image ships. Faces and crops
-    have no class here: their labels are drawn at random. Every other data set is read from
-    ``folder``.
+    ``digits`` and ``mnist`` (grey) are scored on the last images of the test split, at a release on
+    the first, and chosen on the training split. ``faces`` are 25 pixels of LFW, enlarged. ``grey``
+    and ``photos`` (colour) are crops of 128 pixels, reduced to 32, from pictures that scikit-image
+    ships. Faces and crops have no class here: their labels are drawn at random. Every other data
+    set is read from ``folder``.
 
     Raises
     ------
     BractError
         If a data set is unknown, not there, or has fewer images.
     """
+    kind = kind_of(split)
     if name == "digits":
-        found = _digits(count, split)
+        found = _digits(count, kind)
     elif name == "mnist" and mnist_package.available():
-        found = _mnist(count, split)
+        found = _mnist(count, kind)
     elif name == "faces":
-        found = _faces(count, split)
+        found = _faces(count, kind)
     elif name in ("grey", "photos"):
-        return _crops((GREY_PICTURES if name == "grey" else PHOTOGRAPHS)[split], count, size)
+        return _crops((GREY_PICTURES if name == "grey" else PHOTOGRAPHS)[kind], count, size)
     elif name in BY_PATH:
-        return _by_path(name, count, split, size, folder)
+        return _by_path(name, count, kind, size, folder)
     else:
         raise BractError(
             f"unknown images {name!r}; expected one of {', '.join((*IMAGE_SETS, *BY_PATH))}"
@@ -103,16 +115,17 @@ def image_set(
     )
 
 
-def _by_path(name: str, count: int, split: str, size: int, folder: Path) -> ImageSet:
-    source = open_by_path(name, folder, "test" if split == "score" else "train")
+def _by_path(name: str, count: int, kind: Kind, size: int, folder: Path) -> ImageSet:
+    source = open_by_path(name, folder, "train" if kind == "choose" else "test")
     if len(source.labels) < count + _CANDIDATES:
         raise BractError(
             f"{name} in {folder} has {len(source.labels)} images, {count + _CANDIDATES} are needed"
         )
-    found = _last(
+    found = _taken(
         count,
         source.labels,
         lambda kept: source.images(kept, channels=source.channels, size=size),
+        kind,
     )
     return replace(found, classes=source.classes)
 
@@ -150,30 +163,38 @@ def held_out_images(name: str) -> tuple[Tensor, Tensor]:
     return _resized(images[:2_000]), labels[:2_000]
 
 
-def _digits(count: int, split: str) -> ImageSet:
-    source = open_source(DataConfig(name="digits"), "test" if split == "score" else "train")
-    return _last(count, source.labels, lambda kept: source.images(kept, channels=1, size=SIZE))
+def _digits(count: int, kind: Kind) -> ImageSet:
+    source = open_source(DataConfig(name="digits"), "train" if kind == "choose" else "test")
+    return _taken(
+        count, source.labels, lambda kept: source.images(kept, channels=1, size=SIZE), kind
+    )
 
 
-def _mnist(count: int, split: str) -> ImageSet:
-    images, labels = mnist_package.read("test" if split == "score" else "train")
-    return _last(count, labels, lambda kept: _resized(images[kept]))
+def _mnist(count: int, kind: Kind) -> ImageSet:
+    images, labels = mnist_package.read("train" if kind == "choose" else "test")
+    return _taken(count, labels, lambda kept: _resized(images[kept]), kind)
 
 
-def _last(count: int, labels: Tensor, images: Callable[[Sequence[int]], Tensor]) -> ImageSet:
-    total = len(labels)
-    chosen = list(range(total - count, total))
-    rest = list(range(total - count - _CANDIDATES, total - count))
+def _taken(
+    count: int, labels: Tensor, images: Callable[[Sequence[int]], Tensor], kind: Kind
+) -> ImageSet:
+    """Take the last images and, as candidates, those before them; at a release the first ones."""
+    order = list(range(len(labels)))
+    if kind == "release":
+        order.reverse()
+    chosen, rest = order[-count:], order[-count - _CANDIDATES : -count]
     return ImageSet(images(chosen), labels[chosen], images(rest), labels[rest])
 
 
-def _faces(count: int, split: str) -> ImageSet:
+def _faces(count: int, kind: Kind) -> ImageSet:
     import skimage.data
 
     faces = _resized(
         torch.from_numpy(skimage.data.lfw_subset()[:_FACES].astype(np.float32))[:, None]
     )
-    kept = faces[_FACES // 4 :] if split == "score" else faces[: _FACES // 4]
+    kept = faces[: _FACES // 4] if kind == "choose" else faces[_FACES // 4 :]
+    if kind == "release":
+        kept = kept.flip(0)
     generator = torch.Generator().manual_seed(7)
     labels = torch.randint(10, (len(kept),), generator=generator)
     return ImageSet(kept[:count], labels[:count], kept[count:], labels[count:])
@@ -190,7 +211,10 @@ def _resized(images: Tensor, size: int = SIZE) -> Tensor:
 def _picture(name: str) -> Tensor:
     import skimage.data
 
-    pixels = torch.from_numpy(getattr(skimage.data, name)()).float() / 255
+    found = getattr(skimage.data, name)()
+    if isinstance(found, tuple):  # a stereo pair with its disparities
+        found = found[0]
+    pixels = torch.from_numpy(found).float() / 255
     return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
 
 
@@ -216,4 +240,5 @@ def _crops(names: Sequence[str], count: int, size: int) -> ImageSet:
         labels=torch.randint(10, (count,), generator=generator),
         candidates=candidates,
         candidate_labels=torch.randint(10, (_CANDIDATES,), generator=generator),
+        sources=tuple(index % len(pictures) for index in range(count)),
     )

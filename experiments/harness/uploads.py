@@ -20,9 +20,6 @@ from bract.models.keylock import Lock
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 
-FIRST_SEED = {"score": 0, "choose": 1000}
-"""Seed of each split's first network: no network both chooses a setting and scores it."""
-
 
 @dataclass(frozen=True)
 class Sent:
