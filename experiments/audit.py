@@ -7,10 +7,14 @@ what the real defense makes of its update; the clients of a row take turns over 
 (`experiments.harness.clients`). Tiers: ``plain`` is the same update at the same parameters before
 the defense, ``oblivious`` takes the upload at face value, ``adaptive`` knows the defense and its
 hyper-parameters (against noise and pruning he is the Bayes adversary), ``discounting`` trusts noisy
-or pruned coordinates less. ``key known``, ``lock known`` and ``both known`` also hold what FedKL
-keeps secret. Restarts are chosen
-blindly by the attacker's own loss. Means are over images, with 95 % intervals over clients;
-``to_plain`` is the paired difference in dB to the undefended update of the same images.
+or pruned coordinates less. ``both known`` also holds what FedKL keeps secret. Restarts are chosen
+blindly by the attacker's own loss. Means are over images, with 95 % intervals over images and
+networks (`experiments.harness.crossed`). ``short`` is the mean in dB by which a row stays below its
+reference, image by image the best of the undefended attacks (`REFERENCES`) and of the row itself:
+an image that was made from the defended update is one that the undefended update tells too, and
+beyond `ALIKE_DB` images count as alike.
+``verdict`` tests it for equivalence within `EQUIVALENCE_DB`. ``leaked`` counts the images that the
+audit's leak rule names, among all images of the row.
 ``accuracy`` is what a federation reaches under the defense with the same model, where
 ``defended_accuracy.py`` measured it. Where the adaptive attacker cannot undo it he
 takes the upload at face value, which is counted; uploads that no attack can use are counted, not
@@ -34,7 +38,6 @@ from bract.attacks import (
     Refusal,
     attack,
 )
-from bract.audit.intervals import share_interval
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from bract.schema.audit import EXACT_DB
@@ -44,21 +47,20 @@ from experiments.harness import mnist_package
 from experiments.harness.attacking import attack_uploads
 from experiments.harness.clients import images_of, trained_accuracy, uploads
 from experiments.harness.command import Finished, emit, note, parser
+from experiments.harness.crossed import ALIKE_DB, equivalence
 from experiments.harness.images import IMAGE_SETS
+from experiments.harness.leaks import judged, leaked
 from experiments.harness.operating_points import POINTS
 from experiments.harness.result import Row, committed
-from experiments.harness.scores import columns, ends, mean, of_score, without_gradient
+from experiments.harness.scores import columns, crossed_columns, mean, of_score, without_gradient
 
 COLUMNS = (
     *("panel", "data", "model", "trained", "defense", "round", "batch", "steps", "tier"),
-    *("psnr", "psnr_low", "psnr_high", "to_plain", "ssim", "ssim_low", "ssim_high"),
-    *("recognisable", "label_accuracy", "top1", "cosine", "accuracy", "resolved", "refused"),
+    *("psnr", "psnr_low", "psnr_high", "short", "verdict", "ssim", "ssim_low", "ssim_high"),
+    *("leaked", "undecided", "label_accuracy", "cosine", "accuracy", "resolved", "refused"),
     "at_face_value",
     "seconds_per_upload",
 )
-READABLE = 0.5
-"""SSIM from which an image counts as recognisable in these tables."""
-
 NOTES = ("resolved", "scalars_apart")
 """What an attacker's evidence says of itself that is kept."""
 
@@ -80,7 +82,7 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
     seconds = time.perf_counter() - begun
     found = []
     for number, (outcome, client) in enumerate(zip(outcomes, captured, strict=True)):
-        row: Row = {"network": client.network, "cosine": client.cosine}
+        row: Row = {"network": client.network, "source": client.source, "cosine": client.cosine}
         row["at_face_value"] = fallen_back.get(number)
         if isinstance(outcome, Refusal):
             found.append(row | {"refused": outcome.reason})
@@ -100,6 +102,13 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
                 "ssim": [score.ssim for score in scored.rows],
                 "rank": [score.rank for score in scored.rows],
                 "label_accuracy": scored.label_accuracy,
+                "judged": judged(
+                    setting.situation.data,
+                    images,
+                    outcome.images,
+                    Truth(client.truth, client.labels),
+                    scored,
+                ),
                 "loss": outcome.pick.loss,
                 "notes": {
                     name: evidence[name]
@@ -119,15 +128,15 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
 def summary(setting: Setting, measured: Row) -> Row:
     """Return a row of the table: means over images, intervals over clients."""
     done = [u for u in measured["uploads"] if "refused" not in u]
-    clients = [i for i, u in enumerate(done) for _ in u["psnr"]]
+    sources = [u["source"] for u in done for _ in u["psnr"]]
+    networks = [u["network"] for u in done for _ in u["psnr"]]
     psnr = [value for u in done for value in u["psnr"]]
     ssim = [value for u in done for value in u["ssim"]]
-    shares = [float(value >= READABLE) for value in ssim]
+    leaks, undecided = leaked([u["judged"] for u in done])
     ranks = [value for u in done for value in u["rank"] if value is not None]
     resolved = [u["notes"]["resolved"] for u in done if "resolved" in u["notes"]]
     refused = [u["refused"] for u in measured["uploads"] if "refused" in u]
     fallen_back = [u["at_face_value"] for u in measured["uploads"] if u["at_face_value"]]
-    low, high = (share_interval(shares, groups=clients) if shares else None) or (None, None)
     return {
         "panel": setting.panel,
         **asdict(setting.situation),
@@ -136,14 +145,14 @@ def summary(setting: Setting, measured: Row) -> Row:
         "iterations": setting.iterations,
         "restarts": setting.restarts,
         "images": len(psnr),
-        **columns("psnr", psnr, clients),
+        **crossed_columns("psnr", psnr, sources, networks),
         "at_cap": sum(value >= EXACT_DB for value in psnr),
-        **columns("ssim", ssim, clients),
-        "clients_each": clients,
-        "networks_each": [u["network"] for u in done for _ in u["psnr"]],
-        "recognisable": mean(shares),
-        "recognisable_low": low,
-        "recognisable_high": high,
+        **crossed_columns("ssim", ssim, sources, networks),
+        "sources_each": sources,
+        "networks_each": networks,
+        "leaked": sum(leaks),
+        "leaked_each": leaks,
+        "undecided": undecided,
         "label_accuracy": mean([u["label_accuracy"] for u in done]),
         "top1": mean([float(rank <= 1) for rank in ranks]),
         "top5": mean([float(rank <= 5) for rank in ranks]),
@@ -163,15 +172,27 @@ def summary(setting: Setting, measured: Row) -> Row:
     }
 
 
-def compare_to_plain(rows: list[Row]) -> None:
-    """Add each row's paired difference in dB to the undefended update of the same images."""
-    plain = {(r["panel"], r["attack"]): r for r in rows if r["tier"] == "plain"}
+def compare_to_reference(rows: list[Row]) -> None:
+    """Add how far each defended row stays below what the undefended updates tell."""
     for row in rows:
-        same = plain.get((row["panel"], row["attack"]))
-        if same is None or len(same["psnr_each"]) != len(row["psnr_each"]):
+        plain = [
+            r["psnr_each"]
+            for r in rows
+            if r["panel"] == row["panel"]
+            and r["tier"] == "plain"
+            and r["code"] == row["code"]
+            and len(r["psnr_each"]) == len(row["psnr_each"])
+        ]
+        if row["tier"] == "plain" or not plain or not row["psnr_each"]:
             continue
-        each = [a - b for a, b in zip(row["psnr_each"], same["psnr_each"], strict=True)]
-        row |= {"to_plain": mean(each), **ends("to_plain", each, row["clients_each"])}
+        best = [max(*each) for each in zip(row["psnr_each"], *plain, strict=True)]
+        each = [
+            min(a, ALIKE_DB) - min(b, ALIKE_DB) for a, b in zip(best, row["psnr_each"], strict=True)
+        ]
+        sources, networks = row["sources_each"], row["networks_each"]
+        row |= crossed_columns("short", each, sources, networks)
+        row["verdict"] = equivalence(each, sources, networks)
+        row["references"] = len(plain)
 
 
 def add_accuracy(rows: list[Row]) -> None:
@@ -190,7 +211,6 @@ def baselines(data: str, options: argparse.Namespace) -> Iterator[Row]:
     """Yield rows of images that were made without a gradient: one for each original."""
     images = images_of(Situation(data, "-").clients, options.split)
     for name, scored in without_gradient(images, options.seed):
-        ssim = of_score(scored, "ssim")
         yield {
             "panel": f"{data}, no gradient",
             **asdict(Situation(data, "-", "-", 0)),
@@ -198,8 +218,7 @@ def baselines(data: str, options: argparse.Namespace) -> Iterator[Row]:
             "attack": name,
             "images": len(scored),
             **columns("psnr", of_score(scored, "psnr")),
-            **columns("ssim", ssim),
-            "recognisable": mean([float(value >= READABLE) for value in ssim]),
+            **columns("ssim", of_score(scored, "ssim")),
             "top1": mean([float(rank == 1) for rank in of_score(scored, "rank")]),
         }
 
@@ -216,7 +235,7 @@ def main() -> None:
     add("--defense", action="append", choices=tuple(POINTS))
     add("--tier", action="append", choices=tuple(TIERS))
     add("--round", action="append", type=int)
-    add("--attack", default="grnn")
+    add("--attack", action="append", help="default: those of the plan")
     add("--uploads", type=int, help="fewer clients than the plan has")
     add("--iterations", type=int, help="instead of the plan's own")
     add("--secret", type=int, help="of the clients' private numbers; drawn if not given")
@@ -228,7 +247,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     done = Finished(options.resume, keep_older=options.keep_older)
     rows = []
-    for setting in standard_plan(options.iterations, options.attack):
+    for setting in standard_plan(options.iterations):
         if not wanted(setting, options):
             continue
         if options.uploads:
@@ -239,7 +258,7 @@ def main() -> None:
             rows.append(summary(setting, found))
             shown = "refused" if rows[-1]["psnr"] is None else f"{rows[-1]['psnr']:.1f} dB"
             note(f"{label(setting)}: {shown}, {found['seconds_per_upload']:.1f} s an upload")
-    compare_to_plain(rows)
+    compare_to_reference(rows)
     add_accuracy(rows)
     for data in sorted({row["data"] for row in rows}):
         rows += baselines(data, options)
@@ -262,6 +281,7 @@ def wanted(setting: Setting, options: argparse.Namespace) -> bool:
         and (not options.model or there.model in options.model)
         and (not options.defense or there.defense in options.defense)
         and (not options.tier or setting.tier in options.tier)
+        and (not options.attack or setting.attack in options.attack)
         and (not options.round or there.round in options.round)
     )
 
@@ -279,7 +299,8 @@ def measured(setting: Setting, done: Finished, options: argparse.Namespace) -> R
 
 def label(setting: Setting) -> str:
     """Return a row's name in messages."""
-    return f"{setting.panel}: {setting.situation.defense}, {TIERS[setting.tier]}"
+    there = setting.situation
+    return f"{setting.panel}: {there.defense}, {TIERS[setting.tier]}, {setting.attack}"
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ COLOURS = {
     "oblivious": "#2563eb",
     "adaptive": "#dc2626",
     "discounting": "#9333ea",
-    "key known": "#d97706",
-    "lock known": "#65a30d",
     "both known": "#0d9488",
 }
 

@@ -19,7 +19,8 @@ Tier = Literal[
     "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"
 ]
 """Attackers of rows: ``plain`` sees the update without its defense; the last three also know a part
-of FedKL's secrets."""
+of FedKL's secrets. Where gamma and beta are read in closed form, those with the key or the lock are
+the adaptive one."""
 
 KNOWN: dict[Tier, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
 

@@ -21,6 +21,9 @@ EQUIVALENCE_DB = 3.0
 """Decibels within which two attackers count as alike: half the mean squared error, or twice it.
 Stated before any row was compared by it."""
 
+ALIKE_DB = 10.0 * math.log10(12.0 * 255.0**2)
+"""PSNR of an image that was rounded to eight bits, 58.9 dB: from there on images are alike."""
+
 Verdict = Literal["alike", "apart", "open"]
 
 

@@ -38,6 +38,7 @@ GREY_PICTURES: dict[Kind, tuple[str, ...]] = {
 
 _CROP = 128
 _CANDIDATES = 100
+_REFERENCES = 300
 _FACES = 100
 """The first images of scikit-image's subset of LFW show faces, the others do not."""
 
@@ -57,6 +58,8 @@ class ImageSet:
     sources
         What each image was taken from: crops of one picture share a number, every other image has
         its own.
+    references, reference_labels
+        Images of the leak rule: the candidates, and more where there are some.
     """
 
     images: Tensor
@@ -65,10 +68,15 @@ class ImageSet:
     candidate_labels: Tensor
     classes: int = 10
     sources: tuple[int, ...] = ()
+    references: Tensor | None = None
+    reference_labels: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.sources:
             object.__setattr__(self, "sources", tuple(range(len(self.images))))
+        if self.references is None or self.reference_labels is None:
+            object.__setattr__(self, "references", self.candidates)
+            object.__setattr__(self, "reference_labels", self.candidate_labels)
 
 
 def image_set(
@@ -111,6 +119,7 @@ def image_set(
             found,
             images=_resized(found.images, size),
             candidates=_resized(found.candidates, size),
+            references=None if found.references is None else _resized(found.references, size),
         )
     )
 
@@ -183,7 +192,15 @@ def _taken(
     if kind == "release":
         order.reverse()
     chosen, rest = order[-count:], order[-count - _CANDIDATES : -count]
-    return ImageSet(images(chosen), labels[chosen], images(rest), labels[rest])
+    more = order[max(0, len(order) - count - _REFERENCES) : -count]
+    return ImageSet(
+        images(chosen),
+        labels[chosen],
+        images(rest),
+        labels[rest],
+        references=images(more),
+        reference_labels=labels[more],
+    )
 
 
 def _faces(count: int, kind: Kind) -> ImageSet:

@@ -38,8 +38,8 @@ def own(*names: str) -> tuple[str, ...]:
 ATTACKED = (
     *(*RESULT_CODE, "bract.attacks", "bract.audit.questions"),
     *("bract.client.defenses", "bract.client.training"),
-    *own("harness.attacking", "harness.clients", "harness.images", "harness.mnist_package"),
-    *own("harness.places", "harness.uploads"),
+    *own("harness.attacking", "harness.clients", "harness.images", "harness.leaks"),
+    *own("harness.mnist_package", "harness.places", "harness.splits", "harness.uploads"),
 )
 """Modules and packages that the row of an attack follows from."""
 

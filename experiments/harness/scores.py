@@ -12,7 +12,12 @@ from bract.attacks.methods.baselines import class_mean, random_image
 from bract.audit.intervals import mean_interval
 from bract.audit.questions.reconstruction.scores.image import ScoredImages, score_images
 from bract.inputs import Truth
+from bract.schema.audit import EXACT_DB
+from experiments.harness.crossed import crossed_interval
 from experiments.harness.images import ImageSet
+
+_BOUNDS = {"psnr": (0.0, EXACT_DB), "ssim": (-1.0, 1.0)}
+"""What means cannot leave."""
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -24,7 +29,8 @@ def ends(
     name: str, values: Sequence[float], groups: Sequence[object] | None = None
 ) -> dict[str, float | None]:
     """Return the ends of a mean's 95 % t interval as columns, None where there is none."""
-    found = mean_interval(list(values), groups=groups) if values else None
+    bounds = _BOUNDS.get(name)
+    found = mean_interval(list(values), groups=groups, bounds=bounds) if values else None
     low, high = found or (None, None)
     return {f"{name}_low": low, f"{name}_high": high}
 
@@ -42,6 +48,20 @@ def columns(
     return {
         name: mean(values),
         **ends(name, values, groups),
+        f"{name}_each": list(values),
+    }
+
+
+def crossed_columns(
+    name: str, values: Sequence[float], images: Sequence[int], networks: Sequence[int]
+) -> dict[str, Any]:
+    """Return a mean and its 95 % interval over images and networks, and the single values."""
+    found = crossed_interval(values, images, networks, bounds=_BOUNDS.get(name))
+    low, high = found or (None, None)
+    return {
+        name: mean(values),
+        f"{name}_low": low,
+        f"{name}_high": high,
         f"{name}_each": list(values),
     }
 
