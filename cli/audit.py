@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bract.attacks import Progress
+from bract.attacks.problem.evidence import has_attacker
 from bract.attacks.registry import attacks_only_for
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
@@ -116,11 +117,15 @@ def _tiers_that_apply(run: RunDirectory, key: Path | None, prior: Path | None) -
     declared = [capture.declaration for capture in Captures.of_run(run).index]
     applies: dict[Tier, bool] = {
         "oblivious": True,
-        "adaptive": any(d.defenses for d in declared),
+        "adaptive": any(d.defenses and has_attacker(_names(d.defenses)) for d in declared),
         "surrogate": prior is not None,
         "colluding": key is not None and any(d.encryption != "none" for d in declared),
     }
     return [tier for tier in TIERS if applies[tier]]
+
+
+def _names(defenses: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [str(entry.get("name")) for entry in defenses]
 
 
 def parse_budget(text: str) -> dict[str, int | float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from bract.attacks.problem.evidence import has_attacker
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.config.audit import TIERS, Tier
 from bract.report.order import match, severity, strength
@@ -76,7 +77,7 @@ def verdict(
             level,
             strongest,
             observations,
-            tiers=[t.tier for t in tiers if t.needed and not t.tried],
+            tiers=[t.tier for t in tiers if t.needed and _is_worth(t.tier, observations)],
             captures=captures,
             configured=configured,
         ),
@@ -85,6 +86,13 @@ def verdict(
         headline=strongest,
         tiers=tiers,
     )
+
+
+def _is_worth(tier: Tier, observations: Sequence[ObservationFacts]) -> bool:
+    """Whether a tier has not been asked for yet, and some upload would not be refused in it."""
+    if any(o.tier == tier for o in observations):
+        return False
+    return tier != "adaptive" or any(o.defenses and has_attacker(o.defenses) for o in observations)
 
 
 def _level(strongest: AttackRow | None, observations: Sequence[ObservationFacts]) -> Level:

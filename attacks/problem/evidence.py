@@ -171,6 +171,11 @@ CHAINS: dict[tuple[str, ...], AdaptiveView] = {}
 """Adaptive attackers of several defenses, by their names in order."""
 
 
+def has_attacker(defenses: Sequence[str]) -> bool:
+    """Whether an adaptive attacker reads updates of these defenses, by their names in order."""
+    return tuple(defenses) in CHAINS if len(defenses) > 1 else all(d in ADAPTIVE for d in defenses)
+
+
 def read_evidence(
     observation: Observation, tier: Tier = "oblivious", known: Known | None = None
 ) -> Evidence:
@@ -186,7 +191,7 @@ def read_evidence(
         wanted = observation.gradient()
         return Evidence(target={name: wanted[name] for name in observation.parameters})
     if len(defenses) > 1:
-        if tuple(defenses) not in CHAINS:
+        if not has_attacker(defenses):
             raise BractError(
                 f"{observation.key}: no adaptive attacker knows {' then '.join(defenses)}; known "
                 f"chains are {', '.join(' then '.join(names) for names in sorted(CHAINS))}"

@@ -282,6 +282,24 @@ def test_the_tier_that_was_not_tried_is_the_next_step(make_run: Any, writers: An
     assert any(step.endswith("bract audit RUN --tier adaptive") for step in others)
 
 
+def test_no_tier_is_advised_that_refused_or_that_no_attacker_serves(
+    make_run: Any, writers: Any
+) -> None:
+    """An adaptive audit that refused every upload is not asked for again."""
+    root = make_run(rounds=1, audit=False)
+    writers.capture(root, 1, "client-0", defenses=({"name": "guardian"},))
+    writers.audit(root, 1, "client-0", noise=1.2, defenses=["guardian"])
+    assert any("--tier adaptive" in step for step in steps(root))
+    refused = {"images": 0, "scored": False, "refused": "another defense is in use."}
+    writers.audit(
+        root, 1, "client-0", tier="adaptive", attack="ig-l2", defenses=["guardian"], **refused
+    )
+    assert not any("--tier adaptive" in step for step in steps(root))
+    (root / "audit").rename(root / "earlier")
+    writers.audit(root, 1, "client-0", noise=1.2, defenses=["guardian", "adadefense"])
+    assert not any("--tier adaptive" in step for step in steps(root))
+
+
 def test_an_attack_on_the_sum_names_no_client(make_run: Any, writers: Any) -> None:
     root = make_run(rounds=1, audit=False)
     writers.audit(root, 1, "aggregate", noise=0.05, members=["client-0", "client-1"])

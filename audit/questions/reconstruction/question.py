@@ -304,7 +304,7 @@ class ReconstructionQuestion(Question[AuditResult]):
         self, batch: Batch, opened: Opened, engine: Engine
     ) -> tuple[list[Case | Refusal], list[Reconstruction | Refusal]]:
         """Attack observations; return their cases, and one result for each that is no refusal."""
-        seen, request = self.seen, self.seen.request
+        seen = self.seen
         earlier = {one.key: seen.history(one) for capture, _ in opened for one in capture.rounds}
         task = AttackTask(
             budget=self._whole_budget(),

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from foreign_models import MODELS, linear, named
 from observing import evidence_for
 
 from bract.attacks import IG, Budget, Case
@@ -148,7 +149,7 @@ def test_weight_decay_is_part_of_the_gradient_that_was_turned_away(
         apart = [
             read(hyper, g, path_of(hyper, g, estimate), estimate[g.part]).apart for g in groups
         ]
-        assert steps > 1 or max(apart) < 0.07  # 0.1 is refused; without the decay 0.14
+        assert steps > 1 or max(apart) < 0.07  # without the decay 0.14
     assert expected[1] == pytest.approx(expected[0], rel=0.2)
 
 
@@ -201,10 +202,39 @@ def test_an_update_above_the_declared_bound_is_flagged(observe: Any, digits: Any
         evidence_for(seen, "adaptive")
 
 
-def test_an_undefended_update_is_flagged(observe: Any, digits: Any) -> None:
-    clean = observe(digits[0][:1], digits[1][:1])
-    with pytest.raises(BractError, match=r"led the declared guardian elsewhere .* correct declar"):
+def test_an_update_that_no_gradient_explains_is_flagged(observe: Any, tiny: Any) -> None:
+    """Half of the coordinates of this undefended update come from no gradient."""
+    torch.manual_seed(0)
+    clean = observe(
+        *(tiny[0][:1], tiny[1][:1]),
+        **{"model": linear(), "name": named(linear), "steps": 1, "lr": 0.1},
+    )
+    with pytest.raises(BractError, match=r"come from no gradient .* correct declaration\.defenses"):
         evidence_for(declared_without(clean), "adaptive")
+
+
+SMALL = pytest.param(0.001, 0.9, id="small")
+LARGE = pytest.param(1.0, 0.0, id="large", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize(("lr", "momentum"), [SMALL, LARGE])
+def test_a_correct_declaration_is_refused_for_no_model(
+    observe: Any, tiny: Any, make: Any, lr: float, momentum: float
+) -> None:
+    """No first estimate comes near the scalars of a small update, as apps send it."""
+    torch.manual_seed(0)
+    work = {"steps": 1, "lr": lr, "momentum": momentum}
+    clean = observe(tiny[0][:1], tiny[1][:1], model=make(), name=named(make), **work)
+    seen, hyper = defended(clean), Guardian()
+    groups = guardian._groups(hyper, seen)
+    _, expected = guardian._first_estimate(hyper, seen, groups, torch.device("cpu"))
+    found = [read(hyper, g, path_of(hyper, g, expected), expected[g.part]) for g in groups]
+    guardian._refuse_strange(seen, found)
+    assert max(one.nothing for one in found) < 0.05
+    if lr == 0.001:
+        assert max(one.apart for one in found) > 0.1  # was refused
+        assert guardian._summary(found)["scalars_agree"] is False
 
 
 def share_off(evidence: Any, clean: Any) -> float:
