@@ -45,7 +45,7 @@ def gather(run_dir: Path) -> Report:
 
     Whatever a run directory lacks is missing from the facts too: an interrupted run, a run that
     was not attacked and one without originals all have a report. Picture paths are relative to
-    ``run_dir``. Scores are those of the blind selection, with ``oracle`` beside them.
+    ``run_dir``. Scores are those of the blind selection, with ``oracle`` for comparison.
     """
     files = read_run(run_dir)
     rule = LeakRule.of(files.config)

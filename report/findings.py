@@ -10,7 +10,7 @@ from bract.schema.audit import Signals, TruthCheck
 from bract.schema.report import Finding
 
 MATCHED = 0.99
-"""Cosine from which on the images explain the update; below it the search did not arrive."""
+"""Cosine from which on the images explain the update; below it the search did not converge."""
 
 OFF_SCALE = 1.25
 """Factor, either way, from which on a well matched update has the wrong length."""
@@ -25,10 +25,10 @@ DEAD = 0.8
 """Share of units that pass nothing on, from which on much of the image cannot be seen."""
 
 VANISHED = 1e-6
-"""Size of a tensor's gradient, as a share of the largest, below which it says nothing."""
+"""Size of a tensor's gradient, as a share of the largest, below which it is not informative."""
 
 VANISHED_SHARE = 0.25
-"""Share of vanished tensors that is worth a word."""
+"""Share of vanished tensors from which on they are reported."""
 
 UNBALANCED = 1e-2
 """Sum of the last bias' gradient, as a share of its sizes: under cross entropy it is 0."""
@@ -47,7 +47,7 @@ FALLING = 0.05
 
 
 def findings(audit: AuditResult, *, leaked: int, scored: int) -> list[Finding]:
-    """Return what the signals of one attack on one observation say, likeliest cause first.
+    """Return the causes that the signals of one attack on one observation suggest, likeliest first.
 
     Their source is ``attacker`` where the attacker could have measured it, ``scorer`` where it took
     the originals. Empty where nothing was measured, and where every image leaked.
@@ -236,7 +236,7 @@ def _quiet(signals: Signals) -> list[Finding]:
             _found(
                 "vanished",
                 f"{vanished} of {len(sizes)} tensors have next to no gradient: layers before them "
-                "say nothing about the image.",
+                "carry nothing about the image.",
             )
         )
     if signals.unsure is not None and signals.unsure < SURE:
@@ -279,13 +279,13 @@ def _search(cosine: float, signals: Signals) -> Finding:
     if signals.falling is not None and signals.falling > FALLING:
         return _found(
             "unfinished",
-            f"The search did not arrive (cosine {cosine:.3f}) and its loss was still falling, by "
+            f"The search did not converge (cosine {cosine:.3f}): its loss was still falling, by "
             f"{signals.falling:.0%} in the last tenth: give it more iterations.",
         )
     return _found(
         "stuck",
-        f"The search did not arrive (cosine {cosine:.3f}) and had come to rest: more starts or "
-        "another attack may get further.",
+        f"The search did not converge (cosine {cosine:.3f}) and its loss had settled: more starts "
+        "or another attack may get further.",
     )
 
 

@@ -38,7 +38,7 @@ class RunFiles:
     config_sha256
         Of the bytes of ``config.yaml``.
     description
-        ``bract.yaml``; what it says is laid over what the captures declare.
+        ``bract.yaml``; it overrides what the captures declare.
     metrics
         One row a round, by round; where a round occurs twice the later line counts.
     audits

@@ -68,7 +68,7 @@ def observation_row(
 
 
 def _together(audit: AuditResult) -> tuple[str, str]:
-    """Return what tells an attack on several uploads from one on a single one, and its words."""
+    """Return the suffix that marks an attack on several uploads, and its words."""
     named = [AGGREGATE] if audit.members else []
     words = " on the aggregate" if audit.members else ""
     if audit.observer is not None:

@@ -52,7 +52,7 @@ def verdict(
     """Return the verdict over a run, one for each tier, and what to do next.
 
     Where several attackers were tried the strongest makes the headline; that choice takes the
-    originals, and ``statistics`` says so. No sentence calls a run safe.
+    originals, which ``statistics`` states. No sentence calls a run safe.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ def align(
     Every variant is represented by its strongest attack. The runs share seeds, so a client used
     the same images in the same round of each; an attack may have matched others of them, so
     images are paired by the content of the original. Without originals they are paired by their
-    position in the result, which says little for batches: ``paired`` is False.
+    position in the result, which means little for batches: ``paired`` is False.
 
     Parameters
     ----------

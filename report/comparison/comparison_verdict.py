@@ -38,12 +38,12 @@ def _judge(rows: Sequence[VariantRow]) -> tuple[Level, str]:
         return "not-attacked", "No variant has been attacked, so there is no leakage to compare."
     if control is None or not control.images:
         return "no-control", (
-            "Nothing came back from the undefended run, so there is nothing to hold the defenses "
-            f"against{'; ' + _counts(scored) if scored else ''}."
+            "The undefended run gave no reconstruction, so there is nothing to compare the "
+            f"defenses with{'; ' + _counts(scored) if scored else ''}."
         )
     if not control.scored:
         return "unscored", (
-            "The attacks returned images, but without the originals nobody has measured how close "
+            "The attacks returned images, but without the originals it is not known how close "
             "they are, so the defenses cannot be compared."
         )
     all_images = plural(control.scored, "attacked image")
@@ -54,8 +54,8 @@ def _judge(rows: Sequence[VariantRow]) -> tuple[Level, str]:
         return "undecided", f"{said[0].upper()}{said[1:]}."
     if not control.leaked and not any(row.leaked for row in scored):
         return "none-leaked", (
-            f"Even undefended, none of the {all_images} came back above the leak threshold: these "
-            "attacks cannot tell the defenses apart."
+            f"Even undefended, none of the {all_images} was reconstructed above the leak "
+            "threshold: these attacks cannot rank the defenses."
         )
     start = (
         f"Undefended, the attacks reconstructed {control.leaked} of {all_images}"
@@ -69,7 +69,7 @@ def _judge(rows: Sequence[VariantRow]) -> tuple[Level, str]:
 
 
 def _counts(rows: Sequence[VariantRow], total: int | None = None) -> str:
-    """Say ``9 of 24 under Pruning and none under Guardian or FedKL``, most leaked first.
+    """Return ``9 of 24 under Pruning and none under Guardian or FedKL``, most leaked first.
 
     ``total`` is the count that the sentence has named already.
     """
@@ -97,13 +97,13 @@ def _limits(rows: Sequence[VariantRow], level: Level) -> str:
     if level == "none-leaked":
         return (
             "Give the attacks more iterations or restarts, or choose stronger ones, until the "
-            "undefended run leaks; only then does a comparison say something about a defense."
+            "undefended run leaks; only then is a comparison evidence about a defense."
         )
     return " ".join(filter(None, (_attackers(rows), _choice(rows), _scope(rows))))
 
 
 def _choice(rows: Sequence[VariantRow]) -> str:
-    """Say how the attacker behind a figure was chosen, where there was a choice."""
+    """Return how the attacker behind a figure was chosen, where there was a choice."""
     most = max((sum(bool(a.scored) for a in row.attacks) for row in rows), default=0)
     if most < 2:
         return ""
@@ -114,7 +114,7 @@ def _choice(rows: Sequence[VariantRow]) -> str:
 
 
 def _attackers(rows: Sequence[VariantRow]) -> str:
-    """Say which kinds of attacker stood behind the defended figures, and which did not."""
+    """Return which kinds of attacker made the defended figures, and which were not tried."""
     defended = [row for row in rows if row.variant != UNDEFENDED and row.images]
     adaptive = [row for row in defended if {a.tier for a in row.attacks} - {"oblivious"}]
     others = [row.title for row in defended if row not in adaptive]

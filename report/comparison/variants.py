@@ -145,7 +145,7 @@ def _spec(defense: Defense) -> type[DefenseSpec] | None:
 
 
 def settings(defenses: Sequence[Defense]) -> str:
-    """Return a chain's settings in words, without the names and what the title says already."""
+    """Return a chain's settings in words, without the names and what the title holds already."""
     return "; ".join(filter(None, map(_settings, defenses)))
 
 

@@ -1,4 +1,4 @@
-"""Write ``report.html``, one file that needs nothing else, and ``report.json`` beside it."""
+"""Write ``report.html``, one file that needs nothing else, and ``report.json`` next to it."""
 
 from __future__ import annotations
 

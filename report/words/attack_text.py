@@ -9,7 +9,7 @@ from bract.schema.report import AttackRow
 
 
 def budget_text(row: AttackRow) -> str:
-    """Say tier and budget in words: ``oblivious, 4,000 iterations, 2 restarts``."""
+    """Return tier and budget in words: ``oblivious, 4,000 iterations, 2 restarts``."""
     parts = [str(row.tier)]
     if row.iterations:
         parts.append(f"{row.iterations:,} iterations")
@@ -29,7 +29,7 @@ def budget_text(row: AttackRow) -> str:
 
 
 def spread_text(row: AttackRow) -> str:
-    """Say mean SSIM and its interval: ``mean SSIM 0.52, 95 % interval 0.41 to 0.63``."""
+    """Return mean SSIM and its interval: ``mean SSIM 0.52, 95 % interval 0.41 to 0.63``."""
     ssim = row.ssim
     if ssim.mean is None:
         return "no finite SSIM"
@@ -42,7 +42,7 @@ def spread_text(row: AttackRow) -> str:
 
 
 def choice_text(rows: Sequence[AttackRow]) -> str:
-    """Say that the strongest of these attack rows was chosen with the originals; or nothing."""
+    """Note that the strongest of these attack rows was chosen with the originals; or nothing."""
     scored = [row for row in rows if row.scored]
     if len(scored) < 2:
         return ""

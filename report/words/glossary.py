@@ -48,7 +48,7 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "baseline",
         "Baseline without the gradient",
-        "What anybody scores who never saw the upload: the average image of the class, a random "
+        "The score of a guess without the upload: the average image of the class, a random "
         "image of the data set, or what the attack's assumptions about images give by themselves; "
         "where the attacker had a generator trained on public images, also one of its samples, and "
         "of many samples the one nearest to the original. "
@@ -61,13 +61,13 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "Where the mean would plausibly lie for other clients of the same kind (95 %, Student's t "
         "over clients: images and rounds of one client are not independent). With few clients it "
         "is wide, and with one there is none. Where scores are very uneven, some exact and most "
-        "poor, it covers less than it says.",
+        "poor, it covers less than 95 %.",
     ),
     (
         "blind",
         "Blind and oracle",
         "Blind: the attacker chose the result by their own loss, as a real one must. Oracle: "
-        "chosen by peeking at the original; shown beside it as the most that was within reach. "
+        "chosen with the original in view; shown for comparison as the most that was within reach. "
         "Where several attacks competed, the winner too was chosen blind, by how well its images "
         "explain the upload.",
     ),
@@ -83,6 +83,6 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "Gradient match",
         "The cosine between the upload and what the reconstruction would have caused; 1 is a "
         "perfect match. A good match with a wrong picture means the upload was ambiguous; a poor "
-        "match means the search did not arrive.",
+        "match means the search did not converge.",
     ),
 )

@@ -21,7 +21,7 @@ READABLE = "Readable: nearer to its own original than chance explains, and alike
 
 @dataclass(frozen=True)
 class Headline:
-    """What a verdict says, in the order of the page; ``statistics`` is empty without scores."""
+    """Words of a verdict, in the order of the page; ``statistics`` is empty without scores."""
 
     sentence: str
     explanation: str
@@ -71,7 +71,7 @@ def headline(
 
 
 def same_attack(one: AttackRow | ObservationFacts, other: AttackRow) -> bool:
-    """Say whether two rows are of the same attack and tier."""
+    """Return whether two rows are of the same attack and tier."""
     return (one.attack, one.tier) == (other.attack, other.tier)
 
 
@@ -109,12 +109,13 @@ def _leaked(
     matched = sum(image.leaked_by == "identified" for image in images)
     whose = _whose(worst)
     if readable:
-        found = f"{_part(readable, worst, whose)} came back readable"
+        found = f"{_part(readable, worst, whose)} {_was(readable)} reconstructed readably"
         if matched:
-            found += f", and {matched} more near enough to be matched to {_own(matched)}"
+            found += f", and {matched} more closely enough to be matched to {_own(matched)}"
     else:
         found = (
-            f"{_part(matched, worst, whose)} came back near enough to be matched to {_own(matched)}"
+            f"{_part(matched, worst, whose)} {_was(matched)} reconstructed closely enough to be "
+            f"matched to {_own(matched)}"
         )
     public = worst.tier == "surrogate"
     explained = [
@@ -123,9 +124,9 @@ def _leaked(
         f"{'with a generator of public images' if public else 'and from nothing else'}."
     ]
     if clients > 1:
-        explained.append(f"Over all {clients} clients, {row.leaked} of {row.scored} came back.")
+        explained.append(f"Over all {clients} clients it is {row.leaked} of {row.scored}.")
     if row.undecided:
-        explained.append(f"Of {row.undecided} it cannot be told.")
+        explained.append(f"For {row.undecided} it cannot be decided.")
     explained += [
         "These counts are a lower bound: more time, or an attacker who knows more, can only find "
         "more.",
@@ -138,17 +139,17 @@ def _undecided(row: AttackRow, statistics: str) -> Headline:
     left, scored = row.undecided, row.scored
     if left < scored:
         sentence = (
-            f"{_part(0, row)} is known to have come back, and of {left} of them it cannot be told."
+            f"{_part(0, row)} is known to have leaked, and for {left} of them it cannot be decided."
         )
     elif scored == 1:
-        sentence = "It cannot be told whether the image attacked came back."
+        sentence = "It cannot be decided whether the image attacked leaked."
     else:
-        sentence = f"It cannot be told whether any of the {_number(scored, row)} came back."
+        sentence = f"It cannot be decided whether any of the {_number(scored, row)} leaked."
     return Headline(
         sentence,
-        "The test data hold too few images of their classes to tell a copy from chance. This is "
-        "no sign that the uploads hide the images: look at the pictures, or audit with more test "
-        "data.",
+        "The test data hold too few images of their classes to separate a copy from chance. This "
+        "is no sign that the uploads hide the images: look at the pictures, or audit with more "
+        "test data.",
         statistics,
     )
 
@@ -160,8 +161,8 @@ def _none(
         i.scores is not None and (i.scores.ssim or 0.0) >= rule.ssim for o in mine for i in o.images
     )
     explained = [
-        "This is what the attacks listed here got with the time they had. It does not show that "
-        "the uploads hide the images.",
+        "This is the result of the attacks listed here, with the time they had. It does not show "
+        "that the uploads hide the images.",
         READABLE,
     ]
     if alike:
@@ -171,9 +172,9 @@ def _none(
             "out there, since a typical picture of the class can look as near.",
         )
     return Headline(
-        f"{_part(0, row)} came back readable."
+        f"{_part(0, row)} was reconstructed readably."
         if row.scored > 1
-        else "The image attacked did not come back readable.",
+        else "The image attacked was not reconstructed readably.",
         " ".join(explained),
         statistics,
     )
@@ -207,7 +208,7 @@ def _own(count: int) -> str:
 
 
 def _part(count: int, row: AttackRow, whose: str = "") -> str:
-    """Say ``4 of the 8 images attacked``, ``All 8 images attacked``, ``None of the ...``."""
+    """Return ``4 of the 8 images attacked``, ``All 8 images attacked``, ``None of the ...``."""
     of = row.scored
     whose = f" {whose}".rstrip()
     if of == 1:
@@ -229,4 +230,5 @@ def _all(count: int) -> str:
 
 
 def _was(count: int) -> str:
-    return "was" if count == 1 else "were"
+    """Return the verb of ``count`` images; none of them takes the singular."""
+    return "were" if count > 1 else "was"

@@ -13,13 +13,16 @@ _SHOWN = 3
 
 
 def contradictions(files: RunFiles) -> list[str]:
-    """Say where a client's word about its computation was not what the server declares."""
+    """Note where a client's claims contradict what the server declares."""
     found = Counter((c.client, flag) for c in files.captures for flag in c.provenance.flags)
     if not found:
         return []
     shown = "; ".join(f"{client} {flag}" for (client, flag), _ in found.most_common(_SHOWN))
     more = f"; and {len(found) - _SHOWN} others" if len(found) > _SHOWN else ""
-    return [f"What clients said and the server did not take at its word: {shown}{more}."]
+    return [
+        "Claims of clients that contradict the server's declaration and were not used: "
+        f"{shown}{more}."
+    ]
 
 
 def guesses(files: RunFiles) -> list[str]:
@@ -48,19 +51,18 @@ def unhandled_inputs(files: RunFiles) -> list[str]:
 
 
 def missing_captures(files: RunFiles) -> list[str]:
-    """Say which replies the server held and did not write down."""
+    """Note which replies the server held and did not store."""
     if not files.missed:
         return []
     reason = files.missed[-1].reason
     return [
         f"{len(files.missed)} replies of round {_ranges(m.round for m in files.missed)} were not "
-        f"captured, so "
-        f"nothing here speaks of them; the last because: {reason}."
+        f"captured, so this page does not cover them; the last because: {reason}."
     ]
 
 
 def left_out(files: RunFiles) -> list[str]:
-    """Say what the operator chose not to capture, not to keep, or to keep elsewhere."""
+    """Note what the operator chose not to capture, not to keep, or to keep elsewhere."""
     notes = []
     capture = None if files.config is None else files.config.capture
     if capture is not None and capture.enabled:
@@ -75,8 +77,8 @@ def left_out(files: RunFiles) -> list[str]:
             chosen.append(f"{100 * capture.fraction:g} % of the replies, drawn by the seed")
         if chosen:
             notes.append(
-                f"The configuration captures {', '.join(chosen)} alone: nothing here speaks of "
-                "the other replies."
+                f"The configuration captures {', '.join(chosen)} alone: this page "
+                "does not cover the other replies."
             )
     there = {c.round for c in files.captures}
     gone = [removed for removed in files.removed if removed.round not in there]

@@ -111,7 +111,7 @@ def few_clients(files: RunFiles) -> list[str]:
 
 
 def weak_seeds(observations: Sequence[ObservationFacts]) -> list[str]:
-    """Say whose noise or keys the adaptive attacker found by trying seeds.
+    """Note whose noise or keys the adaptive attacker found by trying seeds.
 
     The seed is in the attack's settings; here it is left out, as it would open other rounds.
     """
@@ -129,7 +129,7 @@ def weak_seeds(observations: Sequence[ObservationFacts]) -> list[str]:
 
 
 def untrusted_evidence(observations: Sequence[ObservationFacts]) -> list[str]:
-    """Say where an adaptive attacker's own signal tells that he did not undo the defense.
+    """Note where an adaptive attacker's own signal shows that the defense was not undone.
 
     Without any look at the originals: by Guardian's scalars (`scalars_agree`) and the residual that
     FedKL's searched lock leaves (`lock_found`).
@@ -145,7 +145,7 @@ def untrusted_evidence(observations: Sequence[ObservationFacts]) -> list[str]:
                 found.setdefault(text, []).append(where)
     return [
         f"{text} {listed(dict.fromkeys(where), 5)}. The reconstructions there bound nothing: read "
-        "it as an attack that did not arrive, not as a defense that held."
+        "it as an attack that did not converge, not as a defense that held."
         for text, where in found.items()
     ]
 
@@ -157,7 +157,7 @@ _SIGNALS = {
 
 
 def clipped_values(files: RunFiles) -> list[str]:
-    """Say where encryption cut values, which biases the mean that the clients decrypt."""
+    """Note where encryption cut values, which biases the mean that the clients decrypt."""
     found = [
         (row.round, client, int(report.clipped))
         for row in files.metrics

@@ -314,7 +314,7 @@ def test_where_nothing_leaks_undefended_no_defense_gets_the_credit(make: Make) -
     root = make("guardian", noise=0.9)
     verdict = gather_comparison(root, [UNDEFENDED, GUARDIAN], name="digits")["verdict"]
     assert verdict["level"] == "none-leaked"
-    assert "cannot tell the defenses apart" in verdict["sentence"]
+    assert "cannot rank the defenses" in verdict["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_a_comparison_without_an_undefended_run_says_so(make: Make) -> None:
     failed = Variant("undefended", error="out of memory")
     verdict = gather_comparison(root, [failed, GUARDIAN], name="digits")["verdict"]
     assert verdict["level"] == "no-control"
-    assert "nothing to hold the defenses against; 12 of 12 under Guardian." in verdict["sentence"]
+    assert "nothing to compare the defenses with; 12 of 12 under Guardian." in verdict["sentence"]
 
 
 def test_the_page_is_whole_and_links_to_nothing_but_the_reports(make: Make, parse: Any) -> None:
@@ -405,7 +405,7 @@ def test_many_images_are_cut_and_the_page_says_so(
     monkeypatch.setattr(comparison, "MATRIX_IMAGES", 2)
     page = parse(write_comparison(root, [UNDEFENDED, GUARDIAN], name="digits").read_text())
     assert len(page.images) == 2 * 3
-    assert "The 2 of 12 attacked images that came back best under any variant" in page.text
+    assert "The 2 of 12 attacked images that were reconstructed best under any variant" in page.text
 
 
 def test_redaction_leaves_no_pixel_and_no_single_label(make: Make, parse: Any) -> None:

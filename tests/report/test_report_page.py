@@ -258,7 +258,7 @@ def test_a_long_strip_shows_the_best_reconstructions_first(make_run: Any, parse:
     page = parse(write_report(root).read_text())
     facts = json.loads((root / "report.json").read_text())
     scores = sorted((i["scores"]["ssim"] for i in facts["observations"][0]["images"]), reverse=True)
-    assert "the 8 of 11 images that came back best" in page.text
+    assert "the 8 of 11 images that were reconstructed best" in page.text
     assert len(page.images) == 3 * (8 + 11)
     first = facts["observations"][0]["images"][
         int(page.images[0]["alt"].split("image ")[1].split(" ")[0])

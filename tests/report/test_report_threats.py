@@ -172,4 +172,4 @@ def test_the_page_says_where_an_attackers_own_signal_tells_that_he_failed(
         writers.audit(root, 1, client, tier="adaptive", noise=1.2, settings=settings)
     (note,) = [note for note in gather(root)["notes"] if words in note]
     assert note.startswith(f"{words} a in round 1 (") and " b " not in note and " c " not in note
-    assert "did not arrive" in parse(write_report(root).read_text()).text
+    assert "did not converge" in parse(write_report(root).read_text()).text

@@ -16,9 +16,10 @@ def test_a_leak_is_told_in_plain_words_with_client_and_counts(make_run: Any) -> 
     verdict = gather(make_run())["verdict"]
     assert verdict["level"] == "leaked"
     found = re.fullmatch(
-        r"(\d) of the 9 images attacked of client-2 came back readable\.", verdict["sentence"]
+        r"(\d) of the 9 images attacked of client-2 (?:was|were) reconstructed readably\.",
+        verdict["sentence"],
     )
-    over_all = re.search(r"Over all 3 clients, (\d) of 27 came back\.", verdict["explanation"])
+    over_all = re.search(r"Over all 3 clients it is (\d) of 27\.", verdict["explanation"])
     assert found and over_all and 1 <= int(found[1]) <= int(over_all[1])
 
 
@@ -43,14 +44,15 @@ def test_an_image_that_only_stands_out_is_not_called_readable(make_run: Any, wri
         image["retrieval"] |= {"nearest": True, "chance": 1e-7}
     path.write_text(json.dumps(content))
     assert gather(root)["verdict"]["sentence"] == (
-        "1 of the 3 images attacked of client-0 came back readable, and 2 more near enough to be "
-        "matched to their originals."
+        "1 of the 3 images attacked of client-0 was reconstructed readably, and 2 more closely "
+        "enough to be matched to their originals."
     )
     for image in content["images"]:
         image["scores"]["ssim"] = 0.2
     path.write_text(json.dumps(content))
     assert gather(root)["verdict"]["sentence"] == (
-        "All 3 images attacked of client-0 came back near enough to be matched to their originals."
+        "All 3 images attacked of client-0 were reconstructed closely enough to be matched to "
+        "their originals."
     )
 
 
@@ -59,7 +61,7 @@ def test_nothing_above_the_threshold_is_told_with_its_limits(make_run: Any, writ
     writers.audit(root, 1, "client-0", noise=1.2)
     verdict = gather(root)["verdict"]
     assert verdict["level"] == "none-leaked"
-    assert verdict["sentence"] == "None of the 3 images attacked came back readable."
+    assert verdict["sentence"] == "None of the 3 images attacked was reconstructed readably."
     assert "does not show that the uploads hide the images" in verdict["explanation"]
     assert "may look right" not in verdict["explanation"]
     assert verdict["statistics"].startswith(
@@ -236,7 +238,7 @@ def test_too_few_references_are_told_and_never_read_as_no_leak(
     said = "whether 3 of 3 images leaked cannot be decided: the test data hold too few images"
     assert said in verdict["statistics"] and any(said in note for note in facts["notes"])
     assert (
-        verdict["sentence"] == "It cannot be told whether any of the 3 images attacked came back."
+        verdict["sentence"] == "It cannot be decided whether any of the 3 images attacked leaked."
     )
     assert "no sign that the uploads hide" in verdict["explanation"]
     assert facts["observations"][0]["images"][0]["leaked"] is None
