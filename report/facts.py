@@ -9,8 +9,8 @@ from pathlib import Path
 from bract import __version__
 from bract.audit.questions.reconstruction.decide import LeakRule, undecided
 from bract.report.asked import question_facts
-from bract.report.order import total
-from bract.report.read import RunFiles, read_run
+from bract.report.origin import run_facts
+from bract.report.read import read_run
 from bract.report.rows import observation_rows
 from bract.report.tables import attack_rows, boosting_rows, client_rows, leakage_rows, round_rows
 from bract.report.verdict import verdict, worst_observation
@@ -35,7 +35,6 @@ from bract.schema.report import (
     FailureFacts,
     ObservationFacts,
     RefusedFacts,
-    RunFacts,
     SkippedFile,
 )
 
@@ -62,7 +61,7 @@ def gather(run_dir: Path) -> Report:
     return Report(
         bract=__version__,
         written=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=_run_facts(files, observations),
+        run=run_facts(files, observations),
         config=files.config,
         config_sha256=files.config_sha256,
         verdict=judgement,
@@ -106,34 +105,6 @@ def gather(run_dir: Path) -> Report:
         questions=question_facts(files.answers),
         threat_model=threat_model(files, observations),
     )
-
-
-def _run_facts(files: RunFiles, observations: Sequence[ObservationFacts]) -> RunFacts:
-    run, config = files.run, files.config
-    trained = [row.round for row in files.metrics if row.round > 0]
-    return RunFacts(
-        name=(run and run.name) or (config and config.name) or files.root.resolve().name,
-        status=run.status if run else "unknown",
-        rounds_done=max(trained, default=0),
-        rounds_planned=config.rounds if config else None,
-        started=_when(run.started) if run else None,
-        finished=_when(run.finished) if run else None,
-        training_seconds=total(row.seconds for row in files.metrics),
-        audit_seconds=total(o.seconds for o in observations),
-        device=run.device if run else None,
-        audit_devices=sorted({o.device for o in observations if o.device}),
-        command=run.command if run else None,
-        flower_run_id=run.flower_run_id if run else None,
-        versions=run.versions if run else {},
-        seed=config.seed if config else None,
-        audit_seeds=sorted({o.seed for o in observations if o.seed is not None}),
-    )
-
-
-def _when(moment: float | None) -> str | None:
-    if moment is None:
-        return None
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
 
 
 def _notes(observations: Sequence[ObservationFacts], attacks: Sequence[AttackRow]) -> list[str]:

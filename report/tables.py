@@ -77,6 +77,7 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         "label_accuracy": spread(labels, "label_accuracy")
     }
     leaked = [(who, float(i.leaked)) for who, i in known if i.leaked is not None]
+    identified = [value for _, value in _values(known, "identified_top1")]
     return AttackRow(
         attack=group[0].attack,
         attack_name=group[0].attack_name,
@@ -93,6 +94,9 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         failed=sum(o.failed for o in group),
         leaked=sum(bool(image.leaked) for image in images),
         undecided=sum(not image.decided for image in images),
+        identified=int(sum(identified)),
+        identifiable=len(identified),
+        candidates=min((o.candidates for o in group if o.candidates), default=None),
         leaked_share=spread(leaked, "leaked"),
         ssim=_score(known, "ssim"),
         psnr=_score(known, "psnr"),
@@ -212,13 +216,15 @@ def _client_row(
     attacks: Sequence[AttackRow],
 ) -> ClientFacts:
     trained = [row.clients[name] for row in files.metrics if name in row.clients]
+    captured = [c for c in files.captures if c.client == name]
+    counts = [t.num_examples for t in trained] or [c.declaration.num_examples for c in captured]
     own = [o for o in observations if o.client == name]
     mine = [o for o in own if not o.refused]
     worst = max((o for o in mine if o.scored), key=severity, default=None)
     return ClientFacts(
         client=name,
-        rounds=len(trained),
-        examples=next((t.num_examples for t in trained if t.num_examples), None),
+        rounds=len(trained) or len({c.round for c in captured}),
+        examples=next(filter(None, counts), None),
         seconds_per_round=mean(t.seconds for t in trained),
         encryption_seconds_per_round=mean(
             total((t.encrypt_seconds, t.decrypt_seconds)) for t in trained
@@ -226,11 +232,12 @@ def _client_row(
         clipped=total(t.clipped for t in trained),
         train_loss=last(t.train_loss for t in trained),
         validation_accuracy=last(t.validation_accuracy for t in trained),
-        captures=sum(c.client == name for c in files.captures),
+        captures=len(captured),
         attacked=len({o.round for o in mine}),
         refused=len(own) - len(mine),
         failures=sum(f.client == name for row in files.metrics for f in row.failures),
         strongest=max((a for a in attacks if a.client == name), key=strength, default=None),
+        best_ssim=max((value for o in mine for value in scores(o, "ssim")), default=None),
         worst_round=worst.round if worst else None,
     )
 

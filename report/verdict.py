@@ -143,6 +143,7 @@ def _tier(
         scored=strongest.scored if strongest else 0,
         leaked=strongest.leaked if strongest else 0,
         undecided=strongest.undecided if strongest else 0,
+        identified=strongest.identified if strongest else 0,
         sentence=_tier_sentence(tier, rows, strongest, aside, needed),
     )
 

@@ -71,14 +71,23 @@ class Margins(Record):
 
 
 class RunFacts(Record):
-    """What ran, when and where; moments are ISO 8601 text."""
+    """What ran, when and where; moments are ISO 8601 text.
+
+    Of a third-party app only captures are there: its ``status`` is ``captured``, its rounds are
+    those that were, and ``first_upload`` and ``last_upload`` are when the server received them.
+    """
 
     name: Public[str]
     status: Public[str] = "unknown"
+    model: Public[str | None] = None
+    data: Public[str | None] = None
+    inputs: Public[list[str]] = []
     rounds_done: Public[int] = 0
     rounds_planned: Public[int | None] = None
     started: Public[str | None] = None
     finished: Public[str | None] = None
+    first_upload: Public[str | None] = None
+    last_upload: Public[str | None] = None
     training_seconds: Public[Number] = None
     audit_seconds: Public[Number] = None
     device: Public[str | None] = None
@@ -137,8 +146,10 @@ class AttackRow(Record):
     """One attack of one tier over a client's observations; ``client`` is None over all of them.
 
     ``methods`` counts what made the images where that goes by another name than the attack;
-    ``chose``: whether the attack chose it among several, by its own loss. Scores are means over
-    images; ``intervals`` holds those of the scores that are not spreads themselves.
+    ``chose``: whether the attack chose it among several, by its own loss. ``identified`` of the
+    ``identifiable`` images are nearest to their own original among ``candidates`` (the fewest of
+    any image). Scores are means over images; ``intervals`` holds those of the scores that are not
+    spreads themselves.
     """
 
     attack: Public[str]
@@ -156,6 +167,9 @@ class AttackRow(Record):
     failed: Public[int]
     leaked: Public[int]
     undecided: Public[int] = 0
+    identified: Public[int] = 0
+    identifiable: Public[int] = 0
+    candidates: Public[int | None] = None
     leaked_share: Public[Spread]
     ssim: Public[ScoreSpread]
     psnr: Public[ScoreSpread]
@@ -178,7 +192,11 @@ class AttackRow(Record):
 
 
 class ClientFacts(Record):
-    """One client: its training, its captures, and what the strongest attack got."""
+    """One client: its training, its captures, and what the strongest attack got.
+
+    Without a record of the training, rounds and examples are those of its captures. ``best_ssim``
+    is the highest of any of its images under any attack.
+    """
 
     client: Public[str]
     rounds: Public[int] = 0
@@ -193,6 +211,7 @@ class ClientFacts(Record):
     refused: Public[int] = 0
     failures: Public[int] = 0
     strongest: Public[AttackRow | None] = None
+    best_ssim: Public[Number] = None
     worst_round: Public[int | None] = None
 
 
@@ -250,6 +269,7 @@ class TierVerdict(Record):
     scored: Public[int]
     leaked: Public[int]
     undecided: Public[int] = 0
+    identified: Public[int] = 0
     sentence: Public[str]
 
 

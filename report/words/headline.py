@@ -127,6 +127,7 @@ def _leaked(
         explained.append(f"Over all {clients} clients it is {row.leaked} of {row.scored}.")
     if row.undecided:
         explained.append(f"For {row.undecided} it cannot be decided.")
+    explained += _identified(row)
     explained += [
         "These counts are a lower bound: more time, or an attacker who knows more, can only find "
         "more.",
@@ -139,19 +140,19 @@ def _undecided(row: AttackRow, statistics: str) -> Headline:
     left, scored = row.undecided, row.scored
     if left < scored:
         sentence = (
-            f"{_part(0, row)} is known to have leaked, and for {left} of them it cannot be decided."
+            f"{_part(0, row)} is known to have leaked, and for {left} of them it cannot be decided"
         )
     elif scored == 1:
-        sentence = "It cannot be decided whether the image attacked leaked."
+        sentence = "It cannot be decided whether the image attacked leaked"
     else:
-        sentence = f"It cannot be decided whether any of the {_number(scored, row)} leaked."
-    return Headline(
-        sentence,
+        sentence = f"It cannot be decided whether any of the {_number(scored, row)} leaked"
+    explained = [
         "The test data hold too few images of their classes to separate a copy from chance. This "
         "is no sign that the uploads hide the images: look at the pictures, or audit with more "
         "test data.",
-        statistics,
-    )
+        *_identified(row),
+    ]
+    return Headline(f"{sentence}{_but_identified(row)}.", " ".join(explained), statistics)
 
 
 def _none(
@@ -171,13 +172,37 @@ def _none(
             f"{plural(alike, 'picture')} below may look right all the same; chance is not ruled "
             "out there, since a typical picture of the class can look as near.",
         )
-    return Headline(
-        f"{_part(0, row)} was reconstructed readably."
+    explained += _identified(row)
+    sentence = (
+        f"{_part(0, row)} was reconstructed readably"
         if row.scored > 1
-        else "The image attacked was not reconstructed readably.",
+        else "The image attacked was not reconstructed readably"
+    )
+    return Headline(
+        f"{sentence}{_but_identified(row)}.",
         " ".join(explained),
         statistics,
     )
+
+
+def _but_identified(row: AttackRow) -> str:
+    """Return the end of a sentence that counts no leak: the images that are identified."""
+    if not row.identified:
+        return ""
+    if row.scored == 1:
+        return ", but it is identified"
+    return f", but {row.identified} {'is' if row.identified == 1 else 'are'} identified"
+
+
+def _identified(row: AttackRow) -> list[str]:
+    """Return what *identified* means and how often chance does it; empty where none is."""
+    if not row.identified or not row.candidates:
+        return []
+    return [
+        f"Identified, {row.identified} of {row.identifiable}: among {row.candidates:,} candidate "
+        "images the reconstruction is nearest to its own original, as an arbitrary picture is in 1 "
+        f"of {row.candidates:,} cases, and one that is typical of its class more often."
+    ]
 
 
 def _statistics(row: AttackRow, attacks: Sequence[AttackRow], rule: LeakRule) -> str:

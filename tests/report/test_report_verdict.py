@@ -237,8 +237,8 @@ def test_too_few_references_are_told_and_never_read_as_no_leak(
     assert verdict["level"] == "undecided"
     said = "whether 3 of 3 images leaked cannot be decided: the test data hold too few images"
     assert said in verdict["statistics"] and any(said in note for note in facts["notes"])
-    assert (
-        verdict["sentence"] == "It cannot be decided whether any of the 3 images attacked leaked."
+    assert verdict["sentence"] == (
+        "It cannot be decided whether any of the 3 images attacked leaked, but 3 are identified."
     )
     assert "no sign that the uploads hide" in verdict["explanation"]
     assert facts["observations"][0]["images"][0]["leaked"] is None
@@ -306,3 +306,22 @@ def test_an_attack_on_the_sum_names_no_client(make_run: Any, writers: Any) -> No
     root = make_run(rounds=1, audit=False)
     writers.audit(root, 1, "aggregate", noise=0.05, members=["client-0", "client-1"])
     assert " images attacked in the sum of all updates " in gather(root)["verdict"]["sentence"]
+
+
+def test_the_headline_counts_images_that_are_identified(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    path = writers.audit(root, 1, "client-0", noise=1.2, candidates=361)
+    content = json.loads(path.read_text())
+    for image, identified in zip(content["images"], (True, True, None), strict=True):
+        image["scores"]["identified_top1"] = identified
+    path.write_text(json.dumps(content))
+    facts = gather(root)
+    verdict, row = facts["verdict"], facts["attacks"][0]
+    assert (row["identified"], row["identifiable"], row["candidates"]) == (2, 2, 361)
+    assert verdict["level"] == "none-leaked", "the rule that decides is the same"
+    assert verdict["sentence"] == (
+        "None of the 3 images attacked was reconstructed readably, but 2 are identified."
+    )
+    assert "Identified, 2 of 2: among 361 candidate images" in verdict["explanation"]
+    assert "1 of 361 cases" in verdict["explanation"]
+    assert verdict["tiers"][0]["identified"] == 2
