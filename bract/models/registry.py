@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from torch import nn
 
 from bract.errors import BractError, one_line, shown
 from bract.references import TrustedReference, import_reference, is_reference
-from bract.registry import Registry
+from bract.registry import Registry, unknown
 
 
 class ModelFactory(Protocol):
@@ -25,6 +28,9 @@ MODELS: Registry[ModelFactory] = Registry(
     group="bract.models",
     check=lambda _, entry: None if callable(entry) else f"{entry!r} is no function",
 )
+
+_WITH_SETTINGS = re.compile(r"([\w-]+)\((.*)\)")
+_COMMON = ("classes", "channels", "image_size", "activation")
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
 
@@ -46,7 +52,8 @@ def create_model(
     Parameters
     ----------
     name
-        A registered name, or a `TrustedReference` to a callable without arguments.
+        A registered name, with settings of its own in brackets where it has some (``vit(patch=8,
+        width=96)``), or a `TrustedReference` to a callable without arguments.
     classes, channels, image_size
         Number of classes, input channels, and the side of the square input in pixels.
     activation
@@ -63,9 +70,52 @@ def create_model(
         raise BractError(
             f"model {shown(name)} is code for which nothing on this machine vouches; not imported"
         )
-    return MODELS[name](
-        classes=classes, channels=channels, image_size=image_size, activation=activation
+    factory, settings = _factory(name)
+    return factory(
+        classes=classes,
+        channels=channels,
+        image_size=image_size,
+        activation=activation,
+        **settings,
     )
+
+
+def _factory(name: str) -> tuple[ModelFactory, dict[str, Any]]:
+    """Return a registered factory, and the settings that the name holds."""
+    parts = _WITH_SETTINGS.fullmatch(name)
+    if parts is None:
+        return MODELS[name], {}
+    factory = MODELS[parts[1]]
+    known = _own_settings(factory)
+    settings: dict[str, Any] = {}
+    for entry in filter(None, (part.strip() for part in parts[2].split(","))):
+        key, given, value = (part.strip() for part in entry.partition("="))
+        if not given or key in settings:
+            raise BractError(
+                f"model {shown(name)}: expected settings as name=value, each once, found "
+                f"{shown(entry)}"
+            )
+        if key not in known:
+            raise BractError(unknown(f"setting of model {parts[1]!r}", key, known))
+        settings[key] = _read(name, key, value, known[key])
+    return factory, settings
+
+
+def _own_settings(factory: ModelFactory) -> Mapping[str, Any]:
+    """Return the types of a factory's settings but those of every model, by name."""
+    hints = get_type_hints(factory)
+    return {key: hints[key] for key in inspect.signature(factory).parameters if key not in _COMMON}
+
+
+def _read(name: str, key: str, value: str, kind: Any) -> int | str:
+    """Return a setting's value: a whole number, or one of the words of its type."""
+    words = get_args(kind) if get_origin(kind) is Literal else ()
+    if words and value in words:
+        return value
+    if not words and re.fullmatch(r"\d{1,9}", value):
+        return int(value)
+    expected = f"one of {', '.join(words)}" if words else "a whole number"
+    raise BractError(f"model {shown(name)}: {key} is {shown(value)}, expected {expected}")
 
 
 def _call_factory(reference: TrustedReference) -> nn.Module:
