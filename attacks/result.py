@@ -129,6 +129,9 @@ class Trial:
     statistics
         Relative error of the batch statistics of ``images``, where the capture holds enough of
         those of the client's own batch (`bract.attacks.solve.own_statistics`); None elsewhere.
+    certainty
+        The attacker's own trust in each part of an example, ``(B, parts)`` in [0, 1]; None where
+        the method has none.
     loss_curve
         ``(iteration, best loss so far)``, at most about 200 points.
     iterations
@@ -157,6 +160,7 @@ class Trial:
     scale: float | None = None
     nats: float | None = None
     statistics: float | None = None
+    certainty: Tensor | None = None
     loss_curve: list[tuple[int, float]] = field(default_factory=list)
     iterations: int = 0
     seconds: float = 0.0
@@ -255,6 +259,12 @@ class Reconstruction:
     def labels(self) -> Tensor:
         """The likeliest label of each image, int64 ``(B,)``."""
         return self.label_probabilities.argmax(dim=1)
+
+    @property
+    def targets(self) -> Tensor:
+        """The likeliest label of each example, or the number that the model predicts, ``(B,)``."""
+        found = self.label_probabilities
+        return found[:, 0] if found.shape[1] == 1 else self.labels
 
     @property
     def unknowns(self) -> Tensors:

@@ -148,6 +148,7 @@ def _fits(config: FederationConfig, name: str, chain: DefenseChain) -> bool:
                     classes=spec.classes,
                     channels=spec.image_shape[0],
                     image_size=spec.image_shape[1],
+                    table=spec.table,
                     activation=config.model.activation,
                 )
             )

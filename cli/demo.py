@@ -17,7 +17,7 @@ def run_demo(
     config: FederationConfig, runs: Path, processes: Processes, *, as_json: bool = False
 ) -> Path:
     """Train, attack and report; return the page's path."""
-    say("1/3 a federation of three clients learns handwritten digits")
+    say(f"1/3 a federation of {config.clients} clients learns {config.data.name}")
     run = run_federation(config, runs, Launch(processes=processes), overwrite=True)
     say("2/3 the server attacks what it captured")
     for request in audit_requests(run.root):

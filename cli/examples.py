@@ -9,7 +9,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract init",
         "bract init secret.yaml --template encrypted",
     ),
-    "demo": ("bract demo", "bract demo --quick --runs /tmp/runs"),
+    "demo": (
+        "bract demo",
+        "bract demo --data table",
+        "bract demo --quick --runs /tmp/runs",
+    ),
     "run": (
         "bract run federation.yaml",
         "bract run federation.yaml --resume",

@@ -40,7 +40,7 @@ from bract.cli.signals import Stopped, forget, listen
 from bract.cli.superlink import superexec as superexec_command
 from bract.cli.superlink import superlink as superlink_command
 from bract.cli.superlink import supernode as supernode_command
-from bract.cli.templates import Template
+from bract.cli.templates import DemoData, Template
 from bract.errors import (
     BractError,
     LeakageError,
@@ -123,13 +123,17 @@ def demo(
         bool,
         typer.Option("--quick", help="One round and one short attack, to see that all works."),
     ] = False,
+    data: Annotated[
+        DemoData,
+        typer.Option("--data", help="Handwritten digits, or rows of a clinic's table."),
+    ] = DemoData.DIGITS,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Run a federation on handwritten digits, attack it, and write the report."""
+    """Run a federation on digits or on a table, attack it, and write the report."""
     from bract.cli.launch.warming import warmed_up
     from bract.cli.templates import demo_config
 
-    config = demo_config(quick=quick)
+    config = demo_config(quick=quick, data=data)
     with warmed_up(config.clients) as processes:
         from bract.cli.demo import run_demo
 

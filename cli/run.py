@@ -180,6 +180,7 @@ def check_feasible(config: FederationConfig) -> None:
                     classes=spec.classes,
                     channels=spec.image_shape[0],
                     image_size=spec.image_shape[1],
+                    table=spec.table,
                     activation=config.model.activation,
                 )
             )
@@ -201,6 +202,7 @@ def _check_dropout(config: FederationConfig, chain: DefenseChain) -> None:
                 classes=spec.classes,
                 channels=spec.image_shape[0],
                 image_size=spec.image_shape[1],
+                table=spec.table,
             )
         except BractError:
             return  # it may be on the clients' path alone; the process that makes it reports errors

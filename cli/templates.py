@@ -36,15 +36,28 @@ def template(name: str) -> str:
     return (files("bract.cli") / name).read_text(encoding="utf-8")
 
 
-def demo_config(*, quick: bool = False) -> FederationConfig:
+class DemoData(StrEnum):
+    """What the federation of `bract demo` learns from."""
+
+    DIGITS = "digits"
+    TABLE = "table"
+
+    @property
+    def file(self) -> str:
+        """Name of the configuration."""
+        return "demo.yaml" if self is DemoData.DIGITS else f"demo-{self}.yaml"
+
+
+def demo_config(*, quick: bool = False, data: DemoData = DemoData.DIGITS) -> FederationConfig:
     """Return the demo's federation; ``quick`` for one round and one short attack."""
     from bract.config import build_config
     from bract.config.config import parse_config
 
-    config = parse_config(template("demo.yaml"), source="demo.yaml")
+    config = parse_config(template(data.file), source=data.file)
     if not quick:
         return config
-    short = {"attacks": ["grnn"], "rounds": [1], "clients": ["client-2"], "iterations": 60}
+    first = config.audit.attacks[0]
+    short = {"attacks": [first], "rounds": [1], "clients": ["client-2"], "iterations": 60}
     content = config.model_dump(mode="json")
     return build_config(content | {"rounds": 1, "audit": content["audit"] | short})
 

@@ -24,6 +24,7 @@ def check_initial(config: FederationConfig, spec: DataSpec, sent: Mapping[str, T
         classes=spec.classes,
         channels=spec.image_shape[0],
         image_size=spec.image_shape[1],
+        table=spec.table,
         activation=config.model.activation,
     )
     model = prepare_model(model, config.defenses)

@@ -337,6 +337,7 @@ def _open(site: Site, message: Message, context: Context) -> Session:
             classes=spec.classes,
             channels=spec.image_shape[0],
             image_size=spec.image_shape[1],
+            table=spec.table,
             activation=config.model.activation,
         )
     )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bract.client.augmentation import augment
 from bract.config.config import TrainingConfig
@@ -16,6 +15,7 @@ from bract.data.views import DataSpec
 from bract.errors import BractError
 from bract.models.dropout import seed_dropout
 from bract.models.keylock import trainable_parameters
+from bract.models.losses import loss_of as objective_of
 from bract.models.precode import auxiliary_loss
 from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
 from bract.seeds import derive_seed
@@ -99,6 +99,7 @@ def train_locally(
     batches = _batches(len(images), config, generator)
     used: dict[int, Tensor | None] = {}
     losses: list[float] = []
+    objective = objective_of(spec.loss)
     correct, seen = 0, 0
 
     def loss_of(batch: list[int]) -> Tensor:
@@ -113,9 +114,9 @@ def train_locally(
         except ValueError as error:
             raise _of_one_image(error, batch, len(images), config) from error
         target = labels[batch].to(device)
-        loss = F.cross_entropy(logits, target)
+        loss = objective.mean(logits, target)
         losses.append(float(loss.detach()))
-        correct += int((logits.argmax(1) == target).sum())
+        correct += int(objective.right(logits, target).sum())
         seen += len(batch)
         return loss + auxiliary_loss(model)
 

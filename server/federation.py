@@ -125,6 +125,8 @@ class Federation:
             classes=self.spec.classes,
             mean=self.spec.mean,
             std=self.spec.std,
+            table=self.spec.table,
+            loss=self.spec.loss,
             **(work | {"dropout": dropout_rate(self.model)}),
             defenses=tuple(self.config.defenses),
             encryption=self.config.encryption.scheme,
@@ -136,6 +138,7 @@ class Federation:
             classes=self.spec.classes,
             channels=self.spec.image_shape[0],
             image_size=self.spec.image_shape[1],
+            table=self.spec.table,
             activation=self.config.model.activation,
         )
         model = prepare_model(model, self.config.defenses)

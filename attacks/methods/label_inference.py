@@ -27,6 +27,7 @@ class LabelInference(Attack):
     name: ClassVar[str] = "labels"
     title: ClassVar[str] = "Labels"
     batches: ClassVar[Batches] = "any"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table")
     cost: ClassVar[Cost] = "instant"
     iterations: ClassVar[int] = 1
 

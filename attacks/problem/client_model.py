@@ -51,7 +51,7 @@ class ForwardModel(typing.Protocol):
         inputs
             ``(L, B, C, H, W)``, normalised.
         labels
-            ``(L, B, classes)`` probabilities.
+            ``(L, B, classes)`` probabilities; ``(L, B, 1)`` values where one output is a number.
         """
 
 
@@ -75,7 +75,7 @@ class BatchGradient:
         labels: Tensor,
         unknowns: Tensors,
     ) -> Tensors:
-        """Return the gradient of the mean soft-label cross entropy."""
+        """Return the gradient of the mean loss."""
         return loss_gradient(target_model, parameters, buffers | unknowns, inputs, labels)
 
 
@@ -238,7 +238,7 @@ def loss_gradient(
     *,
     auxiliary: bool = False,
 ) -> Tensors:
-    """Gradient of the mean soft-label cross entropy, each trial by its own parameters.
+    """Gradient of the mean loss under soft labels, each trial by its own parameters.
 
     It composes with autograd and with every transform of `torch.func`. Trials do not mix, so the
     gradient of the sum over trials holds each trial's own gradient.
@@ -256,7 +256,7 @@ def loss_gradient(
 
     def total_loss(at: Tensors) -> Tensor:
         logits, added = target_model.outputs(masked(at, masks), state, inputs)
-        loss = -(labels * logits.log_softmax(dim=-1)).sum(dim=-1).mean(dim=-1)
+        loss = target_model.loss.each(logits, labels).mean(dim=-1)
         return (loss + added).sum() if auxiliary else loss.sum()
 
     gradient: Tensors = grad(total_loss)(parameters)

@@ -16,6 +16,7 @@ from bract.attacks.problem.visibility import smooth_images
 from bract.defenses.entries import read_settings
 from bract.defenses.noise import Noise
 from bract.errors import BractError
+from bract.models.losses import label_rows
 from bract.protocol.observation import ClientDeclaration
 from bract.protocol.update import Tensors
 
@@ -179,7 +180,8 @@ def _mean_information(
     for _ in range(CENTRES):
         centre = smooth_images(count, shape, generator).double()
         drawn = torch.randint(problem.classes, (count,), generator=generator)
-        rows = torch.nn.functional.one_hot(drawn if known is None else known.cpu(), problem.classes)
+        picked = drawn if known is None else known.cpu()
+        rows = label_rows(picked, problem.classes, problem.target_model.loss)
         parts.append(_information(problem, axes, noise, seen, centre, rows.double(), seed))
     return torch.stack(parts).mean(dim=0)
 

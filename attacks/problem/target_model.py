@@ -14,6 +14,7 @@ from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import create_model
+from bract.models.losses import Loss, loss_of
 from bract.models.precode import VariationalBottleneck, auxiliary_loss, bottlenecks
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
@@ -56,6 +57,11 @@ class TargetModel:
         self.buffer_names = tuple(name for name, _ in self.model.named_buffers())
 
     @cached_property
+    def loss(self) -> Loss:
+        """The declared loss."""
+        return loss_of(self.declaration.loss)
+
+    @cached_property
     def traits(self) -> ModelTraits:
         """Traits of the model, for settings that depend on it."""
         if self.declaration.image_shape is None:
@@ -84,7 +90,9 @@ class TargetModel:
             return logits, added
 
         if self.network is not None:
-            logits = self.network(parameters | buffers, inputs)
+            # Tracing leaves out the hook by which a model of rows flattens them.
+            rows = inputs.flatten(2) if self.declaration.table is not None else inputs
+            logits = self.network(parameters | buffers, rows)
             return logits, logits.new_zeros(len(inputs))
         if len(inputs) == 1:
             state = {name: value[0] for name, value in (parameters | buffers).items()}
@@ -192,9 +200,14 @@ def target_model_of(observation: Observation) -> TargetModel:
             )
     if p.model is None or p.image_shape is None or p.classes is None:
         raise AssertionError("checked above")
-    if p.loss != "cross_entropy":
+    try:
+        loss_of(p.loss)
+    except BractError as error:
+        raise BractError(f"{observation.key}: {error}") from None
+    if p.table is not None and p.table.width != p.image_shape[0]:
         raise BractError(
-            f"{observation.key}: loss {p.loss!r} is declared; attacks know 'cross_entropy'"
+            f"{observation.key}: the schema has {p.table.width} features, the declared row "
+            f"{p.image_shape[0]}; declare the schema that the clients encode with"
         )
     channels, height, width = p.image_shape
     if height != width:
@@ -208,6 +221,7 @@ def target_model_of(observation: Observation) -> TargetModel:
             channels=channels,
             image_size=height,
             activation=p.activation,
+            table=p.table,
         )
         return prepare_model(model, p.defenses)
 

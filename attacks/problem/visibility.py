@@ -10,6 +10,7 @@ from torch import Tensor
 from bract.attacks.problem.client_model import ForwardModel
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.target_model import TargetModel
+from bract.models.losses import label_rows
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
@@ -39,7 +40,7 @@ def visible_share(
     labels = torch.randint(classes, (_PAIRS, images), generator=generator)
     if evidence.labels is not None:
         labels = evidence.labels.cpu().expand(_PAIRS, -1)
-    rows = torch.nn.functional.one_hot(labels, classes).float().repeat(2, 1, 1)
+    rows = label_rows(labels, classes, target_model.loss).float().repeat(2, 1, 1)
     trials = 2 * _PAIRS
     target_model.model.cpu()
 

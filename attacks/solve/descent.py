@@ -66,6 +66,9 @@ class Outcome:
     ----------
     recipes
         What made each trial's images; empty where only the attack's name is to be recorded.
+    certainty
+        The attacker's own trust in each part of an example, such as a column of a row,
+        ``(L, B, parts)`` in [0, 1]; None where the method has none.
     """
 
     images: Tensor
@@ -75,6 +78,7 @@ class Outcome:
     curves: list[list[tuple[int, float]]]
     iterations: int
     recipes: list[Recipe] = field(default_factory=list)
+    certainty: Tensor | None = None
 
     def made_by(self, method: str, *components: str) -> Outcome:
         """Return the outcome with every trial's method named and components added."""

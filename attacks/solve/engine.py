@@ -311,6 +311,7 @@ def _take_apart(
             scale=scale if math.isfinite(scale := float(match.scale[i])) else None,
             nats=None if match.nats is None else float(match.nats[i]),
             statistics=None if match.statistics is None else float(match.statistics[i]),
+            certainty=None if outcome.certainty is None else outcome.certainty[i].float().cpu(),
             loss_curve=outcome.curves[i],
             iterations=outcome.iterations,
             seconds=seconds,

@@ -18,6 +18,7 @@ from bract.attacks.solve.descent import Outcome, Run, Search, descend
 from bract.attacks.solve.labels import infer_labels
 from bract.attacks.solve.optimizers import BatchedOptimizer
 from bract.attacks.solve.regularizers import Prior, natural_images
+from bract.attacks.solve.targets import infer_targets
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -69,8 +70,12 @@ def minimise(
 def hard_labels(problem: Problem) -> Tensor:
     """Inferred labels as one-hot rows, ``(L, B, classes)``.
 
-    After several unrolled steps each restart tries the next likely sequence.
+    After several unrolled steps each restart tries the next likely sequence. Targets that are
+    numbers are ``(L, B, 1)``.
     """
+    if problem.target_model.loss.values:
+        found = torch.stack([infer_targets(case) for case in problem.cases])
+        return found.to(problem.device, problem.dtype)
     rows = [
         infer_labels(case, choice=restart).labels
         for case, restart in zip(problem.cases, problem.restarts, strict=True)

@@ -26,6 +26,7 @@ class LeakConfig(Section):
     ssim: Fraction = 0.5
     psnr_margin: Annotated[float, Field(ge=0.0)] = 3.0
     level: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    features_margin: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
 
 
 class AuditConfig(Section):

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from bract.config.schedule import SCHEDULES, ConstantRate, LrSchedule, scheduled_lr
+from bract.config.table import TableSchema
 from bract.config.work import LocalWork, NotNegative, Positive, Probability, Rate, Section
 from bract.errors import BractError, shown
 from bract.registry import Registry
@@ -75,7 +76,7 @@ class DataConfig(Section):
     """What the clients learn from, and how it is split over them.
 
     ``normalisation`` is declared here once: training, attack and scoring all use it. ``input``
-    names the kind of input, of `bract.inputs`.
+    names the kind of input, of `bract.inputs`. ``table`` is the schema of rows.
     """
 
     name: str = "digits"
@@ -85,6 +86,7 @@ class DataConfig(Section):
     image_size: Annotated[int, Field(ge=8, le=512)] = 32
     channels: Literal[1, 3] | None = None
     normalisation: Literal["dataset", "none"] = "dataset"
+    table: TableSchema | None = None
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     partition: Partition = IidPartition()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.config import DataConfig
+from bract.data.spec import DataSpec
 from bract.errors import BractError
 from bract.registry import Registry
 
@@ -73,6 +74,21 @@ class Dataset:
     std: tuple[float, ...]
     folder: Path | None = None
 
+    def spec(self, config: DataConfig) -> DataSpec:
+        """Return shape and normalisation; opens the data only to count its classes."""
+        if config.input == "table" or config.table is not None:
+            raise BractError(
+                f"data.name {config.name!r} holds images, the configuration declares a table; take "
+                "data.table and data.input out, or name a table"
+            )
+        channels = config.channels or self.channels
+        classes = self.classes or self.open(config, "train").classes
+        if config.normalisation == "none":
+            mean, std = (0.0,) * channels, (1.0,) * channels
+        else:
+            mean, std = _to_channels(self.mean, channels), _to_channels(self.std, channels)
+        return DataSpec((channels, config.image_size, config.image_size), classes, mean, std)
+
 
 DATASETS: Registry[Dataset] = Registry(
     "data set",
@@ -95,6 +111,12 @@ def fitted(image: Tensor, channels: int, size: int) -> Tensor:
             image[None], size=(size, size), mode="bilinear", antialias=True, align_corners=False
         )[0]
     return image.clamp(0.0, 1.0)
+
+
+def _to_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    if len(values) == channels:
+        return values
+    return values * 3 if channels == 3 else (sum(values) / len(values),)
 
 
 def _open_digits(config: DataConfig, split: Split) -> Source:

@@ -4,50 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from bract.config import DataConfig, FederationConfig
 from bract.data.partition import partition_indices
 from bract.data.sources import DATASETS, open_source
+from bract.data.spec import DataSpec
 from bract.errors import BractError
 
-
-@dataclass(frozen=True)
-class DataSpec:
-    """The declared shape and normalisation of the inputs.
-
-    Attributes
-    ----------
-    image_shape
-        ``(C, H, W)``.
-    classes
-        Number of classes.
-    mean, std
-        Per channel; the model sees ``(x - mean) / std`` for pixels x in [0, 1].
-    """
-
-    image_shape: tuple[int, int, int]
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """Map pixels ``(B, C, H, W)`` in [0, 1] to model inputs."""
-        return (images - self._column(self.mean, images)) / self._column(self.std, images)
-
-    def denormalise(self, inputs: Tensor) -> Tensor:
-        """Map model inputs back to pixels, without clipping."""
-        return inputs * self._column(self.std, inputs) + self._column(self.mean, inputs)
-
-    @staticmethod
-    def _column(values: tuple[float, ...], like: Tensor) -> Tensor:
-        return torch.tensor(values, device=like.device, dtype=like.dtype).view(1, -1, 1, 1)
+__all__ = ["ClientData", "DataSpec", "client_data", "data_spec", "test_data"]
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's part: images float32 ``(N, C, H, W)`` in [0, 1], labels int64 ``(N,)``."""
+    """One client's part: images float32 ``(N, C, H, W)`` in [0, 1], labels int64 ``(N,)``.
+
+    Rows are ``(features, 1, 1)``; targets that are numbers are float32.
+    """
 
     images: Tensor
     labels: Tensor
@@ -57,14 +30,7 @@ class ClientData:
 
 def data_spec(config: DataConfig) -> DataSpec:
     """Return shape and normalisation; opens the data only where the number of classes needs it."""
-    dataset = DATASETS[config.name]
-    channels = config.channels or dataset.channels
-    classes = dataset.classes or open_source(config, "train").classes
-    if config.normalisation == "none":
-        mean, std = (0.0,) * channels, (1.0,) * channels
-    else:
-        mean, std = _to_channels(dataset.mean, channels), _to_channels(dataset.std, channels)
-    return DataSpec((channels, config.image_size, config.image_size), classes, mean, std)
+    return DATASETS[config.name].spec(config)
 
 
 def client_data(config: FederationConfig, client: int) -> ClientData:
@@ -100,9 +66,3 @@ def test_data(config: DataConfig) -> tuple[Tensor, Tensor]:
     channels, size, _ = data_spec(config).image_shape
     indices = list(range(len(source.labels)))
     return source.images(indices, channels=channels, size=size), source.labels
-
-
-def _to_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    if len(values) == channels:
-        return values
-    return values * 3 if channels == 3 else (sum(values) / len(values),)

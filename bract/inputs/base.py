@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ class Truth:
         Examples ``(N, ...)`` of the input's shape, dtype and range; of images float32
         ``(N, C, H, W)`` in [0, 1].
     labels
-        int64 ``(N,)``.
+        int64 ``(N,)``; float32 where the target is a number.
     """
 
     images: Tensor
@@ -66,9 +66,22 @@ class Input(ABC):
     ----------
     name
         The name in configurations (``data.input``), in declarations and in ``bract.yaml``.
+    noun
+        What one example is called on a page.
+    neighbours
+        Whether neighbouring values of an example are alike, as the bound on what an upload can
+        tell assumes (`bract.attacks.problem.identifiability`).
     """
 
     name: ClassVar[str]
+    noun: ClassVar[str] = "example"
+    neighbours: ClassVar[bool] = False
+
+    @classmethod
+    def declared(cls, declaration: ClientDeclaration) -> Self:
+        """Return the input of one client; one that depends on the declaration overrides this."""
+        del declaration
+        return cls()
 
     @abstractmethod
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
@@ -114,7 +127,7 @@ INPUTS: Registry[type[Input]] = Registry("input", group="bract.inputs", check=pa
 
 def input_of(declaration: ClientDeclaration) -> Input:
     """Return the input that a client declares; a `BractError` names an unknown one."""
-    return INPUTS[declaration.input]()
+    return INPUTS[declaration.input].declared(declaration)
 
 
 def kept_examples(batch: object) -> tuple[Tensor, Tensor] | None:

@@ -42,6 +42,8 @@ class Image(Input):
     """Images with integer labels."""
 
     name = "image"
+    noun = "image"
+    neighbours = True
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch."""

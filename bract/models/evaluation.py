@@ -6,9 +6,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from bract.data.views import DataSpec
+from bract.data.spec import DataSpec
+from bract.models.losses import loss_of
 
 
 @torch.no_grad()
@@ -22,6 +22,8 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the mean loss and the accuracy in [0, 1]; NaN for both where there are no images.
 
+    A predicted number counts as right within `bract.models.losses.CLOSE`.
+
     Parameters
     ----------
     images, labels
@@ -30,10 +32,11 @@ def evaluate(
     if len(images) == 0:
         return math.nan, math.nan
     model.to(device).eval()
+    objective = loss_of(spec.loss)
     loss, correct = 0.0, 0
     for part, part_labels in zip(torch.split(images, 256), torch.split(labels, 256), strict=True):
         logits = model(spec.normalise(part.to(device)))
         truth = part_labels.to(device)
-        loss += float(F.cross_entropy(logits, truth, reduction="sum"))
-        correct += int((logits.argmax(1) == truth).sum())
+        loss += len(part) * float(objective.mean(logits, truth))
+        correct += int(objective.right(logits, truth).sum())
     return loss / len(images), correct / len(images)

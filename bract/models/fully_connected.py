@@ -29,3 +29,24 @@ def perceptron(
     for entering, leaving in pairwise(sizes):
         layers += [nn.Linear(entering, leaving), activation_layer(activation)]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+
+@MODELS.register("mlp-100")
+def mlp_100(
+    *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
+) -> nn.Module:
+    """Build two hidden layers of 100 units, as in attacks on tables (Vero et al. 2023)."""
+    return perceptron(
+        (100, 100), classes=classes, channels=channels, image_size=image_size, activation=activation
+    )
+
+
+@MODELS.register("linear")
+@MODELS.register("logistic")
+def linear(
+    *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
+) -> nn.Module:
+    """Build one linear layer: logistic regression, or linear regression of numbers."""
+    return perceptron(
+        (), classes=classes, channels=channels, image_size=image_size, activation=activation
+    )

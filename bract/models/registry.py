@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
+from bract.config.table import TableSchema
 from bract.errors import BractError, one_line, shown
 from bract.references import TrustedReference, import_reference, is_reference
 from bract.registry import Registry, unknown
@@ -30,7 +31,7 @@ MODELS: Registry[ModelFactory] = Registry(
 )
 
 _WITH_SETTINGS = re.compile(r"([\w-]+)\((.*)\)")
-_COMMON = ("classes", "channels", "image_size", "activation")
+_COMMON = ("classes", "channels", "image_size", "activation", "table")
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
 
@@ -45,7 +46,13 @@ def activation_layer(name: str) -> nn.Module:
 
 
 def create_model(
-    name: str, *, classes: int, channels: int, image_size: int, activation: str = "sigmoid"
+    name: str,
+    *,
+    classes: int,
+    channels: int,
+    image_size: int,
+    activation: str = "sigmoid",
+    table: TableSchema | None = None,
 ) -> nn.Module:
     """Build a registered model, or one of the code that this process' user vouches for.
 
@@ -58,6 +65,9 @@ def create_model(
         Number of classes, input channels, and the side of the square input in pixels.
     activation
         ``sigmoid`` (twice differentiable everywhere, as the papers attack it) or ``relu``.
+    table
+        Schema of the rows, ``channels`` features each, which the model then takes as
+        ``(B, channels, 1, 1)`` and sees as ``(B, channels)``; None for images.
 
     Returns
     -------
@@ -65,19 +75,36 @@ def create_model(
         Maps ``(B, channels, image_size, image_size)`` float32 to logits ``(B, classes)``.
     """
     if isinstance(name, TrustedReference):
-        return _call_factory(name)
+        model = _call_factory(name)
+        return model if table is None else of_rows(model)
     if is_reference(name):
         raise BractError(
             f"model {shown(name)} is code for which nothing on this machine vouches; not imported"
         )
     factory, settings = _factory(name)
-    return factory(
+    takes_schema = "table" in inspect.signature(factory).parameters
+    if takes_schema and table is None:
+        raise BractError(f"model {shown(name)} takes rows of a table; set data.input: table")
+    make: Any = factory
+    model: nn.Module = make(
         classes=classes,
         channels=channels,
         image_size=image_size,
         activation=activation,
         **settings,
+        **({"table": table} if takes_schema else {}),
     )
+    return model if table is None else of_rows(model)
+
+
+def of_rows(model: nn.Module) -> nn.Module:
+    """Flatten what enters a model, so that it sees rows ``(B, features)``; return the model."""
+    model.register_forward_pre_hook(_flattened)
+    return model
+
+
+def _flattened(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (inputs[0].flatten(1), *inputs[1:])
 
 
 def _factory(name: str) -> tuple[ModelFactory, dict[str, Any]]:

@@ -32,7 +32,8 @@ class Scores(Record):
 
     ``rank`` is the original's place when candidates are sorted by distance to the reconstruction,
     from 1; None where identification was left open, as where fewer images were reconstructed than
-    there are originals. A perceptual distance that is not available here is None.
+    there are originals. A perceptual distance that is not available here is None. Of a row,
+    ``features`` is the share of columns that are right, ``exact`` whether all are.
     """
 
     mse: Public[Number] = None
@@ -44,6 +45,8 @@ class Scores(Record):
     rank: Public[int | None] = None
     identified_top1: Public[bool | None] = None
     identified_top5: Public[bool | None] = None
+    features: Public[Number] = None
+    exact: Public[bool | None] = None
 
 
 class Baseline(Record):
@@ -52,6 +55,33 @@ class Baseline(Record):
     mse: Public[Number] = None
     psnr: Public[Decibels] = None
     ssim: Public[Number] = None
+    features: Public[Number] = None
+
+
+class CellResult(Record):
+    """One cell of a reconstructed row.
+
+    ``value`` is what the attacker found and ``original`` the client's, as text; None where it is
+    missing. ``right``: whether they count as equal. ``certainty``: the attacker's own, in [0, 1];
+    None where its method has none. ``public_name`` is the column's name where a redacted report may
+    show it.
+    """
+
+    column: str = ""
+    public_name: Public[str] = ""
+    value: str | None = None
+    original: str | None = None
+    right: bool | None = None
+    certainty: Number = None
+
+
+class CalibrationBin(Record):
+    """Cells whose certainty is from ``low`` to ``high``: how many, and how many are right."""
+
+    low: Public[float]
+    high: Public[float]
+    cells: Public[int]
+    right: Public[int]
 
 
 class Retrieval(Record):
@@ -76,7 +106,7 @@ class ImageResult(Record):
     ``oracle`` scores the restart that an attacker with the originals would choose. ``baselines``
     are the scores of baselines without the gradient that had the same choice of originals: for this
     very original where every original had an image to itself, else of the same rank. ``retrieval``
-    is None where the class has too few reference images.
+    is None where the class has too few reference images. A row has ``cells``, the target last.
     """
 
     index: Public[int]
@@ -89,6 +119,7 @@ class ImageResult(Record):
     oracle: Public[Scores | None] = None
     baselines: dict[str, Baseline] = {}
     retrieval: Public[Retrieval | None] = None
+    cells: Public[list[CellResult]] = []
 
 
 class AuditBudget(Record):
@@ -237,7 +268,8 @@ class ScoreRecord(Record):
 
     ``scored`` counts the images with scores: all of them, or none where the client kept no truth.
     ``candidates`` counts the images among which an original had to be retrieved, itself included.
-    ``baselines`` are means over the images.
+    ``baselines`` are means over the images. ``calibration`` compares the attacker's certainty of
+    cells with how many are right.
     """
 
     images: Public[list[ImageResult]] = []
@@ -245,6 +277,7 @@ class ScoreRecord(Record):
     label_accuracy: Public[Number] = None
     candidates: int | None = None
     baselines: Public[dict[str, Baseline]] = {}
+    calibration: Public[list[CalibrationBin]] = []
     signals: Public[Signals | None] = None
     notes: Public[list[str]] = []
 

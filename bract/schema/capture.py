@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from bract.config.table import TableSchema
 from bract.config.work import Augmentations, Count, NotNegative, Probability
 from bract.errors import BractError, one_line
 from bract.names import check_name
@@ -41,6 +42,9 @@ REMOVED = "removed.jsonl"
 """Next to the captures: one `RemovedRound` a line."""
 
 MOST_ROUNDS = 999_999
+
+MOST_FEATURES = 65_536
+"""Most channels of an image, or features of a row."""
 
 
 def _known_as(name: str) -> str:
@@ -81,6 +85,7 @@ def _keep_trust(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
+Features = Annotated[int, Field(ge=1, le=MOST_FEATURES)]
 Side = Annotated[int, Field(ge=1, le=4096)]
 Text = Annotated[str, Field(max_length=64)]
 Reason = Annotated[str, Field(max_length=2000)]
@@ -109,11 +114,13 @@ class ClientDeclaration:
     input
         Name of the kind of input (`bract.inputs`).
     image_shape
-        ``(C, H, W)`` of one input.
+        ``(C, H, W)`` of one input; of an encoded row ``(features, 1, 1)``.
     classes
-        Number of classes ``C``.
+        Number of classes ``C``; outputs of a model that predicts numbers.
     mean, std
         Per-channel normalisation: the model saw ``(x - mean) / std`` for pixels x in [0, 1].
+    table
+        Schema of the rows; None for other inputs.
     loss, optimizer, lr, momentum
         The client's objective and optimizer; ``lr`` is that of this round.
     weight_decay
@@ -140,10 +147,11 @@ class ClientDeclaration:
     model: Annotated[ModelName, WrapValidator(_keep_trust)] | None = None
     activation: Text = "sigmoid"
     input: Annotated[str, Field(min_length=1, max_length=64)] = "image"
-    image_shape: tuple[Annotated[int, Field(ge=1, le=64)], Side, Side] | None = None
+    image_shape: tuple[Features, Side, Side] | None = None
     classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    mean: Annotated[tuple[Moment, ...], Field(max_length=64)] | None = None
-    std: Annotated[tuple[Scale, ...], Field(max_length=64)] | None = None
+    mean: Annotated[tuple[Moment, ...], Field(max_length=MOST_FEATURES)] | None = None
+    std: Annotated[tuple[Scale, ...], Field(max_length=MOST_FEATURES)] | None = None
+    table: TableSchema | None = None
     loss: Text = "cross_entropy"
     optimizer: Text = "sgd"
     lr: NotNegative | None = None

@@ -125,7 +125,7 @@ def patch_projection(target_model: TargetModel, observation: Observation) -> Pro
         if name not in seen:
             continue
         pixels = _pixels_of(module, seen[name], numbers)
-        if pixels is not None and 1 < len(pixels):
+        if pixels is not None and len(pixels) > 1:
             prefix = f"{name}." if name else ""
             return Projection(
                 name=name,

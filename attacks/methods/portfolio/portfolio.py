@@ -231,6 +231,7 @@ class Auto(Attacker):
 
     name: ClassVar[str] = "auto"
     title: ClassVar[str] = "Auto"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table")
     portfolio: ClassVar[bool] = True
 
     pool: tuple[str, ...] = field(default_factory=_competing)
@@ -247,12 +248,32 @@ class Auto(Attacker):
 
     def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
         """Attack each case with what suits it best; configurations of one kind run as one batch."""
+        by_input: dict[str, list[int]] = {}
+        for place, case in enumerate(cases):
+            by_input.setdefault(case.observation.declaration.input, []).append(place)
+        found: dict[int, Reconstruction | Refusal] = {}
+        for kind, places in by_input.items():
+            results = self._run_alike([cases[place] for place in places], task, kind)
+            found |= dict(zip(places, results, strict=True))
+        return [found[place] for place in range(len(cases))]
+
+    def _run_alike(
+        self, cases: Sequence[Case], task: AttackTask, kind: str
+    ) -> list[Reconstruction | Refusal]:
+        """Attack cases of one input with those of the pool that handle it."""
+        pool = [name for name in self.pool if kind in ATTACKS[name].inputs]
         starts = task.budget.restart_numbers
-        configurations = [Configuration(name, start) for name in self.pool for start in starts]
+        configurations = [Configuration(name, start) for name in pool for start in starts]
+        if not configurations:
+            reason = f"no attack of auto's pool handles the input {kind}"
+            return [
+                Refusal(attack=self.name, observation=c.observation.key, reason=reason)
+                for c in cases
+            ]
         contests = [Contest(list(configurations)) for _ in cases]
         tournament = Tournament(cases, contests, task)
         labels = tournament.attempt(LabelInference(), range(len(cases)), Budget())
-        for name in closed_forms():
+        for name in (form for form in closed_forms() if kind in ATTACKS[form].inputs):
             tournament.try_closed_form(name)
         for case, contest in zip(cases, contests, strict=True):
             contest.read_off = _is_read_off(case, contest)
@@ -273,7 +294,9 @@ class Auto(Attacker):
     ) -> Reconstruction | Refusal:
         key = case.observation.key
         if not contest.trials:
-            reasons = dict.fromkeys(contest.reasons[name] for name in self.pool)
+            reasons = dict.fromkeys(
+                contest.reasons[name] for name in self.pool if name in contest.reasons
+            )
             return Refusal(attack=self.name, observation=key, reason="; ".join(reasons))
         chosen = contest.best()
         read = labels.labels.tolist() if isinstance(labels, Reconstruction) else None

@@ -48,6 +48,7 @@ class Spear(Attack):
     family: ClassVar[str] = "closed-form reconstruction"
     closed_form: ClassVar[bool] = True
     batches: ClassVar[Batches] = "any"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table")
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 200
 
@@ -156,9 +157,12 @@ def _labels(
 ) -> tuple[Tensor, Tensor]:
     """Return one-hot labels ``(N, classes)`` and the length of each row as a multiple of its own.
 
-    The gradient of one example's loss with respect to the layer's bias is its row of L.
+    The gradient of one example's loss with respect to the layer's bias is its row of L. Where the
+    model predicts a number, its length determines the target.
     """
     classes, model = problem.classes, problem.target_model
+    if model.loss.values:
+        return _targets(problem, trial, layer, images, rows, live)
     chosen, shares = [], []
     for image, row in zip(images, rows, strict=True):
         inputs = model.normalise(image).expand(classes, 1, *image.shape).to(problem.dtype)
@@ -177,6 +181,34 @@ def _labels(
         shares.append(float(alone[best] @ row / lengths[best] ** 2))
     labels = torch.nn.functional.one_hot(torch.tensor(chosen), classes)
     return labels, torch.tensor(shares, dtype=torch.float64)
+
+
+def _targets(
+    problem: Problem, trial: int, layer: FirstLayer, images: Tensor, rows: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return targets ``(N, 1)`` at which the loss has the slope of each row, and ones.
+
+    With ``dz`` the gradient of the output with respect to the layer's bias, a row is ``s dz``.
+    """
+    model, loss = problem.target_model, problem.target_model.loss
+    if loss.label is None:
+        raise BractError(
+            f"{problem.cases[trial].observation.key}: the slope of the declared loss does not "
+            "determine a target"
+        )
+    found = []
+    for image, row in zip(images, rows, strict=True):
+        inputs = model.normalise(image)[None, None].to(problem.dtype)
+        state = {n: v[trial][None] for n, v in problem.parameters.items()}
+        buffers = {n: v[trial][None] for n, v in problem.buffers.items()}
+        bias = state[layer.bias].clone().requires_grad_()
+        output = model(state | {layer.bias: bias}, buffers, inputs).sum()
+        (gradient,) = torch.autograd.grad(output, bias)
+        alone = gradient[0].detach().cpu()[live.cpu()]
+        # A row is a share of the batch's mean.
+        slope = (alone @ row) / alone.square().sum().clamp_min(1e-300) * problem.image_shape[0]
+        found.append(loss.label(output.detach().cpu(), slope))
+    return torch.stack(found)[:, None], torch.ones(len(found), dtype=torch.float64)
 
 
 def _repeated(shares: Tensor, images: int) -> list[int]:

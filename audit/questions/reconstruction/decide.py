@@ -15,8 +15,8 @@ from bract.schema.audit import Baseline, ImageResult
 PRIOR_NEAREST = "prior_nearest"
 """Baseline of a surrogate tier: the nearest to the original of many samples of its generator."""
 
-Reason = Literal["ssim", "identified"]
-Score = Literal["ssim", "psnr"]
+Reason = Literal["ssim", "identified", "features"]
+Score = Literal["ssim", "psnr", "features"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class LeakRule:
         Least structural similarity.
     psnr_margin
         Decibels by which an image below that must beat its baselines.
+    features_margin
+        Share of a row's features by which more must be right than of its baselines, the nearest
+        public row among them; all right is enough.
     level
         One minus the probability that any image of a run counts as leaked whose reconstruction saw
         no gradient, in (0, 1).
@@ -54,12 +57,13 @@ class LeakRule:
     ssim: float = 0.5
     psnr_margin: float = 3.0
     level: float = 0.95
+    features_margin: float = 0.2
 
     @classmethod
     def of(cls, config: FederationConfig | None) -> LeakRule:
         """Return the rule of a run's configuration, the default one where there is none."""
         section = config.audit.leak if config else LeakConfig()
-        return cls(section.ssim, section.psnr_margin, section.level)
+        return cls(section.ssim, section.psnr_margin, section.level, section.features_margin)
 
     @property
     def text(self) -> str:
@@ -110,6 +114,10 @@ class LeakRule:
             return Decision(decided=found.least <= alone)
         if not found.nearest or _within_the_prior(image):
             return Decision()
+        if scores.features is not None:
+            most = best(image.baselines or audit.baselines, "features") or 0.0
+            leaked = scores.features >= min(1.0, most + self.features_margin)
+            return Decision("features" if leaked else None)
         if scores.ssim is not None and scores.ssim >= self.ssim:
             return Decision("ssim")
         baseline = best(image.baselines or audit.baselines, "psnr")

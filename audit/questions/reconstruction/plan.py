@@ -16,6 +16,7 @@ from bract.attacks.solve.labels import infer_labels
 from bract.audit.captures import Capture
 from bract.config.config import AuditRequest
 from bract.errors import BractError, out_of_memory
+from bract.inputs import INPUTS
 from bract.schema.audit import InformationEstimate
 
 _log = logging.getLogger(__name__)
@@ -112,6 +113,8 @@ class Estimates:
     def of(self, case: Case) -> InformationEstimate | None:
         """Return how near to its images a case's upload may lead; None where that is unknown."""
         evidence, observation = case.evidence, case.observation
+        if not INPUTS[observation.declaration.input].neighbours:
+            return None
         try:
             labels = infer_labels(case).labels
         except BractError:

@@ -10,8 +10,8 @@ from pathlib import Path
 from bract.attacks import Case, Reconstruction
 from bract.audit.questions.reconstruction.baselines import Baselines
 from bract.audit.questions.reconstruction.diagnosis import signals
-from bract.audit.questions.reconstruction.scores import scorer_of
-from bract.audit.questions.reconstruction.scores.image import ImageScorer, lpips_notes, mean_of
+from bract.audit.questions.reconstruction.scores import Scorer, scorer_of
+from bract.audit.questions.reconstruction.scores.image import ScoredImages, mean_of
 from bract.audit.questions.reconstruction.truth_check import truth_check
 from bract.config import DataConfig
 from bract.errors import BractError
@@ -61,7 +61,7 @@ class Judge:
     device: str
     max_images: int
     kept: Callable[[], list[Truth]] = list
-    _scorers: dict[str, ImageScorer] = field(default_factory=dict, init=False, repr=False)
+    _scorers: dict[str, Scorer] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._baselines = Baselines(self.seed, self.device, self.max_images)
@@ -71,18 +71,19 @@ class Judge:
         result, kind = attempt.result, input_of(attempt.case.observation.declaration)
         found = self._diagnose(attempt, attempt.own or truth)
         if truth is None:
-            images = [_image(kind, result, i, i, path) for i in range(len(result.images))]
-            return ScoreRecord(images=images, signals=found, notes=lpips_notes())
+            plain = scorer_of(kind, None)
+            images = [_image(kind, plain, result, i, i, path) for i in range(len(result.images))]
+            return ScoreRecord(images=images, signals=found, notes=plain.notes())
         scorer = self.scorer(kind, truth)
-        scored = scorer.score(result.images, truth, recovered=result.labels)
+        scored = scorer.score(result.images, truth, recovered=result.targets)
         made = self._baselines.made(attempt.case, result, scored, scorer.references)
         baselines = scorer.baselines(made, scored, truth, len(result.images))
         retrieved = scorer.retrieval(result.images, scored, truth)
         oracle = scorer.oracle([trial.images for trial in result.trials], scored)
         images = [
-            _image(kind, result, i, int(scored.order[i]), path).model_copy(
+            _image(kind, scorer, result, i, int(scored.order[i]), path, scored).model_copy(
                 update={
-                    "true_label": scored.labels[i],
+                    "true_label": int(scored.labels[i]),
                     "original": kind.save(scored.originals[i], path, i, "original"),
                     "scores": row,
                     "oracle": oracle[i],
@@ -96,13 +97,14 @@ class Judge:
             images=images,
             scored=len(images),
             signals=found,
-            notes=[*lpips_notes(), *self._reference_note(scorer.references)],
+            notes=[*scorer.notes(), *self._reference_note(scorer.references)],
             label_accuracy=scored.label_accuracy,
             candidates=scored.candidates,
             baselines={name: mean_of(rows) for name, rows in baselines.items()},
+            calibration=scorer.calibration([image.cells for image in images]),
         )
 
-    def scorer(self, kind: Input, truth: Truth) -> ImageScorer:
+    def scorer(self, kind: Input, truth: Truth) -> Scorer:
         """Return the scorer of an input, with references that are not among these originals."""
         if kind.name not in self._scorers:
             references = (
@@ -138,12 +140,28 @@ class Judge:
         return found.model_copy(update={"truth_check": check, "estimate": attempt.estimate})
 
 
-def _image(kind: Input, result: Reconstruction, index: int, row: int, path: Path) -> ImageResult:
+def _image(
+    kind: Input,
+    scorer: Scorer,
+    result: Reconstruction,
+    index: int,
+    row: int,
+    path: Path,
+    scored: ScoredImages | None = None,
+) -> ImageResult:
     """Save one reconstruction; return what the attacker knows of it."""
     probabilities = result.label_probabilities[row]
+    certainty = result.pick.certainty
+    beside = (None, None) if scored is None else (scored.originals[index], scored.labels[index])
     return ImageResult(
         index=index,
         label=int(probabilities.argmax()),
         label_confidence=float(probabilities.max()),
+        cells=scorer.cells(
+            result.images[row],
+            float(result.targets[row]),
+            None if certainty is None else certainty[row],
+            *beside,
+        ),
         reconstruction=kind.save(result.images[row], path, index, "reconstruction"),
     )

@@ -18,6 +18,7 @@ from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.audit.questions.reconstruction.diagnosis import is_other_optimizer
 from bract.errors import BractError
 from bract.models.keylock import key_locks
+from bract.models.losses import label_rows
 from bract.protocol.observation import ClientDeclaration, Observation, decayed
 from bract.protocol.update import Tensors
 from bract.schema.audit import TruthCheck
@@ -136,7 +137,8 @@ def _terms(p: ClientDeclaration, steps: int, images: int) -> list[Term]:
 
 def _simulate(problem: Problem, case: Case, images: Tensor, labels: Tensor) -> Tensors:
     """Simulate the client with the tier's own forward model."""
-    rows = nn.functional.one_hot(labels, problem.classes)[None, : case.images].double()
+    loss = problem.target_model.loss
+    rows = label_rows(labels, problem.classes, loss)[None, : case.images].double()
     simulated = problem.simulate(images[None, : case.images].double(), rows, {})
     return {name: value.detach()[0] for name, value in simulated.items()}
 
@@ -188,7 +190,7 @@ def _repeat(
         {n: observation.parameters[n].double()[None] for n in target_model.parameter_names},
         {n: (v.double() if v.is_floating_point() else v)[None] for n, v in held.items()},
         target_model.normalise(images.double())[None],
-        nn.functional.one_hot(labels, p.classes or 0).double()[None],
+        label_rows(labels, p.classes or 0, target_model.loss).double()[None],
         {},
     )
     return {name: value.detach()[0] for name, value in made.items()}

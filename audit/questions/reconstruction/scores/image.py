@@ -29,7 +29,14 @@ from bract.audit.questions.reconstruction.scores.perceptual import (
 )
 from bract.errors import BractError
 from bract.inputs import References, Truth
-from bract.schema.audit import EXACT_DB, Baseline, Retrieval, Scores
+from bract.schema.audit import (
+    EXACT_DB,
+    Baseline,
+    CalibrationBin,
+    CellResult,
+    Retrieval,
+    Scores,
+)
 
 MOST_CLASSES = 20
 """Classes of one client whose reference images are all decoded; beyond, the matched one represents
@@ -158,6 +165,27 @@ class ImageScorer:
                 )
             )
         return found
+
+    def cells(
+        self,
+        row: Tensor,
+        found: float,
+        certainty: Tensor | None,
+        original: Tensor | None = None,
+        label: float | None = None,
+    ) -> list[CellResult]:
+        """Return none: an image is shown as a picture."""
+        del row, found, certainty, original, label
+        return []
+
+    def calibration(self, rows: Sequence[Sequence[CellResult]]) -> list[CalibrationBin]:
+        """Return none: no attack states a certainty of pixels."""
+        del rows
+        return []
+
+    def notes(self) -> list[str]:
+        """Return which perceptual columns are not available here, and how to get them."""
+        return lpips_notes()
 
     def _of_class(self, label: int) -> Array:
         """Return the `views` of the references with a label."""

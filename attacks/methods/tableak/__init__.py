@@ -1,0 +1,1 @@
+"""TabLeak: rows of a table by optimisation."""

@@ -1,0 +1,331 @@
+"""Score reconstructed rows of a table: features right, exact rows, calibration, retrieval.
+
+Rows are features ``(N, D, 1, 1)`` in [0, 1]; before they are compared they become the nearest rows
+that the schema allows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bract.audit.questions.reconstruction.chance import FEWEST, Array, chance_of_any
+from bract.audit.questions.reconstruction.scores.image import ScoredImages
+from bract.config.table import Column, TableSchema
+from bract.data.rows import Cell, alike, decode, decode_target
+from bract.errors import BractError
+from bract.inputs import References, Truth
+from bract.schema.audit import Baseline, CalibrationBin, CellResult, Retrieval, Scores
+
+BINS = 5
+"""Bins of certainty in a calibration."""
+
+_FARTHEST = 3.0
+"""Standard deviations from which on two numbers are as far apart as two categories."""
+
+_TIE = 1e-3
+"""Weight of the distance beside the share of wrong features where rows are paired."""
+
+
+class RowScorer:
+    """Scores rows against the originals of updates.
+
+    Parameters
+    ----------
+    schema
+        Of the table.
+    references
+        Rows that no client of the update trained on; None leaves retrieval open.
+    """
+
+    def __init__(self, schema: TableSchema, references: References | None) -> None:
+        self.schema, self.references = schema, references
+
+    def score(
+        self, images: Tensor, truth: Truth, *, recovered: Tensor | None = None
+    ) -> ScoredImages:
+        """Pair the rows of the blind pick with the originals, and score the pairs."""
+        order, kept = self._pair(images, truth.images)
+        originals = truth.images[kept]
+        rows = self._rows(images[order], originals)
+        candidates = None if self.references is None else self.references.candidates
+        identified = candidates is not None and len(images) >= len(truth.images)
+        if identified and candidates is not None:
+            apart = distances(self.schema, images[order], originals).diagonal()
+            others = distances(self.schema, images[order], candidates)
+            ranks = 1 + (others <= apart[:, None]).sum(dim=1)
+            rows = [
+                row.model_copy(
+                    update={"rank": r, "identified_top1": r == 1, "identified_top5": r <= 5}
+                )
+                for row, r in zip(rows, ranks.tolist(), strict=True)
+            ]
+        labels = truth.labels[kept]
+        return ScoredImages(
+            rows=rows,
+            order=order,
+            originals=originals,
+            labels=labels.tolist(),
+            label_accuracy=self._target_accuracy(recovered, order, labels),
+            identified=identified,
+            candidates=None if candidates is None else len(candidates) + 1,
+        )
+
+    def oracle(self, restarts: Sequence[Tensor], scored: ScoredImages) -> list[Scores]:
+        """Score the restart with the most features right."""
+        found = []
+        for images in restarts:
+            order, kept = self._pair(images, scored.originals)
+            found.append(self._rows(images[order], scored.originals[kept]))
+        return max(found, key=lambda rows: sum(row.features or 0.0 for row in rows))
+
+    def baselines(
+        self, made: Mapping[str, Tensor], scored: ScoredImages, truth: Truth, count: int
+    ) -> dict[str, list[Baseline]]:
+        """Score baselines as the attack was, and the nearest public row of each original.
+
+        No attacker can choose the latter.
+        """
+        del count
+        found = {}
+        for name, images in made.items():
+            if len(images) < len(scored.rows):
+                continue
+            order, kept = self._pair(images, truth.images)
+            rows = self._rows(images[order], truth.images[kept])
+            if len(images) < len(truth.images):
+                # Of a choice among more originals, the best row is beside the best reconstruction.
+                places = sorted(range(len(rows)), key=lambda i: -(scored.rows[i].features or 0.0))
+                best = sorted(rows, key=lambda row: -(row.features or 0.0))
+                rows = [row for _, row in sorted(zip(places, best, strict=True), key=_first)]
+            found[name] = [Baseline(features=row.features) for row in rows[: len(scored.rows)]]
+        if self.references is not None:
+            found["nearest_public_row"] = self._nearest(scored)
+        return found
+
+    def _nearest(self, scored: ScoredImages) -> list[Baseline]:
+        assert self.references is not None
+        found = []
+        for original, label in zip(scored.originals, scored.labels, strict=True):
+            pool = torch.cat([self.references.of_class(int(label)), self.references.candidates])
+            right = matches(self.schema, pool, original[None])[:, 0].double().mean(dim=1)
+            found.append(Baseline(features=float(right.max())))
+        return found
+
+    def retrieval(
+        self, images: Tensor, scored: ScoredImages, truth: Truth
+    ) -> list[Retrieval | None]:
+        """Bound for each pair the chance that a row without the gradient is as near."""
+        if self.references is None:
+            return [None] * len(scored.rows)
+        choices = max(len(images), len(truth.images))
+        factor = choices / len(truth.images)
+        counts = Counter(int(label) for label in self._classes(truth.labels))
+        found: list[Retrieval | None] = []
+        labels = self._classes(torch.tensor(scored.labels))
+        for at, original, label in zip(scored.order, scored.originals, labels, strict=True):
+            row = images[at][None]
+            apart: dict[int, Array] = {}
+            for c in counts:
+                others = self.references.of_class(c)
+                if len(others) >= FEWEST:
+                    apart[c] = distances(self.schema, row, others).numpy()
+            if label not in apart:
+                found.append(None)
+                continue
+            own = distances(self.schema, row, original[None])[:, 0].numpy()
+            mean = self.references.class_mean(torch.tensor([label]))
+            middle = float(distances(self.schema, row, mean)[0, 0])
+            chance = factor * chance_of_any(own, apart, counts, label)
+            least = factor * chance_of_any(0.0 * own, apart, counts, label)
+            found.append(
+                Retrieval(
+                    chance=min(1.0, float(chance[0])),
+                    least=min(1.0, float(least[0])),
+                    nearest=bool(own[0] < min(float(np.min(apart[label])), middle)),
+                    references=apart[label].shape[1],
+                    choices=choices,
+                )
+            )
+        return found
+
+    def cells(
+        self,
+        row: Tensor,
+        found: float,
+        certainty: Tensor | None,
+        original: Tensor | None = None,
+        label: float | None = None,
+    ) -> list[CellResult]:
+        """Return the cells of one row, the target last.
+
+        Parameters
+        ----------
+        row, original
+            Features ``(D, 1, 1)``.
+        found, label
+            The recovered and the true target, a class or a standardised number.
+        certainty
+            ``(columns,)`` or None.
+        """
+        values = decode(self.schema, row)
+        wanted = None if original is None else decode(self.schema, original)
+        cells = []
+        for i, column in enumerate(self.schema.columns):
+            right = None if wanted is None else alike(column, values[i], wanted[i])
+            cells.append(
+                CellResult(
+                    column=column.name,
+                    public_name=column.name if column.public_name else "",
+                    value=_shown(values[i], column),
+                    original=None if wanted is None else _shown(wanted[i], column),
+                    right=right,
+                    certainty=None if certainty is None else float(certainty[i]),
+                )
+            )
+        target = self.schema.target
+        cells.append(
+            CellResult(
+                column=target.name,
+                value=_shown(decode_target(self.schema, found)),
+                original=None if label is None else _shown(decode_target(self.schema, label)),
+                right=None if label is None else self._same_target(found, label),
+            )
+        )
+        return cells
+
+    def calibration(self, rows: Sequence[Sequence[CellResult]]) -> list[CalibrationBin]:
+        """Compare certainty with how often it is right, in bins; empty without certainties."""
+        known = [
+            (cell.certainty, cell.right)
+            for row in rows
+            for cell in row
+            if cell.certainty is not None and cell.right is not None
+        ]
+        places = [min(int(certainty * BINS), BINS - 1) for certainty, _ in known]
+        return [
+            CalibrationBin(
+                low=b / BINS,
+                high=(b + 1) / BINS,
+                cells=places.count(b),
+                right=sum(
+                    right for (_, right), place in zip(known, places, strict=True) if place == b
+                ),
+            )
+            for b in range(BINS)
+            if b in places
+        ]
+
+    def notes(self) -> list[str]:
+        """Return what the scores assume."""
+        kind = self.schema.statistics
+        return [
+            "The schema's ranges, means and categories, which the attacker has, were taken from "
+            + ("public knowledge." if kind == "public" else "rows of clients: they are private.")
+        ]
+
+    def _pair(self, rows: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``(order, kept)`` as `bract.audit.questions.reconstruction.scores.image.pair`."""
+        from scipy.optimize import linear_sum_assignment
+
+        right = matches(self.schema, rows, originals).double().mean(dim=2)
+        cost = 1.0 - right + _TIE * distances(self.schema, rows, originals)
+        found, kept = linear_sum_assignment(cost.numpy())
+        by_original = np.argsort(kept)
+        if len(rows) < len(originals):
+            return torch.from_numpy(found), torch.from_numpy(kept)
+        return torch.from_numpy(found[by_original]), torch.from_numpy(kept[by_original])
+
+    def _rows(self, rows: Tensor, originals: Tensor) -> list[Scores]:
+        if rows.shape != originals.shape:
+            raise BractError(
+                f"cannot score rows of {tuple(rows.shape)} against {tuple(originals.shape)}"
+            )
+        together = matches(self.schema, rows, originals)
+        each = together[torch.arange(len(rows)), torch.arange(len(rows))]
+        return [
+            Scores(features=float(right.double().mean()), exact=bool(right.all())) for right in each
+        ]
+
+    def _classes(self, labels: Tensor) -> list[int]:
+        return labels.long().tolist() if self.schema.target.categories else [0] * len(labels)
+
+    def _same_target(self, found: float, label: float) -> bool:
+        target = self.schema.target
+        if target.categories:
+            return round(found) == round(label)
+        return abs(found - label) * target.std <= target.most_apart
+
+    def _target_accuracy(
+        self, recovered: Tensor | None, order: Tensor, labels: Tensor
+    ) -> float | None:
+        if recovered is None:
+            return None
+        pairs = zip(recovered[order].tolist(), labels.tolist(), strict=True)
+        return sum(self._same_target(found, label) for found, label in pairs) / len(labels)
+
+
+def matches(schema: TableSchema, rows: Tensor, originals: Tensor) -> Tensor:
+    """Return whether each column is right, bool ``(N, M, columns)`` of N rows and M originals."""
+    found, wanted = (_values(schema, part) for part in (rows, originals))
+    apart = (found[:, None] - wanted[None]).abs()
+    tolerance = torch.tensor([_tolerance(column) for column in schema.columns])
+    return apart <= tolerance
+
+
+def distances(schema: TableSchema, rows: Tensor, originals: Tensor) -> Tensor:
+    """Return the mean distance over the columns, float64 ``(N, M)`` in [0, 1].
+
+    That of categories is 0 or 1, that of numbers their difference in units of three standard
+    deviations, at most 1.
+    """
+    found, wanted = (_values(schema, part) for part in (rows, originals))
+    apart = (found[:, None] - wanted[None]).abs()
+    scale = torch.tensor([_scale(column) for column in schema.columns], dtype=torch.float64)
+    return (apart / scale).clamp_max(1.0).mean(dim=2)
+
+
+def _values(schema: TableSchema, rows: Tensor) -> Tensor:
+    """Return the column values ``(N, columns)`` in float64: numbers, or places of categories."""
+    flat = rows.flatten(1).double().cpu()
+    return torch.stack([_column(column, flat[:, place]) for column, place in schema.groups()], 1)
+
+
+def _column(column: Column, part: Tensor) -> Tensor:
+    if column.one_hot:
+        return part.argmax(dim=1).double()
+    low, high = column.range
+    value = part[:, 0].clamp(0.0, 1.0) * (high - low) + low
+    if column.kind != "continuous":
+        value = value.round()
+    if column.missing:
+        # Beyond every other value, by more than any tolerance.
+        absent = high + 10 * (high - low) + 10 * column.most_apart
+        value = torch.where(part[:, 1] > 0.5, torch.full_like(value, absent), value)
+    return value
+
+
+def _tolerance(column: Column) -> float:
+    if not column.is_number:
+        return 0.5
+    low, high = column.range
+    return column.most_apart + 1e-6 * (high - low)
+
+
+def _scale(column: Column) -> float:
+    return _FARTHEST * column.moments[1] if column.is_number else 1.0
+
+
+def _shown(value: Cell, column: Column | None = None) -> str | None:
+    if isinstance(value, float):
+        del column
+        return f"{value:.5g}"
+    return value
+
+
+def _first(pair: tuple[int, Scores]) -> int:
+    return pair[0]

@@ -1,0 +1,50 @@
+"""The declared shape and normalisation of what a model sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bract.config.table import TableSchema
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """The declared shape and normalisation of the inputs.
+
+    Attributes
+    ----------
+    image_shape
+        ``(C, H, W)``; of an encoded row ``(features, 1, 1)``.
+    classes
+        Number of classes; outputs of the model where it predicts numbers.
+    mean, std
+        Per channel; the model sees ``(x - mean) / std`` for x in [0, 1].
+    table
+        Schema of the rows; None for images.
+    """
+
+    image_shape: tuple[int, int, int]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    table: TableSchema | None = None
+
+    @property
+    def loss(self) -> str:
+        """Name of the clients' loss, of `bract.models.losses`."""
+        return "cross_entropy" if self.table is None else self.table.target.objective
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Map pixels ``(B, C, H, W)`` in [0, 1] to model inputs."""
+        return (images - self._column(self.mean, images)) / self._column(self.std, images)
+
+    def denormalise(self, inputs: Tensor) -> Tensor:
+        """Map model inputs back to pixels, without clipping."""
+        return inputs * self._column(self.std, inputs) + self._column(self.mean, inputs)
+
+    @staticmethod
+    def _column(values: tuple[float, ...], like: Tensor) -> Tensor:
+        return torch.tensor(values, device=like.device, dtype=like.dtype).view(1, -1, 1, 1)

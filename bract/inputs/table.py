@@ -1,0 +1,225 @@
+"""Tables: rows of features ``(features, 1, 1)`` in [0, 1], encoded by a schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bract.config import DataConfig
+from bract.config.table import TableSchema
+from bract.data import Source
+from bract.data.rows import decode, project
+from bract.data.views import data_spec
+from bract.errors import BractError
+from bract.files import write_text
+from bract.inputs.base import INPUTS, Input, References, Truth
+from bract.inputs.image import MOST_KEPT, KeptReference, Reference
+from bract.schema import ClientDeclaration
+
+_ROUNDING = 1e-3
+"""By how much features may exceed [0, 1] for the rounding of the declared statistics."""
+
+
+@INPUTS.register("table")
+@dataclass(frozen=True)
+class Table(Input):
+    """Rows of a table, with classes or numbers as targets.
+
+    Parameters
+    ----------
+    schema
+        As the client declares it; None reads no truth and shows no row.
+    """
+
+    name = "table"
+    noun = "row"
+
+    schema: TableSchema | None = None
+
+    @classmethod
+    def declared(cls, declaration: ClientDeclaration) -> Self:
+        """Return the table with the declared schema."""
+        return cls(declaration.table)
+
+    def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
+        """Return float rows ``(B, features)`` and targets ``(B,)`` of a batch.
+
+        Targets of whole numbers are classes; float ones may be ``(B, 1)``.
+        """
+        if not isinstance(batch, Mapping | tuple | list):
+            return None
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        tensors = [part.detach().cpu() for part in parts if isinstance(part, Tensor)]
+        rows = [t for t in tensors if t.dim() == 2 and t.is_floating_point() and len(t)]
+        if not rows:
+            return None
+        others = [t for t in tensors if t is not rows[0] and t.shape[0] == len(rows[0])]
+        targets = [t.flatten() for t in others if t.dim() == 1 or t.shape[1:] == (1,)]
+        if not targets:
+            return None
+        exact = targets[0].float() if targets[0].is_floating_point() else targets[0].long()
+        return rows[0].float().contiguous(), exact
+
+    def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
+        """Return the rows that a client kept, whose file may come from another party."""
+        schema = self.of_schema()
+        if "inputs" in kept:
+            rows = _features(kept["inputs"], schema, declaration)
+        else:
+            rows = kept["images"]
+        shape = (schema.width, 1, 1)
+        if rows.dtype != torch.float32 or rows.dim() != 4 or not len(rows):
+            raise BractError(f"rows are {rows.dtype} {tuple(rows.shape)}, expected (N, D, 1, 1)")
+        if tuple(rows.shape[1:]) != shape:
+            raise BractError(
+                f"rows have {rows.shape[1]} features, the declared schema makes {schema.width}"
+            )
+        if not bool(((rows >= 0.0) & (rows <= 1.0)).all()):
+            raise BractError("features are outside of [0, 1]")
+        return Truth(rows, _targets(kept["labels"], schema, len(rows)))
+
+    def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
+        """Return the section with the declared schema."""
+        return data.model_copy(update={"table": declaration.table, "input": self.name})
+
+    def references(self, data: DataConfig, seed: int) -> References:
+        """Return rows of the test split."""
+        return RowReference(data, seed)
+
+    def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
+        """Return the rows that clients kept, each once."""
+        pool: dict[bytes, tuple[Tensor, Tensor]] = {}
+        for truth in truths:
+            for row, label in zip(truth.images, truth.labels, strict=True):
+                if len(pool) < MOST_KEPT:
+                    pool.setdefault(row.numpy().tobytes(), (row, label))
+        return _kept(list(pool.values()), seed, self.of_schema())
+
+    def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
+        """Write the row's values by column, as JSON."""
+        schema = self.of_schema()
+        content = dict(zip(schema.names, decode(schema, example), strict=True))
+        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}.json")
+        return write_text(path, json.dumps(content, indent=1)).name
+
+    def of_schema(self) -> TableSchema:
+        """Return the declared schema; a `BractError` where there is none."""
+        if self.schema is None:
+            raise BractError(
+                "the client declares the input table and no schema; declare it (data.table, or "
+                "input.table of bract.yaml): without it no row can be read"
+            )
+        return self.schema
+
+
+class RowReference(Reference):
+    """Rows of the test split; of a target that is a number, all are of one class."""
+
+    def of_class(self, label: int) -> Tensor:
+        """Return rows with this label, ``(M, features, 1, 1)``."""
+        return super().of_class(0 if self._values else label)
+
+    def class_mean(self, wanted: Tensor) -> Tensor:
+        """Return the mean of numbers and the mode of categories of each label's rows."""
+        labels = torch.zeros(len(wanted)) if self._values else wanted
+        means = super().class_mean(labels)
+        return project(self._schema, means.flatten(1))[:, :, None, None]
+
+    def baselines(self, labels: Tensor, count: int, *, seed: int) -> dict[str, Tensor]:
+        """Return mode and mean of each label in turn, and rows drawn at random."""
+        wanted = labels[torch.arange(count) % len(labels)]
+        return {
+            "mode_and_mean": self.class_mean(wanted),
+            "random_row": self.random_image(count, seed=seed),
+        }
+
+    @cached_property
+    def _source(self) -> Source:
+        found = super()._source
+        if not self._values:
+            return found
+        # Numbers are not classes: every row is of class 0.
+        return replace(found, labels=torch.zeros(len(found.labels), dtype=torch.int64))
+
+    @cached_property
+    def _schema(self) -> TableSchema:
+        found = data_spec(self.data).table
+        assert found is not None
+        return found
+
+    @property
+    def _values(self) -> bool:
+        return not self._schema.target.categories
+
+
+class KeptRows(RowReference, KeptReference):
+    """Rows that clients kept, without those of one client's update."""
+
+    def __init__(self, rows: Tensor, labels: Tensor, seed: int, schema: TableSchema) -> None:
+        KeptReference.__init__(self, rows, labels.long(), seed)
+        self._schema = schema
+
+    def without(self, truth: Truth) -> KeptRows | None:
+        """Return all of them but these originals; None where nothing is left."""
+        own = {row.numpy().tobytes() for row in truth.images}
+        pairs = zip(self._images, self._labels, strict=True)
+        left = [(row, label) for row, label in pairs if row.numpy().tobytes() not in own]
+        return _kept(left, self.seed, self._schema)
+
+
+def _kept(pairs: list[tuple[Tensor, Tensor]], seed: int, schema: TableSchema) -> KeptRows | None:
+    if not pairs:
+        return None
+    rows, labels = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
+    return KeptRows(rows, labels, seed, schema)
+
+
+def _features(inputs: Tensor, schema: TableSchema, declaration: ClientDeclaration) -> Tensor:
+    """Return features in [0, 1] of model inputs ``(N, features)``."""
+    flat = inputs.flatten(1)
+    if inputs.dtype != torch.float32 or flat.shape[1] != schema.width:
+        raise BractError(
+            f"inputs are {inputs.dtype} {tuple(inputs.shape)}, expected rows of {schema.width} "
+            "features; declare the schema that the client encodes with"
+        )
+    mean, std = (
+        torch.tensor(given or usual)
+        for given, usual in zip(
+            (declaration.mean, declaration.std), schema.feature_moments(), strict=True
+        )
+    )
+    rows = flat * std + mean
+    low, high = rows.min(dim=0).values, rows.max(dim=0).values
+    outside = ((low < -_ROUNDING) | (high > 1 + _ROUNDING)).nonzero().flatten().tolist()
+    if outside:
+        name = next(
+            c.name for c, place in schema.groups() if place.start <= outside[0] < place.stop
+        )
+        raise BractError(
+            f"the client's inputs are outside the declared range of the column {name!r}; correct "
+            "its low and high, or its mean and std"
+        )
+    return rows.clamp(0.0, 1.0)[:, :, None, None].contiguous()
+
+
+def _targets(labels: Tensor, schema: TableSchema, count: int) -> Tensor:
+    """Check targets, and return classes as int64 or numbers as float32."""
+    target = schema.target
+    classes = bool(target.categories) and not target.binary
+    if labels.shape != (count,) or labels.is_floating_point() == classes:
+        kind = "classes, int64" if classes else "numbers, float32"
+        raise BractError(
+            f"targets are {labels.dtype} {tuple(labels.shape)}, expected {count} {kind}"
+        )
+    if classes and not bool(((labels >= 0) & (labels < len(target.categories))).all()):
+        raise BractError(f"targets are outside 0..{len(target.categories) - 1}")
+    if not classes and not bool(labels.isfinite().all()):
+        raise BractError("targets hold values that are not finite")
+    return labels.to(torch.int64 if classes else torch.float32)

@@ -1,0 +1,116 @@
+"""Losses of local training, the same at the client, the server and the attacker.
+
+Outputs and labels of every function here are ``(..., B, K)``. A target that is a number, or the
+second of two classes of a model with one output, has K = 1 and is its own label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bract.errors import BractError, shown
+
+CLOSE = 0.5
+"""Standard deviations of the target up to which a predicted number counts as right in an accuracy
+of training; only a summary of how training goes."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss.
+
+    Attributes
+    ----------
+    each
+        Loss of each example, ``(..., B)``, of outputs and labels.
+    label
+        The label at which an output has a slope of the loss, of output and slope; None where the
+        slope does not determine it.
+    values
+        Whether a label is a value of one output, rather than probabilities of classes.
+    right
+        Whether a prediction counts as right, ``(B,)`` of outputs ``(B, K)`` and labels ``(B,)``.
+    """
+
+    each: Callable[[Tensor, Tensor], Tensor]
+    right: Callable[[Tensor, Tensor], Tensor]
+    values: bool = True
+    label: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of outputs ``(B, K)`` and true labels ``(B,)``."""
+        if not self.values:
+            return F.cross_entropy(outputs, labels)
+        return self.each(outputs, label_rows(labels, outputs.shape[-1], self).to(outputs)).mean()
+
+
+def loss_of(name: str) -> Loss:
+    """Return a loss by its name."""
+    if name not in LOSSES:
+        raise BractError(f"loss {shown(name)} is declared; known are {', '.join(LOSSES)}")
+    return LOSSES[name]
+
+
+def label_rows(labels: Tensor, classes: int, loss: Loss) -> Tensor:
+    """Return true labels ``(..., B)`` as ``(..., B, K)``: one-hot rows, or the values."""
+    if loss.values:
+        return labels[..., None]
+    return F.one_hot(labels, classes)
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return -(labels * outputs.log_softmax(dim=-1)).sum(dim=-1)
+
+
+def _squared(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels).square().sum(dim=-1)
+
+
+def _absolute(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels).abs().sum(dim=-1)
+
+
+def _huber(outputs: Tensor, labels: Tensor) -> Tensor:
+    apart = (outputs - labels).abs()
+    return torch.where(apart <= 1.0, 0.5 * apart.square(), apart - 0.5).sum(dim=-1)
+
+
+def _binary(outputs: Tensor, labels: Tensor) -> Tensor:
+    # As PyTorch's: a logarithm is never below -100.
+    on, off = outputs.log().clamp_min(-100.0), (1 - outputs).log().clamp_min(-100.0)
+    return -(labels * on + (1 - labels) * off).sum(dim=-1)
+
+
+def _binary_logits(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (F.softplus(outputs) - labels * outputs).sum(dim=-1)
+
+
+def _likeliest(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.argmax(dim=-1) == labels
+
+
+def _near(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs[..., 0] - labels).abs() <= CLOSE
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": Loss(_cross_entropy, _likeliest, values=False),
+    "mse": Loss(_squared, _near, label=lambda output, slope: output - slope / 2),
+    "mae": Loss(_absolute, _near),
+    "huber": Loss(_huber, _near),
+    "binary_cross_entropy": Loss(
+        _binary,
+        lambda outputs, labels: (outputs[..., 0] > 0.5) == (labels > 0.5),
+        label=lambda output, slope: output - slope * output * (1 - output),
+    ),
+    "binary_cross_entropy_logits": Loss(
+        _binary_logits,
+        lambda outputs, labels: (outputs[..., 0] > 0.0) == (labels > 0.5),
+        label=lambda output, slope: output.sigmoid() - slope,
+    ),
+}
