@@ -50,8 +50,11 @@ class Audit:
         output: Path | None = None,
     ) -> None:
         self.run, self.request, self.resume = run, request, resume
-        kinds = [QUESTIONS[name] for name in dict.fromkeys(request.questions)]
         self._seen = Observations(run, request)
+        named = request.questions
+        if named is None:
+            named = [name for name in QUESTIONS if QUESTIONS[name].offered(self._seen)]
+        kinds = sorted((QUESTIONS[n] for n in dict.fromkeys(named)), key=lambda kind: kind.position)
         basis = Basis(self._seen)
         files = Results(
             output or run.audit,

@@ -120,6 +120,10 @@ class Basis:
         each = {capture.key: self.of(capture) for capture in captures}
         return self._common | {"captures": _digest(json.dumps(each, sort_keys=True))}
 
+    def digest(self, paths: Iterable[Path]) -> str:
+        """Return a digest of files' contents, whether or not they are there."""
+        return self._files(paths)
+
     @property
     def state(self) -> str:
         """Name of what every observation's half-made state depends on."""

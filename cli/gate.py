@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from bract.audit.questions import QUESTIONS
+from bract.audit.questions import QUESTIONS, Question
 from bract.audit.questions.reconstruction import ReconstructionQuestion
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.cli.console import say
@@ -37,19 +38,24 @@ class Gate:
     metric
         ``ssim``, ``psnr`` (dB), ``mse`` or an LPIPS of an image; ``leaked`` counts the images that
         leaked by the configuration's rule, over all the results that are judged together.
-        ``QUESTION.FIELD`` is a number of another question's answers.
+        ``QUESTION`` or ``QUESTION.FIELD`` is a number of another question's answers.
     tier
         Only results of this tier count; None counts every tier.
+    at
+        What else followed ``@``, for a question that takes it: ``1%`` of membership.
     """
 
     metric: str
     comparison: str
     threshold: float
     tier: str | None = None
+    at: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Gate:
         """Read ``METRIC>VALUE`` or ``METRIC>VALUE@TIER``, such as ``ssim>0.5@adaptive``.
+
+        Of membership a rate of false positives may follow ``@``: ``membership>0.05@1%``.
 
         Raises
         ------
@@ -57,12 +63,14 @@ class Gate:
             If the text is not of that form, or names no tier.
         """
         found = re.fullmatch(
-            r"\s*([\w.-]+?)\s*(>=|<=|>|<)\s*([0-9.eE+-]+)\s*(?:@\s*(\w+))?\s*", text
+            r"\s*([\w.-]+?)\s*(>=|<=|>|<)\s*([0-9.eE+-]+)\s*(?:@\s*([\w.]+%?))?\s*", text
         )
         try:
             if found is None or found[1] not in _known():
                 raise ValueError
             gate = cls(found[1], found[2], float(found[3]), found[4])
+            if gate.tier is not None and gate.tier not in TIERS and gate.kind is not None:
+                gate = replace(gate, tier=None, at=gate.tier)
         except ValueError:
             raise BractError(
                 f"--fail-on {shown(text)}: expected METRIC>VALUE or METRIC>VALUE@TIER with a "
@@ -70,19 +78,30 @@ class Gate:
             ) from None
         if gate.tier is not None and gate.tier not in TIERS:
             raise BractError(f"--fail-on {shown(text)}: {unknown('tier', gate.tier, TIERS)}")
+        if gate.kind is not None:
+            try:
+                gate.kind.check_gate(gate.at)
+            except BractError as error:
+                raise BractError(f"--fail-on {shown(text)}: {error}") from None
         return gate
 
+    @property
+    def kind(self) -> type[Question[Any]] | None:
+        """The question whose numbers are compared; None for images of reconstruction."""
+        name = self.metric.partition(".")[0]
+        return None if self.metric in (*_METRICS, _LEAKED) else QUESTIONS.get(name)
+
     def __str__(self) -> str:
-        tier = f"@{self.tier}" if self.tier else ""
+        tier = f"@{self.tier or self.at}" if self.tier or self.at else ""
         return f"{self.metric}{self.comparison}{self.threshold:g}{tier}"
 
     def judge(self, answers: Sequence[Answer], rule: LeakRule) -> Judgement:
         """Hold what the audit wrote for each observation against the threshold."""
-        question, _, field = self.metric.rpartition(".")
-        if question:
+        if self.kind is not None:
+            name = self.kind.name
             return self._judge_answers(
-                [a for a in answers if a.question == question and self.tier in (None, a.tier)],
-                field,
+                [a for a in answers if a.question == name and self.tier in (None, a.tier)],
+                self.kind,
             )
         results = [answer for answer in answers if isinstance(answer, AuditResult)]
         mine = [r for r in results if self.tier is None or r.tier == self.tier]
@@ -110,16 +129,18 @@ class Gate:
             reason=refused[0] if refused else None,
         )
 
-    def _judge_answers(self, answers: Sequence[Answer], field: str) -> Judgement:
-        """Hold one number of each answer to another question against the threshold."""
-        values = [(a, getattr(a, field)) for a in answers if not a.refused]
-        known = [(a, value) for a, value in values if value is not None]
+    def _judge_answers(self, answers: Sequence[Answer], kind: type[Question[Any]]) -> Judgement:
+        """Hold the numbers of answers to another question against the threshold."""
+        field = self.metric.partition(".")[2] or kind.gate
+        each = [kind.gated(a, field, self.at) for a in answers if not a.refused]
+        values = [pair for pairs in each for pair in pairs]
+        known = [(where, value) for where, value in values if value is not None]
         refused = [a.refused for a in answers if a.refused]
         return Judgement(
             gate=self,
             crossed=[
-                f"{_where(a)}: {field} {value:.3f}"
-                for a, value in known
+                f"{where}: {field} {value:.3f}"
+                for where, value in known
                 if _OPERATORS[self.comparison](value, self.threshold)
             ],
             judged=len(known),
@@ -274,8 +295,10 @@ def rule_of(run: Path) -> LeakRule:
 
 def _known() -> list[str]:
     """Return the metrics that a gate can compare."""
-    others = [f"{name}.{field}" for name in QUESTIONS for field in QUESTIONS[name].gates]
-    return [*_METRICS, *(name for name in others if not name.startswith("reconstruction."))]
+    others = [QUESTIONS[name] for name in QUESTIONS if name != ReconstructionQuestion.name]
+    whole = [kind.name for kind in others if kind.gate]
+    fields = [f"{kind.name}.{field}" for kind in others for field in kind.gates]
+    return [*_METRICS, *whole, *fields]
 
 
 def _where(answer: Answer) -> str:

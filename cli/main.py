@@ -304,6 +304,14 @@ def audit(
     attack: Annotated[
         list[str] | None, typer.Option("--attack", help="Attack to run; repeat the option.")
     ] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--question",
+            help="reconstruction, membership or epsilon; repeat the option. All that the captures "
+            "allow without it.",
+        ),
+    ] = None,
     clients: Annotated[
         str | None, typer.Option("--clients", help="Comma-separated client names.")
     ] = None,
@@ -394,6 +402,7 @@ def audit(
     chosen = {
         **section_keys(read_settings(settings)),
         **({"attacks": attack} if attack else {}),
+        **({"questions": question} if question else {}),
         **({"clients": parse_clients(clients)} if clients else {}),
         **({"rounds": parse_rounds(rounds)} if rounds else {}),
         **({"restarts": restarts} if restarts else {}),

@@ -16,6 +16,7 @@ from bract.client.accounting import Mechanism, mechanism_of
 from bract.client.agreement import agree, check_start, request_of
 from bract.client.answered import Request
 from bract.client.answers import Answers
+from bract.client.candidates import keep_candidates
 from bract.client.defending import Defending
 from bract.client.failures import hiding
 from bract.client.policy import PolicyError, SitePolicy, refuse
@@ -261,6 +262,13 @@ class Session:
             return
         kept = result.trained_on(data.images)
         save_truth(folder, self.server_round, kept, data.labels[result.used])
+        keep_candidates(
+            folder,
+            self.request.run,
+            self.server_round,
+            (data.images[result.used], data.labels[result.used]),
+            (data.validation_images, data.validation_labels),
+        )
         if self.defending.report:
             save_report(folder, self.server_round, self.defending.report)
 

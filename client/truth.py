@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
+from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
 from bract.errors import BractError
 from bract.files import write_tensors, write_text
@@ -31,6 +32,8 @@ def keep(
     msg: Message,
     context: Context,
     folder: Path | str | None = None,
+    *,
+    held_out: Iterable[Any] | None = None,
 ) -> Any:
     """Return ``trainloader`` as it is, but for keeping what it yields on this client's own disk.
 
@@ -38,6 +41,10 @@ def keep(
     distinct inputs and labels of one round are written to
     ``FOLDER/node-<id>/round-NNNN.safetensors`` (mode 0600) whenever a pass over the loader ends,
     until one pass is complete. Training goes on whatever happens here.
+
+    With ``held_out`` an audit can also measure who was in it: records of the same site that were
+    set apart at random before training and are never trained on, beside those that were, are kept
+    in ``FOLDER/node-<id>/candidates.safetensors``.
 
     Examples
     --------
@@ -55,6 +62,8 @@ def keep(
     folder
         Where to keep it. None takes ``truth-dir`` of the node config, which is the site's to set;
         without either nothing is kept.
+    held_out
+        Loader of records that are not trained on; read once a run.
     """
     chosen = folder if folder is not None else context.node_config.get(TRUTH_KEY)
     if chosen is None:
@@ -66,15 +75,29 @@ def keep(
         _log.warning("nothing is kept to score an audit: the message has no %s", ROUND_KEY)
         return trainloader
     warn_of_open_folders(context.state, Path(str(chosen)))
-    return _Kept(trainloader, Path(str(chosen)) / node_name(context.node_id), number)
+    return _Kept(
+        trainloader,
+        Path(str(chosen)) / node_name(context.node_id),
+        number,
+        run=context.run_id,
+        held_out=held_out,
+    )
 
 
 class _Kept:
     """A loader that writes down the distinct examples of the first pass over it."""
 
-    def __init__(self, loader: Iterable[Any], folder: Path, server_round: int) -> None:
-        self._loader = loader
-        self._folder, self._round = folder, server_round
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        folder: Path,
+        server_round: int,
+        *,
+        run: int,
+        held_out: Iterable[Any] | None = None,
+    ) -> None:
+        self._loader, self._held_out = loader, held_out
+        self._folder, self._round, self._run = folder, server_round, run
         self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
         self._done = False
 
@@ -119,6 +142,15 @@ class _Kept:
                 "labels": torch.stack([label for _, label in held]),
             }
             _save(self._folder, self._round, tensors)
+            if self._held_out is not None:
+                keep_candidates(
+                    self._folder,
+                    self._run,
+                    self._round,
+                    (tensors["inputs"], tensors["labels"]),
+                    examples_of(self._held_out),
+                    name="inputs",
+                )
         except (OSError, RuntimeError, BractError) as error:
             _log.warning("not kept to score an audit: %s", error)
 

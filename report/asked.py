@@ -16,18 +16,22 @@ _SHOWN = frozenset({"schema_version", "question", "input", "refused", "basis", "
 def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
     """Return one entry for each question that has answers, in the order of their names."""
     found = []
-    for name in sorted({answer.question for answer in answers}):
+    asked = {answer.question for answer in answers}
+    for name in sorted(asked, key=lambda name: (QUESTIONS[name].position, name)):
         kind = QUESTIONS[name]
         mine = [answer for answer in answers if answer.question == name]
         mine.sort(key=lambda a: (a.tier, a.round or 0, natural(a.client or "")))
-        decided = kind.decide([answer for answer in mine if not answer.refused])
+        able = [answer for answer in mine if not answer.refused]
+        decided = kind.decide(able)
         found.append(
             QuestionFacts(
                 question=name,
                 title=kind.title,
                 level=decided.level,
                 sentence=decided.sentence,
-                table=_table(mine),
+                missed=decided.missed,
+                refused=sorted({a.refused for a in mine if a.refused}),
+                table=kind.table(able) or _table(mine),
             )
         )
     return found

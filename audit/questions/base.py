@@ -14,9 +14,11 @@ from bract.audit.basis import Basis
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.audit.results import Batch, Results
+from bract.config.audit import TIERS
 from bract.errors import BractError
-from bract.registry import Registry, named
+from bract.registry import Registry, named, unknown
 from bract.schema import Answer
+from bract.schema.report import Table
 
 Need = Literal["upload", "truth", "public data", "canaries"]
 """What a question cannot be asked without."""
@@ -24,12 +26,20 @@ Need = Literal["upload", "truth", "public data", "canaries"]
 A = TypeVar("A", bound=Answer)
 
 
+Value = tuple[str, float | None]
+"""Where a number that a gate compares is from, in words, and the number; None if there is none."""
+
+
 @dataclass(frozen=True)
 class Decision:
-    """What a question's rule makes of all answers: a level, and a sentence that explains it."""
+    """What a question's rule makes of all answers: a level, and a sentence that explains it.
+
+    ``missed`` says how large an effect the answers could have missed.
+    """
 
     level: str
     sentence: str
+    missed: str = ""
 
 
 class Question(ABC, Generic[A]):
@@ -49,6 +59,10 @@ class Question(ABC, Generic[A]):
         Record of one answer.
     gates
         Number fields of an answer that ``--fail-on NAME.FIELD>VALUE`` compares.
+    gate
+        The one of them that ``--fail-on NAME>VALUE`` compares; empty where none is.
+    position
+        Place of its section on the page, among the other questions'.
     """
 
     name: ClassVar[str]
@@ -56,6 +70,8 @@ class Question(ABC, Generic[A]):
     needs: ClassVar[frozenset[Need]] = frozenset({"upload"})
     answer: ClassVar[type[Answer]]
     gates: ClassVar[tuple[str, ...]] = ()
+    gate: ClassVar[str] = ""
+    position: ClassVar[int] = 100
 
     def __init__(self, seen: Observations, files: Results, basis: Basis) -> None:
         self.seen, self.files, self.basis = seen, files, basis
@@ -69,6 +85,49 @@ class Question(ABC, Generic[A]):
     def decide(cls, answers: Sequence[A]) -> Decision:
         """Apply the question's one rule to all answers of a run."""
 
+    @classmethod
+    def offered(cls, seen: Observations) -> bool:
+        """Whether an audit that names no question asks this one: its material is at hand."""
+        del seen
+        return False
+
+    @classmethod
+    def table(cls, answers: Sequence[A]) -> Table | None:
+        """Return the table of the page; None shows the public single values of each answer."""
+        del answers
+        return None
+
+    @classmethod
+    def check_gate(cls, at: str | None) -> None:
+        """Refuse what follows ``@`` in ``--fail-on NAME>VALUE@AT``, if it is no tier."""
+        if at is not None:
+            raise BractError(unknown("tier", at, TIERS))
+
+    @classmethod
+    def gated(cls, answer: A, field: str, at: str | None) -> list[Value]:
+        """Return the numbers of an answer that a gate compares.
+
+        Parameters
+        ----------
+        field
+            One of ``gates``.
+        at
+            What `check_gate` let pass.
+        """
+        del at
+        where = "the run" if answer.round is None else f"round {answer.round}, {answer.client}"
+        return [(f"{cls.name} ({answer.tier}), {where}", getattr(answer, field))]
+
+    @classmethod
+    def alarm(cls, answers: Sequence[A]) -> str | None:
+        """Return why a promised protection does not hold; None where nothing shows that."""
+        del answers
+        return None
+
+    def holds(self, captures: Sequence[Capture]) -> dict[str, str]:
+        """Return what an answer about these captures depends on."""
+        return self.basis.of_all(captures)
+
     def plan(self, device: str, *, resume: bool) -> list[Batch]:
         """Return the work to be done: one batch of all chosen captures, or none.
 
@@ -80,7 +139,7 @@ class Question(ABC, Generic[A]):
             Leave out what has answers that still hold.
         """
         del device
-        basis = self.basis.of_all(self.seen.chosen)
+        basis = self.holds(self.seen.chosen)
         known = list(self.answers()) if resume else []
         if known and all(answer.basis == basis for answer in known):
             return []
@@ -95,7 +154,7 @@ class Question(ABC, Generic[A]):
         self, batch: Batch, progress: Callable[[Progress], None] | None = None
     ) -> Iterator[A]:
         """Ask; write and yield each answer as soon as it is found."""
-        basis = self.basis.of_all(batch.captures)
+        basis = self.holds(batch.captures)
         for found in self.ask(batch, progress):
             answer = found.model_copy(update={"basis": basis})
             self.files.write(self.files.of_answer(answer), answer)

@@ -35,7 +35,8 @@ class AuditConfig(Section):
     Attributes
     ----------
     questions
-        Names of `bract.audit.questions.QUESTIONS`.
+        Names of `bract.audit.questions.QUESTIONS`; None asks all that the captures and what
+        consenting clients kept allow.
     attacks
         Registered names; ``auto`` chooses among several for each observation, blind.
     tier
@@ -65,7 +66,7 @@ class AuditConfig(Section):
         Most workers on a cluster, and the GPUs of one of them; None takes all cores, or one GPU.
     """
 
-    questions: list[str] = ["reconstruction"]
+    questions: list[str] | None = None
     attacks: list[str] = ["auto"]
     tier: Literal["all", "oblivious", "adaptive", "surrogate", "colluding"] = "all"
     rounds: list[Positive] | None = None

@@ -350,14 +350,17 @@ class Table(Record):
 class QuestionFacts(Record):
     """What one question found, beside the reconstruction of inputs, which has its own tables.
 
-    ``level`` is what the question's own rule decides. A question whose answers hold more than the
-    table shows has a fragment of the page of its own.
+    ``level`` is what the question's own rule decides, ``missed`` how large an effect could have
+    been missed, and ``refused`` are reasons where it could not be asked. A question whose answers
+    hold more than the table shows has a fragment of the page of its own.
     """
 
     question: Public[str]
     title: Public[str]
     level: Public[str]
     sentence: Public[str]
+    missed: Public[str] = ""
+    refused: Public[list[str]] = []
     table: Public[Table] = Table()
 
 

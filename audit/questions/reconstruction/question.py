@@ -53,6 +53,7 @@ class ReconstructionQuestion(Question[AuditResult]):
     title = "Reconstruction"
     answer = AuditResult
     gates = ("ssim", "psnr", "mse", "lpips_alex", "lpips_vgg", "stlpips", "leaked")
+    position = 0
 
     def __init__(self, seen: Observations, files: Results, basis: Basis) -> None:
         super().__init__(seen, files, basis)
@@ -62,6 +63,12 @@ class ReconstructionQuestion(Question[AuditResult]):
             seen.data, request.seed, request.device, request.max_images, kept=seen.kept
         )
         self._estimates = Estimates()
+
+    @classmethod
+    def offered(cls, seen: Observations) -> bool:
+        """Return True: every upload can be attacked."""
+        del seen
+        return True
 
     def plan(self, device: str, *, resume: bool) -> list[Batch]:
         """Return the attacks to run, those that may succeed first."""

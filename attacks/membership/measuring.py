@@ -1,0 +1,178 @@
+"""Models of one round, and what they make of candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from bract.attacks.problem.evidence import Evidence
+from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.solve.engine import Engine
+from bract.attacks.task import evidence_for
+from bract.config.audit import Tier
+from bract.errors import BractError
+from bract.protocol.observation import Observation
+from bract.protocol.update import Tensors, apply_update
+
+GRADIENTS_AT_ONCE = 64
+"""Per-example gradients that are computed together."""
+
+OUTPUTS_AT_ONCE = 512
+
+MOST_NUMBERS = 1 << 26
+"""Entries of the matrix of all candidates' gradients, half a gigabyte."""
+
+RIDGE = 1e-2
+"""Of `coefficients`, as a share of the mean squared norm of a gradient."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """One client's round as an adversary of a tier reads it.
+
+    Batch normalisation uses running statistics, so that no candidate's output depends on another.
+
+    Attributes
+    ----------
+    model
+        The architecture, in evaluation mode; its own values are never used.
+    sent, local
+        State of the global model, and of the client's model after training: what was sent less what
+        the evidence says of the update.
+    update
+        The update as it was read, by parameter name.
+    """
+
+    target: TargetModel
+    model: nn.Module
+    sent: Tensors
+    local: Tensors
+    update: Tensors
+
+
+def local_model(
+    observation: Observation,
+    *,
+    tier: Tier = "oblivious",
+    history: Sequence[Observation] = (),
+    engine: Engine | None = None,
+) -> LocalModel:
+    """Read one upload as an adversary of this tier does.
+
+    Raises
+    ------
+    BractError
+        If it is encrypted, its model is not known, or no adaptive attacker reads it.
+    """
+    evidence = evidence_for(observation, tier, history, engine=engine)
+    evaluated = replace(observation.declaration, norm_mode="eval")
+    target = target_model_of(replace(observation, declaration=evaluated))
+    update = _update_of(observation, evidence)
+    added = {n: v for n, v in evidence.buffers.items() if n in target.buffer_names}
+    sent = observation.parameters | {
+        n: v for n, v in (observation.buffers | added).items() if n in target.buffer_names
+    }
+    returned = {
+        n: v
+        for n, v in observation.returned_buffers.items()
+        if n in target.buffer_names and not (v.is_floating_point() and not v.isfinite().all())
+    }
+    local = apply_update(observation.parameters, update, 1.0)
+    model = target.model.eval()
+    return LocalModel(target, model, sent, sent | local | returned | added, update)
+
+
+def _update_of(observation: Observation, evidence: Evidence) -> Tensors:
+    """Return what the client's parameters moved by, from a target scaled like a gradient."""
+    p = observation.declaration
+    step = p.lr * p.local_steps if p.algorithm == "fedavg" and p.lr and p.local_steps else 1.0
+    if p.algorithm == "fedsgd":
+        step = p.lr or 1.0
+    zero = {n: torch.zeros_like(v) for n, v in observation.parameters.items()}
+    read = {n: v * step for n, v in evidence.target.items() if n in zero}
+    for name, value in read.items():
+        if not bool(value.isfinite().all()):
+            raise BractError(f"{observation.key}: {name} is not finite as it was read")
+    return zero | read
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
+    """Return logits ``(N, classes)`` for normalised inputs ``(N, ...)``."""
+    parts = [functional_call(model, state, (part,)) for part in inputs.split(OUTPUTS_AT_ONCE)]
+    return torch.cat(parts)
+
+
+def alignments(
+    found: LocalModel, inputs: Tensor, labels: Tensor, updates: Sequence[Tensors]
+) -> Tensor:
+    """Return the cosines of every candidate's gradient and each of K updates, ``(K, N)``.
+
+    The gradients are those of the cross entropy at the global model.
+    """
+    names = _names(found)
+    directions = torch.stack([_vector(u, names) for u in updates])
+    directions = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    cosines = []
+    for rows in _gradients(found, found.sent, inputs, labels):
+        rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        cosines.append(directions.to(rows.dtype) @ rows.T)
+    return torch.cat(cosines, dim=1)
+
+
+def coefficients(found: LocalModel, inputs: Tensor, labels: Tensor, *, seed: int) -> Tensor:
+    """Return how much of each candidate's gradient is in the update, beside all others, ``(N,)``.
+
+    With the gradients of N candidates as the rows of G and the update u, these are the ridge
+    regression's ``(G G^T + r I)^-1 G u``: what candidates have in common counts for none of them.
+    The gradients are those half way between the two models, along which the client moved. Where G
+    has more than `MOST_NUMBERS` entries, coordinates are drawn.
+    """
+    names = _names(found)
+    update = _vector(found.update, names)
+    middle = {
+        n: (v + found.local[n]) / 2 if v.is_floating_point() else v for n, v in found.sent.items()
+    }
+    most = max(1, MOST_NUMBERS // max(1, len(inputs)))
+    kept = torch.arange(len(update))
+    if most < len(update):
+        generator = torch.Generator().manual_seed(seed)
+        kept = torch.randperm(len(update), generator=generator)[:most]
+    parts = [rows[:, kept] for rows in _gradients(found, middle, inputs, labels)]
+    rows = torch.cat(parts).to(torch.float64)
+    gram = rows @ rows.T
+    ridge = RIDGE * float(gram.diagonal().mean()) + 1e-30
+    system = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.linalg.solve(system, rows @ update[kept].to(torch.float64))
+
+
+def _names(found: LocalModel) -> list[str]:
+    return [n for n, _ in found.model.named_parameters() if n in found.sent]
+
+
+def _vector(update: Tensors, names: Sequence[str]) -> Tensor:
+    return torch.cat([update[n].reshape(-1) for n in names])
+
+
+def _gradients(
+    found: LocalModel, state: Tensors, inputs: Tensor, labels: Tensor
+) -> Iterator[Tensor]:
+    """Yield the gradients of each candidate's loss, ``(n, D)`` for n candidates at a time."""
+    names = _names(found)
+    moved = {n: state[n] for n in names}
+    fixed = {n: v for n, v in state.items() if n not in moved}
+
+    def loss(parameters: Tensors, image: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(found.model, parameters | fixed, (image[None],))
+        return F.cross_entropy(logits, label[None])
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))
+    at_once = GRADIENTS_AT_ONCE
+    for images, wanted in zip(inputs.split(at_once), labels.split(at_once), strict=True):
+        gradients = each(moved, images, wanted)
+        yield torch.cat([gradients[n].flatten(1) for n in names], dim=1)

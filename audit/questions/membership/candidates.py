@@ -1,0 +1,110 @@
+"""Read the candidates that a consenting client kept: its members, and records it held out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bract.errors import BractError, one_line
+from bract.inputs.base import input_of
+from bract.names import check_name
+from bract.schema import ClientDeclaration
+
+CANDIDATES = "candidates.safetensors"
+"""In a client's truth folder: ``images`` or ``inputs``, ``labels`` and ``first_round``, int64
+``(N,)``: the first round that a record was trained in, 0 for one that was held out."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Records of one client of which some were trained on.
+
+    Attributes
+    ----------
+    images, labels
+        As `bract.inputs.Truth`.
+    first_round
+        int64 ``(N,)``.
+    notes
+        What was left out of the file, and why.
+    """
+
+    images: Tensor
+    labels: Tensor
+    first_round: Tensor
+    notes: tuple[str, ...] = ()
+
+    def members_by(self, number: int) -> Tensor:
+        """Return whether each was trained on in a round up to this one, bool ``(N,)``."""
+        return (self.first_round > 0) & (self.first_round <= number)
+
+
+def candidates_file(folder: Path, client: str) -> Path:
+    """Return where the candidates of a client are."""
+    return folder / check_name(client) / CANDIDATES
+
+
+def load_candidates(folder: Path, client: str, declaration: ClientDeclaration) -> Candidates:
+    """Read and check one client's candidates.
+
+    A record that is both a member and held out is left out, and counted in ``notes``.
+
+    Raises
+    ------
+    BractError
+        In one line, if there are none, the file is not readable, shapes differ from what the
+        capture declares, or one of the two kinds is missing.
+    """
+    path = candidates_file(folder, client)
+    if not path.is_file():
+        raise BractError(
+            f"{path}: not there; the client keeps members and held-out records with truth-dir "
+            "set and data.validation above 0, an app with keep(..., held_out=LOADER)"
+        )
+    try:
+        content = load_file(path)
+        first = content.pop("first_round")
+        truth = input_of(declaration).read(content, declaration)
+    except (OSError, KeyError, TypeError, ValueError, BractError, SafetensorError) as error:
+        raise BractError(f"{path}: not readable ({one_line(error, 200)})") from error
+    if first.dtype != torch.int64 or first.shape != truth.labels.shape or bool((first < 0).any()):
+        raise BractError(
+            f"{path}: first_round is {first.dtype} {tuple(first.shape)}, expected int64 from 0 of "
+            f"{tuple(truth.labels.shape)}"
+        )
+    if declaration.classes is not None and bool((truth.labels >= declaration.classes).any()):
+        raise BractError(f"{path}: a label is not below the {declaration.classes} classes")
+    kept, both = _apart(truth.images, first)
+    found = Candidates(
+        truth.images[kept],
+        truth.labels[kept],
+        first[kept],
+        (f"{path}: {both} records are members and held out at once; left out",) if both else (),
+    )
+    for kind, count in (
+        ("members", int((found.first_round > 0).sum())),
+        ("held-out records", int((found.first_round == 0).sum())),
+    ):
+        if count < 2:
+            raise BractError(f"{path}: {count} {kind}, expected at least 2")
+    return found
+
+
+def _apart(images: Tensor, first: Tensor) -> tuple[Tensor, int]:
+    """Return the positions of records of one kind alone, each once, and how many were of both."""
+    kinds: dict[bytes, set[bool]] = {}
+    keys = [image.numpy().tobytes() for image in images]
+    for key, member in zip(keys, (first > 0).tolist(), strict=True):
+        kinds.setdefault(key, set()).add(member)
+    seen: set[bytes] = set()
+    kept = []
+    for position, key in enumerate(keys):
+        if len(kinds[key]) == 1 and key not in seen:
+            seen.add(key)
+            kept.append(position)
+    return torch.tensor(kept, dtype=torch.int64), sum(len(k) == 2 for k in kinds.values())

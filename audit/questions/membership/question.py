@@ -1,0 +1,297 @@
+"""Ask whether an adversary recognises the records that a client trained on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bract.attacks import Progress
+from bract.attacks.membership import MEMBERSHIP, combine
+from bract.audit.captures import Capture
+from bract.audit.observations import Observations
+from bract.audit.questions.base import QUESTIONS, Decision, Question, Value
+from bract.audit.questions.membership.blind import UNFAIR, blind_score
+from bract.audit.questions.membership.candidates import (
+    Candidates,
+    candidates_file,
+    load_candidates,
+)
+from bract.audit.questions.membership.rounds import Scored, Scorer
+from bract.audit.questions.membership.score import (
+    RATES,
+    Array,
+    Flags,
+    advantage_limit,
+    auc,
+    auc_interval,
+    detectable_advantage,
+    detectable_auc,
+    found_among,
+    needed,
+    permuted_chance,
+    share_limits,
+    threshold,
+)
+from bract.audit.questions.membership.words import decision, rows
+from bract.audit.results import Batch
+from bract.errors import BractError, shown
+from bract.schema.membership import (
+    AttackerScore,
+    BlindScore,
+    ClientMembership,
+    Detectable,
+    MembershipAnswer,
+    RateScore,
+)
+from bract.schema.report import Table
+from bract.seeds import derive_seed
+
+LEVEL = 0.95
+"""One minus the share of audits without any membership that report some."""
+
+COMBINED = "combined"
+
+
+@QUESTIONS.register("membership")
+class MembershipQuestion(Question[MembershipAnswer]):
+    """Whether the records that a client trained on can be told from others of the same site."""
+
+    name = "membership"
+    title = "Who was in it"
+    position = 1
+    needs = frozenset({"upload", "truth"})
+    answer = MembershipAnswer
+    gates = ("advantage_low", "auc_low")
+    gate = "advantage_low"
+
+    @classmethod
+    def offered(cls, seen: Observations) -> bool:
+        """Whether any chosen client kept candidates."""
+        return any(candidates_file(seen.truth_folder, c).is_file() for c in _clients(seen.chosen))
+
+    def holds(self, captures: Sequence[Capture]) -> dict[str, str]:
+        """Return what the answer depends on, the candidates included."""
+        folder = self.seen.truth_folder
+        paths = [candidates_file(folder, client) for client in _clients(captures)]
+        return super().holds(captures) | {"candidates": self.basis.digest(paths)}
+
+    def ask(
+        self, batch: Batch, progress: Callable[[Progress], None] | None = None
+    ) -> Iterator[MembershipAnswer]:
+        """Yield one answer about the whole run."""
+        begun = time.perf_counter()
+        seed = self.seen.request.seed
+        left: list[str] = []
+        candidates = self._candidates(batch.captures, left)
+        about = MembershipAnswer(
+            tier=self.seen.request.tier, input=batch.captures[0].declaration.input
+        )
+        if not candidates:
+            yield about.model_copy(update={"refused": left[0], "left_out": left[1:]})
+            return
+        scorer = Scorer(self.seen, candidates, begun=begun, progress=progress)
+        scored = scorer.score(batch.captures)
+        left += scorer.left_out
+        if not scored:
+            reason = scorer.left_out[0] if scorer.left_out else "no upload could be read"
+            yield about.model_copy(update={"refused": reason, "left_out": left})
+            return
+        members = {c: one.members for c, one in scored.items()}
+        for client, values in combine(
+            {c: s.over_rounds for c, s in scored.items()}, members
+        ).items():
+            scored[client].over_rounds[COMBINED] = values
+        clients = [
+            _client(client, one, candidates[client], len(scored), derive_seed(seed, client))
+            for client, one in scored.items()
+        ]
+        yield about.model_copy(
+            update={
+                "clients": _judged(clients),
+                "level": LEVEL,
+                "references": scorer.references,
+                "left_out": left,
+                "seconds": time.perf_counter() - begun,
+            }
+        )
+
+    @classmethod
+    def decide(cls, answers: Sequence[MembershipAnswer]) -> Decision:
+        """Return what was found on all clients, and what could have been missed."""
+        return decision(answers)
+
+    @classmethod
+    def table(cls, answers: Sequence[MembershipAnswer]) -> Table:
+        """Return a row for each client, attacker and tier, over rounds."""
+        return rows(answers)
+
+    @classmethod
+    def gated(cls, answer: MembershipAnswer, field: str, at: str | None) -> list[Value]:
+        """Return one number for each client, over rounds.
+
+        ``advantage_low`` is the lower limit on true less false positives at a rate of false
+        positives, ``at`` (``1%`` without one), the highest over attackers; ``auc_low`` is that of
+        the area under the curve.
+        """
+        rate = parse_rate(at or "1%")
+        found: list[Value] = []
+        for one in answer.clients:
+            where = f"{one.client} ({answer.tier})"
+            values: list[float | None]
+            if one.unfair is not None:
+                values = []
+            elif field == "auc_low":
+                values = [s.auc_low for s in one.scores if s.round is None]
+            else:
+                values = [
+                    r.advantage_low
+                    for s in one.scores
+                    if s.round is None
+                    for r in s.rates
+                    if r.rate == rate
+                ]
+            known = [value for value in values if value is not None]
+            found.append((where, max(known) if known else None))
+        return found
+
+    @classmethod
+    def check_gate(cls, at: str | None) -> None:
+        """Refuse a rate that the audit does not report."""
+        if at is not None:
+            parse_rate(at)
+
+    def _candidates(self, captures: Sequence[Capture], left: list[str]) -> dict[str, Candidates]:
+        found = {}
+        for client, capture in {c.client: c for c in reversed(captures)}.items():
+            try:
+                found[client] = self._of(capture)
+                left += found[client].notes
+            except BractError as error:
+                left.append(f"{client}: {error}")
+        return dict(sorted(found.items()))
+
+    def _of(self, capture: Capture) -> Candidates:
+        """Return the candidates of a capture's client, or of all the clients of an aggregate."""
+        folder = self.seen.truth_folder
+        parts = [
+            load_candidates(folder, client, capture.declaration)
+            for client in capture.members or (capture.client,)
+        ]
+        return Candidates(
+            torch.cat([p.images for p in parts]),
+            torch.cat([p.labels for p in parts]),
+            torch.cat([p.first_round for p in parts]),
+            tuple(note for p in parts for note in p.notes),
+        )
+
+
+def parse_rate(text: str) -> float:
+    """Read a rate of false positives, such as ``1%``.
+
+    Raises
+    ------
+    BractError
+        If it is none of `RATES`.
+    """
+    try:
+        value = float(text.removesuffix("%")) / 100.0 if text.endswith("%") else None
+    except ValueError:
+        value = None
+    for rate in RATES:
+        if value is not None and abs(rate - value) < 1e-9:
+            return rate
+    known = ", ".join(f"{100 * rate:g}%" for rate in RATES)
+    raise BractError(f"rate of false positives {shown(text)}: expected one of {known}")
+
+
+def _clients(captures: Sequence[Capture]) -> list[str]:
+    return list(dict.fromkeys(c for one in captures for c in one.members or (one.client,)))
+
+
+def _client(
+    client: str, scored: Scored, candidates: Candidates, clients: int, seed: int
+) -> ClientMembership:
+    """Put figures to one client's scores; ``clients`` and attackers share the level."""
+    members = scored.members
+    count, rest = int(members.sum()), int((~members).sum())
+    blind = blind_score(candidates.images, candidates.labels, members, seed=seed)
+    enough = [rate for rate in RATES if rest >= needed(rate)]
+    tests = clients * max(1, len(scored.over_rounds)) * max(1, len(enough))
+    tail = (1.0 - LEVEL) / tests
+    each = [
+        _score(name, number, values, candidates.members_by(number).numpy(), tail)
+        for number, found in scored.rounds.items()
+        for name, values in found.items()
+    ]
+    unfair = None
+    if blind.chance < UNFAIR:
+        unfair = (
+            f"a classifier that sees no model tells members from held-out records (area under the "
+            f"curve {blind.auc:.2f}): they were drawn differently; hold records out at random "
+            "before training"
+        )
+    over = [
+        _score(name, None, values, members, tail) for name, values in scored.over_rounds.items()
+    ]
+    return ClientMembership(
+        client=client,
+        members=count,
+        non_members=rest,
+        rounds=sorted(scored.rounds),
+        chance=None
+        if unfair
+        else permuted_chance(list(scored.over_rounds.values()), members, enough, seed=seed),
+        blind=BlindScore(auc=blind.auc, chance=blind.chance),
+        unfair=unfair,
+        detectable=Detectable(
+            auc=detectable_auc(count, rest),
+            advantage={f"{100 * r:g}": detectable_advantage(count, r) for r in enough},
+        ),
+        scores=[*over, *each],
+    )
+
+
+def _score(
+    name: str, number: int | None, values: Array, members: Flags, tail: float
+) -> AttackerScore:
+    title = "Combination, fitted on other clients"
+    if name != COMBINED:
+        title = MEMBERSHIP[name].title
+    yes, no = values[members], values[~members]
+    if not len(yes) or not len(no):
+        return AttackerScore(attacker=name, title=title, round=number)
+    low, high = auc_interval(yes, no)
+    return AttackerScore(
+        attacker=name,
+        title=title,
+        round=number,
+        auc=auc(yes, no),
+        auc_low=low,
+        auc_high=high,
+        rates=[_rate(yes, no, rate, tail, limits=number is None) for rate in RATES],
+    )
+
+
+def _rate(yes: Array, no: Array, rate: float, tail: float, *, limits: bool) -> RateScore:
+    at = threshold(no, rate)
+    if at is None:
+        return RateScore(rate=rate)
+    found = int((yes > at[0]).sum())
+    low, high = share_limits(found, len(yes), 0.025)
+    return RateScore(
+        rate=rate,
+        true_positives=found / len(yes),
+        low=low,
+        high=high,
+        advantage_low=advantage_limit(yes, no, rate, tail) if limits else None,
+    )
+
+
+def _judged(clients: Sequence[ClientMembership]) -> list[ClientMembership]:
+    """Say which clients' chances are too small, beside one another."""
+    chances: Mapping[str, Any] = {c.client: c.chance for c in clients if c.chance is not None}
+    found = found_among(chances, LEVEL)
+    return [c.model_copy(update={"found": c.client in found}) for c in clients]

@@ -1,0 +1,140 @@
+"""What the answers mean, in a sentence, and the table of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bract.audit.questions.base import Decision
+from bract.audit.questions.membership.score import RATES, needed
+from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer
+from bract.schema.report import Table
+
+
+def decision(answers: Sequence[MembershipAnswer]) -> Decision:
+    """Return what all tiers together found."""
+    every = [(answer, client) for answer in answers for client in answer.clients]
+    if not every:
+        return Decision("unknown", "No client kept candidates that could be scored.")
+    fair = [(answer, client) for answer, client in every if client.unfair is None]
+    if not fair:
+        _, first = every[0]
+        return Decision("unfair", f"Not answered: for {first.client}, {first.unfair}.")
+    found = [(answer, client) for answer, client in fair if client.found]
+    names = sorted({client.client for _, client in fair})
+    missed = " ".join(filter(None, (_missed([c for _, c in fair]), _refused(every))))
+    if not found:
+        best = max((s for _, c in fair if (s := strongest(c))), key=lambda s: s.auc or 0.0)
+        return Decision(
+            "none-found",
+            f"No attacker recognised the records of {_listed(names)} better than chance does in "
+            f"one of twenty audits; the largest area under the curve was {area(best)}.",
+            missed,
+        )
+    answer, client = max(found, key=lambda pair: _auc(pair[1]))
+    best = strongest(client)
+    assert best is not None
+    who = sorted({c.client for _, c in found})
+    return Decision(
+        "members-found",
+        f"Records of {len(who)} of {len(names)} clients are recognised as trained on "
+        f"({_listed(who)}). Most clearly {client.client}, by {best.title.lower()} in the "
+        f"{answer.tier} tier: area under the curve {area(best)}{_rate_text(best)}.",
+        missed,
+    )
+
+
+def rows(answers: Sequence[MembershipAnswer]) -> Table:
+    """Return a row for each tier, client and attacker, over rounds, the strongest first."""
+    shown = []
+    for answer in answers:
+        for client in answer.clients:
+            scores = [s for s in client.scores if s.round is None]
+            for score in sorted(scores, key=lambda s: -(s.auc or 0.0)):
+                shown.append(_row(answer, client, score))
+    return Table(
+        columns=[
+            *("tier", "client", "members", "held out", "attacker", "area under the curve"),
+            *(f"true positives at {100 * rate:g} %" for rate in RATES),
+            *("by chance", "blind classifier"),
+        ],
+        rows=shown,
+    )
+
+
+def _row(
+    answer: MembershipAnswer, client: ClientMembership, score: AttackerScore
+) -> list[str | float | int | bool | None]:
+    chance = "unfair" if client.unfair else f"{client.chance:.2g}" if client.chance else None
+    return [
+        answer.tier,
+        client.client,
+        client.members,
+        client.non_members,
+        score.title,
+        area(score),
+        *(
+            f"needs {needed(r.rate)} held out"
+            if r.true_positives is None
+            else f"{r.true_positives:.0%} [{r.low:.0%}, {r.high:.0%}]"
+            for r in score.rates
+        ),
+        chance,
+        None if client.blind.auc is None else f"{client.blind.auc:.2f}",
+    ]
+
+
+def strongest(client: ClientMembership) -> AttackerScore | None:
+    """Return the attacker with the largest area under the curve over rounds."""
+    scores = [s for s in client.scores if s.round is None and s.auc is not None]
+    return max(scores, key=lambda s: s.auc or 0.0, default=None)
+
+
+def area(score: AttackerScore) -> str:
+    """Return the area under the curve with its interval."""
+    if score.auc is None:
+        return "–"
+    return f"{score.auc:.2f} [{score.auc_low:.2f}, {score.auc_high:.2f}]"
+
+
+def _rate_text(score: AttackerScore) -> str:
+    known = [r for r in score.rates if r.true_positives is not None]
+    if not known:
+        return ""
+    at = known[0]
+    return (
+        f", {at.true_positives:.0%} [{at.low:.0%}, {at.high:.0%}] of the members at "
+        f"{100 * at.rate:g} % false positives"
+    )
+
+
+def _missed(clients: Sequence[ClientMembership]) -> str:
+    """Return how large an effect could have been missed."""
+    weakest = max(clients, key=lambda c: c.detectable.auc or 0.0)
+    text = (
+        f"With {weakest.members} members and {weakest.non_members} held-out records of "
+        f"{weakest.client}, an area under the curve below {weakest.detectable.auc:.2f}"
+    )
+    if weakest.detectable.advantage:
+        rate, value = next(iter(weakest.detectable.advantage.items()))
+        text += f", or an advantage below {value:.2f} at {rate} % false positives,"
+    text += " is often missed."
+    lacking = [rate for rate in RATES if weakest.non_members < needed(rate)]
+    if lacking:
+        asked = ", ".join(f"{100 * rate:g} % needs {needed(rate)}" for rate in lacking)
+        text += f" Held-out records are too few for some rates of false positives: {asked}."
+    return text
+
+
+def _refused(every: Sequence[tuple[MembershipAnswer, ClientMembership]]) -> str:
+    unfair = sorted({c.client for _, c in every if c.unfair})
+    return f"Not answered for {_listed(unfair)}: the candidates differ." if unfair else ""
+
+
+def _auc(client: ClientMembership) -> float:
+    best = strongest(client)
+    return 0.0 if best is None or best.auc is None else best.auc
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,99 @@
+"""``audit/questions/membership/run.json``: whether records can be recognised as trained on."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from bract.schema.audit import Answer
+from bract.schema.record import Number, Public, Record
+
+
+class RateScore(Record):
+    """True positives at one rate of false positives.
+
+    ``true_positives`` is the share of members above the threshold, with its Clopper-Pearson
+    interval at 95 %; None with too few non-members for the rate. ``advantage_low``: a lower limit
+    on true less false positives, at 95 % over all attackers and clients of the audit.
+    """
+
+    rate: Public[float]
+    true_positives: Public[Number] = None
+    low: Public[Number] = None
+    high: Public[Number] = None
+    advantage_low: Public[Number] = None
+
+
+class AttackerScore(Record):
+    """What one attacker reached on one client's candidates.
+
+    ``round`` is None over rounds. The interval of the area under the ROC curve is DeLong's.
+    """
+
+    attacker: Public[str]
+    title: Public[str]
+    round: Public[int | None] = None
+    auc: Public[Number] = None
+    auc_low: Public[Number] = None
+    auc_high: Public[Number] = None
+    rates: Public[list[RateScore]] = []
+
+
+class BlindScore(Record):
+    """A classifier that sees no model: what candidates alone reveal of who is a member.
+
+    ``chance`` is the probability of such an area under the curve were there no difference.
+    """
+
+    auc: Public[Number] = None
+    chance: Public[Number] = None
+
+
+class Detectable(Record):
+    """The smallest effect that so many candidates show in four of five audits, at 95 %.
+
+    ``advantage``: true less false positives, by the rate in per cent, of rates that have enough
+    non-members.
+    """
+
+    auc: Public[Number] = None
+    advantage: Public[dict[str, float]] = {}
+
+
+class ClientMembership(Record):
+    """One client's candidates, and what every attacker reached on them.
+
+    ``chance`` is the probability that attackers who see nothing do as well, over all attackers and
+    rates (`bract.audit.questions.membership.permuted_chance`). ``found``: whether that is too small
+    to be chance, beside all other clients. ``unfair`` is the reason where the candidates differ
+    without any model.
+    """
+
+    client: Public[str]
+    members: Public[int]
+    non_members: Public[int]
+    rounds: Public[list[int]] = []
+    chance: Public[Number] = None
+    found: Public[bool] = False
+    blind: Public[BlindScore] = BlindScore()
+    unfair: Public[str | None] = None
+    detectable: Public[Detectable] = Detectable()
+    scores: Public[list[AttackerScore]] = []
+
+
+class MembershipAnswer(Answer):
+    """Which clients' records can be recognised as trained on, over the chosen rounds.
+
+    ``left_out`` names observations, candidates and attackers that were not used, with the reason.
+    """
+
+    kind: ClassVar[str] = "membership"
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    question: Public[str] = "membership"
+    clients: Public[list[ClientMembership]] = []
+    level: Public[float] = 0.95
+    references: Public[int] = 0
+    left_out: list[str] = []
+    seconds: Public[Number] = None
