@@ -84,7 +84,7 @@ def _known(path: Path, run: int, name: str) -> Known | None:
     if not path.is_file():
         return None
     with safe_open(str(path), framework="pt") as file:
-        if (file.metadata() or {}).get("run") != str(run) or name not in file.keys():
+        if (file.metadata() or {}).get("run") != str(run) or name not in set(file.keys()):
             return None
         examples, labels, first = (file.get_tensor(n) for n in (name, "labels", "first_round"))
         return examples, labels, first

@@ -180,8 +180,8 @@ class OfflineRMIA(_FromReferences):
     """Offline RMIA (Zarifzadeh, Liu and Shokri, ICML 2024, equations 2 and 10).
 
     ``LR(x, z) = (p(x | w) / p(x)) / (p(z | w) / p(z))`` for public records z; the score is the
-    share of z with ``LR(x, z) > gamma``. ``p(x)`` is half of ``(1 + a) p_out(x) + 1 - a`` with p_out the
-    mean over reference models; ``a`` and ``gamma`` are the paper's (0.3 and 1).
+    share of z with ``LR(x, z) > gamma``. ``p(x)`` is half of ``(1 + a) p_out(x) + 1 - a`` with
+    p_out the mean over reference models; ``a`` and ``gamma`` are the paper's (0.3 and 1).
     """
 
     name = "rmia"

