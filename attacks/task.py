@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from bract.attacks.problem.case import Case, open_case
-from bract.attacks.problem.evidence import Evidence, Known
+from bract.attacks.problem.evidence import Evidence, Known, read_evidence
 from bract.attacks.problem.joint_case import join_rounds
-from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.attacks.result import Budget, Refusal
+from bract.attacks.result import Budget, Refusal, SeedBudget
 from bract.attacks.solve.engine import Engine
 from bract.config.audit import Tier
 from bract.errors import BractError
@@ -168,6 +168,29 @@ class _Refining:
             )
         finally:
             self.seconds = time.perf_counter() - begun
+
+
+def evidence_for(
+    observation: Observation,
+    tier: Tier = "oblivious",
+    history: Sequence[Observation] = (),
+    weak_seeds: SeedBudget | None = None,
+    *,
+    engine: Engine | None = None,
+) -> Evidence:
+    """Return what an adversary of this tier makes of an observation, refined to the end.
+
+    Parameters
+    ----------
+    history
+        Earlier observations of the same client, by round; adaptive attackers may need them.
+    """
+    known = Known(history=history, weak_seeds=weak_seeds or SeedBudget())
+    evidence = read_evidence(observation, tier, known)
+    if evidence.refine is None:
+        return evidence
+    target_model = target_model_of(observation)
+    return (engine or Engine()).refine(observation, target_model, evidence, tier=tier)
 
 
 def refusal(attack: str, observation: Observation, error: Exception) -> Refusal:

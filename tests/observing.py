@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bract.attacks import Engine, Evidence, Known
-from bract.attacks.problem.evidence import read_evidence
-from bract.attacks.problem.target_model import target_model_of
-from bract.attacks.result import SeedBudget
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.config import DataConfig
-from bract.config.audit import Tier
 from bract.data.views import test_data as load_test_data
 from bract.inputs import Truth
 from bract.models import create_model
@@ -152,20 +147,6 @@ def _observe(
         update=update,
         declaration=replace(declaration, **declared),
     )
-
-
-def evidence_for(
-    seen: Observation,
-    tier: Tier,
-    history: Sequence[Observation] = (),
-    weak_seeds: SeedBudget | None = None,
-) -> Evidence:
-    """What an adversary of this tier makes of an observation, refined to the end."""
-    known = Known(history=history, weak_seeds=weak_seeds or SeedBudget())
-    evidence = read_evidence(seen, tier, known)
-    if evidence.refine is None:
-        return evidence
-    return Engine().refine(seen, target_model_of(seen), evidence, tier=tier)
 
 
 def scores(images: Tensor, originals: Tensor) -> list[Any]:

@@ -86,7 +86,7 @@ def create_model(
     if takes_schema and table is None:
         raise BractError(f"model {shown(name)} takes rows of a table; set data.input: table")
     make: Any = factory
-    model: nn.Module = make(
+    made: nn.Module = make(
         classes=classes,
         channels=channels,
         image_size=image_size,
@@ -94,7 +94,7 @@ def create_model(
         **settings,
         **({"table": table} if takes_schema else {}),
     )
-    return model if table is None else of_rows(model)
+    return made if table is None else of_rows(made)
 
 
 def of_rows(model: nn.Module) -> nn.Module:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from observing import evidence_for
 from test_processes import Command
 
 from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.data.views import client_data, data_spec

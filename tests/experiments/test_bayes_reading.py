@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 import torch
 from defended_clients import capture
-from observing import evidence_for
 
 from bract.attacks import GRNN, IG, Budget, Known, Reconstruction, Refusal, reconstruct
 from bract.attacks.adaptive.pruning import bound_dropped
@@ -14,6 +13,7 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.objectives import SquaredError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.pruning import Pruning
 from bract.protocol.update import flatten

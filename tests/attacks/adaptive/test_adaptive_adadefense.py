@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observing import evidence_for
 
 from bract.attacks import GRNN, Budget
 from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
@@ -15,6 +14,7 @@ from bract.attacks.adaptive.adadefense.moments import (
     largest_defended_update,
 )
 from bract.attacks.adaptive.adadefense.trust import ENOUGH, NOISE, trust
+from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import AdaDefense, build_defenses
 from bract.config import DataConfig

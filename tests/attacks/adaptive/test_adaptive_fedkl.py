@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from defended_clients import capture, residual
-from observing import evidence_for
 
 from bract.attacks import IG, Attack, Budget, Reconstruction, Refusal, attack, base, reconstruct
 from bract.attacks.adaptive.batch_statistics import statistics_to_match
@@ -19,7 +18,7 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.start_search import from_best_start
-from bract.attacks.task import AttackTask
+from bract.attacks.task import AttackTask, evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
 from bract.models.keylock import Lock

@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 import torch
 from foreign_models import MODELS, linear, named
-from observing import evidence_for
 
 from bract.attacks import IG, Budget, Case
 from bract.attacks.adaptive.guardian import guardian
@@ -14,7 +13,7 @@ from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve import refinement
-from bract.attacks.task import AttackTask, open_cases
+from bract.attacks.task import AttackTask, evidence_for, open_cases
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import Guardian, ProtectContext, build_defenses
 from bract.errors import BractError

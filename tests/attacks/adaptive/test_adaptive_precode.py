@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 import torch
 from defended_clients import capture, residual
-from observing import evidence_for
 
 from bract.attacks import Reconstruction, reconstruct
 from bract.attacks.adaptive.precode import noise_name, read_noise
 from bract.attacks.methods.gauss_newton import GaussNewton
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient
+from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext
 from bract.errors import BractError

@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-from observing import evidence_for
 
 from bract.attacks import IG, Budget, Known
 from bract.attacks.problem.case import open_case
@@ -14,6 +13,7 @@ from bract.attacks.problem.objectives import (
     SquaredPlusNorm,
 )
 from bract.attacks.problem.problem import Problem
+from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 import torch
-from observing import evidence_for
 
 from bract.attacks import IG, Budget
+from bract.attacks.task import evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.errors import BractError

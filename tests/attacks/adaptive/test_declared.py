@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from observing import evidence_for
 
 from bract.attacks import ADAPTIVE
 from bract.attacks.adaptive.declared import declared
+from bract.attacks.task import evidence_for
 from bract.defenses import DEFENSES
 from bract.defenses.entries import read_defense
 from bract.errors import BractError

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 from defended_clients import capture
-from observing import evidence_for
 
 from bract.attacks import Budget, attack
 from bract.attacks.adaptive.weak_locks import lock_seed
 from bract.attacks.adaptive.weak_seeds import Drawn, first_words, prefixes
 from bract.attacks.result import SeedBudget
+from bract.attacks.task import evidence_for
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.defenses.noise import Noise
 from bract.models.keylock import Lock
