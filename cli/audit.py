@@ -167,18 +167,6 @@ def parse_rounds(text: str) -> list[int]:
     return rounds
 
 
-def section_keys(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys of the audit section from those of ``--set``, which are dotted."""
-    found = {}
-    for key, value in options.items():
-        section, _, name = key.partition(".")
-        if section != "audit" or name not in AuditConfig.model_fields:
-            known = [f"audit.{field}" for field in AuditConfig.model_fields]
-            raise BractError(f"--set: {unknown('key', key, known)}")
-        found[name] = value
-    return found
-
-
 def audit_run(root: Path, request: AuditRequest, *, resume: bool = False) -> list[Answer]:
     """Run the audit with progress; return what is on disk for each chosen observation."""
     with auditing(root):

@@ -47,7 +47,6 @@ def describe_app(
     model: str | None = None,
     truth: Path | None = None,
     force: bool = False,
-    ask: bool = True,
     as_json: bool = False,
 ) -> None:
     """Write or check ``bract.yaml`` of a folder with captures.
@@ -65,7 +64,7 @@ def describe_app(
     path = run.root / DESCRIPTION
     earlier = run.description()
     given = dict(settings) if model is None else {**settings, "model": model}
-    asks = ask and sys.stdin.isatty() and stderr.is_terminal
+    asks = sys.stdin.isatty() and stderr.is_terminal
     content = _laid_over(earlier, given)
     if not content.get("model") and asks and not _declared_model(run):
         content["model"] = typer.prompt("Model, package.module:callable", err=True)

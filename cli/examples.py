@@ -113,7 +113,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "superexec": (
         "bract superexec --kit kits/operator",
-        "bract superexec --sockets /operator --port 8000",
+        "bract superexec --sockets /operator/8000.sock",
     ),
     "supernode": (
         "bract supernode --kit kits/hospital-a",

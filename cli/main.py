@@ -391,16 +391,16 @@ def audit(
         parse_budget,
         parse_clients,
         parse_rounds,
-        section_keys,
     )
     from bract.cli.audit_workers import asked_for, workers_of
     from bract.cli.console import print_json, say
     from bract.cli.gate import Gate, check_attacked, check_tiers, hold, rule_of
-    from bract.cli.settings import read_settings
+    from bract.cli.settings import read_section
+    from bract.config.config import AuditConfig
 
     gates = [Gate.parse(text) for text in fail_on or ()]
     chosen = {
-        **section_keys(read_settings(settings)),
+        **read_section("audit", settings, AuditConfig.model_fields),
         **({"attacks": attack} if attack else {}),
         **({"questions": question} if question else {}),
         **({"clients": parse_clients(clients)} if clients else {}),
@@ -446,15 +446,13 @@ def describe(
     force: Annotated[
         bool, typer.Option("--force", help="Replace an edited bract.yaml; its values are kept.")
     ] = False,
-    no_input: Annotated[
-        bool, typer.Option("--no-input", help="Ask nothing, also on a terminal.")
-    ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Propose RUN/bract.yaml: the facts of an app that its captures do not declare.
 
     Infers what it can from the captures, marks the rest as guesses, and checks both against the
-    captures. Edit the file and run the command again to check it.
+    captures. Edit the file and run the command again to check it. On a terminal you are asked
+    about guesses; elsewhere (a pipe, < /dev/null) nothing is asked.
     """
     from bract.cli.describe import describe_app
     from bract.cli.settings import read_settings
@@ -465,7 +463,6 @@ def describe(
         model=model,
         truth=truth,
         force=force,
-        ask=not no_input,
         as_json=output.is_json,
     )
 
@@ -524,24 +521,25 @@ def export(
 def keygen(
     folder: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the key files.")],
     bits: Annotated[int, typer.Option("--bits", help="2048 or 3072.")] = 2048,
-    randomness: Annotated[str, typer.Option("--randomness", help="djn or standard.")] = "djn",
     clients: Annotated[int, typer.Option("--clients", min=1, help="Number of key shares.")] = 3,
     threshold: Annotated[
         int | None,
         typer.Option("--threshold", help="Deal shares of which this many decrypt together."),
     ] = None,
-    degree: Annotated[
-        int, typer.Option("--degree", help="Degree of the ciphertexts that shares decrypt: 1, 2.")
-    ] = 1,
+    settings: SetOption = None,
     identity: Annotated[
         bool,
         typer.Option("--identity", help="Write one site's own identity key, and nothing else."),
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Write Paillier keys to OUT_DIR, for clients of encrypted runs."""
+    """Write Paillier keys to OUT_DIR, for clients of encrypted runs.
+
+    --set encryption.randomness and encryption.degree are those of the federation's configuration.
+    """
     from bract.cli.keygen import keygen as write
     from bract.cli.keygen import keygen_identity
+    from bract.cli.settings import read_section
     from bract.config import build_config
 
     if identity:
@@ -550,10 +548,9 @@ def keygen(
     section = {
         "scheme": "paillier",
         "key_bits": bits,
-        "randomness": randomness,
         "threshold": threshold,
-        "degree": degree,
         "max_weight_sum": max(31, clients),
+        **read_section("encryption", settings, ("randomness", "degree")),
     }
     config = build_config({"clients": clients, "encryption": section}, source="keygen")
     write(folder, config.encryption, clients, as_json=output.is_json)

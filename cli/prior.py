@@ -5,19 +5,47 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
 import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bract.cli.examples import epilog
 from bract.cli.options import Format, FormatOption
+from bract.cli.settings import read_settings
 from bract.errors import BractError
+from bract.registry import unknown
+from bract.schema.record import describe
 
 prior = typer.Typer(
     no_args_is_help=True,
     suggest_commands=False,
     help="Train a generator on public images, for the surrogate tier of an audit.",
 )
+
+
+class _Rare(BaseModel):
+    """Settings that few need: the generator's size, its seed, and what of the images is taken."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    latent: int = Field(32, ge=1, le=1024)
+    width: int = Field(24, ge=1, le=256)
+    seed: int = Field(0, ge=0)
+    channels: Literal[1, 3] | None = None
+    labels: bool = True
+
+    @classmethod
+    def read(cls, options: list[str] | None) -> Self:
+        """Return the settings of ``--set``."""
+        found = read_settings(options)
+        for key in found:
+            if key not in cls.model_fields:
+                raise BractError(f"--set: {unknown('key', key, cls.model_fields)}")
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            raise BractError(f"--set {describe(error)}") from None
 
 
 class SplitName(StrEnum):
@@ -53,30 +81,26 @@ def train(
     size: Annotated[
         int, typer.Option("--size", min=8, max=256, help="Pixels a side, as the client's model.")
     ] = 32,
-    channels: Annotated[
-        int | None, typer.Option("--channels", min=1, max=3, help="1 for grey, 3 for colour.")
-    ] = None,
     images: Annotated[
         int | None, typer.Option("--images", min=16, help="Most images to take.")
     ] = None,
     crops: Annotated[
         int, typer.Option("--crops", min=1, help="Random squares of each picture of a folder.")
     ] = 1,
-    no_labels: Annotated[
-        bool, typer.Option("--no-labels", help="Leave the data set's classes out.")
-    ] = False,
-    latent: Annotated[
-        int, typer.Option("--latent", min=1, max=1024, help="Length of the latent.")
-    ] = 32,
-    width: Annotated[
-        int, typer.Option("--width", min=1, max=256, help="Channels before the last layer.")
-    ] = 24,
     epochs: Annotated[
         int | None,
         typer.Option("--epochs", min=1, help="Passes over the images; chosen by their number."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Everything random follows from it.")] = 0,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda:N.")] = "cpu",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="latent (length of the latent, 32), width (channels before the last layer, 24), "
+            "seed (0), channels (1 grey, 3 colour), labels (true: with the classes). Repeat.",
+        ),
+    ] = None,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Train a generator on public images and write it to a file.
@@ -91,18 +115,17 @@ def train(
     from bract.cli.console import WorkProgress, print_json, say
     from bract.data.public import public_images
 
-    if channels == 2:
-        raise BractError("--channels 2: expected 1 (grey) or 3 (colour)")
+    rare = _Rare.read(settings)
     found = public_images(
         data,
         split=split.value,
         path=path,
         size=size,
-        channels=channels,
+        channels=rare.channels,
         most=images,
         crops=crops,
-        labels=not no_labels,
-        seed=seed,
+        labels=rare.labels,
+        seed=rare.seed,
     )
     few_threads()
     with WorkProgress(1, "train a prior") as bar:
@@ -114,10 +137,10 @@ def train(
             found.images,
             found.labels,
             PriorSettings(
-                latent=latent,
-                width=width,
+                latent=rare.latent,
+                width=rare.width,
                 epochs=epochs,
-                seed=seed,
+                seed=rare.seed,
                 device=str(Engine(device=device).torch_device()),
             ),
             source=found.source,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bract.errors import BractError, shown
+from bract.registry import unknown
 from bract.strict_yaml import parse_yaml
 
 SetOption = Annotated[
@@ -34,3 +35,15 @@ def read_settings(options: Iterable[str] | None) -> dict[str, Any]:
         except BractError as error:
             raise BractError(f"--set {shown(option)}: {error}") from None
     return found
+
+
+def read_section(
+    section: str, options: Iterable[str] | None, known: Iterable[str]
+) -> dict[str, Any]:
+    """Return the values of ``--set SECTION.KEY=VALUE`` by their key, which must be ``known``."""
+    names = {f"{section}.{name}": name for name in known}
+    found = read_settings(options)
+    for key in found:
+        if key not in names:
+            raise BractError(f"--set: {unknown('key', key, names)}")
+    return {names[key]: value for key, value in found.items()}

@@ -88,23 +88,21 @@ def _say_whose(folder: Path) -> None:
 def superexec(
     kit: KitOption = None,
     sockets: Annotated[
-        Path | None, typer.Option("--sockets", help="Folder of the SuperLink's socket.")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", help="What that socket is named for.", show_default="8000"),
+        Path | None,
+        typer.Option("--sockets", help="The SuperLink's socket, such as FOLDER/8000.sock."),
     ] = None,
 ) -> None:
     """Start server apps for a `bract superlink --external`, also after it was restarted."""
     if kit is not None:
-        if port is not None:
-            raise BractError("--kit says it all but --sockets; leave --port out")
         from bract.deploy.starting import start_superexec_of
 
         start_superexec_of(kit, sockets)
     from bract.deploy.serving import start_superexec
 
-    start_superexec(folder=sockets or default_folder(), port=port or 8000)
+    socket = sockets or default_folder() / "8000.sock"
+    if socket.suffix != ".sock":
+        socket /= "8000.sock"
+    start_superexec(socket)
 
 
 def supernode(

@@ -106,25 +106,27 @@ def start_superlink(
     _become("flower-superlink", _port(address), folder, options)
 
 
-def start_superexec(*, folder: Path, port: int) -> NoReturn:
+def start_superexec(socket: Path) -> NoReturn:
     """Become the process that starts server apps for a SuperLink on this machine.
 
     It asks the SuperLink's socket for work, and goes on asking while the SuperLink is away.
 
     Parameters
     ----------
-    folder
-        Folder of the SuperLink's socket, of this user alone.
-    port
-        Number in that socket's name.
+    socket
+        The SuperLink's socket, ``FOLDER/8000.sock``, in a folder of this user alone.
     """
     check_version()
     _check_captures_folder()
+    folder = socket.parent
     if not folder.is_dir():
         raise BractError(
             f"{folder}: no such folder; --sockets names the folder that `bract superlink` has made"
         )
     os.environ[sockets.FOLDER] = str(folder.absolute())
+    if not socket.stem.isdecimal():
+        raise BractError(f"{socket}: expected a SuperLink's socket, such as 8000.sock")
+    port = int(socket.stem)
     sockets.path(port)
     command = command_line("flower-superexec", forked=False)
     where = ["--insecure", "--runtime-api-address", sockets.address(port)]

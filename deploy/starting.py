@@ -64,7 +64,7 @@ def start_superexec_of(folder: Path, sockets: Path | None) -> NoReturn:
     kit = open_kit(folder, "operator")
     check_version(kit, folder)
     _say_where_runs_go(folder)
-    start_superexec(folder=sockets or folder / SOCKETS, port=kit.superlink_port)
+    start_superexec((sockets or folder / SOCKETS) / f"{kit.superlink_port}.sock")
 
 
 def _say_where_runs_go(folder: Path) -> None:

@@ -46,4 +46,4 @@ def test_describe_audit_and_report_refuse_an_input_alike(sound: Any, tmp_path: P
     report = gather(run.root)
     assert any("no attack handles the input 'sound'" in note for note in report.notes)
     with pytest.raises(BractError, match="no attack handles the input 'sound'"):
-        describe_app(run.root, {"input.kind": "sound"}, ask=False)
+        describe_app(run.root, {"input.kind": "sound"})

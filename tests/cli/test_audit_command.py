@@ -9,9 +9,10 @@ from bract.cli.audit import (
     auditing,
     parse_budget,
     parse_clients,
-    section_keys,
 )
+from bract.cli.settings import read_section
 from bract.config import build_config
+from bract.config.config import AuditConfig
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
@@ -79,12 +80,13 @@ def test_the_command_line_s_budget_replaces_the_configuration_s(root: Any) -> No
 
 
 def test_any_key_of_the_audit_section_can_be_set_and_no_other(root: Any) -> None:
-    assert section_keys({"audit.over_rounds": 3}) == {"over_rounds": 3}
+    known = AuditConfig.model_fields
+    assert read_section("audit", ["audit.over_rounds=3"], known) == {"over_rounds": 3}
     with pytest.raises(BractError, match=r"Did you mean .audit\.over_rounds"):
-        section_keys({"audit.over_round": 3})
+        read_section("audit", ["audit.over_round=3"], known)
     for key in ("training.lr", "audit.models", "audit.key"):
         with pytest.raises(BractError, match="unknown key"):
-            section_keys({key: 1})
+            read_section("audit", [f"{key}=1"], known)
     with pytest.raises(BractError, match=r"audit\.over_rounds: found"):
         request_of(root, {"over_rounds": "many"})
 

@@ -51,7 +51,7 @@ SETTINGS: dict[str, Any] = {
 
 def describe(app: Path, settings: dict[str, Any] = SETTINGS, **options: Any) -> None:
     """Describe the captures of the `app` fixture without questions."""
-    describe_app(app, settings, model="lenet-strided", ask=False, **options)
+    describe_app(app, settings, model="lenet-strided", **options)
 
 
 def test_what_is_said_is_written_and_what_is_shown_is_completed(
@@ -112,7 +112,7 @@ def test_a_wrong_setting_gives_one_error_and_writes_nothing(
 
 def test_without_a_model_nothing_is_written(app: Path) -> None:
     with pytest.raises(BractError, match="model is not given"):
-        describe_app(app, SETTINGS, ask=False)
+        describe_app(app, SETTINGS)
     assert not (app / "bract.yaml").exists()
 
 

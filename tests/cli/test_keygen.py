@@ -71,7 +71,8 @@ def test_one_leftover_file_stops_everything(tmp_path: Path) -> None:
     [
         (["--threshold", "5"], "threshold is 5, but there are 3 clients"),
         (["--bits", "1024"], "key_bits: found 1024"),
-        (["--randomness", "none"], "randomness: found 'none'"),
+        (["--set", "encryption.randomness=none"], "randomness: found 'none'"),
+        (["--set", "encryption.degre=2"], "Did you mean 'encryption.degree'"),
     ],
 )
 def test_impossible_keys_are_refused_before_anything_is_written(

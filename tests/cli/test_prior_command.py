@@ -25,7 +25,7 @@ def pictures(root: Path, count: int) -> Path:
 def test_the_command_writes_a_prior_of_the_split_that_no_client_trains_on(tmp_path: Path) -> None:
     out = tmp_path / "prior.safetensors"
     line = [*("prior", "train", "--data", "digits", "--size", "16", "--epochs", "1"), "--format"]
-    found = CliRunner().invoke(app, [*line, "json", "--width", "2", "--out", str(out)])
+    found = CliRunner().invoke(app, [*line, "json", "--set", "width=2", "--out", str(out)])
     assert found.exit_code == 0, found.output
     facts = json.loads(found.stdout)
     assert facts["source"] == "digits, test split" and facts["classes"] == 10
@@ -51,7 +51,7 @@ def test_pictures_of_a_folder_are_taken_as_they_lie_and_cut_at_random(tmp_path: 
 def test_colour_pictures_of_a_folder_make_a_prior_that_knows_them(tmp_path: Path) -> None:
     root, out = pictures(tmp_path / "photos", 5), tmp_path / "prior.safetensors"
     line = ["prior", "train", "--data", str(root), "--crops", "4", "--size", "32"]
-    line += ["--epochs", "1", "--width", "2", "--out", str(out)]
+    line += ["--epochs", "1", "--set", "width=2", "--out", str(out)]
     found = CliRunner().invoke(app, line)
     assert found.exit_code == 0, found.output
     prior = load_prior(out)
@@ -73,5 +73,8 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         public_images(str(tmp_path))
     with pytest.raises(BractError, match="--crops"):
         public_images("digits", crops=2)
-    found = CliRunner().invoke(app, ["prior", "train", "--data", "digits", "--channels", "2"])
+    for setting in ("channels=2", "channel=1", "width=0", "labels=some", "seed"):
+        found = CliRunner().invoke(app, ["prior", "train", "--data", "digits", "--set", setting])
+        assert isinstance(found.exception, BractError)
+        assert setting.partition("=")[0] in str(found.exception)
     assert isinstance(found.exception, BractError)

@@ -78,8 +78,8 @@ class Deployment:
 
     def clients(self, port: int, count: int = 2) -> None:
         """Start a SuperExec beside the SuperLink, and SuperNodes."""
-        served = ("--sockets", str(self.operator), "--port", str(port))
-        self.start("superexec", "superexec", *served)
+        served = str(self.operator / f"{port}.sock")
+        self.start("superexec", "superexec", "--sockets", served)
         for i in range(count):
             state = self.folder / f"state-{i}"
             node = f'partition-id={i} num-partitions={count} state-dir="{state}"'

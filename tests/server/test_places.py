@@ -96,7 +96,7 @@ def test_a_relative_or_unusable_folder_is_refused_before_anything_starts(
         )
 
     monkeypatch.setenv(CAPTURES, "captured")
-    for start in (superlink, lambda: start_superexec(folder=tmp_path, port=1)):
+    for start in (superlink, lambda: start_superexec(tmp_path / "1.sock")):
         with pytest.raises(BractError, match="BRACT_CAPTURES=captured: expected an absolute path"):
             start()
     (tmp_path / "file").write_text("")

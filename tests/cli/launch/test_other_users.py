@@ -184,7 +184,7 @@ def test_kits_keys_and_priors_are_their_owners_alone(
     bract("keygen", "deep/keys/of", "--threshold", "2", "--clients", "3")
     bract("keygen", "deep/identity", "--identity")
     bract("init", "deep/federation.yaml")
-    small = ("--size", "16", "--epochs", "1", "--width", "2")
+    small = ("--size", "16", "--epochs", "1", "--set", "width=2")
     bract("prior", "train", "--data", "digits", *small, "--out", "deep/p.safetensors")
     assert {"start.sh", "share-0.pem", "identity.pem", "p.safetensors"} <= {
         path.name for path in tmp_path.rglob("*")

@@ -463,7 +463,7 @@ def test_a_superlink_that_is_killed_and_started_again_is_followed_on() -> None:
             return process
 
         first = superlink()
-        made.start("superexec", *BRACT, "superexec", "--sockets", folder / "s", "--port", str(port))
+        made.start("superexec", *BRACT, "superexec", "--sockets", folder / "s" / f"{port}.sock")
         made.start(
             "site",
             *(*BRACT, "supernode", "--insecure", "--superlink", f"127.0.0.1:{port}"),
