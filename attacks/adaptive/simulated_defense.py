@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.client_model import ForwardModel, LocalTraining, local_training
+from bract.attacks.problem.client_model import DefendedForward, ForwardModel
 from bract.attacks.problem.target_model import TargetModel
 from bract.protocol.update import Tensors
 
@@ -26,22 +26,10 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DefendedClient:
+class DefendedClient(DefendedForward):
     """The client of another forward model, with parts of defenses applied in order."""
 
-    client: ForwardModel
     parts: tuple[Part, ...]
-
-    @property
-    def training(self) -> LocalTraining | None:
-        """The local steps that are unrolled; None for a gradient."""
-        return local_training(self.client)
-
-    def unknowns(
-        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
-    ) -> Tensors:
-        """Those of the client."""
-        return self.client.unknowns(target_model, trials, generators)
 
     def __call__(
         self,

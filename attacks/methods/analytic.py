@@ -80,9 +80,6 @@ class Analytic(Attack):
             images=images,
             labels=labels,
             losses=problem.distance(RelativeError(), simulated).detach(),
-            unknowns={},
-            curves=[[] for _ in range(problem.trials)],
-            iterations=0,
         ).made_by("", "closed form", "labels analytic")
 
 

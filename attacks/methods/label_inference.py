@@ -43,6 +43,4 @@ class LabelInference(Attack):
             labels=labels,
             losses=torch.zeros(problem.trials, device=problem.device),
             unknowns=problem.unknowns(),
-            curves=[[] for _ in range(problem.trials)],
-            iterations=0,
         ).made_by("", "labels analytic")

@@ -27,13 +27,15 @@ class ForwardModel(typing.Protocol):
     An adaptive attacker supplies another one, for example with the defense applied to the simulated
     tensors. Forward models are hashable; observations whose models are equal run as one batch.
     ``unknowns`` are further variables to find with the images, for example the outputs of a
-    key-lock; they start at the values of `unknowns`.
+    key-lock; they start at the values of `unknowns`, by default none.
     """
 
     def unknowns(
         self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
     ) -> Tensors:
-        """Return starting values ``(L, ...)`` of what must be found with images and labels."""
+        """Return starting values ``(L, ...)`` of what must be found besides images and labels."""
+        del target_model, trials, generators
+        return {}
 
     def __call__(
         self,
@@ -56,15 +58,8 @@ class ForwardModel(typing.Protocol):
 
 
 @dataclass(frozen=True)
-class BatchGradient:
+class BatchGradient(ForwardModel):
     """The gradient of one batch: FedSGD, or one local step of plain SGD."""
-
-    def unknowns(
-        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
-    ) -> Tensors:
-        """Return none: only images and labels are unknown."""
-        del target_model, trials, generators
-        return {}
 
     def __call__(
         self,
@@ -80,7 +75,7 @@ class BatchGradient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining:
+class LocalTraining(ForwardModel):
     """Several local steps of SGD, unrolled: matches ``(w_0 - w_K) / (lr * steps)``.
 
     Under FedProx (Li et al. 2020) a step follows the gradient plus ``proximal_mu (w - w_0)``, with
@@ -107,13 +102,6 @@ class LocalTraining:
     proximal_mu: float = 0.0
     weight_decay: float = 0.0
     without: float = 0.0
-
-    def unknowns(
-        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
-    ) -> Tensors:
-        """Return none: only images and labels are unknown."""
-        del target_model, trials, generators
-        return {}
 
     def __call__(
         self,
@@ -227,6 +215,24 @@ class LocalTraining:
             return inputs[trials, pick], labels[trials, pick]
 
         return batch, left
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefendedForward(ForwardModel):
+    """A forward model of a client whose update is changed before it is sent."""
+
+    client: ForwardModel
+
+    @property
+    def training(self) -> LocalTraining | None:
+        """The local steps that are unrolled; None for a gradient."""
+        return local_training(self.client)
+
+    def unknowns(
+        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
+    ) -> Tensors:
+        """Return those of the client."""
+        return self.client.unknowns(target_model, trials, generators)
 
 
 def loss_gradient(

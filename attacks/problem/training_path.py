@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from bract.attacks.problem.client_model import loss_gradient
+from bract.attacks.problem.client_model import ForwardModel, loss_gradient
 from bract.attacks.problem.target_model import TargetModel
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
@@ -17,7 +16,7 @@ MOVED = "training_path.moved."
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPath:
+class TrainingPath(ForwardModel):
     """The mean of all images' gradients where local training went by.
 
     The server knows both ends of the client's training, ``w_0`` and ``w_K``, and so about where it
@@ -35,13 +34,6 @@ class TrainingPath:
     """
 
     nodes: int = 1
-
-    def unknowns(
-        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
-    ) -> Tensors:
-        """Return none: only images and labels are unknown."""
-        del target_model, trials, generators
-        return {}
 
     def __call__(
         self,

@@ -64,6 +64,11 @@ class Outcome:
 
     Attributes
     ----------
+    unknowns
+        Found in addition to images and labels, by name.
+    curves, iterations
+        ``(iteration, best loss so far)`` of each trial, and the steps taken; left out where
+        nothing was searched.
     recipes
         What made each trial's images; empty where only the attack's name is to be recorded.
     certainty
@@ -74,11 +79,22 @@ class Outcome:
     images: Tensor
     labels: Tensor
     losses: Tensor
-    unknowns: Tensors
-    curves: list[list[tuple[int, float]]]
-    iterations: int
+    unknowns: Tensors = field(default_factory=dict)
+    curves: list[list[tuple[int, float]]] = field(default_factory=list)
+    iterations: int = 0
     recipes: list[Recipe] = field(default_factory=list)
     certainty: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.curves = self.curves or [[] for _ in self.losses]
+
+    def after(self, earlier: Outcome) -> Outcome:
+        """Return the outcome of the same trials with the steps of an earlier stage before it."""
+        curves = [
+            before + [(earlier.iterations + step, loss) for step, loss in own]
+            for before, own in zip(earlier.curves, self.curves, strict=True)
+        ]
+        return replace(self, curves=curves, iterations=earlier.iterations + self.iterations)
 
     def made_by(self, method: str, *components: str) -> Outcome:
         """Return the outcome with every trial's method named and components added."""

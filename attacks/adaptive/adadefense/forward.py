@@ -11,7 +11,7 @@ from bract.attacks.adaptive.adadefense.adadefense import missing_before, rounds_
 from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.adaptive.declared import declared, gradient_scale
-from bract.attacks.problem.client_model import ForwardModel, LocalTraining, local_training
+from bract.attacks.problem.client_model import DefendedForward, ForwardModel
 from bract.attacks.problem.evidence import FORWARD, Evidence, Known
 from bract.attacks.problem.target_model import TargetModel
 from bract.defenses import AdaDefense
@@ -27,7 +27,7 @@ of 1e-12, 0.01, 0.1 and 1 on images that score nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaDefenseClient:
+class AdaDefenseClient(DefendedForward):
     """The client of another forward model, its gradient replaced as AdaDefense does.
 
     With the moments of earlier rounds known, an upload without alpha is ``(a0 + a1 g) / (sqrt(w + c
@@ -43,22 +43,10 @@ class AdaDefenseClient:
         What gradients are divided by to be updates.
     """
 
-    client: ForwardModel
     a1: float
     c: float
     e: float
     scale: float
-
-    @property
-    def training(self) -> LocalTraining | None:
-        """The local steps that are unrolled; None for a gradient."""
-        return local_training(self.client)
-
-    def unknowns(
-        self, target_model: TargetModel, trials: int, generators: list[torch.Generator]
-    ) -> Tensors:
-        """Those of the client."""
-        return self.client.unknowns(target_model, trials, generators)
 
     def __call__(
         self,

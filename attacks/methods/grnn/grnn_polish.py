@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import torch
@@ -90,18 +90,8 @@ def refine(problem: Problem, rough: Outcome, run: Run, *, max_unknowns: int) -> 
             priors=_PRIORS if noisy else (),
             unknowns=unknowns,
         )
-    return Outcome(
-        images=found.images,
-        labels=found.labels,
-        losses=found.losses,
-        unknowns=found.unknowns,
-        curves=[
-            before + [(rough.iterations + step, loss) for step, loss in after]
-            for before, after in zip(rough.curves, found.curves, strict=True)
-        ],
-        iterations=rough.iterations + found.iterations,
-        recipes=rough.recipes,
-    ).made_by("", "second order" if solvable else "quasi-Newton")
+    finish = "second order" if solvable else "quasi-Newton"
+    return replace(found.after(rough), recipes=rough.recipes).made_by("", finish)
 
 
 def settled_labels(rough: Outcome) -> Tensor:

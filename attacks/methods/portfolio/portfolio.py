@@ -419,16 +419,12 @@ def _beside_each_other(problem: Problem, outcomes: list[Outcome | None]) -> Outc
         images=torch.zeros(1, *shape, dtype=torch.float64, device=problem.device),
         labels=torch.zeros(1, shape[0], classes, dtype=torch.float64, device=problem.device),
         losses=torch.full((1,), math.inf, dtype=torch.float64, device=problem.device),
-        unknowns={},
-        curves=[[]],
-        iterations=0,
     ).made_by("")
     found = [one or blank for one in outcomes]
     return Outcome(
         images=torch.cat([one.images.to(torch.float64) for one in found]),
         labels=torch.cat([one.labels.to(torch.float64) for one in found]),
         losses=torch.cat([one.losses.to(torch.float64) for one in found]),
-        unknowns={},
         curves=[curve for one in found for curve in one.curves],
         iterations=max(one.iterations for one in found),
         recipes=[recipe for one in found for recipe in one.recipes],

@@ -112,9 +112,6 @@ class RGAP(Attack):
             images=images,
             labels=labels,
             losses=2.0 * exact.distance(Cosine(), simulated).detach(),
-            unknowns={},
-            curves=[[] for _ in range(problem.trials)],
-            iterations=0,
             recipes=[_recipe(done[case.observation.key]) for case in problem.cases],
         )
 

@@ -99,8 +99,6 @@ class Spear(Attack):
             images=images,
             labels=labels,
             losses=exact.distance(RelativeError(), simulated).detach(),
-            unknowns={},
-            curves=[[] for _ in range(problem.trials)],
             iterations=max(rounds),
             recipes=recipes,
         )

@@ -80,12 +80,4 @@ def search_latent_and_weights(
         priors=image_priors(tv=attack.tv, power=1, bn=0.0),
         unknowns=unknowns,
     )
-    fine = relative.undone(fine)
-    return replace(
-        fine,
-        curves=[
-            before + [(rough.iterations + step, loss) for step, loss in after]
-            for before, after in zip(rough.curves, fine.curves, strict=True)
-        ],
-        iterations=rough.iterations + fine.iterations,
-    )
+    return relative.undone(fine).after(rough)

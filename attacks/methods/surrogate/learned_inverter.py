@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -81,15 +81,7 @@ class LearnedInverter(GIAS):
             found = without_latent(search_latent(self, problem, rest, latents))
         else:
             found = search_latent_and_weights(self, problem, rest, latents)
-        found = replace(
-            found,
-            curves=[
-                before + [(steps + step, loss) for step, loss in after]
-                for before, after in zip(predicted.curves, found.curves, strict=True)
-            ],
-            iterations=steps + found.iterations,
-        )
-        return found.made_by("", *self._components)
+        return found.after(predicted).made_by("", *self._components)
 
     _components: ClassVar[tuple[str, ...]] = ("learned inverter", "trained generator")
 
@@ -106,7 +98,6 @@ class LearnedInverter(GIAS):
             images=images,
             labels=labels,
             losses=losses,
-            unknowns={},
             curves=[[(steps, loss)] for loss in losses.tolist()],
             iterations=steps,
             recipes=[Recipe("", (*self._components, "labels analytic"))] * problem.trials,
