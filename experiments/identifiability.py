@@ -60,7 +60,7 @@ MODELS = (
     ("lenet-strided", "default", "sigmoid"),
     ("lenet-strided", "uniform", "sigmoid"),
     ("lenet", "uniform", "relu"),
-    ("mlp", "default", "relu"),
+    ("lenet-strided", "default", "relu"),
 )
 
 
@@ -168,9 +168,11 @@ def main() -> None:
     options_parser.add_argument("--iterations", type=int, default=250)
     options_parser.add_argument("--model", action="append")
     options_parser.add_argument("--std", action="append", type=float)
+    options_parser.add_argument("--only-finished", action="store_true")
+    options_parser.add_argument("--keep-older", action="store_true")
     options = options_parser.parse_args()
     torch.set_num_threads(options.threads)
-    done = Finished(options.resume, "experiments.identifiability")
+    done = Finished(options.resume, "experiments.identifiability", keep_older=options.keep_older)
     rows: list[Row] = []
     for setting in settings():
         if options.model and setting.model not in options.model:
@@ -178,8 +180,10 @@ def main() -> None:
         if options.std and setting.std not in options.std:
             continue
         about = [asdict(setting), options.uploads, options.split, options.seed, options.iterations]
+        if options.only_finished and done.get(about) is None:
+            continue
         found = done.row(about, partial(run, setting, options))
-        rows += [{**row, "split": options.split} for row in found["uploads"]]
+        rows += [{**row, "split": options.split, "code": found["code"]} for row in found["uploads"]]
         excess = [row["excess"] for row in found["uploads"] if row["excess"] is not None]
         note(f"{setting}: {min(excess):+.1f} to {max(excess):+.1f} dB above the estimate")
     emit(rows, COLUMNS, as_json=options.json)

@@ -17,11 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bract.errors import BractError
 from experiments.audit_plan import TIERS, standard_plan
+from experiments.harness.crossed import EQUIVALENCE_DB
 from experiments.harness.result import RESULTS, Row, committed
+from experiments.harness.scores import crossed_columns
 
 HERE = Path(__file__).parent
 TEXTS = HERE / "texts"
@@ -66,11 +69,41 @@ def one(name: str, **wanted: Any) -> Row:
     return found[0]
 
 
-def audit(panel: str, defense: str = "none", tier: str | None = None) -> Row:
+def audit(panel: str, defense: str = "none", tier: str | None = None, attack: str = "grnn") -> Row:
     """Return a row of the audit; of the undefended update where no defense is named."""
-    if defense == "none":
-        return one("audit", panel=panel, tier="plain")
-    return one("audit", panel=panel, defense=defense, tier=tier or "adaptive")
+    tier = "plain" if defense == "none" else tier or "adaptive"
+    return one("audit", panel=panel, defense=defense, tier=tier, attack=attack)
+
+
+def has(panel: str, *defenses: str) -> bool:
+    """Whether undefended, oblivious and adaptive rows of a panel are committed."""
+    rows = [] if not there("audit") else select(results("audit"), panel=panel)
+    found = {(row["defense"], row["tier"]) for row in rows}
+    wanted = {(defense, tier) for defense in defenses for tier in ("oblivious", "adaptive")}
+    return ("none", "plain") in found and wanted <= found
+
+
+def strongest(panel: str, defense: str = "none") -> Row:
+    """Return the committed row of a panel's attacker who knows the defense that has most dB."""
+    tier = "plain" if defense == "none" else "adaptive"
+    rows = select(results("audit"), panel=panel, defense=defense, tier=tier)
+    if not rows:
+        raise MissingRowError(f"audit: no row of {panel}, {defense}, {tier}")
+    return max(rows, key=lambda row: float(row["psnr"]))
+
+
+def one_digest(rows: Sequence[Row], what: str) -> str:
+    """Return the digest of the code that made all rows.
+
+    Raises
+    ------
+    MissingRowError
+        If code of several digests made them: figures of one table come from one code.
+    """
+    found = sorted({str(row.get("code")) for row in rows})
+    if len(found) != 1:
+        raise MissingRowError(f"{what}: code of {len(found)} digests ({', '.join(found)})")
+    return found[0]
 
 
 def decibels(row: Row, digits: int = 1) -> str:
@@ -93,9 +126,63 @@ def bracket(row: Row, column: str, digits: int = 1) -> str:
     return "" if low is None or high is None else f" [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def readable(row: Row) -> str:
-    """Return how many images reached an SSIM of 0.5: ``13 of 16``."""
-    return f"{round(row['recognisable'] * row['images'])} of {row['images']}"
+def leaks(row: Row) -> str:
+    """Return how many images leaked by the audit's rule: ``13 of 16``."""
+    return f"{row['leaked']} of {row['images']}"
+
+
+def labels(row: Row) -> str:
+    """Return the share of the labels that the attacker found: ``100 %``."""
+    share = row["label_accuracy"]
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
+def seconds(row: Row) -> str:
+    """Return the wall time of one upload's attack: ``12 s``."""
+    return f"{row['seconds_per_upload']:.0f} s"
+
+
+def verdict(row: Row) -> str:
+    """Return what the test of equivalence with the undefended update came to, with its figure."""
+    words = {
+        "alike": f"alike within {EQUIVALENCE_DB:g} dB",
+        "apart": f"short of it by {EQUIVALENCE_DB:g} dB or more",
+        "open": "not decided",
+    }
+    return f"{words[row['verdict']]} (short by {row['short']:.1f} dB{bracket(row, 'short')})"
+
+
+def quantile(rows: Sequence[Row], column: str, percent: float) -> float:
+    """Return a percentile of a column, linear between the two nearest values."""
+    return float(np.percentile([row[column] for row in rows], percent))
+
+
+def above(rows: Sequence[Row], column: str, limit: float) -> int:
+    """Count the rows whose column exceeds a limit."""
+    return sum(row[column] > limit for row in rows)
+
+
+def share_above(rows: Sequence[Row], column: str, limit: float) -> str:
+    """Return the share of rows that exceed a limit, in percent: ``4.5``."""
+    return f"{100 * above(rows, column, limit) / len(rows):.1f}"
+
+
+def below(rows: Sequence[Row], column: str, other: str, by: float) -> list[Row]:
+    """Return the rows whose column is less than another one plus ``by``."""
+    return [row for row in rows if row[column] < row[other] + by]
+
+
+def seen(rows: Sequence[Row], *columns: str) -> int:
+    """Count the rows of which any column, an SSIM, reaches 0.5."""
+    return sum(any((row[column] or 0.0) >= 0.5 for column in columns) for row in rows)
+
+
+def grouped(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
+    """Return the rows with equal columns together, in their order."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return list(found.values())
 
 
 def lowest(rows: Sequence[Row], column: str, digits: int = 2) -> str:
@@ -109,59 +196,91 @@ def highest(rows: Sequence[Row], column: str, digits: int = 2) -> str:
 
 
 def panel_table(panel: str) -> str:
-    """Return a panel as a Markdown table: a line a defense, a column a tier."""
+    """Return a panel as a Markdown table: a line a row, all of one code."""
     rows = select(results("audit"), panel=panel)
     if not rows:
         raise MissingRowError(f"audit: no rows of the panel {panel}")
-    tiers = [t for t in TIERS if t != "plain" and any(row["tier"] == t for row in rows)]
-    columns = ["defense", "cosine", *(TIERS[t] for t in tiers)]
-    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-    plain = select(rows, tier="plain")
-    if plain and plain[0]["defense"] == "none":
-        shown = cell(plain[0])
-        lines.append(f"| none | 1.00 | {shown} (undefended) |" + " |" * (len(tiers) - 1))
-    for defense in dict.fromkeys(row["defense"] for row in rows if row["defense"] != "none"):
-        here = {row["tier"]: row for row in select(rows, defense=defense)}
-        cosine = next(iter(here.values()))["cosine"]
-        cells = [cell(here[t]) if t in here else "" for t in tiers]
-        lines.append(f"| {defense} | {cosine:.2f} | {' | '.join(cells)} |")
+    one_digest(rows, f"panel {panel}")
+    columns = ("defense", "cosine", "attacker", "attack", "PSNR, dB", "SSIM", "leaked", "labels")
+    lines = [
+        f"| {' | '.join((*columns, 'seconds', 'beside the undefended update'))} |",
+        f"|{' --- |' * (len(columns) + 2)}",
+    ]
+    for row in rows:
+        cells = [
+            *(row["defense"], f"{row['cosine']:.2f}", TIERS[row["tier"]], f"`{row['attack']}`"),
+            *(decibels(row), similarity(row), leaks(row), labels(row), seconds(row)),
+            verdict(row) if "verdict" in row else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def cell(row: Row) -> str:
-    """Return a table cell: PSNR with its interval, SSIM, readable images."""
-    if row["psnr"] is None:
-        return "refused"
-    face = row.get("at_face_value") or 0
-    note = f"; {face} taken at face value" if face else ""
-    return f"{decibels(row)} dB / {similarity(row)} / {readable(row)}{note}"
+def earlier() -> str:
+    """Return the rows that earlier code made: a table a panel and digest."""
+    parts = []
+    for rows in grouped(
+        [row for row in results("earlier-audit") if row["tier"] in TIERS], "panel", "code"
+    ):
+        lines = [
+            f"**{rows[0]['panel']}**, code `{one_digest(rows, rows[0]['panel'])}`",
+            "",
+            "| defense | attacker | PSNR, dB | SSIM | labels | seconds |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for row in rows:
+            cells = (
+                *(row["defense"], TIERS[row["tier"]], decibels(over_both(row))),
+                *(similarity(row), labels(row), seconds(row)),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def over_both(row: Row) -> Row:
+    """Return an earlier row with its interval over pictures and networks, which were in step."""
+    clients = row["clients_each"]
+    pictures = row["data"] in ("grey", "photos") and row["batch"] == 1
+    images = [client % 4 for client in clients] if pictures else clients
+    return row | crossed_columns("psnr", row["psnr_each"], images, row["networks_each"])
+
+
+def there(name: str) -> bool:
+    """Whether one committed file begins so."""
+    return len(list(RESULTS.glob(f"{name}-*.json"))) == 1
 
 
 def panels(*names: str) -> list[str]:
     """Return those of the named panels of which a defended row is committed."""
-    there = {row["panel"] for row in results("audit") if row["defense"] not in ("none", "-")}
-    return [name for name in names if name in there]
+    if not there("audit"):
+        return []
+    found = {row["panel"] for row in results("audit") if row["defense"] not in ("none", "-")}
+    return [name for name in names if name in found]
+
+
+def panels_of_plan() -> list[str]:
+    """Return the names of all panels, in the order of the plan."""
+    return list(dict.fromkeys(setting.panel for setting in standard_plan()))
 
 
 def missing() -> list[str]:
     """Return what of the plan is still to be run: ``first round, lenet (3 of 14 rows)``."""
     planned = Counter(setting.panel for setting in standard_plan())
-    done = Counter(row["panel"] for row in results("audit") if row["tier"] in TIERS)
+    done = Counter(
+        row["panel"] for row in (results("audit") if there("audit") else ()) if row["tier"] in TIERS
+    )
     left = {name: count - done[name] for name, count in planned.items()}
     return [f"{name} ({left[name]} of {planned[name]} rows)" for name in planned if left[name]]
 
 
 def guesses(data: str) -> Row:
     """Return the baseline without a gradient that scores highest on an image set."""
-    rows = [row for row in select(results("audit"), data=data) if row["tier"] == "no gradient"]
+    name = "audit" if there("audit") else "earlier-audit"
+    rows = [row for row in select(results(name), data=data) if row["tier"] == "no gradient"]
     if not rows:
-        raise MissingRowError(f"audit: no baseline on {data}")
+        raise MissingRowError(f"{name}: no baseline on {data}")
     return max(rows, key=lambda row: float(row["psnr"]))
-
-
-def lost(row: Row) -> str:
-    """Return the paired difference to the undefended update: ``-6.5 dB [-7.1, -5.9]``."""
-    return f"{row['to_plain']:+.1f} dB{bracket(row, 'to_plain')}".replace("-", "−")
 
 
 def mean_of(rows: Sequence[Row], column: str) -> float:
@@ -172,8 +291,22 @@ def mean_of(rows: Sequence[Row], column: str) -> float:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        *(results, select, one, audit, decibels, similarity, bracket, readable, lowest, highest),
-        *(panel_table, cell, mean_of, panels, missing, lost, guesses, round, len, abs),
+        *(results, select, one, audit, has, there, strongest, decibels, similarity, bracket),
+        *(leaks, labels, seconds, verdict, lowest, highest, quantile, above, share_above, below),
+        *(
+            seen,
+            grouped,
+            panel_table,
+            earlier,
+            mean_of,
+            panels,
+            panels_of_plan,
+            missing,
+            guesses,
+            round,
+            len,
+            abs,
+        ),
     )
 }
 
