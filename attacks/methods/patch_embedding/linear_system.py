@@ -1,43 +1,52 @@
-"""Patches as the solution of linear equations: the projection's gradient is ``G^T X``."""
+"""Patches as the solution of linear equations: the projection's gradient is ``G^T X``.
+
+A patch x_n becomes the token ``z_n = E x_n + e + p_n``. With ``G[n] = dL/dz_n``, which is the
+gradient of the position p_n, the gradient of E is ``W = sum_n G[n] x_n^T``: D equations for each of
+the P columns of X.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bract.attacks.methods.patch_embedding.layers import Projection
+
 RANK = 1e-6
 """Singular values below this share of the largest count as zero: float32 resolves no smaller."""
 
-_ROUNDING = 1e-12
-_REWEIGHTED = 3
+_STEPS = 1000
+_TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """Patches that solve ``W = G^T X`` in the least-squares sense.
+    """Patches that solve the equations in the least-squares sense.
 
     Attributes
     ----------
     patches
-        float64 ``(N, P)``, in what the model sees.
+        float64 ``(N, P)``, in what the model sees; of least norm where the equations leave some
+        open.
     residual
-        ``|G^T X - W|^2 / |W|^2`` over the equations that count.
-    rank, equations, unknowns
-        Of the system that each pixel of the patches solves: ``rank`` of ``unknowns`` N.
+        ``|G^T X - W|^2 / |W|^2``.
+    rank, unknowns, equations
+        Of the system that every column of X solves: at most ``unknowns`` N.
     condition
         Largest over smallest singular value of G, of those within the rank.
     error
-        Expected root mean squared error of ``patches``, from the residual, the degrees of freedom
-        that it had and the singular values; infinite where there was none.
+        Expected root mean squared error of ``patches`` by the residual and the singular values;
+        infinite where no equation is left to check them.
     """
 
     patches: Tensor
     residual: float
     rank: int
-    equations: int
     unknowns: int
+    equations: int
     condition: float
     error: float
 
@@ -47,89 +56,149 @@ class Solution:
         return self.rank == self.unknowns < self.equations
 
 
-def solve_patches(
-    slopes: Tensor,
-    weight: Tensor,
-    *,
-    around: Tensor,
-    slope_trust: Tensor | None = None,
-    weight_trust: Tensor | None = None,
-) -> Solution:
-    """Solve for the patches of one image.
-
-    A patch x_n becomes the token ``z_n = E x_n + e + p_n``. With ``G[n] = dL/dz_n``, the gradient
-    of ``p_n``, that of E is ``W = sum_n G[n] x_n^T``: D equations for each of the P columns of X.
+def solve_patches(slopes: Tensor, weight: Tensor) -> Solution:
+    """Solve for the patches of one image, each value of the equations as good as the next.
 
     Parameters
     ----------
     slopes, weight
         G ``(N, D)`` and W ``(D, P)``, float64.
-    around
-        What patches are nearest to where the equations leave them open, ``(P,)``.
-    slope_trust, weight_trust
-        Trust in [0, 1] in each value of G and W, or None; an equation counts by the variance that
-        both leave in it, and one with a value of no trust counts nothing.
     """
-    right = weight - slopes.sum(dim=0)[:, None] * around
-    if slope_trust is None and weight_trust is None:
-        patches, counted = _least_norm(slopes, right), torch.ones_like(weight)
-    else:
-        patches, counted = _reweighted(slopes, right, around, slope_trust, weight_trust)
-    apart = counted.sqrt() * (slopes.T @ patches - right)
-    size = (counted * weight.square()).sum()
-    values = torch.linalg.svdvals(slopes)
+    left, values, right = torch.linalg.svd(slopes, full_matrices=False)
     rank = int((values > RANK * values[0]).sum()) if bool(values[0] > 0) else 0
-    equations = int((counted > 0).sum(dim=0).median())
-    spare = (equations - rank) * weight.shape[1]
-    within = values[: max(rank, 1)]
-    error = float("inf")
-    if spare > 0:
-        deviation = apart.square().sum() / spare / counted.mean().clamp_min(1e-300)
-        error = float((deviation * within.pow(-2).sum() / len(slopes)).sqrt())
+    inverse = torch.where(torch.arange(len(values)).to(values) < rank, 1.0 / values, 0.0)
+    patches = left @ (inverse[:, None] * (right @ weight))
+    apart = float((slopes.T @ patches - weight).square().sum())
+    spare = slopes.shape[1] - rank
+    variance = apart / (spare * weight.shape[1]) if spare else float("inf")
     return Solution(
-        patches=patches + around,
-        residual=float(apart.square().sum() / size.clamp_min(1e-300)),
+        patches=patches,
+        residual=apart / max(float(weight.square().sum()), 1e-300),
         rank=rank,
-        equations=equations,
         unknowns=len(slopes),
-        condition=float(within[0] / within[-1]),
-        error=error,
+        equations=slopes.shape[1],
+        condition=float(values[0] / values[max(rank, 1) - 1].clamp_min(1e-300)),
+        error=float((variance * inverse.square().sum() / len(slopes)) ** 0.5),
     )
 
 
-def _least_norm(slopes: Tensor, right: Tensor) -> Tensor:
-    solution: Tensor = torch.linalg.lstsq(slopes.T, right, rcond=RANK, driver="gelsd").solution
-    return solution
+@dataclass(frozen=True, kw_only=True)
+class OpenSystem:
+    """The equations of an image where a defense left their values uncertain.
 
+    An equation counts by the inverse of the variance that its values leave in it, and neighbouring
+    pixels are alike: ``sum c (G^T X - W)^2 + s |D u|^2`` over the pixels u, with D the differences
+    of neighbours, fills in what the equations hardly fix.
 
-def _reweighted(
-    slopes: Tensor,
-    right: Tensor,
-    around: Tensor,
-    slope_trust: Tensor | None,
-    weight_trust: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Weigh each equation by what its values leave open at the patches found so far."""
-    own = _variance(weight_trust, right)
-    carried = _variance(slope_trust, slopes)
-    squares = torch.ones(len(slopes), right.shape[1], dtype=slopes.dtype)
-    patches = counted = torch.empty(0)
-    for _ in range(_REWEIGHTED):
-        counted = 1.0 / (_ROUNDING + own + carried.T @ squares)
-        counted = counted / counted.max().clamp_min(1e-300)
-        patches = torch.stack(
-            [
-                _least_norm(slopes * root, (right[:, j] * root)[:, None])[:, 0]
-                for j, root in enumerate(counted.sqrt().T)
-            ],
-            dim=1,
+    Attributes
+    ----------
+    slopes, weight
+        G ``(N, D)`` and W ``(D, P)``, float64.
+    slope_variance, weight_variance
+        Variances of their values, of the same shapes, positive.
+    mean, std
+        Normalisation of each pixel of a patch, ``(P,)``: the model saw ``(u - mean) / std``.
+    """
+
+    slopes: Tensor
+    weight: Tensor
+    slope_variance: Tensor
+    weight_variance: Tensor
+    mean: Tensor
+    std: Tensor
+    projection: Projection
+    shape: tuple[int, int, int]
+
+    def counted(self, patches: Tensor | None = None) -> Tensor:
+        """Weight of each equation ``(D, P)``, 1 at most, at patches ``(N, P)`` or at any."""
+        squares = (
+            torch.ones(len(self.slopes), self.weight.shape[1]).to(self.slopes)
+            if patches is None
+            else patches.square()
         )
-        squares = (patches + around).square().clamp(max=10.0)
-    return patches, counted
+        counted = 1.0 / (self.weight_variance + self.slope_variance.T @ squares)
+        return counted / counted.max()
+
+    def solve(self, smoothness: float, counted: Tensor, start: Tensor | None = None) -> Tensor:
+        """Return the pixels ``(C, H, W)`` in float64 by preconditioned conjugate gradients.
+
+        Parameters
+        ----------
+        smoothness
+            s, as a share of the mean diagonal of the equations' own matrix.
+        start
+            Pixels to begin at; grey without any.
+        """
+        scaled = self.slopes[None] * counted.T[:, None].sqrt() / self.std[:, None, None]
+        blocks = scaled @ scaled.transpose(1, 2)
+        size = float(blocks.diagonal(dim1=1, dim2=2).mean())
+        held = smoothness * size
+        damped = blocks + 4.0 * held * torch.eye(len(self.slopes)).to(blocks)
+        factors, failed = torch.linalg.cholesky_ex(damped)
+        if bool(failed.any()):
+            jitter = 1e-12 * size * torch.eye(len(self.slopes)).to(blocks)
+            factors = torch.linalg.cholesky(damped + jitter)
+
+        def applied(pixels: Tensor) -> Tensor:
+            rows = self.projection.patches(pixels)
+            back = torch.einsum("pnm,mp->np", blocks, rows)
+            return self._spread(back) + held * _roughness(pixels)
+
+        def preconditioned(pixels: Tensor) -> Tensor:
+            rows = self.projection.patches(pixels).T[..., None]
+            return self._spread(torch.cholesky_solve(rows, factors)[..., 0].T)
+
+        wanted = self.weight + self.slopes.sum(dim=0)[:, None] * (self.mean / self.std)
+        right = self._spread(self.slopes @ (counted * wanted) / self.std)
+        grey = torch.full(self.shape, 0.5).to(self.slopes)
+        return _conjugate_gradients(
+            applied, preconditioned, right, grey if start is None else start
+        )
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """Return what the model sees of pixels ``(C, H, W)``: ``(N, P)``."""
+        return (self.projection.patches(pixels) - self.mean) / self.std
+
+    def _spread(self, patches: Tensor) -> Tensor:
+        """Add patches up into pixels: the transpose of taking patches."""
+        flat = patches.new_zeros(self.shape).flatten()
+        places = self.projection.pixels.to(patches.device).flatten()
+        inside = places >= 0
+        flat.index_add_(0, places[inside], patches.flatten()[inside])
+        return flat.view(self.shape)
 
 
-def _variance(trust: Tensor | None, like: Tensor) -> Tensor:
-    """Variance of values in units of the error that halves trust; very large without any."""
-    if trust is None:
-        return torch.zeros_like(like)
-    return 1.0 / trust.clamp(1e-12, 1.0) - 1.0
+def _roughness(pixels: Tensor) -> Tensor:
+    """Return ``D^T D u`` for the differences of neighbouring pixels."""
+    found = torch.zeros_like(pixels)
+    for axis in (-1, -2):
+        apart = pixels.diff(dim=axis)
+        count = pixels.shape[axis]
+        found.narrow(axis, 1, count - 1).add_(apart)
+        found.narrow(axis, 0, count - 1).sub_(apart)
+    return found
+
+
+def _conjugate_gradients(
+    applied: Callable[[Tensor], Tensor],
+    preconditioned: Callable[[Tensor], Tensor],
+    right: Tensor,
+    start: Tensor,
+) -> Tensor:
+    """Solve ``A u = b`` for a symmetric positive A."""
+    found = start.clone()
+    residual = right - applied(found)
+    direction = ahead = preconditioned(residual)
+    product = (residual * ahead).sum()
+    goal = _TOLERANCE**2 * float((right * preconditioned(right)).sum())
+    for _ in range(_STEPS):
+        if not float(product) > goal:
+            break
+        moved = applied(direction)
+        step = product / (direction * moved).sum().clamp_min(1e-300)
+        found = found + step * direction
+        residual = residual - step * moved
+        ahead = preconditioned(residual)
+        product, before = (residual * ahead).sum(), product
+        direction = ahead + (product / before) * direction
+    return found

@@ -1,0 +1,230 @@
+"""Every patch of one image through a vision transformer, by one least-squares solve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.patch_embedding.layers import PatchLayers, patch_layers
+from bract.attacks.methods.patch_embedding.linear_system import (
+    OpenSystem,
+    Solution,
+    solve_patches,
+)
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.descent import Outcome, Recipe, Run
+from bract.attacks.solve.matching import hard_labels
+from bract.errors import BractError
+from bract.protocol.update import Tensors
+
+EXACT = 1e-9
+"""Relative squared residual of the equations below which their values are taken as exact. float32
+leaves 1e-14 to 1e-12, a defense that the tier does not know 1e-3 and more."""
+
+SMOOTHNESS = tuple(10.0**-k for k in range(2, 13))
+"""Weights of smooth images that are tried where the values are not exact."""
+
+_UNTRUSTED = 0.01
+"""Error, as a share of the root mean square, that stands for the one that halves trust."""
+
+_LEAST = 1e-5
+"""Least error of a value, as the same share."""
+
+_PATIENCE = 3
+_REWEIGHTED = 2
+
+
+@ATTACKS.register("patch-embedding")
+@dataclass(frozen=True, kw_only=True)
+class PatchEmbedding(Attack):
+    """Solve for the patches of one image, in order, where positions are learned.
+
+    The gradient of a learned position is the loss's gradient at its patch's token, and that of the
+    patch projection is the sum over patches of the one times the other: linear equations for the
+    patches (`linear_system`). Lu et al. (CVPR 2022, APRIL) solve the same for the attention of a
+    first block without normalisation; these equations hold whatever follows the tokens, also
+    behind a locked normalisation, and for the sum over any number of plain SGD steps on one image.
+    The layers are found on probes (`layers`).
+
+    Where the values are exact the loss is the equations' relative squared residual. Where a
+    defense left them open (trust below one, bounds, noise) the equations count by what their
+    values leave open, with smooth images where they say little; how smooth is chosen by the match
+    of the whole update, which then is the loss. A factor common to all values, as clipping has,
+    changes nothing.
+    """
+
+    name: ClassVar[str] = "patch-embedding"
+    title: ClassVar[str] = "Patch embedding"
+    family: ClassVar[str] = "closed-form reconstruction"
+    closed_form: ClassVar[bool] = True
+    batches: ClassVar[Batches] = "one"
+    cost: ClassVar[Cost] = "instant"
+    iterations: ClassVar[int] = 1
+
+    def prepare(self, case: Case) -> Case:
+        """Refuse batches, models without learned positions, and updates that hold neither."""
+        case = super().prepare(case)
+        key = case.observation.key
+        if case.images != 1:
+            raise BractError(
+                f"{key}: {case.images} images in one update, whose positions share one gradient; "
+                "patch-embedding needs one image"
+            )
+        if case.observation.declaration.optimizer != "sgd" and _several_steps(case):
+            raise BractError(
+                f"{key}: several steps of {case.observation.declaration.optimizer} mix the "
+                "patches' gradients; patch-embedding needs plain SGD"
+            )
+        layers = patch_layers(case.target_model, case.observation)
+        names = (layers.position.name, layers.projection.weight)
+        for name in names:
+            if name not in case.evidence.target:
+                raise BractError(f"{key}: the evidence lacks {name}")
+            if not bool(case.evidence.target[name].any()):
+                raise BractError(
+                    f"{key}: the gradient of {name} is zero (an output layer of zeros, as fresh "
+                    "transformers may have, lets no gradient through); attack a later round"
+                )
+        return case
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Solve each observation once; its restarts share the image."""
+        exact = problem.to(torch.float64)
+        images = torch.zeros(
+            (problem.trials, *problem.image_shape), dtype=torch.float64, device=problem.device
+        )
+        labels = hard_labels(exact)
+        losses = torch.zeros(problem.trials, dtype=torch.float64, device=problem.device)
+        recipes: list[Recipe] = []
+        done: dict[str, int] = {}
+        for trial, case in enumerate(problem.cases):
+            first = done.setdefault(case.observation.key, trial)
+            if first != trial:
+                images[trial], losses[trial] = images[first], losses[first]
+                recipes.append(recipes[first])
+                continue
+            layers = patch_layers(case.target_model, case.observation)
+            problem.target_model.model.to(problem.device)
+            one = _OneImage(exact.select([trial]), layers, labels[trial : trial + 1])
+            images[trial, 0], losses[trial], recipe = one.found()
+            recipes.append(recipe)
+            run.advance((trial + 1) / problem.trials, float(losses[trial]))
+        return Outcome(
+            images=images,
+            labels=labels,
+            losses=losses,
+            unknowns=problem.unknowns(),
+            curves=[[] for _ in range(problem.trials)],
+            iterations=0,
+            recipes=recipes,
+        )
+
+
+@dataclass(frozen=True)
+class _OneImage:
+    """The equations of one trial, in float64."""
+
+    problem: Problem
+    layers: PatchLayers
+    labels: Tensor
+
+    def found(self) -> tuple[Tensor, float, Recipe]:
+        """Return the image ``(C, H, W)``, its loss, and what made it."""
+        projection, position = self.layers.projection, self.layers.position
+        slopes = position.gradient(self.problem.target[position.name][0])
+        weight = self.problem.target[projection.weight][0].flatten(1)
+        solution = solve_patches(slopes, weight)
+        _, *shape = self.problem.image_shape
+        seen = projection.images(solution.patches, (shape[0], shape[1], shape[2]))
+        image = self.problem.target_model.denormalise(seen)
+        if solution.determined and solution.residual < EXACT:
+            return image, solution.residual, _recipe(solution, "patches by least squares")
+        loss = self._loss(image)
+        smooth, better = self._smoothed(slopes, weight)
+        if better < loss:
+            image, loss = smooth, better
+        return image, loss, _recipe(solution, "patches by weighted least squares", "smooth image")
+
+    def _smoothed(self, slopes: Tensor, weight: Tensor) -> tuple[Tensor, float]:
+        """Return the image of the smoothness at which the whole update matches best."""
+        system = self._open_system(slopes, weight)
+        counted = system.counted()
+        image: Tensor | None = None
+        for _ in range(_REWEIGHTED):
+            image = system.solve(SMOOTHNESS[len(SMOOTHNESS) // 2], counted, image)
+            counted = system.counted(system.patches(image.clamp(0.0, 1.0)))
+        best, lowest, since = torch.empty(0), float("inf"), 0
+        for smoothness in SMOOTHNESS:
+            image = system.solve(smoothness, counted, image)
+            loss = self._loss(image)
+            if loss < lowest or not len(best):
+                best, lowest, since = image, loss, 0
+            elif (since := since + 1) == _PATIENCE:
+                break
+        return best, lowest
+
+    def _open_system(self, slopes: Tensor, weight: Tensor) -> OpenSystem:
+        projection, position = self.layers.projection, self.layers.position
+        uncertain = _variances(self.problem)
+        model, (_, channels, height, width) = self.problem.target_model, self.problem.image_shape
+        flat = torch.zeros(channels, height, width, dtype=slopes.dtype, device=slopes.device)
+        zero = model.normalise(flat)
+        std = 1.0 / (model.normalise(flat + 1.0) - zero)
+        places = projection.pixels[0].clamp_min(0).to(slopes.device)
+        return OpenSystem(
+            slopes=slopes,
+            weight=weight,
+            slope_variance=position.gradient(uncertain[position.name]) / position.factor,
+            weight_variance=uncertain[projection.weight].flatten(1),
+            mean=-(zero * std).flatten()[places],
+            std=std.flatten()[places],
+            projection=projection,
+            shape=(channels, height, width),
+        )
+
+    def _loss(self, image: Tensor) -> float:
+        simulated = self.problem.simulate(
+            image.clamp(0.0, 1.0)[None, None], self.labels, self.problem.unknowns()
+        )
+        detached = {name: value.detach() for name, value in simulated.items()}
+        return float(self.problem.distance(RelativeError(), detached))
+
+
+def _variances(problem: Problem) -> Tensors:
+    """Variance of each value of the target of one trial, from its trust and bounds."""
+    found = {}
+    whole = torch.cat([value[0].flatten() for value in problem.target.values()])
+    size = whole.square().mean()
+    halving = _UNTRUSTED**2 * size
+    for name, value in problem.target.items():
+        variance = torch.zeros_like(value[0])
+        if problem.weights is not None and name in problem.weights:
+            variance = halving * (1.0 / problem.weights[name][0].clamp(1e-12, 1.0) - 1.0)
+        if problem.bounds is not None and name in problem.bounds:
+            variance = variance + problem.bounds[name][0].square() / 3.0
+        found[name] = variance + _LEAST**2 * size
+    return found
+
+
+def _several_steps(case: Case) -> bool:
+    declared = case.observation.declaration
+    return declared.algorithm == "fedavg" and declared.local_steps != 1
+
+
+def _recipe(solution: Solution, *parts: str) -> Recipe:
+    return Recipe(
+        "",
+        (
+            "closed form",
+            *parts,
+            f"rank {solution.rank} of {solution.unknowns}, condition {solution.condition:.1e}",
+            "labels analytic",
+        ),
+    )
