@@ -39,6 +39,10 @@ class LeakageError(Exception):
     """A gate crossed, or one that had nothing to judge; the command exits with code 3."""
 
 
+class PrivacyAlarmError(Exception):
+    """A measured epsilon above the account's; the command exits with code 5."""
+
+
 class NothingAttackedError(Exception):
     """An audit every attack of which was refused; the command exits with code 4."""
 

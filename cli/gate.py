@@ -14,7 +14,14 @@ from bract.audit.questions.reconstruction import ReconstructionQuestion
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.cli.console import say
 from bract.config.audit import TIERS
-from bract.errors import BractError, LeakageError, NothingAttackedError, one_line, shown
+from bract.errors import (
+    BractError,
+    LeakageError,
+    NothingAttackedError,
+    PrivacyAlarmError,
+    one_line,
+    shown,
+)
 from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.schema import Answer, AuditResult
@@ -250,6 +257,20 @@ def hold(gates: Iterable[Gate], answers: Sequence[Answer], rule: LeakRule) -> No
             say(f"warning: {judgement}")
     if failed:
         raise LeakageError("\n".join(_failure(judgement) for judgement in failed))
+
+
+def check_alarms(answers: Sequence[Answer]) -> None:
+    """Fail where an answer shows that a promised protection does not hold.
+
+    Raises
+    ------
+    PrivacyAlarmError
+        Before any gate is held: a broken protection is no matter of a threshold.
+    """
+    for name in dict.fromkeys(answer.question for answer in answers):
+        mine = [answer for answer in answers if answer.question == name]
+        if (found := QUESTIONS[name].alarm(mine)) is not None:
+            raise PrivacyAlarmError(found)
 
 
 def check_attacked(results: Sequence[Answer], run: Path) -> None:

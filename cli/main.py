@@ -45,6 +45,7 @@ from bract.errors import (
     BractError,
     LeakageError,
     NothingAttackedError,
+    PrivacyAlarmError,
     RunFailedError,
     one_line,
     out_of_memory,
@@ -380,7 +381,8 @@ def audit(
     Options and --set audit.KEY=VALUE replace keys of the configuration's audit section. The time
     is estimated first. On a terminal you are asked before more than a minute of work, or work of
     which nothing can be expected; elsewhere (a pipe, CI) it begins without asking. Where every
-    attack is refused, for another reason than that uploads are ciphertexts, the exit code is 4.
+    attack is refused, for another reason than that uploads are ciphertexts, the exit code is 4;
+    where a measured epsilon is above the account's, it is 5.
     """
     from bract.cli.approval import approve
     from bract.cli.audit import (
@@ -394,7 +396,7 @@ def audit(
     )
     from bract.cli.audit_workers import asked_for, workers_of
     from bract.cli.console import print_json, say
-    from bract.cli.gate import Gate, check_attacked, check_tiers, hold, rule_of
+    from bract.cli.gate import Gate, check_alarms, check_attacked, check_tiers, hold, rule_of
     from bract.cli.settings import read_section
     from bract.config.config import AuditConfig
 
@@ -425,6 +427,7 @@ def audit(
     if output.is_json:
         print_json([answer.to_dict() for answer in answers])
     say(f"done: {run}/audit; next: bract report {run}")
+    check_alarms(answers)
     hold(gates, answers, rule_of(run))
     check_attacked(answers, run)
 
@@ -649,6 +652,9 @@ def main(command: typer.Typer | None = None, name: str = "bract") -> None:
     except NothingAttackedError as error:
         say(f"error: {error}")
         sys.exit(4)
+    except PrivacyAlarmError as error:
+        say(f"alarm: {error}")
+        sys.exit(5)
     except OSError as error:
         say(f"error: {_operating_system(error)}")
         sys.exit(1)

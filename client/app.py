@@ -54,6 +54,8 @@ def _train(
     """Train, defend and encrypt; ``started`` is when the message came, by `time.perf_counter`."""
     config = session.config
     # The received model is judged before training on it: no extra message round is needed.
+    with span("canaries"):
+        data, canaries = session.with_canaries(data)
     with span("validate"):
         metrics = session.validate(data)
     step = ("train", session.site.partition, session.server_round)
@@ -70,7 +72,7 @@ def _train(
         )
     trained = time.perf_counter()
     with span("defend"):
-        update = session.protect(result, data)
+        update = session.protect(result, data, canaries)
     metrics["defense_seconds"] = time.perf_counter() - trained
     with span("keep truth, judge"):
         metrics |= session.training_metrics(result, data)

@@ -50,6 +50,7 @@ _UNSEEN = (
     "batch_size",
     "min_training_images",
     "initial_model",
+    "canaries",
 )
 
 _log = logging.getLogger(__name__)

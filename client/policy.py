@@ -183,6 +183,9 @@ class SitePolicy(_Section):
         Whether loss and accuracy on the very images behind an update are sent with it: for one
         image and known parameters each is an equation about its pixels. ``auto`` sends them with
         an update that is neither defended nor encrypted; ``always`` and ``never`` do in any case.
+    canaries
+        Most canaries that a run may ask this site to include, for an audit of epsilon; a run that
+        asks for more gets none.
     """
 
     require: list[Requirement] = Field(default_factory=list)
@@ -202,6 +205,7 @@ class SitePolicy(_Section):
     initial_model: Literal["any", "from-seed"] = "any"
     metric_decimals: Annotated[int, Field(ge=0, le=15)] | None = None
     train_metrics: Literal["auto", "always", "never"] = "auto"
+    canaries: Annotated[int, Field(ge=0)] = 0
 
     @property
     def needs_record(self) -> str | None:

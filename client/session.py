@@ -16,6 +16,7 @@ from bract.client.accounting import Mechanism, mechanism_of
 from bract.client.agreement import agree, check_start, request_of
 from bract.client.answered import Request
 from bract.client.answers import Answers
+from bract.client.canaries import Canaries, open_canaries
 from bract.client.candidates import keep_candidates
 from bract.client.defending import Defending
 from bract.client.failures import hiding
@@ -82,6 +83,19 @@ class Session:
         """
         with hiding(f"reading the data of round {self.server_round}", own=False):
             return client_data(self.site.local(self.config), self.site.part)
+
+    def with_canaries(self, data: ClientData) -> tuple[ClientData, Canaries | None]:
+        """Return the data with the canaries that this site includes, where the run asks for any."""
+        found = open_canaries(
+            self.config.canaries,
+            self.policy,
+            self.site.truth_dir,
+            data,
+            self.spec,
+            run=self.request.run,
+            rounds=self.config.rounds,
+        )
+        return (data, None) if found is None else (found.extend(data), found)
 
     def score(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
         """Return loss and accuracy of the model in its present state."""
@@ -220,7 +234,9 @@ class Session:
             metrics["random_key_accuracy"] = accuracy
         return metrics
 
-    def protect(self, result: LocalResult, data: ClientData) -> Tensors:
+    def protect(
+        self, result: LocalResult, data: ClientData, canaries: Canaries | None = None
+    ) -> Tensors:
         """Return what may leave this client, and keep what must not.
 
         Raises
@@ -229,8 +245,17 @@ class Session:
             If a defense fails: then nothing is sent.
         """
         most = self.config.training.batch_size
+        update = result.update
+        if canaries is not None:
+            update = canaries.replace_update(
+                update,
+                self.defending.chain,
+                seed=self.config.seed,
+                client=self.site.name,
+                number=self.server_round,
+            )
         return self.defending.protect(
-            result.update,
+            update,
             model=self.model,
             images=self.spec.normalise(result.trained_on(data.images, most).to(self.device)),
             labels=data.labels[result.used[:most]].to(self.device),
@@ -262,11 +287,12 @@ class Session:
             return
         kept = result.trained_on(data.images)
         save_truth(folder, self.server_round, kept, data.labels[result.used])
+        own = [index for index in result.used if index < len(data.images) - data.canaries]
         keep_candidates(
             folder,
             self.request.run,
             self.server_round,
-            (data.images[result.used], data.labels[result.used]),
+            (data.images[own], data.labels[own]),
             (data.validation_images, data.validation_labels),
         )
         if self.defending.report:

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from bract.config.audit import AuditConfig, AuditRequest, LeakConfig
+from bract.config.canaries import CanaryConfig
 from bract.config.capture import CaptureConfig
 from bract.config.deployment import DeploymentConfig, SiteConfig
 from bract.config.encryption import EncryptionConfig
@@ -125,6 +126,7 @@ class FederationConfig(Section):
         ),
     ] = EncryptionConfig()
     capture: CaptureConfig = CaptureConfig()
+    canaries: CanaryConfig = CanaryConfig()
     audit: AuditConfig = AuditConfig()
     deployment: DeploymentConfig | None = None
 

@@ -19,13 +19,15 @@ __all__ = ["ClientData", "DataSpec", "client_data", "data_spec", "test_data"]
 class ClientData:
     """One client's part: images float32 ``(N, C, H, W)`` in [0, 1], labels int64 ``(N,)``.
 
-    Rows are ``(features, 1, 1)``; targets that are numbers are float32.
+    Rows are ``(features, 1, 1)``; targets that are numbers are float32. The last
+    ``canaries`` of the images are none of its data.
     """
 
     images: Tensor
     labels: Tensor
     validation_images: Tensor
     validation_labels: Tensor
+    canaries: int = 0
 
 
 def data_spec(config: DataConfig) -> DataSpec:

@@ -82,6 +82,8 @@ class Scorer:
         When the question was asked, by `time.perf_counter`; the request's seconds count from it.
     progress
         Called after each upload.
+    attackers
+        Names of those that score; None takes every registered one.
 
     Attributes
     ----------
@@ -98,10 +100,11 @@ class Scorer:
         *,
         begun: float,
         progress: Callable[[Progress], None] | None = None,
+        attackers: Sequence[str] | None = None,
     ) -> None:
         self._seen, self._candidates = seen, candidates
         self._begun, self._progress = begun, progress
-        self._attackers = {name: MEMBERSHIP[name]() for name in MEMBERSHIP}
+        self._attackers = {name: MEMBERSHIP[name]() for name in attackers or MEMBERSHIP}
         self._public: _Public | None = None
         self._engine = Engine(device=seen.request.device)
         self.left_out: list[str] = []
@@ -191,7 +194,7 @@ class Scorer:
         nothing = torch.empty(0)
         self._public = _Public([], nothing, nothing.long(), nothing)
         data = self._seen.data
-        if data is None:
+        if data is None or not {"lira", "rmia"} & self._attackers.keys():
             return
         try:
             images, labels = test_data(data)

@@ -1,0 +1,207 @@
+"""Lower bounds on epsilon from guesses about canaries, and upper ones for Gaussian noise.
+
+Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (NeurIPS 2023): m canaries
+are included by independent fair coins, and an auditor guesses r of the coins. Whatever the
+mechanism, if it is (epsilon, delta)-differentially private, v right guesses have the probability of
+`chance_of_guesses` at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+MOST_EPSILON = 50.0
+"""Where the search for a bound ends; 10,000 guesses without an error give less than 9."""
+
+SHARES = (1.0, 0.5, 0.2, 0.05)
+"""Shares of the canaries that are guessed. All are tried, each at its part of the level."""
+
+_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How many of ``canaries`` coins were guessed, and how many guesses are right."""
+
+    canaries: int
+    made: int
+    right: int
+
+
+def chance_of_guesses(found: Guesses, epsilon: float, delta: float) -> float:
+    """Return how likely as many right guesses are at most under (epsilon, delta).
+
+    Theorem 5.2 of Steinke et al.: with W binomial of r draws at ``e^epsilon / (1 + e^epsilon)``,
+    ``P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i`` for i from 1 to v.
+    """
+    from scipy.stats import binom
+
+    rate = 1.0 / (1.0 + math.exp(-epsilon))
+    chance = float(binom.sf(found.right - 1, found.made, rate))
+    if delta > 0.0 and found.right:
+        below = binom.pmf(np.arange(found.right - 1, -1, -1), found.made, rate)
+        steps = np.arange(1, found.right + 1)
+        chance += 2.0 * found.canaries * delta * float((np.cumsum(below) / steps).max())
+    return min(1.0, chance)
+
+
+def epsilon_bound(found: Guesses, delta: float, tail: float = 0.05) -> float:
+    """Return the largest epsilon that so many right guesses refute at 1 - ``tail``; 0 if none."""
+    low, high = 0.0, MOST_EPSILON
+    if chance_of_guesses(found, low, delta) > tail:
+        return 0.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if chance_of_guesses(found, middle, delta) <= tail:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def guesses(scores: Array, included: Flags, share: float) -> Guesses:
+    """Guess the highest scores to be included and the lowest not to be, a half each.
+
+    Ties are broken by position, which says nothing of the coin.
+
+    Parameters
+    ----------
+    scores
+        float64 ``(m,)``, higher for canaries that look included.
+    included
+        The coins, bool ``(m,)``.
+    share
+        Of the canaries that are guessed, in (0, 1]; about the others nothing is said.
+    """
+    half = max(1, round(share * len(scores) / 2))
+    order = np.argsort(scores, kind="stable")
+    low, high = order[:half], order[len(order) - half :]
+    right = int(included[high].sum() + (~included[low]).sum())
+    return Guesses(len(scores), len(low) + len(high), right)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound on epsilon, and the guesses that it rests on."""
+
+    epsilon: float
+    guesses: Guesses
+
+
+def best_bound(
+    scores: Sequence[Array], included: Flags, delta: float, level: float = 0.95
+) -> Bound:
+    """Return the highest bound over `SHARES` and several scorings, valid at ``level`` for all.
+
+    Parameters
+    ----------
+    scores
+        Each ``(m,)``; which of them are tried must not depend on the coins.
+    """
+    tail = (1.0 - level) / (len(scores) * len(SHARES))
+    tried = [guesses(one, included, share) for one in scores for share in SHARES]
+    bounds = [Bound(epsilon_bound(found, delta, tail), found) for found in tried]
+    return max(bounds, key=lambda bound: (bound.epsilon, bound.guesses.right))
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Return delta of Gaussian noise at epsilon (Balle and Wang 2018, theorem 8).
+
+    ``mu`` is the distance of the two means in standard deviations.
+    """
+    from scipy.stats import norm
+
+    if mu <= 0.0:
+        return 0.0
+    first = norm.cdf(mu / 2 - epsilon / mu)
+    second = math.exp(min(700.0, epsilon + norm.logcdf(-mu / 2 - epsilon / mu)))
+    return float(first - second)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the smallest epsilon at which Gaussian noise has ``delta``; exact, by bisection."""
+    if gaussian_delta(0.0, mu) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while gaussian_delta(high, mu) > delta and high < 1e6:
+        high *= 2.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_delta(middle, mu) > delta else (low, middle)
+    return high
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return the distance in standard deviations for which `gaussian_epsilon` is ``epsilon``."""
+    low, high = 0.0, 1.0
+    while gaussian_epsilon(high, delta) < epsilon:
+        high *= 2.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_epsilon(middle, delta) < epsilon else (low, middle)
+    return high
+
+
+def gaussian_bound(scores: Array, included: Flags, delta: float, tail: float = 0.05) -> float:
+    """Return a lower bound on epsilon of noise that is claimed to be Gaussian.
+
+    Under Gaussian differential privacy with mu (Dong, Roth and Su 2022; audited as in Nasr et al.
+    2023, "Tight auditing of differentially private machine learning", section 4.2), no guess about
+    an independent coin is right with more than probability ``Phi(mu / 2)``. A guess is the sign of
+    a score, 0 lying half way. Clopper and Pearson's limit on that probability gives mu, and
+    `gaussian_epsilon` the epsilon at ``delta``. A larger one than the account's refutes the noise.
+    """
+    from scipy.stats import beta, norm
+
+    right = int((included == (scores > 0.0)).sum())
+    if not right:
+        return 0.0
+    rate = float(beta.ppf(tail, right, len(scores) - right + 1))
+    return gaussian_epsilon(2.0 * float(norm.ppf(rate)), delta) if rate > 0.5 else 0.0
+
+
+def one_shot_estimate(canaries: Array, null: Array, delta: float) -> float:
+    """Return the estimate of Andrew et al. (arXiv 2302.03098, algorithm 1); no bound.
+
+    Parameters
+    ----------
+    canaries, null
+        Cosines of uploads with directions that were put into them, and with directions that were
+        not, each at least 2. Both are taken for normal, and epsilon at ``delta`` follows from the
+        two distributions.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    (one, a), (zero, b) = _normal(canaries), _normal(null)
+    grid = np.linspace(min(one - 12 * a, zero - 12 * b), max(one + 12 * a, zero + 12 * b), 200_001)
+    step = float(grid[1] - grid[0])
+    first, second = norm.logpdf(grid, one, a), norm.logpdf(grid, zero, b)
+
+    def delta_at(epsilon: float) -> float:
+        both = []
+        for own, other in ((first, second), (second, first)):
+            gap = np.exp(own) - np.exp(np.minimum(other + epsilon, 700.0))
+            both.append(float(np.clip(gap, 0.0, None).sum()) * step)
+        return max(both)
+
+    if delta_at(0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while delta_at(high) > delta and high < 512.0:
+        high *= 2.0
+    if delta_at(high) > delta:
+        return high
+    return float(brentq(lambda e: delta_at(e) - delta, 0.0, high, xtol=1e-6))
+
+
+def _normal(values: Array) -> tuple[float, float]:
+    return float(values.mean()), max(1e-12, float(values.std(ddof=1)))

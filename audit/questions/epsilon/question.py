@@ -1,0 +1,272 @@
+"""Ask how large epsilon is at least, by canaries, and hold it against the account."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from bract.attacks import Progress
+from bract.attacks.adaptive.declared import declared
+from bract.audit.captures import Capture
+from bract.audit.observations import Observations
+from bract.audit.questions.base import QUESTIONS, Decision, Question, Value
+from bract.audit.questions.epsilon.bound import (
+    Bound,
+    Guesses,
+    best_bound,
+    epsilon_bound,
+    gaussian_bound,
+    gaussian_epsilon,
+    one_shot_estimate,
+)
+from bract.audit.questions.epsilon.coins import Coins, canaries_file, load_coins, project
+from bract.audit.questions.epsilon.words import decision, rows
+from bract.audit.questions.membership.candidates import Candidates
+from bract.audit.questions.membership.rounds import Scorer
+from bract.audit.results import Batch
+from bract.defenses.noise import Noise
+from bract.errors import BractError
+from bract.schema.epsilon import ClientEpsilon, EpsilonAnswer
+from bract.schema.report import Table
+
+LEVEL = 0.95
+
+DELTA = 1e-5
+"""Of clients that declare no noise with a delta of its own."""
+
+SCORINGS = ("gradient-regression", "alignment", "loss-drop")
+"""Membership attackers that score canary records; chosen before any coin is read."""
+
+
+@QUESTIONS.register("epsilon")
+class EpsilonQuestion(Question[EpsilonAnswer]):
+    """How much the uploads reveal, at least by canaries and at most by the account."""
+
+    name = "epsilon"
+    title = "How much at most"
+    position = 2
+    needs = frozenset({"upload", "canaries"})
+    answer = EpsilonAnswer
+    gates = ("low", "low_gaussian", "high")
+    gate = "low"
+
+    @classmethod
+    def offered(cls, seen: Observations) -> bool:
+        """Whether any chosen client kept canaries."""
+        return any(canaries_file(seen.truth_folder, c.client).is_file() for c in seen.chosen)
+
+    def holds(self, captures: Sequence[Capture]) -> dict[str, str]:
+        """Return what the answer depends on, the canaries included."""
+        clients = sorted({c.client for c in captures})
+        paths = [canaries_file(self.seen.truth_folder, client) for client in clients]
+        return super().holds(captures) | {"canaries": self.basis.digest(paths)}
+
+    def ask(
+        self, batch: Batch, progress: Callable[[Progress], None] | None = None
+    ) -> Iterator[EpsilonAnswer]:
+        """Yield one answer about the whole run."""
+        clients = sorted({c.client for c in batch.captures if not c.members})
+        left: list[str] = []
+        found = [
+            self._client(
+                client,
+                [one for c in batch.captures if c.client == client for one in c.rounds],
+                (1.0 - LEVEL) / max(1, len(clients)),
+                left,
+                progress,
+            )
+            for client in clients
+        ]
+        measured = [one for one in found if one.refused is None]
+        about = EpsilonAnswer(
+            tier=self.seen.request.tier,
+            input=batch.captures[0].declaration.input,
+            delta=_delta(self.seen, batch.captures),
+            level=LEVEL,
+            clients=found,
+            left_out=left,
+        )
+        if not measured:
+            reason = found[0].refused if found else "no single client's upload is chosen"
+            about = about.model_copy(update={"refused": reason})
+        yield about
+
+    @classmethod
+    def decide(cls, answers: Sequence[EpsilonAnswer]) -> Decision:
+        """Return the largest lower bound, beside the account, and what could have been missed."""
+        return decision(answers)
+
+    @classmethod
+    def table(cls, answers: Sequence[EpsilonAnswer]) -> Table:
+        """Return a row for each client and tier."""
+        return rows(answers)
+
+    @classmethod
+    def gated(cls, answer: EpsilonAnswer, field: str, at: str | None) -> list[Value]:
+        """Return one number for each client that took part."""
+        del at
+        return [
+            (f"{one.client} ({answer.tier})", getattr(one, field))
+            for one in answer.clients
+            if one.refused is None
+        ]
+
+    @classmethod
+    def alarm(cls, answers: Sequence[EpsilonAnswer]) -> str | None:
+        """Return which measured epsilon is above its account."""
+        broken = [
+            f"{c.client} ({a.tier}): measured at least "
+            f"{max(c.low or 0.0, c.low_gaussian or 0.0):.3g}, accounted {c.high:.3g}"
+            for a in answers
+            for c in a.clients
+            if c.alarm
+        ]
+        if not broken:
+            return None
+        return (
+            f"the measured epsilon is above the account: {'; '.join(broken)}; the noise is not "
+            "what is declared: check its sensitivity, its randomness, and where it is added"
+        )
+
+    def _client(
+        self,
+        client: str,
+        captures: Sequence[Capture],
+        tail: float,
+        left: list[str],
+        progress: Callable[[Progress], None] | None,
+    ) -> ClientEpsilon:
+        try:
+            coins = load_coins(self.seen.truth_folder, client, captures[0].declaration)
+            noise = _noise(self.seen, captures[0])
+            if coins.kind == "update":
+                return self._updates(client, captures, coins, noise, tail)
+            return self._records(client, captures, coins, noise, tail, left, progress)
+        except BractError as error:
+            left.append(f"{client}: {error}")
+            return ClientEpsilon(client=client, refused=str(error))
+
+    def _updates(
+        self,
+        client: str,
+        captures: Sequence[Capture],
+        coins: Coins,
+        noise: Noise | None,
+        tail: float,
+    ) -> ClientEpsilon:
+        """Measure the noise on whole updates, by canary updates; a coin is of one round."""
+        found = project(self.seen, captures, coins)
+        delta = DELTA if noise is None else noise.delta
+        scorings = [found.plain, found.differences]
+        bound = best_bound(scorings, found.included, delta, 1.0 - tail / 2)
+        gaussian, high = None, None
+        if noise is not None and noise.clip is not None:
+            if noise.kind == "gaussian":
+                gaussian = max(
+                    gaussian_bound(one, found.included, delta, tail / 4) for one in scorings
+                )
+                # Of m orthogonal directions, a coin moves one by the m-th part of the square.
+                moved = 2.0 * noise.clip / coins.included.shape[1] ** 0.5
+                high = gaussian_epsilon(moved / noise.deviation, delta)
+            else:
+                high = noise.epsilon
+        return _judged(
+            client,
+            coins,
+            bound,
+            high=high,
+            gaussian=gaussian,
+            estimate=one_shot_estimate(found.cosines, found.null, delta)
+            if len(found.cosines) > 1
+            else None,
+            rounds=found.rounds,
+        )
+
+    def _records(
+        self,
+        client: str,
+        captures: Sequence[Capture],
+        coins: Coins,
+        noise: Noise | None,
+        tail: float,
+        left: list[str],
+        progress: Callable[[Progress], None] | None,
+    ) -> ClientEpsilon:
+        """Measure what single records change, by the attackers that score candidates."""
+        candidates = Candidates(coins.images, coins.labels, coins.included.long())
+        scorer = Scorer(
+            self.seen,
+            {client: candidates},
+            begun=time.perf_counter(),
+            progress=progress,
+            attackers=SCORINGS,
+        )
+        scored = scorer.score(captures)
+        left += scorer.left_out
+        if client not in scored:
+            raise BractError(
+                scorer.left_out[0]
+                if scorer.left_out
+                else "all coins fell alike, or no upload could be read"
+            )
+        values = list(scored[client].over_rounds.values())
+        rounds = len(scored[client].rounds)
+        delta = DELTA if noise is None else noise.delta
+        bound = best_bound(values, coins.included.numpy(), delta, 1.0 - tail)
+        last = max(c.round for c in captures)
+        high = None if noise is None else noise.spent(last)
+        return _judged(client, coins, bound, high=high, rounds=rounds)
+
+
+def _judged(
+    client: str,
+    coins: Coins,
+    bound: Bound,
+    *,
+    high: float | None,
+    rounds: int,
+    gaussian: float | None = None,
+    estimate: float | None = None,
+) -> ClientEpsilon:
+    measured = max(bound.epsilon, gaussian or 0.0)
+    return ClientEpsilon(
+        client=client,
+        kind=coins.kind,
+        canaries=bound.guesses.canaries,
+        guesses=bound.guesses.made,
+        right=bound.guesses.right,
+        rounds=rounds,
+        low=bound.epsilon,
+        low_gaussian=gaussian,
+        estimate=estimate,
+        high=high,
+        most=most_shown(bound.guesses.canaries),
+        alarm=high is not None and measured > high,
+    )
+
+
+def most_shown(canaries: int, delta: float = DELTA) -> float:
+    """Return the bound that so many canaries give if every guess is right: none gives more."""
+    return epsilon_bound(Guesses(canaries, canaries, canaries), delta, 1.0 - LEVEL)
+
+
+def _noise(seen: Observations, capture: Capture) -> Noise | None:
+    """Return the declared noise where it is the last defense; None without one."""
+    defenses = capture.declaration.defenses
+    if not defenses or defenses[-1].get("name") != "noise":
+        return None
+    observation = seen.open(capture)
+    last = replace(observation.declaration, defenses=defenses[-1:])
+    return declared(Noise, replace(observation, declaration=last))
+
+
+def _delta(seen: Observations, captures: Sequence[Capture]) -> float:
+    """Return the delta of the first client that declares one."""
+    for capture in captures:
+        try:
+            if (noise := _noise(seen, capture)) is not None:
+                return noise.delta
+        except BractError:
+            continue
+    return DELTA
