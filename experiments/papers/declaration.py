@@ -69,13 +69,21 @@ class Row(_Part):
 
 
 class Order(_Part):
-    """One row has more of a metric than another."""
+    """One row has more of a metric than another.
+
+    Attributes
+    ----------
+    by
+        The least difference, or with ``times`` the least ratio; below 0 the largest loss allowed.
+    """
 
     kind: Literal["order"]
     says: str
     metric: str
     more: str
     less: str
+    by: float | None = None
+    times: bool = False
 
 
 class Bound(_Part):
@@ -102,6 +110,45 @@ class Near(_Part):
     tolerance: Annotated[float, Field(gt=0.0)]
 
 
+class Claim(_Part):
+    """One thing that a paper states, as data: a rule must cover it, or it counts as untested.
+
+    Attributes
+    ----------
+    kind, quantity, rows, size, times
+        As the rule's kind, metric, rows (those of an order: more, less), figure (the value of a
+        bound, the tolerance of nearness, the least difference or ratio of an order) and ``times``.
+    untested
+        Why no rule covers it; then it has no other fields, and the verdict cannot be reproduced.
+    """
+
+    says: str
+    kind: Literal["order", "at least", "at most", "near"] | None = None
+    quantity: str | None = None
+    rows: tuple[str, ...] = ()
+    size: float | None = None
+    times: bool = False
+    untested: str | None = None
+
+    def covered_by(self, rule: Order | Bound | Near) -> bool:
+        """Whether a rule tests as much as this states, or more."""
+        if (rule.kind, rule.metric) != (self.kind, self.quantity):
+            return False
+        if isinstance(rule, Order):
+            least = rule.by if rule.by is not None else (1.0 if rule.times else 0.0)
+            stated = self.size if self.size is not None else (1.0 if self.times else 0.0)
+            alike = (rule.more, rule.less, rule.times) == (*self.rows, self.times)
+            return alike and least >= stated
+        named = (rule.row,) if isinstance(rule, Bound) or rule.to is None else (rule.row, rule.to)
+        if named != self.rows:
+            return False
+        if isinstance(rule, Near):
+            return self.size is None or rule.tolerance <= self.size
+        if self.size is None:
+            return True
+        return rule.value >= self.size if rule.kind == "at least" else rule.value <= self.size
+
+
 Rule = Annotated[Order | Bound | Near, Field(discriminator="kind")]
 
 
@@ -118,12 +165,15 @@ class Size(_Part):
         Names of the rows that run; without any all of them, at smoke the first two.
     reduced
         How this is smaller than the paper's own, in words; None where it is the paper's own.
+    stand_in
+        Whether a model, data set or task stands for the paper's.
     """
 
     settings: dict[str, Any] = Field(default={}, alias="set")
     over: dict[str, Any] = {}
     rows: tuple[str, ...] = ()
     reduced: str | None = None
+    stand_in: bool = False
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -149,6 +199,13 @@ class Experiment(_Part):
     rows, scales, rules
         What is run, at which sizes, and what decides. Rules are written before the first run; one
         that comes later is named in ``notes``.
+    claims
+        What the paper states, each covered by a rule or untested.
+    controls
+        Bounds that show that an attack works at all at this budget: until they hold, nothing is
+        decided about a defense.
+    floor
+        Fewest iterations of a row's attack, by the attack's name, from which on a result counts.
     needs
         What it would take to run what is not run here.
     """
@@ -165,6 +222,9 @@ class Experiment(_Part):
     rows: tuple[Row, ...] = ()
     scales: dict[Scale, Size] = {}
     rules: tuple[Rule, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    controls: tuple[Bound, ...] = ()
+    floor: dict[str, int] = {}
     needs: str | None = None
     notes: str = ""
 
@@ -187,12 +247,27 @@ class Experiment(_Part):
         own = {**row.settings, **row.at.get(scale, {})}
         return {**self.settings, **size.settings, **own, **size.over}
 
+    @property
+    def untested(self) -> list[Claim]:
+        """Return the claims that no rule covers."""
+        return [claim for claim in self.claims if claim.untested is not None]
+
+    @model_validator(mode="after")
+    def _covered(self) -> Experiment:
+        for claim in self.claims:
+            if claim.untested is None and not any(claim.covered_by(r) for r in self.rules):
+                raise ValueError(
+                    f"no rule covers the claim {claim.says!r} in quantity, direction, rows and "
+                    "size; add one, or state why it is untested"
+                )
+        return self
+
     @model_validator(mode="after")
     def _whole(self) -> Experiment:
         names = [row.name for row in self.rows]
         if len(set(names)) < len(names):
             raise ValueError("two rows have one name")
-        for rule in self.rules:
+        for rule in (*self.rules, *self.controls):
             wanted = (rule.more, rule.less) if isinstance(rule, Order) else (rule.row,)
             if isinstance(rule, Near) and rule.to is not None:
                 wanted = (*wanted, rule.to)

@@ -68,6 +68,11 @@ def count(standings: Sequence[Standing]) -> dict[str, int]:
     return {state: number for state, number in found.items() if number}
 
 
+def stand_ins(standings: Sequence[Standing]) -> dict[str, int]:
+    """Count those among the decided ones whose model, data or task stands for the paper's."""
+    return count([one for one in standings if one.stand_in])
+
+
 def metric_name(metric: str) -> str:
     """Return what a metric is called in words."""
     return NAMES.get(metric, metric.replace("_", " "))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bract.files import write_text
 from experiments.papers.catalog import HERE, PAPERS
-from experiments.papers.page import count, metric_name, number, shown
+from experiments.papers.page import count, metric_name, number, shown, stand_ins
 from experiments.papers.summary import RowFigures, Standing, stand_all
 
 README = HERE / "README.md"
@@ -21,6 +21,11 @@ Every table and figure of five works. What can be run here is declared in
 written before the first run unless the notes name one. A rule is held against the 95 % interval of
 its figure. All hold: reproduced. One is contradicted: not reproduced. Else undecided. No verdict is
 written by hand. A verdict at `laptop` is one on the reduced size that its declaration states.
+
+What a paper claims is in the declaration as data: quantity, direction, rows and size. A rule that
+covers less than its claim is refused; a claim without a rule is named as untested, and keeps the
+verdict from *reproduced*. Where a positive control (the attack on the undefended update) does not
+hold, or an attack has fewer iterations than its floor, nothing is decided.
 
 ```sh
 python -m experiments.papers list
@@ -42,7 +47,11 @@ and theirs are of the row that is named; the link has all rows.
 
 def readme(standings: list[Standing]) -> str:
     """Return the page's text."""
-    parts = [_HEAD, ", ".join(f"{n} {state}" for state, n in count(standings).items()) + ".\n"]
+    parts = [_HEAD, f"{_counts(count(standings))}.\n"]
+    parts.append(
+        "Of these, with a model, data set or task that stands for the paper's, which shows the "
+        f"method and not the paper's figures: {_counts(stand_ins(standings))}.\n"
+    )
     for key, title in PAPERS.items():
         parts.append(f"\n## {title}\n")
         parts.append("| | what it shows | state | row | ours | theirs |")
@@ -56,12 +65,20 @@ def readme(standings: list[Standing]) -> str:
     return "\n".join(parts)
 
 
+def _counts(found: dict[str, int]) -> str:
+    return ", ".join(f"{number} {state}" for state, number in found.items())
+
+
 def _line(one: Standing) -> str:
     experiment = one.experiment
     state = one.state if one.scale is None else f"[{one.state} at {one.scale}]({_link(one)})"
+    if one.stand_in:
+        state += ", stand-in"
     if one.state == "not reproduced":
         against = [j.rule.says for j in one.judged if j.answer == "contradicted"]
         state += f": not that {'; not that '.join(against)}"
+    elif one.obstacles:
+        state += f": {'; '.join(one.obstacles)}"
     elif one.state == "undecided":
         still = [j.rule.says for j in one.judged if j.answer == "open"]
         state += f": open whether {'; '.join(still)}"

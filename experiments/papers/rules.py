@@ -6,6 +6,7 @@ interval does not tell. All hold: reproduced; one is contradicted: not reproduce
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bract.audit.intervals import mean_interval, share_interval
-from experiments.papers.declaration import Bound, Experiment, Near, Order, Rule
+from bract.schema.audit import EXACT_DB
+from experiments.papers.declaration import Bound, Experiment, Near, Order, Rule, Scale
 from experiments.papers.results import PaperResult, RowResult
 
 Answer = Literal["holds", "contradicted", "open"]
@@ -23,7 +25,12 @@ _SHARE = re.compile(r"(?P<metric>[\w.@ -]+?)(?P<side>>=|<=)(?P<value>-?[\d.]+)")
 _SHARES = ("recognisable", "label_accuracy", "top1", "top5", "reidentified")
 """Metrics that are 0 or 1 for each image, or a share of few."""
 
-_BOUNDS = {"ssim": (-1.0, 1.0), "accuracy": (0.0, 1.0), "cosine": (-1.0, 1.0)}
+_BOUNDS = {
+    "ssim": (-1.0, 1.0),
+    "accuracy": (0.0, 1.0),
+    "cosine": (-1.0, 1.0),
+    "psnr": (0.0, EXACT_DB),
+}
 """What means cannot leave."""
 
 
@@ -110,6 +117,33 @@ def difference(one: RowResult | None, other: RowResult | None, metric: str) -> F
     )
 
 
+def ratio(one: RowResult | None, other: RowResult | None, metric: str) -> Figure | None:
+    """Return how many times as much one row has: the geometric mean of paired or crossed ratios.
+
+    None where a value is not positive.
+    """
+    if one is None or other is None:
+        return None
+    found = difference(_logarithms(one, metric), _logarithms(other, metric), metric)
+    if found is None:
+        return None
+    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Figure(math.exp(found.mean), low, high, found.groups, found.values)
+
+
+def _logarithms(row: RowResult, metric: str) -> RowResult | None:
+    units = {}
+    for number, unit in row.units.items():
+        samples = []
+        for sample in unit.samples:
+            value = sample.values.get(metric)
+            if value is None or value <= 0.0:
+                return None
+            samples.append(sample.model_copy(update={"values": {metric: math.log(value)}}))
+        units[number] = unit.model_copy(update={"samples": tuple(samples)})
+    return row.model_copy(update={"units": units})
+
+
 @dataclass(frozen=True)
 class Judged:
     """What a rule came to, and the figure that decided."""
@@ -129,7 +163,10 @@ class Judged:
             found += f" ({self.figure.low:.3g} to {self.figure.high:.3g})"
         name = self.rule.metric
         if isinstance(self.rule, Order):
-            found = f"difference in {name} {found}"
+            what = "ratio of" if self.rule.times else "difference in"
+            found = f"{what} {name} {found}"
+            if self.rule.by is not None:
+                found += f", at least {self.rule.by:g} expected"
         elif isinstance(self.rule, Bound):
             found = f"{name} {found}, {self.rule.kind} {self.rule.value:g} expected"
         else:
@@ -142,8 +179,10 @@ def judge(
 ) -> Judged | None:
     """Hold one rule against a result; None where it does not apply at this scale."""
     if isinstance(rule, Order):
-        found = difference(result.row(rule.more), result.row(rule.less), rule.metric)
-        return Judged(rule, _above(found, 0.0), found)
+        more, less = result.row(rule.more), result.row(rule.less)
+        found = (ratio if rule.times else difference)(more, less, rule.metric)
+        least = rule.by if rule.by is not None else (1.0 if rule.times else 0.0)
+        return Judged(rule, _above(found, least, strict=rule.by is None), found)
     if isinstance(rule, Bound):
         found = figure(result.row(rule.row), rule.metric)
         sign = 1.0 if rule.kind == "at least" else -1.0
@@ -182,9 +221,41 @@ def _close(rule: Near, found: Figure | None) -> Judged:
     return Judged(rule, "contradicted" if apart else "open", found)
 
 
-def verdict(judged: Sequence[Judged]) -> State:
-    """Return what the rules come to together."""
+def verdict(judged: Sequence[Judged], obstacles: Sequence[str] = ()) -> State:
+    """Return what the rules come to together.
+
+    Parameters
+    ----------
+    obstacles
+        Why nothing is decided, whatever the rules come to; see `obstacles_of`.
+    """
+    if obstacles:
+        return "undecided"
     answers = {one.answer for one in judged}
     if "contradicted" in answers:
         return "not reproduced"
     return "reproduced" if answers == {"holds"} else "undecided"
+
+
+def obstacles_of(
+    experiment: Experiment, scale: Scale, result: PaperResult, judged: Sequence[Judged]
+) -> list[str]:
+    """Return why a result decides nothing: a control that fails, too small a budget, open claims.
+
+    Claims without a rule keep a verdict from *reproduced* alone: a contradicted rule contradicts
+    the paper whatever else it states.
+    """
+    found = []
+    rows = {row.name: row for row in experiment.rows_at(scale)}
+    for control in experiment.controls:
+        shown = figure(result.row(control.row), control.metric)
+        if _above(shown, control.value, 1.0 if control.kind == "at least" else -1.0) != "holds":
+            found.append(f"positive control: {Judged(control, 'open', shown).words}")
+    for row in rows.values():
+        settings = experiment.settings_at(scale, row)
+        least = experiment.floor.get(str(settings.get("attack")), 0)
+        if int(settings.get("iterations", least)) < least:
+            found.append(f"{row.name}: {settings['iterations']} iterations, its floor is {least}")
+    if not any(one.answer == "contradicted" for one in judged):
+        found += [f"untested: {one.says} ({one.untested})" for one in experiment.untested]
+    return found

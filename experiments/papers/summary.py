@@ -9,7 +9,7 @@ from typing import Any
 from experiments.papers.catalog import experiments
 from experiments.papers.declaration import SCALES, Experiment, Published, Row, Scale
 from experiments.papers.results import COMMITTED, PaperResult, path_of, read_result
-from experiments.papers.rules import Figure, Judged, State, figure, judge, verdict
+from experiments.papers.rules import Figure, Judged, State, figure, judge, obstacles_of, verdict
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Standing:
         What each rule came to.
     folder
         Where the result lies.
+    obstacles
+        Why nothing is decided, where that is so.
     """
 
     experiment: Experiment
@@ -51,6 +53,7 @@ class Standing:
     result: PaperResult | None
     judged: tuple[Judged, ...]
     folder: Path
+    obstacles: tuple[str, ...] = ()
 
     @property
     def file(self) -> Path | None:
@@ -63,8 +66,13 @@ class Standing:
     def why(self) -> list[str]:
         """Return the outcome of the rules, and what the rest would take to run."""
         if self.result is not None:
-            return [one.words for one in self.judged]
+            return [*self.obstacles, *(one.words for one in self.judged)]
         return [self.experiment.needs] if self.experiment.needs else []
+
+    @property
+    def stand_in(self) -> bool:
+        """Whether the result is of a model, data set or task that stands for the paper's."""
+        return self.scale is not None and self.experiment.scales[self.scale].stand_in
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -103,6 +111,9 @@ class Standing:
             "number": self.experiment.number,
             "title": self.experiment.title,
             "state": self.state,
+            "stand_in": self.stand_in,
+            "obstacles": list(self.obstacles),
+            "claims": [claim.model_dump(exclude_defaults=True) for claim in self.experiment.claims],
             "scale": self.scale,
             "scales": list(self.experiment.scales),
             "needs": self.experiment.needs,
@@ -149,9 +160,11 @@ def stand(experiment: Experiment, folder: Path = COMMITTED) -> Standing:
         if result is None or not _whole(experiment, scale, result):
             continue
         judged = judge_all(experiment, scale, result)
-        return Standing(experiment, verdict(judged), scale, result, judged, folder)
+        obstacles = obstacles_of(experiment, scale, result, judged)
+        state = verdict(judged, obstacles)
+        return Standing(experiment, state, scale, result, judged, folder, tuple(obstacles))
     if experiment.kind == "diagram":
-        state: State = "nothing to run"
+        state = "nothing to run"
     else:
         state = "not run" if "laptop" in experiment.scales else "needs"
     return Standing(experiment, state, None, None, (), folder)

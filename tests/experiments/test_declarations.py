@@ -130,3 +130,11 @@ def test_what_is_not_run_here_names_the_command_that_would() -> None:
         for name in named:
             assert name in experiments(), experiment.name
             assert "gpu" in find([name])[0].scales or "until then" in (experiment.needs or "")
+
+
+def test_every_experiment_with_rules_states_its_claims_and_a_rule_covers_each() -> None:
+    for experiment in experiments().values():
+        assert bool(experiment.rules) == bool(experiment.claims), experiment.name
+        for claim in experiment.claims:
+            covered = any(claim.covered_by(rule) for rule in experiment.rules)
+            assert covered != (claim.untested is not None), (experiment.name, claim.says)
