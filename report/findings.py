@@ -21,6 +21,9 @@ REPEATED = 0.999
 NEARER = 0.1
 """Another context fits where it leaves less than this share of the declared one's distance."""
 
+BETTER = 0.01
+"""Cosine by which the true images match better where the search failed."""
+
 DEAD = 0.8
 """Share of units that pass nothing on, from which on much of the image cannot be seen."""
 
@@ -63,7 +66,7 @@ def findings(audit: AuditResult, *, leaked: int, scored: int) -> list[Finding]:
         *_truth(audit, signals.truth_check),
         *_defense(audit),
         *_context(audit, signals),
-        *_too_much(signals),
+        *_too_much(signals, audit.gradient_cosine),
         *_little_information(signals),
         *_quiet(signals),
         *_match(audit, signals=signals, leaked=leaked, scored=scored),
@@ -178,7 +181,7 @@ def _context(audit: AuditResult, signals: Signals) -> list[Finding]:
     return found
 
 
-def _too_much(signals: Signals) -> list[Finding]:
+def _too_much(signals: Signals, cosine: float | None) -> list[Finding]:
     found = []
     images, steps = signals.images, signals.steps
     if images.declared and images.searched and images.declared > images.searched:
@@ -189,7 +192,8 @@ def _too_much(signals: Signals) -> list[Finding]:
                 f"{images.searched}: raise audit.max_images.",
             )
         )
-    if steps.declared and steps.simulated and steps.declared > steps.simulated:
+    blurred = not _search_failed(signals, cosine)
+    if steps.declared and steps.simulated and steps.declared > steps.simulated and blurred:
         found.append(
             _found(
                 "many-steps",
@@ -197,7 +201,7 @@ def _too_much(signals: Signals) -> list[Finding]:
                 "as one gradient, which blurs them.",
             )
         )
-    if signals.optimizer is not None:
+    if signals.optimizer is not None and blurred:
         found.append(
             _found(
                 "optimizer",
@@ -206,6 +210,12 @@ def _too_much(signals: Signals) -> list[Finding]:
             )
         )
     return found
+
+
+def _search_failed(signals: Signals, cosine: float | None) -> bool:
+    """Whether the true images are known to match better: then steps are not the cause."""
+    at_truth = signals.truth_match
+    return cosine is not None and at_truth is not None and at_truth > cosine + BETTER
 
 
 def _little_information(signals: Signals) -> list[Finding]:
@@ -267,7 +277,7 @@ def _match(audit: AuditResult, *, signals: Signals, leaked: int, scored: int) ->
     if cosine is None:
         return []
     if cosine < MATCHED:
-        return [_search(cosine, signals)]
+        return [_search(cosine, signals), *_against_truth(cosine, signals.truth_match)]
     if not scored or leaked:
         return []
     return [
@@ -275,6 +285,31 @@ def _match(audit: AuditResult, *, signals: Signals, leaked: int, scored: int) ->
             "ambiguous",
             f"The images explain the update (cosine {cosine:.3f}) and are wrong: many images "
             "explain it, and only a better prior tells them apart.",
+        )
+    ]
+
+
+def _against_truth(cosine: float, at_truth: float | None) -> list[Finding]:
+    """Say whether the search failed or what it simulates: the true images tell the two apart."""
+    if at_truth is None:
+        return []
+    if _search_failed(Signals(truth_match=at_truth), cosine):
+        return [
+            _found(
+                "search-failed",
+                f"The true images match the update better than the ones found (cosine "
+                f"{at_truth:.3f} against {cosine:.3f}): the search failed, whatever else is named "
+                "here.",
+                "scorer",
+            )
+        ]
+    return [
+        _found(
+            "simulation",
+            f"The true images match the update no better than the ones found (cosine "
+            f"{at_truth:.3f} against {cosine:.3f}): not the search failed, but what the attack "
+            "simulates is not what the client did, or images do not determine the update.",
+            "scorer",
         )
     ]
 

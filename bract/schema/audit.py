@@ -194,7 +194,8 @@ class Signals(Record):
     one, where the attack simulates plain SGD in its place. ``norm`` of the evidence, and
     ``norm_ratio`` to the client's first captured one. ``falling``: share by which the loss fell in
     the last tenth of the search. ``bound``: how near to its images the upload can
-    lead. All but ``truth_check`` an attacker can measure.
+    lead. ``truth_match``: cosine of the update that the attack simulates at the
+    true images. All but the last two an attacker can measure.
     """
 
     scale: Public[Number] = None
@@ -212,6 +213,7 @@ class Signals(Record):
     falling: Public[Number] = None
     estimate: Public[InformationEstimate | None] = None
     truth_check: Public[TruthCheck | None] = None
+    truth_match: Public[Number] = None
 
 
 class TrialSummary(Record):

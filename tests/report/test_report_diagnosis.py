@@ -106,6 +106,21 @@ def test_another_context_is_named_where_it_fits_ten_times_better() -> None:
     assert set(found(truth_check=check)) == {"context-right", "ambiguous"}
 
 
+STEPS: dict[str, Any] = {"steps": {"declared": 32, "simulated": 1}, "optimizer": "adam"}
+
+
+def test_a_failed_search_is_told_from_local_steps_by_the_true_images() -> None:
+    failed = found(cosine=0.70, truth_match=0.95, **STEPS)
+    assert "search-failed" in failed and "0.950 against 0.700" in failed["search-failed"]
+    assert "many-steps" not in failed and "optimizer" not in failed
+    blurred = found(cosine=0.80, truth_match=0.62, **STEPS)
+    assert {"many-steps", "optimizer", "simulation"} <= set(blurred)
+    assert "search-failed" not in blurred
+    unknown = found(cosine=0.80, **STEPS)
+    assert {"many-steps", "stuck"} <= set(unknown)
+    assert not {"search-failed", "simulation"} & set(unknown)
+
+
 def test_little_information_is_an_estimate_and_no_reassurance() -> None:
     estimate = {"psnr": 12.0, "prior_psnr": 10.8, "numbers": 1500, "pixels": 784}
     text = found(estimate=estimate)["little-information"]

@@ -12,7 +12,7 @@ from bract.audit.questions.reconstruction.baselines import Baselines
 from bract.audit.questions.reconstruction.diagnosis import signals
 from bract.audit.questions.reconstruction.scores import Scorer, scorer_of
 from bract.audit.questions.reconstruction.scores.image import ScoredImages, mean_of
-from bract.audit.questions.reconstruction.truth_check import truth_check
+from bract.audit.questions.reconstruction.truth_check import truth_check, truth_match
 from bract.config import DataConfig
 from bract.errors import BractError
 from bract.inputs import Input, References, Truth
@@ -131,13 +131,17 @@ class Judge:
         except BractError as error:
             _log.info("%s: no diagnosis: %s", attempt.case.observation.key, error)
             return None
-        check = None
+        check = matched = None
         if truth is not None:
+            simulated = attempt.case.simulating(unroll=attempt.result.pick.unroll)
             try:
                 check = truth_check(attempt.case, truth.images, truth.labels)
+                matched = truth_match(simulated, truth.images, truth.labels)
             except BractError as error:
                 _log.info("%s: no truth check: %s", attempt.case.observation.key, error)
-        return found.model_copy(update={"truth_check": check, "estimate": attempt.estimate})
+        return found.model_copy(
+            update={"truth_check": check, "truth_match": matched, "estimate": attempt.estimate}
+        )
 
 
 def _image(

@@ -125,6 +125,35 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
     return TruthCheck(cosine=cosine, scale=scale, exact=exact, tried=tried)
 
 
+def truth_match(case: Case, images: Tensor, labels: Tensor) -> float | None:
+    """Return the cosine of the update that an attack simulates at the true images.
+
+    The simulation is the attack's own, with its mean over local steps where it unrolls none. Where
+    it matches better here than at what the attack found, the search failed; else what is simulated
+    did, or other images explain the update as well.
+
+    Parameters
+    ----------
+    case
+        As the attack simulated it (`Case.simulating`).
+    images, labels
+        As in `truth_check`.
+
+    Returns
+    -------
+    float or None
+        None where the attack looked for another number of images, or took part of the client for
+        unknown.
+    """
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    if case.images != len(images) or key_locks(case.target_model.model) or problem.unknowns():
+        return None
+    simulated = _simulate(problem, case, images, labels)
+    reading = problem.reading({name: value[None] for name, value in simulated.items()})
+    target = {name: value[0] for name, value in reading.items()}
+    return compare(simulated, target, case.evidence.weights)[0]
+
+
 def _terms(p: ClientDeclaration, steps: int, images: int) -> list[Term]:
     """Return the terms of a local step that such an update shows."""
     one: list[Term] = ["dropout"] if steps == images == 1 and not p.defenses else []

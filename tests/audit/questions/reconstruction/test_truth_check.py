@@ -8,7 +8,7 @@ import torch
 
 from bract.attacks import Case
 from bract.attacks.task import AttackTask, open_cases
-from bract.audit.questions.reconstruction.truth_check import truth_check
+from bract.audit.questions.reconstruction.truth_check import truth_check, truth_match
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import train_locally
 from bract.config import DataConfig
@@ -26,9 +26,13 @@ TINY = load_test_data(DataConfig(name="digits", image_size=8))
 
 
 def check_truth(seen: Any, images: Any, labels: Any, *, tier: Any = "oblivious") -> Any:
+    return truth_check(opened(seen, tier), images, labels)
+
+
+def opened(seen: Any, tier: Any = "oblivious") -> Case:
     ((case,), _) = open_cases([seen], AttackTask(tier=tier), attack="ig")
     assert isinstance(case, Case)
-    return truth_check(case, images, labels)
+    return case
 
 
 def client(
@@ -289,3 +293,23 @@ def test_readings_that_the_evidence_leaves_open_are_taken_in_the_truth_s_favour(
     made = client(1, {"name": "guardian"})
     distorted, recovered = (check_truth(*made, tier=t) for t in ("oblivious", "adaptive"))
     assert recovered.cosine > max(0.9, distorted.cosine)
+
+
+@pytest.mark.parametrize("unroll", [16, 1])
+def test_true_images_beat_wrong_ones_where_every_step_is_simulated_and_not_where_their_mean_is(
+    unroll: int,
+) -> None:
+    """The known causes: a search that stayed at black images, and steps that are not simulated."""
+    seen, images, labels = client(6, algorithm="fedavg", batch_size=2, lr=2.0, activation="relu")
+    case = opened(seen).simulating(unroll=unroll)
+    right, wrong = (truth_match(case, each, labels) for each in (images, torch.zeros_like(images)))
+    assert right is not None and wrong is not None
+    if unroll == 16:
+        assert right > 1 - 1e-6 and wrong < right - 0.01
+    else:
+        assert right < 0.9 and wrong >= right
+
+
+def test_another_number_of_images_than_was_looked_for_matches_nothing() -> None:
+    seen, images, labels = client(6)
+    assert truth_match(opened(seen).simulating(max_images=2, unroll=1), images, labels) is None
