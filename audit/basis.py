@@ -16,6 +16,7 @@ from bract.attacks.problem.evidence import ADAPTIVE
 from bract.attacks.problem.trained_prior import load_prior
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
+from bract.audit.truth import truth_path
 from bract.data import DATASETS
 from bract.defenses import DEFENSES
 from bract.inputs import INPUTS
@@ -107,12 +108,13 @@ class Basis:
             ]
             means = " ".join(self._observer.told(one.round) for one in capture.rounds)
             found["observer"] = _digest(f"{means} {self._files([*seen, *own])}")
-        kept = [self._truth / c.client / f"round-{c.round:04d}.safetensors" for c in members]
+        kept = [truth_path(self._truth, c.client, c) for c in members]
         if all(path.is_file() for path in kept):
             found["truth"] = self._files(kept)
             if not self._tests:
                 # References are what other clients kept.
-                found["truth"] = self._files(sorted(self._truth.glob("*/round-*.safetensors")))
+                folder = kept[0].parents[1]
+                found["truth"] = self._files(sorted(folder.glob("*/round-*.safetensors")))
         return found
 
     def of_all(self, captures: Iterable[Capture]) -> dict[str, str]:

@@ -37,6 +37,8 @@ class Capture:
         Files with what was sent, where the round's captures share them.
     uploaded
         Bytes of the tensors that came; None where the capture does not say.
+    run_id
+        Flower's number of the run; None where the capture does not say.
     earlier
         Captures of the same client in earlier rounds that are attacked together with this one.
     """
@@ -50,6 +52,7 @@ class Capture:
     shared: tuple[Path, ...] = ()
     uploaded: int | None = None
     earlier: tuple[Capture, ...] = ()
+    run_id: str | None = None
 
     @property
     def rounds(self) -> list[Capture]:
@@ -90,7 +93,17 @@ class Captures:
     @classmethod
     def of_run(cls, run: RunDirectory, models: Collection[str] = ()) -> Captures:
         """Index the captures of a run, with what its ``bract.yaml`` says of them."""
-        return cls(run.captures, models, run.description())
+        found = cls(run.captures, models, run.description())
+        runs = sorted({c.run_id for c in found.index if c.run_id is not None})
+        if len(runs) > 1 and not run.is_configured:
+            _log.warning(
+                "%s: holds the captures of %d runs (%s) as if they were one; a store of this "
+                "version has a folder for each",
+                run.captures,
+                len(runs),
+                one_line(", ".join(runs), 200),
+            )
+        return found
 
     def __post_init__(self) -> None:
         store = ObservationStore(self.root)
@@ -108,6 +121,7 @@ class Captures:
                         rounded=described.rounded,
                         shared=store.shared(described),
                         uploaded=described.uploaded,
+                        run_id=described.provenance.run_id,
                     )
                 )
             except SchemaError:

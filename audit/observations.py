@@ -10,7 +10,7 @@ from bract.attacks import Engine
 from bract.attacks.problem.trained_prior import load_prior
 from bract.audit.captures import Capture, Captures, Lazy, over_rounds, select
 from bract.audit.observer import CuriousClient
-from bract.audit.truth import check_truth, distinct, load_truth
+from bract.audit.truth import check_truth, distinct, load_truth, run_truth
 from bract.audit.uncaptured import check_at_hand
 from bract.config import DataConfig, FederationConfig
 from bract.config.audit import Tier
@@ -74,7 +74,7 @@ class Observations:
             self.observer = CuriousClient(run, self.captures, request.observer)
         self.chosen = self._choose()
         self.captures.check_models(self.chosen)
-        self.truth_folder = request.truth or run.truth
+        self.truth_folder = run_truth(request.truth or run.truth, self.chosen)
         if request.truth is not None:
             check_truth(request.truth, self.chosen)
 

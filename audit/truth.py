@@ -15,6 +15,7 @@ from bract.errors import BractError, one_line
 from bract.inputs import Truth
 from bract.inputs.base import input_of
 from bract.names import check_name
+from bract.protocol.stores import is_run_name
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ def load_truth(folder: Path, capture: Capture) -> Truth | None:
 def check_truth(folder: Path, captures: Sequence[Capture]) -> None:
     """Refuse a folder that holds no truth of any of these captures' clients."""
     clients = sorted({client for c in captures for client in c.members or (c.client,)})
-    if not any((folder / client).is_dir() for client in clients):
+    homes = (truth_path(folder, m, c).parent for c in captures for m in c.members or (c.client,))
+    if not any(home.is_dir() for home in homes):
         raise BractError(
             f"{folder}: holds none of the folders {', '.join(clients)}; the truth of a client "
             "is in a folder of its name, which is the truth-dir of its node config, or is in "
@@ -44,8 +46,21 @@ def check_truth(folder: Path, captures: Sequence[Capture]) -> None:
         )
 
 
+def run_truth(folder: Path, captures: Sequence[Capture]) -> Path:
+    """Return what clients kept of the captures' run: its own folder, where there is one."""
+    runs = {c.run_id for c in captures if c.run_id is not None}
+    own = [folder / run for run in runs if is_run_name(run)]
+    return own[0] if len(own) == 1 and own[0].is_dir() else folder
+
+
+def truth_path(folder: Path, client: str, capture: Capture) -> Path:
+    """Return the file in which a client keeps a round."""
+    home = run_truth(folder, [capture])
+    return home / check_name(client) / f"round-{capture.round:04d}.safetensors"
+
+
 def _load_client(folder: Path, client: str, capture: Capture) -> Truth | None:
-    path = folder / check_name(client) / f"round-{capture.round:04d}.safetensors"
+    path = truth_path(folder, client, capture)
     if not path.is_file():
         return None
     try:

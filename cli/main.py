@@ -434,9 +434,7 @@ def audit(
 
 @app.command(epilog=epilog("describe"))
 def describe(
-    run: Annotated[
-        Path, typer.Argument(help="Folder with captures/, such as that of your app.")
-    ] = Path(),
+    run: RunArgument = Path(),
     model: Annotated[
         str | None,
         typer.Option("--model", help="package.module:callable without arguments; it is run."),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bract.errors import BractError
+from bract.errors import BractError, listed
 
 
 class Format(StrEnum):
@@ -28,7 +28,29 @@ FormatOption = Annotated[
     Format,
     typer.Option("--format", help="json prints one JSON document to stdout, words to stderr."),
 ]
-RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.")]
+
+
+def _chosen(run: Path) -> Path:
+    """Return the run that a folder stands for; name it, and the others, where there are several."""
+    from bract.cli.console import say
+    from bract.rundir import chosen_run
+
+    latest, others = chosen_run(run)
+    if others:
+        say(
+            f"run {latest.name}, the latest of {len(others) + 1}; name another by its folder: "
+            f"{listed([str(folder) for folder in others], most=3)}"
+        )
+    return latest
+
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        callback=_chosen,
+        help="Run directory, such as runs/demo, or the folder of an app: its latest captured run.",
+    ),
+]
 ConfigArgument = Annotated[
     Path, typer.Argument(help="YAML configuration; `bract init` writes one.")
 ]

@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
+from bract.app_folder import app_folder
 from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
 from bract.errors import BractError
@@ -39,12 +40,12 @@ def keep(
 
     An audit is scored with it later: ``bract audit DIR --truth FOLDER``. Nothing is sent. The
     distinct inputs and labels of one round are written to
-    ``FOLDER/node-<id>/round-NNNN.safetensors`` (mode 0600) whenever a pass over the loader ends,
-    until one pass is complete. Training goes on whatever happens here.
+    ``FOLDER/RUN_ID/node-<id>/round-NNNN.safetensors`` (mode 0600) whenever a pass over the loader
+    ends, until one pass is complete. Training goes on whatever happens here.
 
     With ``held_out`` an audit can also measure who was in it: records of the same site that were
     set apart at random before training and are never trained on, beside those that were, are kept
-    in ``FOLDER/node-<id>/candidates.safetensors``.
+    in ``FOLDER/RUN_ID/node-<id>/candidates.safetensors``.
 
     Examples
     --------
@@ -60,8 +61,9 @@ def keep(
     msg, context
         The context that Flower passed to the app.
     folder
-        Where to keep it. None takes ``truth-dir`` of the node config, which is the site's to set;
-        without either nothing is kept.
+        Where to keep it; a relative folder is in the app's own (`bract.app_folder`). None takes
+        ``truth-dir`` of the node config, which is the site's to set; without either nothing is
+        kept.
     held_out
         Loader of records that are not trained on; read once a run.
     """
@@ -74,14 +76,15 @@ def keep(
     if number is None:
         _log.warning("nothing is kept to score an audit: the message has no %s", ROUND_KEY)
         return trainloader
-    warn_of_open_folders(context.state, Path(str(chosen)))
-    return _Kept(
-        trainloader,
-        Path(str(chosen)) / node_name(context.node_id),
-        number,
-        run=context.run_id,
-        held_out=held_out,
-    )
+    place = Path(str(chosen))
+    try:
+        place = place if place.is_absolute() else app_folder() / place
+    except BractError as error:
+        _log.warning("nothing is kept to score an audit: %s", error)
+        return trainloader
+    warn_of_open_folders(context.state, place)
+    home = place / str(context.run_id) / node_name(context.node_id)
+    return _Kept(trainloader, home, number, run=context.run_id, held_out=held_out)
 
 
 class _Kept:

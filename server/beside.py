@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bract.errors import BractError
 from bract.permissions import make_private_folder, open_private
+from bract.protocol.stores import is_run_name
 
 _log = logging.getLogger(__name__)
 
@@ -134,6 +135,8 @@ def checked_attacks(audit: object, every: object) -> tuple[str, ...]:
 
 def checked_store(store: Path) -> Path:
     """Return the folder that holds a run's captures, in which a live audit leaves its results."""
+    if is_run_name(store.name):
+        return store.absolute()
     if store.name != "captures":
         raise BractError(
             f"HonestButCurious: store is {store}; with audit= its last part must be 'captures', "

@@ -15,7 +15,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -27,10 +27,13 @@ from bract.names import ClientNames
 from bract.permissions import warn_if_open
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.remote import RemoteStore, local_folder
+from bract.protocol.stores import occupy
+from bract.protocol.storing import CaptureStore
+from bract.schema.store import StoreOwner
 from bract.server.beside import AuditBeside, checked_attacks, checked_store
 from bract.server.capturing import checked_plan
 from bract.server.grid import ForwardingGrid
-from bract.server.places import store_folder
+from bract.server.places import folder_of_run, owner_of_run, store_folder
 from bract.server.recorder import Recorder
 
 Declared = ClientDeclaration | Mapping[str, Any] | None
@@ -45,9 +48,10 @@ class HonestButCurious(Strategy):
     strategy
         Any Message-API strategy: Flower's, bract's or a third-party one.
     store
-        Folder for the captures, a URL of fsspec's such as ``s3://bucket/folder``, or an
-        `ObservationStore`. Where the server's operator has set ``BRACT_CAPTURES``, a relative
-        folder is below it, in a folder of this run's own.
+        Folder for the captures, in which each run has a folder of its own, ``captures/RUN_ID``
+        (``captures/latest`` leads to the last one); a URL of fsspec's such as
+        ``s3://bucket/folder``; or an `ObservationStore`, which is taken as it is. A relative folder
+        is in the app's own, or, where the server's operator has set ``BRACT_CAPTURES``, below that.
     declaration
         The protocol's declaration (`bract.protocol.observation.ClientDeclaration`, or a dict of
         its fields): model, normalisation, learning rate, local steps and so on; or a function of
@@ -77,7 +81,8 @@ class HonestButCurious(Strategy):
     ------
     BractError
         If the declaration, a round, ``capture``, ``audit`` or ``every`` is none, or the captures
-        would be outside the operator's folder. Nothing is raised after that.
+        would be outside the operator's folder or in one of another run or app. Nothing is raised
+        after that.
     """
 
     def __init__(
@@ -108,7 +113,8 @@ class HonestButCurious(Strategy):
         by_round = _by_round(declaration)
         self.strategy = strategy
         plan = checked_plan(capture, rounds, seed)
-        placed = _placed(store)
+        self._owner = owner_of_run()
+        placed = _placed(store, self._owner)
         placed.quota = plan.config.quota or placed.quota
         placed.compression = plan.config.compression
         self.recorder = Recorder(
@@ -157,11 +163,17 @@ class HonestButCurious(Strategy):
                 self._beside.stop()
 
     def _announce(self) -> None:
-        """Log, once, where the captures go."""
-        if not self._announced:
-            where = self.recorder.store.place
-            logging.getLogger("flwr").info("bract: captures go to %s", where)
+        """Log, once, where the captures go, and make the run's folder."""
+        if self._announced:
+            return
         self._announced = True
+        store, log = self.recorder.store, logging.getLogger("flwr")
+        log.info("bract: captures go to %s", store.place)
+        if self._owner is not None and _is_own(store, self._owner):
+            try:
+                occupy(store.root, self._owner)
+            except (BractError, OSError) as error:
+                log.warning("bract: %s cannot be made: %s", store.place, error)
 
     def _look_after_audit(self) -> None:
         if self._beside is not None:
@@ -235,20 +247,29 @@ class _ListeningGrid(ForwardingGrid):
         return replies
 
 
-def _placed(store: ObservationStore | RemoteStore | Path | str) -> ObservationStore | RemoteStore:
-    """Return the store, in the folder that the operator of the server named."""
+def _placed(
+    store: ObservationStore | RemoteStore | Path | str, owner: StoreOwner | None
+) -> ObservationStore | RemoteStore:
+    """Return the store of this run, in the folder that the operator of the server named."""
     if isinstance(store, RemoteStore):
         return store
-    if not isinstance(store, ObservationStore):
-        folder = local_folder(store)
-        if folder is None:
-            return RemoteStore(str(store))
-        store = ObservationStore(folder)
-    placed = store_folder(store.root)
+    if isinstance(store, ObservationStore):
+        placed = store_folder(store.root)
+        warn_if_open(placed)
+        if placed == store.root:
+            return store
+        return ObservationStore(placed, models=store.models, quota=store.quota)
+    folder = local_folder(store)
+    if folder is None:
+        return RemoteStore(str(store) if owner is None else f"{store}/{owner.run_id}")
+    placed = folder_of_run(folder, owner)
     warn_if_open(placed)
-    if placed == store.root:
-        return store
-    return ObservationStore(placed, models=store.models, quota=store.quota)
+    return ObservationStore(placed)
+
+
+def _is_own(store: CaptureStore, owner: StoreOwner) -> TypeGuard[ObservationStore]:
+    """Whether a store is the folder of this run among those of an app's runs."""
+    return isinstance(store, ObservationStore) and store.root.name == owner.run_id
 
 
 def _folder_of(store: ObservationStore | RemoteStore) -> Path:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
+from bract.app_folder import app_folder, running_app
 from bract.errors import BractError
 from bract.flower import TaskIdentity
 from bract.permissions import make_private_folder, warn_if_open
+from bract.protocol.stores import check_unoccupied
+from bract.schema.store import StoreOwner
 
 CAPTURES = "BRACT_CAPTURES"
 """Environment variable of the SuperLink, or of the process that starts its server apps, with the
@@ -52,6 +56,41 @@ def usable_captures_folder() -> Path | None:
 def run_folder(name: str, run_id: int) -> Path:
     """Return the run directory of bract's own app if the submitter named none."""
     return (captures_folder() or Path("runs")) / f"{name}-{run_id}"
+
+
+def owner_of_run() -> StoreOwner | None:
+    """Return the run of this process as the owner of its captures; None outside of a run."""
+    try:
+        number = TaskIdentity.run_id
+    except RuntimeError:
+        return None
+    app = running_app()
+    return StoreOwner(
+        run_id=str(number), app=None if app is None else app.name, started=time.time()
+    )
+
+
+def folder_of_run(store: Path, owner: StoreOwner | None) -> Path:
+    """Return the folder of one run in a store that an app names by its path.
+
+    A relative store is in the app's own folder (`bract.app_folder`); each run has one of its own
+    below the store, ``captures/RUN_ID``, unless the operator named a folder (`store_folder`).
+
+    Raises
+    ------
+    BractError
+        If that folder is taken by another run or app, or the app's is not found.
+    """
+    if captures_folder() is not None and not store.is_absolute():
+        return store_folder(store)
+    try:
+        placed = store if store.is_absolute() else app_folder() / store
+        if owner is not None:
+            placed = placed / owner.run_id
+        check_unoccupied(placed, owner)
+    except BractError as error:
+        raise BractError(f"HonestButCurious: store is {store}: {error}") from None
+    return placed
 
 
 def store_folder(store: Path) -> Path:

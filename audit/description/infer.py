@@ -26,7 +26,7 @@ from bract.audit.description.facts import (
     read_facts,
     read_tensors,
 )
-from bract.audit.truth import load_truth
+from bract.audit.truth import load_truth, truth_path
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError, listed, one_line
 from bract.models import create_model
@@ -175,10 +175,7 @@ class _Work:
         """Take the shape of the input, and check the normalisation, by what clients kept."""
         from safetensors.torch import load_file
 
-        paths = [
-            truth / f.capture.client / f"round-{f.capture.round:04d}.safetensors"
-            for f in self.facts
-        ]
+        paths = [truth_path(truth, f.capture.client, f.capture) for f in self.facts]
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
             raise BractError(

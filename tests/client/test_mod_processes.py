@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import build_config
 from bract.protocol.observation import Observation, ObservationStore
+from bract.protocol.stores import runs_in
 from bract.rundir import RunDirectory
 
 pytestmark = pytest.mark.processes
@@ -159,7 +160,8 @@ def federate(
     with federation:
         status = federation.finish()
     assert status == "finished:completed", (run.logs / "superlink.log").read_text()[-3000:]
-    observations = list(ObservationStore(run.captures))
+    (captured,) = runs_in(run.captures)
+    observations = list(ObservationStore(captured))
     assert [o.round for o in observations] == [1, 1, 2, 2]
     return run, observations
 

@@ -90,7 +90,8 @@ def run(
     **declared: Any,
 ) -> list[Observation]:
     TRAINED.clear()
-    strategy = HonestButCurious(FedAvg(), store, declaration=ClientDeclaration(**declared))
+    own = ObservationStore(store)
+    strategy = HonestButCurious(FedAvg(), own, declaration=ClientDeclaration(**declared))
     grid = LoopbackGrid(client_app(prepare, *mods), list(nodes))
     arrays = ArrayRecord((server or prepare)(Net()).state_dict())
     strategy.start(grid, arrays, num_rounds=rounds)

@@ -39,7 +39,7 @@ def test_the_batches_are_the_same_and_the_inputs_are_kept(message: Message, tmp_
     assert len(kept) == 3 and len(kept.dataset) == 10 and kept.batch_size == 4
     assert [[part.tolist() for part in batch] for batch in kept] == plain
     list(kept)  # a second epoch adds nothing
-    path = tmp_path / "truth" / "node-7" / "round-0002.safetensors"
+    path = tmp_path / "truth" / "1" / "node-7" / "round-0002.safetensors"
     found = load_file(path)
     assert found["labels"].tolist() == [label for _, labels in plain for label in labels]
     assert torch.equal(found["inputs"], IMAGES[found["labels"]])
@@ -82,6 +82,6 @@ def test_other_batches_train_on_and_are_not_kept(
 def test_a_full_disk_does_not_stop_training(
     message: Message, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "node-7").write_text("in the way")
+    (tmp_path / "1").write_text("in the way")
     assert len(list(keep(loader(), message, context(), tmp_path))) == 3
     assert "not kept to score an audit" in caplog.text

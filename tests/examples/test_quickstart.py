@@ -19,6 +19,7 @@ from environments import ROOT
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.launch.reaper import MARK, end_processes
 from bract.config import build_config
+from bract.protocol.stores import runs_in
 from bract.rundir import RunDirectory
 
 EXAMPLE = ROOT / "examples" / "quickstart-pytorch"
@@ -110,7 +111,9 @@ def check_page(folder: Path) -> None:
         assert done.returncode == 0, done.stderr
         said.append(done.stderr)
     assert "lr 0.1 explains the updates' size" in said[0], said[0]
-    written = json.loads((folder / "report.json").read_text())
+    (home,) = runs_in(folder / "captures")
+    assert (folder / "captures" / "latest").resolve() == home
+    written = json.loads((home / "report.json").read_text())
     assert written["verdict"]["level"] in ("leaked", "none-leaked", "undecided")
     scored = [o for o in written["observations"] if o["scored"]]
     assert len(scored) == CLIENTS == len(written["observations"])
@@ -118,7 +121,7 @@ def check_page(folder: Path) -> None:
         if observation["signals"]["steps"]["declared"] == 1:
             # What was described is what the client did, to the rounding of its numbers.
             assert observation["signals"]["truth_check"]["cosine"] > 1 - 1e-5
-    page = (folder / "report.html").read_text()
+    page = (home / "report.html").read_text()
     assert "Guessed from the captures" in page and "training.optimizer sgd" in page
 
 
@@ -131,8 +134,8 @@ def test_from_real_processes_to_a_scored_page(folder: Path, tmp_path: Path) -> N
     with Quickstart(config, run, Launch(client_app="quickstart.client_app:app")) as federation:
         status = federation.finish()
     assert status == "finished:completed", (run.logs / "superlink.log").read_text()[-3000:]
-    assert len(list(folder.glob("captures/round-0001/*/observation.json"))) == CLIENTS
-    assert len(list(folder.glob("truth/*/round-0001.safetensors"))) == CLIENTS
+    assert len(list(folder.glob("captures/latest/round-0001/*/observation.json"))) == CLIENTS
+    assert len(list(folder.glob("truth/*/*/round-0001.safetensors"))) == CLIENTS
     check_page(folder)
 
 
@@ -162,6 +165,6 @@ def test_from_the_simulation_engine_to_captures(folder: Path, tmp_path: Path) ->
     finally:
         # Flower leaves its local SuperLink running.
         end_processes(mark)
-    found = list(folder.glob("captures/round-0001/*/observation.json"))
+    found = list(folder.glob("captures/latest/round-0001/*/observation.json"))
     assert found, done.stdout[-3000:] + done.stderr[-3000:]
-    assert len(list(folder.glob("truth/*/round-0001.safetensors"))) == len(found)
+    assert len(list(folder.glob("truth/*/*/round-0001.safetensors"))) == len(found)

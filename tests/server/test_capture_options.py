@@ -46,7 +46,8 @@ def start(store: Any, *, rounds: int = 4, clients: int = 4, **options: Any) -> A
     """Train with the hook; return the arrays at the end, which no option changes."""
     grid = LoopbackGrid(APP, [{} for _ in range(clients)])
     initial = ArrayRecord({"w": Array(torch.zeros(200).numpy())})
-    strategy = HonestButCurious(FedAvg(), store, **options)
+    own = ObservationStore(store) if isinstance(store, Path) else RemoteStore(store)
+    strategy = HonestButCurious(FedAvg(), own, **options)
     arrays = strategy.start(grid, initial, num_rounds=rounds).arrays
     assert arrays["w"].numpy().tolist() == [-float(rounds)] * 200
     return arrays
@@ -227,7 +228,7 @@ def test_what_cannot_be_captured_is_refused_before_training(
     tmp_path: Path, options: Any, words: str
 ) -> None:
     with pytest.raises(BractError, match=words):
-        HonestButCurious(FedAvg(), tmp_path, **options)
+        HonestButCurious(FedAvg(), ObservationStore(tmp_path), **options)
 
 
 def test_a_url_cannot_be_audited_beside(tmp_path: Path) -> None:

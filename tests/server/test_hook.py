@@ -71,7 +71,7 @@ def as_bytes(record: ArrayRecord) -> dict[str, bytes]:
 @pytest.mark.parametrize("make", [FedAvg, FedAdam, lambda: FedProx(proximal_mu=0.1)])
 def test_a_wrapped_strategy_ends_with_the_same_bits(make: Any, tmp_path: Path) -> None:
     plain = make().start(strangers_grid(), initial(), num_rounds=3)
-    wrapped = HonestButCurious(make(), tmp_path / "captures").start(
+    wrapped = HonestButCurious(make(), ObservationStore(tmp_path / "captures")).start(
         strangers_grid(), initial(), num_rounds=3
     )
     assert as_bytes(wrapped.arrays) == as_bytes(plain.arrays) != as_bytes(initial())
@@ -82,7 +82,7 @@ def test_a_wrapped_strategy_ends_with_the_same_bits(make: Any, tmp_path: Path) -
 
 def test_a_strangers_update_is_what_was_sent_minus_what_came_back(tmp_path: Path) -> None:
     declaration = ClientDeclaration(model="their.module:Net", lr=0.25, local_steps=1)
-    HonestButCurious(FedAvg(), tmp_path, declaration=declaration).start(
+    HonestButCurious(FedAvg(), ObservationStore(tmp_path), declaration=declaration).start(
         strangers_grid(), initial(), num_rounds=2
     )
     observations = list(ObservationStore(tmp_path, models=["their.module:Net"]))
@@ -104,7 +104,7 @@ def test_a_strangers_update_is_what_was_sent_minus_what_came_back(tmp_path: Path
 
 
 def test_only_the_asked_rounds_are_captured(tmp_path: Path) -> None:
-    HonestButCurious(FedAvg(), tmp_path, rounds=[2]).start(
+    HonestButCurious(FedAvg(), ObservationStore(tmp_path), rounds=[2]).start(
         strangers_grid(), initial(), num_rounds=3
     )
     assert {o.round for o in ObservationStore(tmp_path)} == {2}
@@ -114,7 +114,7 @@ def test_the_hook_sees_the_clients_also_inside_another_wrapper(tmp_path: Path) -
     def strategy(inner: Any) -> Any:
         return FixedClipping(inner, noise_multiplier=0.0, clipping_norm=1e9, num_sampled_clients=3)
 
-    inner = HonestButCurious(FedAvg(), tmp_path)
+    inner = HonestButCurious(FedAvg(), ObservationStore(tmp_path))
     wrapped = strategy(inner).start(strangers_grid(), initial(), num_rounds=1)
     plain = strategy(FedAvg()).start(strangers_grid(), initial(), num_rounds=1)
     assert as_bytes(wrapped.arrays) == as_bytes(plain.arrays)
@@ -126,7 +126,7 @@ def test_a_store_that_cannot_be_written_does_not_stop_training(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    result = HonestButCurious(FedAvg(), blocked / "captures").start(
+    result = HonestButCurious(FedAvg(), ObservationStore(blocked / "captures")).start(
         strangers_grid(), initial(), num_rounds=1
     )
     assert "conv.weight" in result.arrays
@@ -134,7 +134,7 @@ def test_a_store_that_cannot_be_written_does_not_stop_training(
 
 
 def test_evaluation_messages_are_not_captured(tmp_path: Path) -> None:
-    strategy = HonestButCurious(FedAvg(fraction_train=0.0), tmp_path)
+    strategy = HonestButCurious(FedAvg(fraction_train=0.0), ObservationStore(tmp_path))
     strategy.start(strangers_grid(), initial(), num_rounds=1, train_config=ConfigRecord())
     assert list(ObservationStore(tmp_path)) == []
 
@@ -169,7 +169,7 @@ def capture(tmp_path: Path, *apps: Any, rounds: Any = 1, declaration: Any = None
     """What is captured of these clients under bract's own FedAvg."""
     hook = HonestButCurious(
         BractFedAvg(min_nodes=len(apps), tolerate_failures=True),
-        tmp_path / "captures",
+        ObservationStore(tmp_path / "captures"),
         declaration=declaration,
     )
     grid = LoopbackGrid(lambda node: apps[node], [{} for _ in apps])
@@ -184,9 +184,9 @@ def test_the_proximal_term_is_the_one_that_was_sent_unless_the_operator_declares
     tmp_path: Path, declared: Any, taken: Any, flagged: Any
 ) -> None:
     declaration = ClientDeclaration(proximal_mu=declared)
-    HonestButCurious(FedProx(proximal_mu=0.25), tmp_path, declaration=declaration).start(
-        strangers_grid(), initial(), num_rounds=1
-    )
+    HonestButCurious(
+        FedProx(proximal_mu=0.25), ObservationStore(tmp_path), declaration=declaration
+    ).start(strangers_grid(), initial(), num_rounds=1)
     for seen in ObservationStore(tmp_path):
         assert seen.declaration.proximal_mu == taken
         flags = " | ".join(seen.provenance["flags"])
@@ -196,7 +196,9 @@ def test_the_proximal_term_is_the_one_that_was_sent_unless_the_operator_declares
 
 
 def test_without_a_proximal_term_none_is_declared(tmp_path: Path) -> None:
-    HonestButCurious(FedAvg(), tmp_path).start(strangers_grid(), initial(), num_rounds=1)
+    HonestButCurious(FedAvg(), ObservationStore(tmp_path)).start(
+        strangers_grid(), initial(), num_rounds=1
+    )
     assert {seen.declaration.proximal_mu for seen in ObservationStore(tmp_path)} == {None}
 
 
@@ -326,7 +328,9 @@ def test_whatever_a_capture_raises_training_goes_on_and_the_missing_are_listed(
 
 
 def test_a_declaration_is_checked_when_the_hook_is_built(tmp_path: Path) -> None:
-    given = HonestButCurious(FedAvg(), tmp_path, declaration={"model": "lenet", "lr": 0.1})
+    given = HonestButCurious(
+        FedAvg(), ObservationStore(tmp_path), declaration={"model": "lenet", "lr": 0.1}
+    )
     assert given.recorder.declaration == ClientDeclaration(model="lenet", lr=0.1)
     for wrong, words in (
         ({"modle": "lenet"}, "unknown keys modle"),
@@ -334,24 +338,28 @@ def test_a_declaration_is_checked_when_the_hook_is_built(tmp_path: Path) -> None
         ("lenet", "is a str, expected a ClientDeclaration"),
     ):
         with pytest.raises(BractError, match=words):
-            HonestButCurious(FedAvg(), tmp_path, declaration=wrong)  # type: ignore[arg-type]
+            HonestButCurious(FedAvg(), ObservationStore(tmp_path), declaration=wrong)  # type: ignore[arg-type]
     with pytest.raises(BractError, match="rounds holds 'one'"):
-        HonestButCurious(FedAvg(), tmp_path, rounds=["one"])  # type: ignore[list-item]
+        HonestButCurious(FedAvg(), ObservationStore(tmp_path), rounds=["one"])  # type: ignore[list-item]
 
 
 def test_the_old_name_of_the_declaration_still_works(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="call it declaration"):
-        old = HonestButCurious(FedAvg(), tmp_path, protocol=ClientDeclaration(lr=0.1))
+        old = HonestButCurious(
+            FedAvg(), ObservationStore(tmp_path), protocol=ClientDeclaration(lr=0.1)
+        )
     assert old.recorder.declaration.lr == 0.1
     with pytest.raises(BractError, match="give one"):
-        HonestButCurious(FedAvg(), tmp_path, declaration={}, protocol={})
+        HonestButCurious(FedAvg(), ObservationStore(tmp_path), declaration={}, protocol={})
 
 
 def test_what_a_train_message_tells_the_clients_is_declared(tmp_path: Path) -> None:
     told = ConfigRecord({"lr": 0.05, "batch-size": 4, "momentum": 2.0, "local-steps": True})
     declared = ClientDeclaration(momentum=0.5)
     for folder, declaration in (("open", None), ("said", declared)):
-        strategy = HonestButCurious(FedAvg(), tmp_path / folder, declaration=declaration)
+        strategy = HonestButCurious(
+            FedAvg(), ObservationStore(tmp_path / folder), declaration=declaration
+        )
         strategy.start(strangers_grid(), initial(), num_rounds=1, train_config=told)
     first, second = (next(iter(ObservationStore(tmp_path / f))) for f in ("open", "said"))
     assert (first.declaration.lr, first.declaration.batch_size) == (0.05, 4)
@@ -363,13 +371,13 @@ def test_what_a_function_of_the_round_declares_is_that_rounds(tmp_path: Path) ->
     def declared(server_round: int) -> dict[str, Any]:
         return {"lr": 0.1 / server_round, "dropout": 0.5, "augmentation": ("horizontal-flip",)}
 
-    strategy = HonestButCurious(FedAvg(), tmp_path, declaration=declared)
+    strategy = HonestButCurious(FedAvg(), ObservationStore(tmp_path), declaration=declared)
     strategy.start(strangers_grid(), initial(), num_rounds=2)
     found = {o.round: o.declaration for o in ObservationStore(tmp_path)}
     assert {r: d.lr for r, d in found.items()} == {1: 0.1, 2: 0.05}
     assert found[2].dropout == 0.5 and found[2].augmentation == ("horizontal-flip",)
     with pytest.raises(BractError, match="lr: found fast"):
-        HonestButCurious(FedAvg(), tmp_path, declaration=lambda _: {"lr": "fast"})
+        HonestButCurious(FedAvg(), ObservationStore(tmp_path), declaration=lambda _: {"lr": "fast"})
 
 
 def test_the_rate_that_each_message_carries_is_that_rounds(tmp_path: Path) -> None:
@@ -381,7 +389,9 @@ def test_the_rate_that_each_message_carries_is_that_rounds(tmp_path: Path) -> No
                 message.content["told"] = told
             return messages
 
-    HonestButCurious(Scheduled(), tmp_path).start(strangers_grid(), initial(), num_rounds=2)
+    HonestButCurious(Scheduled(), ObservationStore(tmp_path)).start(
+        strangers_grid(), initial(), num_rounds=2
+    )
     found = {o.round: o.declaration for o in ObservationStore(tmp_path)}
     assert {r: (d.lr, d.dropout) for r, d in found.items()} == {1: (0.1, 0.25), 2: (0.05, 0.25)}
 
@@ -394,7 +404,7 @@ def test_the_log_says_where_captures_go(tmp_path: Path, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, logger="flwr")
     logger.addHandler(handler)
     try:
-        HonestButCurious(FedAvg(), tmp_path / "seen").start(
+        HonestButCurious(FedAvg(), ObservationStore(tmp_path / "seen")).start(
             strangers_grid(), initial(), num_rounds=1
         )
     finally:
@@ -425,7 +435,9 @@ def audited(
         return started[-1]
 
     monkeypatch.setattr("bract.server.beside.subprocess.Popen", start)
-    hook = HonestButCurious(FedAvg(), tmp_path / "captures", audit="auto", every=5)
+    hook = HonestButCurious(
+        FedAvg(), ObservationStore(tmp_path / "captures"), audit="auto", every=5
+    )
     result = hook.start(strangers_grid(), initial(), num_rounds=3)
     assert len(ObservationStore(tmp_path / "captures").folders()) == 9
     assert result.arrays is not None
@@ -469,7 +481,7 @@ def test_a_live_audit_that_cannot_start_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bract.server.beside.sys.executable", str(tmp_path / "no-python"))
-    hook = HonestButCurious(FedAvg(), tmp_path / "captures", audit="auto")
+    hook = HonestButCurious(FedAvg(), ObservationStore(tmp_path / "captures"), audit="auto")
     assert hook.start(strangers_grid(), initial(), num_rounds=1).arrays is not None
 
 
@@ -486,6 +498,6 @@ def test_a_live_audit_of_nothing_is_refused_before_training(
     tmp_path: Path, options: Any, said: str
 ) -> None:
     with pytest.raises(BractError, match=said):
-        HonestButCurious(FedAvg(), tmp_path / "captures", **options)
+        HonestButCurious(FedAvg(), ObservationStore(tmp_path / "captures"), **options)
     with pytest.raises(BractError, match="its last part must be 'captures'"):
-        HonestButCurious(FedAvg(), tmp_path / "elsewhere", audit="auto")
+        HonestButCurious(FedAvg(), ObservationStore(tmp_path / "elsewhere"), audit="auto")

@@ -46,13 +46,18 @@ def test_captures_of_any_app_lie_below_the_operators_folder_each_run_apart(
 
 
 def test_an_absolute_store_stays_where_it_is(operators: Path, tmp_path: Path) -> None:
-    assert root(tmp_path / "own") == tmp_path / "own"
+    assert root(tmp_path / "own") == tmp_path / "own" / "17"
     assert operators not in root(tmp_path / "own").parents
 
 
-def test_without_a_folder_of_the_operators_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_of_the_operators_each_run_has_one_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(CAPTURES, raising=False)
-    assert root("captures") == Path("captures")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TaskIdentity, "_run_id", 17)
+    assert root("captures") == tmp_path / "captures" / "17"
+    assert root(ObservationStore("captures")) == Path("captures")
     assert run_folder("study", 3) == Path("runs/study-3")
 
 

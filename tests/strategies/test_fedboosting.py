@@ -263,7 +263,9 @@ def test_an_update_that_is_not_finite_never_reaches_a_sum(bad: Any) -> None:
 def test_the_capture_hook_sees_the_updates_and_changes_nothing(tmp_path: Path) -> None:
     strategy = FedBoosting(min_nodes=3)
     grid = toy_grid(toy_app(UPDATES, by_row(V)), 3)
-    result = HonestButCurious(strategy, tmp_path).start(grid, toy_arrays(10.0), num_rounds=1)
+    result = HonestButCurious(strategy, ObservationStore(tmp_path)).start(
+        grid, toy_arrays(10.0), num_rounds=1
+    )
     assert value_of(result.arrays) == pytest.approx(7.5)
     seen = [o.update["w"].item() for o in ObservationStore(tmp_path)]
     assert seen == pytest.approx(list(UPDATES))
