@@ -1,7 +1,9 @@
 """Whether the described local training explains the size of what the clients sent.
 
-A client of the described app is simulated on made-up images: smooth noise with labels at random.
-Its update has the layers, the sizes and the optimizer's marks of a real one, not its content.
+A client of the described app is simulated on made-up images: smooth noise. Its update has the
+layers, the sizes and the optimizer's marks of a real one, not its content. Labels at random make
+steps that partly cancel each other, images of one class steps that add up; real clients are in
+between, and smaller where the model has already learnt their data.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,11 @@ from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
+Labels = Literal["mixed", "alike"]
+
+LABELS: tuple[Labels, ...] = ("mixed", "alike")
+"""Labels of the simulated images: drawn at random, or one for all."""
+
 OPTIMIZERS = ("sgd", "adam")
 """Optimizers that are simulated, and that an update is attributed to."""
 
@@ -28,6 +36,8 @@ MOST_STEPS = 8
 
 MOST_IMAGES = 64
 """Images a step that are simulated."""
+
+_SLACK = 1.0 + 1e-4
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,12 @@ class Explained:
 
 
 def explain(
-    model: nn.Module, observation: Observation, declaration: ClientDeclaration, *, seed: int = 0
+    model: nn.Module,
+    observation: Observation,
+    declaration: ClientDeclaration,
+    *,
+    labels: Labels = "mixed",
+    seed: int = 0,
 ) -> Explained:
     """Compare an observation with a simulated client of its declaration.
 
@@ -59,7 +74,7 @@ def explain(
         With ``image_shape``, ``classes`` and ``lr``; local steps, batch size and optimizer where
         they are known.
     """
-    simulated = simulate(model, observation, declaration, seed=seed)
+    simulated = simulate(model, observation, declaration, labels=labels, seed=seed)
     logs = []
     for name, value in simulated.items():
         own, theirs = _size(value), _size(observation.update[name])
@@ -74,8 +89,29 @@ def explain(
     return Explained(math.exp(middle), math.exp(median(abs(log - middle) for log in logs)))
 
 
+def is_as_initialised(model: nn.Module, observation: Observation) -> bool:
+    """Whether what was sent is within PyTorch's own initialisation, so no training came before.
+
+    Weights and biases of linear and convolutional layers begin within ``1 / sqrt(fan in)``; a few
+    rounds lead some of them out.
+    """
+    found = False
+    for name, module in model.named_modules():
+        weight = observation.parameters.get(f"{name}.weight" if name else "weight")
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and weight is not None:
+            found = True
+            if float(weight.abs().max()) > _SLACK / math.sqrt(max(1, weight[0].numel())):
+                return False
+    return found
+
+
 def simulate(
-    model: nn.Module, observation: Observation, declaration: ClientDeclaration, *, seed: int = 0
+    model: nn.Module,
+    observation: Observation,
+    declaration: ClientDeclaration,
+    *,
+    labels: Labels = "mixed",
+    seed: int = 0,
 ) -> Tensors:
     """Return the update of a simulated client of ``declaration``, by parameter name."""
     p = declaration
@@ -99,16 +135,26 @@ def simulate(
         torch.manual_seed(seed)
         for _ in range(taken):
             inputs = _normalised(_pictures(images, p.image_shape, generator), p)
-            labels = torch.randint(p.classes, (images,), generator=generator)
+            drawn = torch.randint(p.classes, (images,), generator=generator)
             optimizer.zero_grad()
-            F.cross_entropy(client(inputs), labels).backward()
+            wanted = drawn if labels == "mixed" else torch.zeros_like(drawn)
+            F.cross_entropy(client(inputs), wanted).backward()
             optimizer.step()
-    scale = steps / taken
+    momentum = p.momentum if p.optimizer == "sgd" else 0.0
+    scale = _along(steps, momentum) / _along(taken, momentum)
     return {
         name: (before[name] - value.detach()) * scale
         for name, value in client.named_parameters()
         if value.requires_grad and name in observation.update
     }
+
+
+def _along(steps: int, momentum: float) -> float:
+    """Return how far steps of one gradient lead, in single steps without momentum."""
+    if momentum >= 1.0:
+        return float(steps)
+    grown = momentum * (1.0 - momentum**steps) / (1.0 - momentum)
+    return (steps - grown) / (1.0 - momentum)
 
 
 def likeliest_optimizer(found: Mapping[str, Sequence[Explained]]) -> tuple[str, float]:

@@ -5,9 +5,11 @@ Longer than most modules: each key is inferred, checked and refused in one place
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,9 +17,12 @@ from torch import Tensor, nn
 
 from bract.audit.captures import Capture, Captures, with_buffers
 from bract.audit.description.explain import (
+    LABELS,
     OPTIMIZERS,
     Explained,
+    Labels,
     explain,
+    is_as_initialised,
     likeliest_optimizer,
 )
 from bract.audit.description.facts import (
@@ -38,11 +43,18 @@ SIDES = (32, 28, 64, 224, 8, 16, 48, 96, 128, 256, 24, 12, 14, 20, 40, 56, 80, 1
 """Sides of square images that are tried, the usual ones first."""
 
 EXPLAINED = 4.0
-"""Factor between captured and simulated size up to which a description explains an update. Real
-clients of 54 trained models and rounds strayed by a factor of up to 3.7 from simulated ones."""
+"""Factor between captured and simulated size up to which a description explains an update: above
+the largest simulated one, or below the smallest while the model is as it was initialised. A model
+that has learnt its clients' data makes their updates smaller without any bound."""
 
 DECISIVE = 1.15
 """Factor by which one optimizer's simulated updates must stray less than the other's."""
+
+FEW_TENSORS = 4
+"""Parameters below which how far they stray from each other says nothing of the optimizer."""
+
+MOMENTUM = 0.9
+"""The momentum, besides none, that may explain updates where nothing gives one."""
 
 COMPARED = 4
 """Most captures whose update is compared with a simulated one: those of the fewest steps in the
@@ -389,10 +401,9 @@ class _Work:
                 )
             return
         chosen = self._compared()
-        wanted = [work.optimizer] if work.optimizer else list(OPTIMIZERS)
         found = {name: self._explain(chosen, name) for name in OPTIMIZERS}
         best, advantage = likeliest_optimizer(found)
-        decided = advantage >= DECISIVE
+        decided = advantage >= DECISIVE and len(self.observation().update) >= FEW_TENSORS
         if work.optimizer is None:
             name = best if decided else "sgd"
             reason = "simulated updates look most like the captured ones"
@@ -403,36 +414,84 @@ class _Work:
                 "if it were a gradient"
             )
             return
-        elif decided and wanted != [best]:
+        elif decided and work.optimizer != best:
             self.doubts.append(
                 f"training.optimizer is {work.optimizer}, but the updates look like {best}'s "
                 f"(their layers stray {advantage:.1f} times less from simulated ones)"
             )
         name = str(self.content["training"]["optimizer"])
-        factors = sorted(e.factor for e in found[name])
-        middle = factors[len(factors) // 2]
+        within = self._within(chosen, name)
+        momentum = self._choose_momentum(within, named.lr)
+        low, high = within[momentum]
         if named.lr is None:
-            rate = float(f"{START[name] * middle:.1g}")
-            self.guess(
-                "training",
-                "lr",
-                rate,
-                f"the size of {len(factors)} updates beside simulated ones; good to a factor of "
-                f"{EXPLAINED:g}",
+            self._guess_rate(name, low, high, len(chosen))
+            return
+        # Above all explanations, or below them where nothing that was learnt makes updates small.
+        small = high < 1 / EXPLAINED and is_as_initialised(self.model, self.observation())
+        if low <= EXPLAINED and not small:
+            off = max(low, 1 / high, 1.0)
+            self.confirmed.append(
+                f"a simulated client with {name}, lr {named.lr:g} explains the updates' size"
+                + (f" (to a factor of {off:.1f})" if off <= EXPLAINED else ", after training")
             )
             return
-        ratio = START[name] * middle / named.lr
-        if not 1 / EXPLAINED <= ratio <= EXPLAINED:
-            self.doubts.append(
-                f"the updates are {_times_as(ratio)} a simulated client's with lr {named.lr:g}: "
-                f"about {float(f'{named.lr * ratio:.1g}'):g} would explain them, or another number "
-                "of local steps"
-            )
-        else:
-            self.confirmed.append(
-                f"a simulated client with {name}, lr {named.lr:g} explains the updates' size (to a "
-                f"factor of {max(ratio, 1 / ratio):.1f})"
-            )
+        ratio = low if low > EXPLAINED else high
+        rate = float(f"{named.lr * ratio:.1g}")
+        self.doubts.append(
+            f"the updates are {_times_as(ratio)} a simulated client's with lr {named.lr:g} and "
+            f"momentum {momentum:g}: training.lr of about {rate:g} would explain them, or another "
+            "number of local steps"
+        )
+
+    def _within(
+        self, chosen: Sequence[CaptureFacts], name: str
+    ) -> dict[float, tuple[float, float]]:
+        """Return the least and largest captured over simulated size, by momentum.
+
+        Relative to the declared learning rate, or to the one to begin with (`START`).
+        """
+        steps = max(self.declaration(fact.capture).local_steps or 1 for fact in chosen)
+        declared = self.declaration().momentum
+        tried = [declared]
+        if name == "sgd" and self._momentum_open and steps > 1:
+            tried = [0.0, MOMENTUM]
+        found = {}
+        for momentum in tried:
+            factors = []
+            for labels in LABELS:
+                each = self._explain(chosen, name, labels=labels, momentum=momentum)
+                factors.append(median(one.factor for one in each))
+            rate = self.declaration().lr
+            scale = START[name] / rate if rate else 1.0
+            found[momentum] = (min(factors) * scale, max(factors) * scale)
+        return found
+
+    @property
+    def _momentum_open(self) -> bool:
+        """Whether neither a person nor a train message gives the momentum."""
+        return self.given.training.momentum is None and not self.declaration().momentum
+
+    def _choose_momentum(
+        self, within: dict[float, tuple[float, float]], rate: float | None
+    ) -> float:
+        """Return the momentum, which is a guess where nothing gives it and it matters."""
+        if len(within) == 1:
+            return next(iter(within))
+        chosen, reason = 0.0, "a convention; the captures do not say"
+        if rate is not None and within[0.0][0] > EXPLAINED >= within[MOMENTUM][0]:
+            chosen, reason = MOMENTUM, f"explains the updates' size with lr {rate:g}; 0 does not"
+        self.guess("training", "momentum", chosen, reason)
+        return chosen
+
+    def _guess_rate(self, name: str, low: float, high: float, compared: int) -> None:
+        rate = float(f"{START[name] * math.sqrt(low * high):.1g}")
+        self.guess(
+            "training",
+            "lr",
+            rate,
+            f"the size of {compared} updates compared with simulated ones; good to a factor of "
+            f"{EXPLAINED * math.sqrt(high / low):.1g}",
+        )
 
     def _compared(self) -> list[CaptureFacts]:
         def order(fact: CaptureFacts) -> tuple[int, int]:
@@ -441,7 +500,15 @@ class _Work:
         fewest = min(map(order, self.facts))
         return [f for f in self.facts if order(f) == fewest][:COMPARED]
 
-    def _explain(self, chosen: Sequence[CaptureFacts], name: str) -> list[Explained]:
+    def _explain(
+        self,
+        chosen: Sequence[CaptureFacts],
+        name: str,
+        *,
+        labels: Labels = "mixed",
+        momentum: float | None = None,
+    ) -> list[Explained]:
+        """Compare captures with simulated clients; factors are relative to `START`."""
         found = []
         for fact in chosen:
             declared = self.declaration(fact.capture)
@@ -449,7 +516,9 @@ class _Work:
             simulated = replace(declared, optimizer=name, lr=lr)
             if name != "sgd":
                 simulated = replace(simulated, momentum=0.0)
-            one = explain(self.model, self.observation(fact), simulated)
+            elif momentum is not None:
+                simulated = replace(simulated, momentum=momentum)
+            one = explain(self.model, self.observation(fact), simulated, labels=labels)
             found.append(Explained(one.factor * lr / START[name], one.spread))
         return found
 

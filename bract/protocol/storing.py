@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -23,6 +23,7 @@ from bract.protocol.packing import SUFFIX, most_bytes, packed
 from bract.protocol.update import Tensors
 from bract.schema.capture import (
     MOST_ROUNDS,
+    ClientDeclaration,
     Group,
     ObservationFile,
     Provenance,
@@ -116,13 +117,21 @@ def encode(observation: Any, compression: Compression = "none") -> Encoded:
             rounded=observation.rounded,
             packed=size,
             uploaded=_uploaded(observation),
-        ).model_dump_json(by_alias=True, indent=1)
+        ).model_dump_json(
+            by_alias=True, indent=1, exclude={"declaration": _undeclared(observation.declaration)}
+        )
     except ValidationError as error:
         raise BractError(
             f"{one_line(observation.key, 100)}: cannot be stored: {first_problem(error)}"
         ) from None
     own[DESCRIPTION] = description.encode("utf-8", errors="backslashreplace")
     return Encoded(own, {sent_name(d): shared[group] for group, d in digests.items()})
+
+
+def _undeclared(declaration: ClientDeclaration) -> set[str]:
+    """Return the fields that have their defaults: a capture lists what was declared alone."""
+    blank = ClientDeclaration()
+    return {f.name for f in fields(blank) if getattr(declaration, f.name) == getattr(blank, f.name)}
 
 
 def _pack(own: dict[str, bytes], shared: Mapping[Group, bytes]) -> int | None:

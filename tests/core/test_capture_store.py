@@ -488,3 +488,16 @@ def test_the_description_of_a_capture_is_what_its_schema_says(tmp_path: Path) ->
     found = ObservationFile.model_validate_json(text)
     assert found.version == OBSERVATION_SCHEMA and set(found.sent) == {"parameters", "buffers"}
     assert os.listdir(folder.parent / ".sent")  # noqa: PTH208 - hidden names count
+
+
+def test_a_capture_lists_what_was_declared_and_nothing_else(tmp_path: Path) -> None:
+    """An app of scikit-learn has no activation and no optimizer, so its capture names none."""
+    store = ObservationStore(tmp_path)
+    told = ClientDeclaration(num_examples=4, momentum=0.9)
+    tensors = {"coef": torch.zeros(2)}
+    folder = store.save(
+        Observation(round=1, client="a", parameters=tensors, update=tensors, declaration=told)
+    )
+    written = json.loads((folder / "observation.json").read_text())["declaration"]
+    assert written == {"num_examples": 4, "momentum": 0.9}
+    assert store.load(folder).declaration == told
