@@ -57,6 +57,7 @@ def gather(run_dir: Path) -> Report:
         applies=tiers_that_apply(files, observations),
         rule=rule,
         configured=files.config is not None,
+        models=sorted({str(c.declaration.model) for c in files.captures if c.declaration.imports}),
     )
     return Report(
         bract=__version__,

@@ -48,6 +48,7 @@ def verdict(
     applies: Collection[str],
     rule: LeakRule,
     configured: bool = True,
+    models: Sequence[str] = (),
 ) -> Verdict:
     """Return the verdict over a run, one for each tier, and what to do next.
 
@@ -62,6 +63,8 @@ def verdict(
         Tiers that have something to know (`bract.report.words.threats.tiers_that_apply`).
     configured
         Whether the run was made from a configuration of bract's.
+    models
+        References that the captures declare, which an audit must name.
     """
     overall = [row for row in attacks if row.client is None]
     strongest = max(overall, key=lambda row: (*strength(row), match(row)), default=None)
@@ -80,6 +83,7 @@ def verdict(
             tiers=[t.tier for t in tiers if t.needed and _is_worth(t.tier, observations)],
             captures=captures,
             configured=configured,
+            models=models,
         ),
         rule=rule.text,
         thresholds=Thresholds(ssim=rule.ssim, psnr_margin_db=rule.psnr_margin, level=rule.level),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,8 +19,11 @@ def next_steps(
     tiers: Sequence[str],
     captures: int,
     configured: bool,
+    models: Sequence[str] = (),
 ) -> list[NextStep]:
     """Return at most three steps, each with ``text``, and ``command`` or ``section`` or neither.
+
+    A command runs as it is printed, but for RUN, DIR and FILE, which stand for paths.
 
     Parameters
     ----------
@@ -31,7 +35,29 @@ def next_steps(
         Number of uploads that the server holds.
     configured
         Whether the run was made from a configuration of bract's, which can run again defended.
+    models
+        References ``package.module:callable`` that the captures declare: an audit names them.
     """
+    found = _steps(level, strongest, observations, tiers, captures, configured)
+    return [_with_models(step, models) for step in found]
+
+
+def _with_models(step: NextStep, models: Sequence[str]) -> NextStep:
+    """Add to an audit's command the models that it may import."""
+    if step.command is None or not step.command.startswith("bract audit "):
+        return step
+    words = [word for model in models for word in ("--model", shlex.quote(model))]
+    return step.model_copy(update={"command": " ".join([step.command, *words])})
+
+
+def _steps(
+    level: Level,
+    strongest: AttackRow | None,
+    observations: Sequence[ObservationFacts],
+    tiers: Sequence[str],
+    captures: int,
+    configured: bool,
+) -> list[NextStep]:
     mine = [o for o in observations if strongest and same_attack(o, strongest)]
     if level == "not-attacked":
         return _audit_first(captures, configured)
@@ -57,7 +83,9 @@ def next_steps(
     steps = [_tier_step(tier) for tier in tiers]
     if level == "leaked":
         return [*_defend(mine, configured), *steps, _keep()][:3]
-    return [*steps, *_try_harder(strongest)][:3]
+    undefended = bool(mine) and not any(o.defenses or o.encryption != "none" for o in mine)
+    defend = _defend(mine, configured)[:1] if undefended else []
+    return [*steps, *_try_harder(strongest)[:1], *defend, *_try_harder(strongest)[1:]][:3]
 
 
 def _audit_first(captures: int, configured: bool) -> list[NextStep]:
