@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 
 from bract.errors import BractError, shown
+from bract.inputs import INPUTS
 from bract.schema import AuditResult
 from bract.schema.audit import ImageResult
 
@@ -70,7 +70,7 @@ def read_returned(files: Mapping[str, bytes], stem: str, expected: AuditResult) 
             "data at the same paths"
         )
     for image in found.images:
-        _check_pictures(files, stem, image)
+        _check_saved(files, stem, image, expected.input)
     return found
 
 
@@ -79,26 +79,16 @@ def _some_of(found: Sequence[int], whole: Sequence[int]) -> bool:
     return list(found) == [r for r in whole if r in found] and bool(found) == bool(whole)
 
 
-def _check_pictures(files: Mapping[str, bytes], stem: str, image: ImageResult) -> None:
+def _check_saved(files: Mapping[str, bytes], stem: str, image: ImageResult, kind: str) -> None:
+    """Check the examples that a result names, as its input writes them."""
+    ending = re.escape(INPUTS[kind].suffix)
     for role in ("reconstruction", "original"):
         name = getattr(image, role)
         if name is None:
             continue
-        if not re.fullmatch(re.escape(stem) + rf"--\d\d+-{role}\.png", name):
+        if not re.fullmatch(re.escape(stem) + rf"--\d\d+-{role}" + ending, name):
             raise BractError(f"a worker's {stem}.json names {shown(name)} as its {role}")
-        _check_png(name, _content(files, name))
-
-
-def _check_png(name: str, content: bytes) -> None:
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-            if picture.width * picture.height * len(picture.getbands()) > MOST_BYTES:
-                raise BractError(f"a worker's {name} has {picture.width} x {picture.height} pixels")
-            picture.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BractError(f"a worker's {name} is no PNG picture: {shown(str(error))}") from error
+        INPUTS[kind].check_saved(f"a worker's {name}", _content(files, name))
 
 
 def _content(files: Mapping[str, bytes], name: str) -> bytes:

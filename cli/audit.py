@@ -240,6 +240,13 @@ def _describe(result: AuditResult) -> str:
         return f"{who}: {len(result.images)} reconstructions, unscored (no truth kept)"
     found = f"{len(scores)} images"
     known = [(row.ssim, row.psnr) for row in scores if None not in (row.ssim, row.psnr)]
+    right = [row.features for row in scores if row.features is not None]
+    if right:
+        share, exact = sum(right) / len(right), sum(bool(row.exact) for row in scores)
+        return (
+            f"{who}: {len(scores)} rows, {share:.0%} of their features right, {exact} rows exact, "
+            f"{result.seconds or 0.0:.0f} s"
+        )
     if not known:
         return f"{who}: {found}, none of them with finite scores"
     ssim, psnr = max(known)

@@ -106,7 +106,11 @@ def _image(
 
 
 def _best(scored: AuditResult | ImageResult) -> SsimPsnr:
-    return SsimPsnr(ssim=best(scored.baselines, "ssim"), psnr=best(scored.baselines, "psnr"))
+    return SsimPsnr(
+        ssim=best(scored.baselines, "ssim"),
+        psnr=best(scored.baselines, "psnr"),
+        features=best(scored.baselines, "features"),
+    )
 
 
 def _picture(root: Path, home: Path, name: str | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from bract.audit.intervals import mean_interval, share_interval
 from bract.audit.questions.reconstruction.scores.image import at_cap
+from bract.inputs import INPUTS
 from bract.report.order import last, mean, natural, scores, severity, strength, total
 from bract.report.read import RunFiles
 from bract.schema.audit import EXACT_DB, Baseline
@@ -37,11 +38,14 @@ _BOUNDS = {
 }
 """What a score cannot leave, and so its mean cannot."""
 
-_SHARES = ("leaked", "identified_top1", "identified_top5", "label_accuracy")
+_SHARES = ("leaked", "features", "exact", "identified_top1", "identified_top5", "label_accuracy")
 
-_MEANS = ("mse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1", "identified_top5")
+_MEANS = ("exact", "mse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1", "identified_top5")
 
-BASELINES = ("class_mean", "random_image", "prior_only")
+BASELINES = (
+    *("class_mean", "random_image", "prior_only"),
+    *("mode_and_mean", "random_row", "nearest_public_row"),
+)
 
 OfClient = tuple[str, float]
 """A value, and the client that it is of."""
@@ -100,9 +104,15 @@ def _attack_row(client: str | None, group: Sequence[ObservationFacts]) -> Attack
         leaked_share=spread(leaked, "leaked"),
         ssim=_score(known, "ssim"),
         psnr=_score(known, "psnr"),
+        features=_score(known, "features"),
+        noun=INPUTS[group[0].input].noun if group[0].input in INPUTS else "example",
         margin=Margins(ssim=_margin(known, "ssim"), psnr=_margin(known, "psnr")),
         intervals={name: (found.low, found.high) for name, found in others.items()},
-        oracle=SsimPsnr(ssim=mean(o.ssim for o in oracle), psnr=mean(o.psnr for o in oracle)),
+        oracle=SsimPsnr(
+            ssim=mean(o.ssim for o in oracle),
+            psnr=mean(o.psnr for o in oracle),
+            features=mean(o.features for o in oracle),
+        ),
         baselines=_baselines(group),
         gradient_cosine=mean(o.gradient_cosine for o in group),
         seconds=total(o.seconds for o in group),
@@ -169,10 +179,11 @@ def _baselines(group: Sequence[ObservationFacts]) -> dict[str, Baseline]:
         found = [b for o in group if (b := o.baselines.get(name)) for _ in o.images]
         row = Baseline(
             ssim=mean(b.ssim for b in found),
+            features=mean(b.features for b in found),
             psnr=mean(b.psnr for b in found),
             mse=mean(b.mse for b in found),
         )
-        if row.ssim is not None or row.psnr is not None:
+        if (row.ssim, row.psnr, row.features) != (None, None, None):
             result[name] = row
     return result
 
@@ -193,6 +204,9 @@ def leakage_rows(observations: Sequence[ObservationFacts]) -> list[LeakageRow]:
             psnr_mean=mean(scores(o, "psnr")),
             psnr_at_cap=at_cap(scores(o, "psnr")),
             baseline_ssim=o.best_baseline.ssim,
+            features_mean=mean(scores(o, "features")),
+            features_best=max(scores(o, "features"), default=None),
+            baseline_features=o.best_baseline.features,
         )
         for o in observations
         if o.scored
@@ -238,6 +252,7 @@ def _client_row(
         failures=sum(f.client == name for row in files.metrics for f in row.failures),
         strongest=max((a for a in attacks if a.client == name), key=strength, default=None),
         best_ssim=max((value for o in mine for value in scores(o, "ssim")), default=None),
+        best_features=max((value for o in mine for value in scores(o, "features")), default=None),
         worst_round=worst.round if worst else None,
     )
 

@@ -85,7 +85,7 @@ def verdict(
             configured=configured,
             models=models,
         ),
-        rule=rule.text,
+        rule=rule.row_text if _of_rows(observations) else rule.text,
         thresholds=Thresholds(ssim=rule.ssim, psnr_margin_db=rule.psnr_margin, level=rule.level),
         headline=strongest,
         tiers=tiers,
@@ -97,6 +97,11 @@ def _is_worth(tier: Tier, observations: Sequence[ObservationFacts]) -> bool:
     if any(o.tier == tier for o in observations):
         return False
     return tier != "adaptive" or any(o.defenses and has_attacker(o.defenses) for o in observations)
+
+
+def _of_rows(observations: Sequence[ObservationFacts]) -> bool:
+    found = [image.scores for o in observations for image in o.images if image.scores]
+    return any(scores.features is not None for scores in found)
 
 
 def _level(strongest: AttackRow | None, observations: Sequence[ObservationFacts]) -> Level:
@@ -147,6 +152,7 @@ def _tier(
         scored=strongest.scored if strongest else 0,
         leaked=strongest.leaked if strongest else 0,
         undecided=strongest.undecided if strongest else 0,
+        noun=strongest.noun if strongest else "image",
         identified=strongest.identified if strongest else 0,
         sentence=_tier_sentence(tier, rows, strongest, aside, needed),
     )

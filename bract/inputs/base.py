@@ -68,6 +68,8 @@ class Input(ABC):
         The name in configurations (``data.input``), in declarations and in ``bract.yaml``.
     noun
         What one example is called on a page.
+    suffix
+        Ending of the files that `save` writes.
     neighbours
         Whether neighbouring values of an example are alike, as the bound on what an upload can
         tell assumes (`bract.attacks.problem.identifiability`).
@@ -76,6 +78,7 @@ class Input(ABC):
     name: ClassVar[str]
     noun: ClassVar[str] = "example"
     neighbours: ClassVar[bool] = False
+    suffix: ClassVar[str] = ""
 
     @classmethod
     def declared(cls, declaration: ClientDeclaration) -> Self:
@@ -108,6 +111,11 @@ class Input(ABC):
     @abstractmethod
     def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
         """Return references from the examples that clients kept; None if they kept none."""
+
+    @classmethod
+    @abstractmethod
+    def check_saved(cls, name: str, content: bytes) -> None:
+        """Refuse a file of another process that is not what `save` writes, by a `BractError`."""
 
     @abstractmethod
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:

@@ -15,7 +15,7 @@ from bract.config import DataConfig
 from bract.data import Source
 from bract.data.sources import open_source
 from bract.data.views import data_spec
-from bract.errors import BractError
+from bract.errors import BractError, shown
 from bract.files import write_bytes
 from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.schema import ClientDeclaration
@@ -26,6 +26,9 @@ CANDIDATES = 99
 
 PER_CLASS = 100
 """Most images of a class that its mean, and what is near by chance, are taken from."""
+
+MOST_PIXELS = 64 * 2**20
+"""Most values of a picture that another process made."""
 
 MOST_KEPT = 5000
 """Most kept images that are held in memory as references."""
@@ -44,6 +47,7 @@ class Image(Input):
     name = "image"
     noun = "image"
     neighbours = True
+    suffix = ".png"
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float inputs ``(B, C, H, W)`` and int64 labels ``(B,)`` of a batch."""
@@ -94,12 +98,25 @@ class Image(Input):
                     pool.setdefault(_content(image), (image, label))
         return _kept(list(pool.values()), seed)
 
+    @classmethod
+    def check_saved(cls, name: str, content: bytes) -> None:
+        """Refuse what is no PNG of at most `MOST_PIXELS` values."""
+        from PIL import Image as Pictures
+
+        try:
+            with Pictures.open(io.BytesIO(content), formats=["PNG"]) as picture:
+                if picture.width * picture.height * len(picture.getbands()) > MOST_PIXELS:
+                    raise BractError(f"{name} has {picture.width} x {picture.height} pixels")
+                picture.load()
+        except (OSError, SyntaxError, ValueError, Pictures.DecompressionBombError) as error:
+            raise BractError(f"{name} is no PNG picture: {shown(str(error))}") from error
+
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
         """Write a PNG of the image's own resolution."""
         from PIL import Image as Pictures
 
         pixels = (example.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
-        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}.png")
+        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}{self.suffix}")
         content = io.BytesIO()
         squeezed = pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels
         Pictures.fromarray(squeezed).save(content, "PNG")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from bract.config.table import TableSchema
 from bract.data import Source
 from bract.data.rows import decode, project
 from bract.data.views import data_spec
-from bract.errors import BractError
+from bract.errors import BractError, shown
 from bract.files import write_text
 from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference
@@ -40,6 +41,7 @@ class Table(Input):
 
     name = "table"
     noun = "row"
+    suffix = ".csv"
 
     schema: TableSchema | None = None
 
@@ -103,11 +105,24 @@ class Table(Input):
         return _kept(list(pool.values()), seed, self.of_schema())
 
     def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
-        """Write the row's values by column, as JSON."""
+        """Write a CSV of the column names and the row's values."""
         schema = self.of_schema()
-        content = dict(zip(schema.names, decode(schema, example), strict=True))
-        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}.json")
-        return write_text(path, json.dumps(content, indent=1)).name
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(schema.names)
+        writer.writerow(["" if cell is None else cell for cell in decode(schema, example)])
+        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}{self.suffix}")
+        return write_text(path, text.getvalue()).name
+
+    @classmethod
+    def check_saved(cls, name: str, content: bytes) -> None:
+        """Refuse what is no CSV of two lines with as many cells."""
+        try:
+            lines = list(csv.reader(io.StringIO(content.decode("utf-8"))))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise BractError(f"{name} is no CSV of a row: {shown(str(error))}") from error
+        if len(lines) != 2 or len(lines[0]) != len(lines[1]):
+            raise BractError(f"{name} is no CSV of a row: expected a header and one line")
 
     def of_schema(self) -> TableSchema:
         """Return the declared schema; a `BractError` where there is none."""

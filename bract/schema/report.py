@@ -18,7 +18,7 @@ from bract.schema.record import Number, Public, Record, VersionedRecord
 
 REPORT_SCHEMA: Literal[5] = 5
 
-Reason = Literal["ssim", "identified"]
+Reason = Literal["ssim", "identified", "features"]
 """The part of the rule by which an image leaked."""
 
 Level = Literal["leaked", "none-leaked", "undecided", "unscored", "refused", "not-attacked"]
@@ -61,6 +61,7 @@ class SsimPsnr(Record):
 
     ssim: Public[Number] = None
     psnr: Public[Decibels] = None
+    features: Public[Number] = None
 
 
 class Margins(Record):
@@ -149,7 +150,7 @@ class AttackRow(Record):
     ``chose``: whether the attack chose it among several, by its own loss. ``identified`` of the
     ``identifiable`` images are nearest to their own original among ``candidates`` (the fewest of
     any image). Scores are means over images; ``intervals`` holds those of the scores that are not
-    spreads themselves.
+    spreads themselves. ``noun`` is what one example of the input is called.
     """
 
     attack: Public[str]
@@ -173,6 +174,9 @@ class AttackRow(Record):
     leaked_share: Public[Spread]
     ssim: Public[ScoreSpread]
     psnr: Public[ScoreSpread]
+    features: Public[ScoreSpread]
+    exact: Public[Number] = None
+    noun: Public[str] = "image"
     margin: Public[Margins]
     mse: Public[Number] = None
     lpips_alex: Public[Number] = None
@@ -212,6 +216,7 @@ class ClientFacts(Record):
     failures: Public[int] = 0
     strongest: Public[AttackRow | None] = None
     best_ssim: Public[Number] = None
+    best_features: Public[Number] = None
     worst_round: Public[int | None] = None
 
 
@@ -247,6 +252,9 @@ class LeakageRow(Record):
     psnr_mean: Public[Number] = None
     psnr_at_cap: Public[int] = 0
     baseline_ssim: Public[Number] = None
+    features_mean: Public[Number] = None
+    features_best: Public[Number] = None
+    baseline_features: Public[Number] = None
 
 
 class Thresholds(Record):
@@ -270,6 +278,7 @@ class TierVerdict(Record):
     leaked: Public[int]
     undecided: Public[int] = 0
     identified: Public[int] = 0
+    noun: Public[str] = "image"
     sentence: Public[str]
 
 

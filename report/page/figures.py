@@ -40,10 +40,11 @@ def _worst_first(row: ClientFacts) -> tuple[float, ...]:
 def leakage_charts(facts: Report, css: dict[str, str]) -> list[LeakageChart]:
     """Return one chart of SSIM by round for each attack and tier."""
     charts = []
-    threshold = facts.verdict.thresholds.ssim
     seen = dict.fromkeys((row.attack_name, row.tier) for row in facts.leakage)
     for attack, tier in seen:
         rows = [r for r in facts.leakage if (r.attack_name, r.tier) == (attack, tier)]
+        rows_of_table = any(r.features_mean is not None for r in rows)
+        score = "Mean share of features right" if rows_of_table else "Mean SSIM"
         clients = [name for name in css if any(r.client == name for r in rows)]
         series = [
             _client_series(facts, name, css[name], _shift(i, min(len(clients), COLOURS)), rows)
@@ -51,9 +52,9 @@ def leakage_charts(facts: Report, css: dict[str, str]) -> list[LeakageChart]:
         ]
         svg = line_chart(
             series,
-            title=f"Mean SSIM of reconstructions by round and client, {attack}, {tier}",
+            title=f"{score} of reconstructions by round and client, {attack}, {tier}",
             last_round=_last_round(facts),
-            reference=threshold,
+            reference=None if rows_of_table else facts.verdict.thresholds.ssim,
         )
         charts.append(LeakageChart(attack, tier, svg, rows))
     return charts
@@ -63,21 +64,28 @@ def _shift(position: int, clients: int) -> float:
     return min(9.0, 36.0 / clients) * (position - (clients - 1) / 2)
 
 
+def _either(ssim: float | None, features: float | None) -> float | None:
+    return features if ssim is None else ssim
+
+
 def _client_series(
     facts: Report, client: str, css: str, shift: float, rows: Sequence[LeakageRow]
 ) -> Series:
     line = Series(client, css, shift=shift, label=css != "rest")
     mine = [r for r in rows if r.client == client]
-    line.points = [(r.round, r.ssim_mean) for r in mine if r.ssim_mean is not None]
+    means = [(r.round, _either(r.ssim_mean, r.features_mean)) for r in mine]
+    line.points = [(number, value) for number, value in means if value is not None]
     if css == "rest":
         return line
-    line.ticks = [(r.round, r.baseline_ssim) for r in mine if r.baseline_ssim is not None]
+    ticks = [(r.round, _either(r.baseline_ssim, r.baseline_features)) for r in mine]
+    line.ticks = [(number, value) for number, value in ticks if value is not None]
     for o in facts.observations:
         if (o.client, o.attack, o.tier) == (client, mine[0].attack, mine[0].tier):
             line.marks += [
-                (o.round, image.scores.ssim, bool(image.leaked))
+                (o.round, near, bool(image.leaked))
                 for image in o.images
-                if image.scores and image.scores.ssim is not None
+                if image.scores
+                and (near := _either(image.scores.ssim, image.scores.features)) is not None
             ]
     return line
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from bract.config import dump_config
 from bract.files import write_text
+from bract.inputs import INPUTS
 from bract.report.facts import gather
 from bract.report.order import severity
 from bract.report.page import boosting, figures
@@ -81,9 +82,15 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
             ranked=_ranked,
             glossary=GLOSSARY,
             fragment=_fragment,
+            noun=_noun,
             config_yaml=dump_config(report.config) if report.config else None,
         )
     )
+
+
+def _noun(name: str) -> str:
+    """Return what one example of an input is called."""
+    return INPUTS[name].noun if name in INPUTS else "example"
 
 
 def _fragment(folder: str, name: str, other: str) -> str:
@@ -125,8 +132,9 @@ def _ranked(images: Sequence[ImageFacts]) -> list[ImageFacts]:
     """Order images worst first: what leaked, then by SSIM; those without stay in their order."""
 
     def rank(image: ImageFacts) -> tuple[bool, float]:
-        ssim = image.scores.ssim if image.scores else None
-        return not image.leaked, math.inf if ssim is None else -ssim
+        found = image.scores
+        near = None if found is None else found.features if found.ssim is None else found.ssim
+        return not image.leaked, math.inf if near is None else -near
 
     return sorted(images, key=rank)
 
@@ -149,6 +157,7 @@ class Gallery:
     shown: list[ObservationFacts]
     total: int
     rounds: list[GalleryRound]
+    input: str
     start: int | None
 
 
@@ -176,4 +185,6 @@ def _gallery(report: Report) -> Gallery:
                 accuracy=accuracy.get(number),
             )
         )
-    return Gallery(shown, len(able), rounds, shown[0].round if shown else None)
+    return Gallery(
+        shown, len(able), rounds, shown[0].input if shown else "image", shown[0].round if shown else None
+    )

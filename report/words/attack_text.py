@@ -31,6 +31,12 @@ def budget_text(row: AttackRow) -> str:
 def spread_text(row: AttackRow) -> str:
     """Return mean SSIM and its interval: ``mean SSIM 0.52, 95 % interval 0.41 to 0.63``."""
     ssim = row.ssim
+    right = row.features
+    if right.mean is not None:
+        text = f"mean share of features right {right.mean:.2f}"
+        if right.low is None or right.high is None:
+            return text
+        return f"{text}, 95 % interval {right.low:.2f} to {right.high:.2f}"
     if ssim.mean is None:
         return "no finite SSIM"
     text = f"mean SSIM {ssim.mean:.2f}"

@@ -54,11 +54,11 @@ def headline(
     clients = [a for a in attacks if same_attack(a, row) and a.client is not None]
     if level == "unscored":
         return Headline(
-            f"{row.attack_name} made {plural(row.images, 'picture')} from the uploads of "
+            f"{row.attack_name} made {plural(row.images, _shown(row))} from the uploads of "
             f"{plural(len(clients), 'client')}; how near they are to the originals has not been "
             "measured.",
             "Scores need the originals, which a client keeps only where its operator switched "
-            "that on. Judge the pictures by eye.",
+            f"that on. Judge the {_shown(row)}s by eye.",
             f"{who(row)}; not scored.",
         )
     statistics = _statistics(row, attacks, rule)
@@ -105,7 +105,7 @@ def _leaked(
     statistics: str,
 ) -> Headline:
     images = [i for o in mine if o.client == worst.client for i in o.images]
-    readable = sum(image.leaked_by == "ssim" for image in images)
+    readable = sum(image.leaked_by in ("ssim", "features") for image in images)
     matched = sum(image.leaked_by == "identified" for image in images)
     whose = _whose(worst)
     if readable:
@@ -143,13 +143,13 @@ def _undecided(row: AttackRow, statistics: str) -> Headline:
             f"{_part(0, row)} is known to have leaked, and for {left} of them it cannot be decided"
         )
     elif scored == 1:
-        sentence = "It cannot be decided whether the image attacked leaked"
+        sentence = f"It cannot be decided whether the {row.noun} attacked leaked"
     else:
         sentence = f"It cannot be decided whether any of the {_number(scored, row)} leaked"
     explained = [
-        "The test data hold too few images of their classes to separate a copy from chance. This "
-        "is no sign that the uploads hide the images: look at the pictures, or audit with more "
-        "test data.",
+        f"The test data hold too few {row.noun}s of their classes to separate a copy from chance. "
+        f"This is no sign that the uploads hide the {row.noun}s: look at the {_shown(row)}s, or "
+        "audit with more test data.",
         *_identified(row),
     ]
     return Headline(f"{sentence}{_but_identified(row)}.", " ".join(explained), statistics)
@@ -163,7 +163,7 @@ def _none(
     )
     explained = [
         "This is the result of the attacks listed here, with the time they had. It does not show "
-        "that the uploads hide the images.",
+        f"that the uploads hide the {row.noun}s.",
         READABLE,
     ]
     if alike:
@@ -176,7 +176,7 @@ def _none(
     sentence = (
         f"{_part(0, row)} was reconstructed readably"
         if row.scored > 1
-        else "The image attacked was not reconstructed readably"
+        else f"The {row.noun} attacked was not reconstructed readably"
     )
     return Headline(
         f"{sentence}{_but_identified(row)}.",
@@ -200,7 +200,8 @@ def _identified(row: AttackRow) -> list[str]:
         return []
     return [
         f"Identified, {row.identified} of {row.identifiable}: among {row.candidates:,} candidate "
-        "images the reconstruction is nearest to its own original, as an arbitrary picture is in 1 "
+        f"{row.noun}s the reconstruction is nearest to its own original, as an arbitrary "
+        f"{_shown(row)} is in 1 "
         f"of {row.candidates:,} cases, and one that is typical of its class more often."
     ]
 
@@ -208,12 +209,18 @@ def _identified(row: AttackRow) -> list[str]:
 def _statistics(row: AttackRow, attacks: Sequence[AttackRow], rule: LeakRule) -> str:
     overall = [a for a in attacks if a.client is None]
     text = f"{who(row)}; {spread_text(row)}{choice_text(overall)}"
+    article = "an" if row.noun[0] in "aeiou" else "a"
     if row.undecided:
-        text += f"; {undecided(row.undecided, row.scored)}"
+        text += f"; {undecided(row.undecided, row.scored, row.noun)}"
     return (
-        f"{text}. Where nothing leaks, an image is counted as leaked in at most "
+        f"{text}. Where nothing leaks, {article} {row.noun} is counted as leaked in at most "
         f"{1 - rule.level:.0%} of runs."
     )
+
+
+def _shown(row: AttackRow) -> str:
+    """Name what a page shows of one example."""
+    return "picture" if row.noun == "image" else row.noun
 
 
 def _whose(row: AttackRow) -> str:
@@ -246,8 +253,8 @@ def _part(count: int, row: AttackRow, whose: str = "") -> str:
 def _number(count: int, row: AttackRow) -> str:
     """Count what was attacked; with several seeds each image is attacked several times."""
     if row.repeats == 1:
-        return f"{plural(count, 'image')} attacked"
-    return f"{plural(count, 'attempt')} at images"
+        return f"{plural(count, row.noun)} attacked"
+    return f"{plural(count, 'attempt')} at {row.noun}s"
 
 
 def _all(count: int) -> str:

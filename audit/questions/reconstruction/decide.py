@@ -79,6 +79,19 @@ class LeakRule:
             "public images, it must besides be nearer than the nearest of its samples."
         )
 
+    @property
+    def row_text(self) -> str:
+        """The rule for rows of a table in words."""
+        return (
+            "A row counts as leaked when its reconstruction is nearer to its own original than to "
+            "any reference row of the same class and to their mean and mode, so much nearer that "
+            "rows made without the gradient would bring about a single such case in at most "
+            f"{1 - self.level:.0%} of runs; and when all its features are right, or "
+            f"{self.features_margin:.0%} more of them than of the best baseline without the "
+            "gradient, the nearest public row to the original among these. A number is right "
+            "within the tolerance that its column declares."
+        )
+
     def decide(self, audits: Sequence[AuditResult]) -> list[list[Decision]]:
         """Judge every image of what is judged together: all the results of a run or an audit.
 
@@ -154,11 +167,11 @@ def leaked_images(
     ]
 
 
-def undecided(count: int, scored: int) -> str:
+def undecided(count: int, scored: int, noun: str = "image") -> str:
     """Return a sentence on scored images that could not be judged, and the reason."""
     return (
-        f"whether {count} of {scored} images leaked cannot be decided: the test data hold too few "
-        "images of their classes to tell a copy from chance"
+        f"whether {count} of {scored} {noun}s leaked cannot be decided: the test data hold too few "
+        f"{noun}s of their classes to tell a copy from chance"
     )
 
 
