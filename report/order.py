@@ -20,13 +20,13 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def strength(row: AttackRow) -> Strength:
-    """Order attack rows by the share of images leaked, then mean SSIM or share of features right, then PSNR."""
+    """Order attack rows by the share of images leaked, then mean SSIM or features right, PSNR."""
     near = row.features.mean if row.ssim.mean is None else row.ssim.mean
     return _strength(row.leaked, row.scored, near, row.psnr.mean)
 
 
 def severity(observation: ObservationFacts) -> Strength:
-    """Order observations by the share of images leaked, then mean SSIM or share of features right, then PSNR."""
+    """Order observations by the share of images leaked, then mean SSIM or features right, PSNR."""
     ssim, psnr = mean(scores(observation, "ssim")), mean(scores(observation, "psnr"))
     if ssim is None:
         ssim = mean(scores(observation, "features"))

@@ -40,7 +40,15 @@ _BOUNDS = {
 
 _SHARES = ("leaked", "features", "exact", "identified_top1", "identified_top5", "label_accuracy")
 
-_MEANS = ("exact", "mse", "lpips_alex", "lpips_vgg", "stlpips", "identified_top1", "identified_top5")
+_MEANS = (
+    "exact",
+    "mse",
+    "lpips_alex",
+    "lpips_vgg",
+    "stlpips",
+    "identified_top1",
+    "identified_top5",
+)
 
 BASELINES = (
     *("class_mean", "random_image", "prior_only"),

@@ -186,5 +186,9 @@ def _gallery(report: Report) -> Gallery:
             )
         )
     return Gallery(
-        shown, len(able), rounds, shown[0].input if shown else "image", shown[0].round if shown else None
+        shown,
+        len(able),
+        rounds,
+        shown[0].input if shown else "image",
+        shown[0].round if shown else None,
     )
