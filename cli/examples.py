@@ -46,6 +46,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract audit runs/demo --tier adaptive --fail-on 'ssim>0.5@adaptive'",
         "bract audit runs/demo --tier surrogate --prior digits.safetensors",
     ),
+    "schema": (
+        "bract schema rows.csv --target outcome",
+        "bract schema rows.parquet --target price --categorical district --public",
+    ),
     "describe": (
         "bract describe . --model my_app.task:Net",
         "bract describe . --model my_app.task:Net --set training.batch_size=32",

@@ -106,7 +106,7 @@ def init(
             "--template",
             "-t",
             help="digits shows every key; the others what CIFAR-10 on a GPU, encryption, defenses, "
-            "or a model and images of your own need.",
+            "a model and images of your own, or rows of a table need.",
         ),
     ] = Template.DIGITS,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
@@ -516,6 +516,37 @@ def export(
     from bract.cli.export import export_run
 
     export_run(run, to, where, as_json=output.is_json)
+
+
+@app.command(epilog=epilog("schema"))
+def schema(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="CSV or Parquet file with a header.")
+    ],
+    target: Annotated[str, typer.Option("--target", help="Column that the model predicts.")],
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option("--categorical", help="Column whose numbers are codes; repeat the option."),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="The rows are public, so the statistics are too.")
+    ] = False,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Print a section of bract.yaml, for an own app.")
+    ] = False,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Infer the schema of a table, and print it as a section of a configuration."""
+    from bract.cli.table_schema import write_schema
+
+    write_schema(
+        path,
+        target,
+        categorical=categorical or (),
+        public=public,
+        described=describe,
+        as_json=output.is_json,
+    )
 
 
 @app.command(epilog=epilog("keygen"))

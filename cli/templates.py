@@ -24,6 +24,7 @@ class Template(StrEnum):
     ENCRYPTED = "encrypted"
     DEFENDED = "defended"
     OWN_APP = "own-app"
+    TABLE = "table"
 
     @property
     def file(self) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.errors import BractError
+from bract.models.losses import loss_of
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
@@ -130,15 +131,16 @@ def simulate(
         isinstance(m, nn.modules.batchnorm._BatchNorm) for m in client.modules()
     ):
         client.eval()
-    optimizer = _optimizer(client, p)
+    optimizer, objective = _optimizer(client, p), loss_of(p.loss)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         for _ in range(taken):
             inputs = _normalised(_pictures(images, p.image_shape, generator), p)
-            drawn = torch.randint(p.classes, (images,), generator=generator)
+            classes = 2 if objective.values else p.classes
+            drawn = torch.randint(classes, (images,), generator=generator)
             optimizer.zero_grad()
             wanted = drawn if labels == "mixed" else torch.zeros_like(drawn)
-            F.cross_entropy(client(inputs), wanted).backward()
+            objective.mean(client(inputs), wanted).backward()
             optimizer.step()
     momentum = p.momentum if p.optimizer == "sgd" else 0.0
     scale = _along(steps, momentum) / _along(taken, momentum)

@@ -167,6 +167,7 @@ class _Work:
             channels=shape[0],
             image_size=shape[1],
             activation=declared.activation,
+            table=declared.table,
         )
         self.model = prepare_model(model, declared.defenses)
         observation = self.observation()
@@ -195,6 +196,9 @@ class _Work:
                 f"{paths[0].relative_to(truth)} and the like"
             )
         content = load_file(path)
+        if self.declaration().table is not None:
+            self._read_rows(path, truth, paths)
+            return
         kept = content.get("inputs", content.get("images"))
         if kept is None or kept.dim() != 4:
             raise BractError(f"{path}: holds no images; expected what bract.client.keep writes")
@@ -220,6 +224,15 @@ class _Work:
         self.confirmed.append(f"inputs that clients kept are {_times(shape)} pixels in [0, 1]")
         if load_truth(truth, replace(capture, declaration=self.declaration(capture))) is None:
             raise BractError(f"{path}: cannot be used to score; see the warning above")
+
+    def _read_rows(self, path: Path, truth: Path, paths: Sequence[Path]) -> None:
+        """Check what a client kept of a table against the schema."""
+        capture = next(f.capture for f, p in zip(self.facts, paths, strict=True) if p == path)
+        declared = self.declaration(capture)
+        if load_truth(truth, replace(capture, declaration=declared)) is None:
+            raise BractError(f"{path}: cannot be used to score; see the warning above")
+        self._normalisation_seen = True
+        self.confirmed.append("the rows that clients kept fit input.table")
 
     def _check_pixels(self, path: Path, inputs: Tensor, declared: ClientDeclaration) -> None:
         from bract.inputs.image import on_steps, pixels_of

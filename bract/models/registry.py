@@ -155,6 +155,11 @@ def _call_factory(reference: TrustedReference) -> nn.Module:
             "name a callable that needs no arguments, such as a function of your own that makes "
             "the model as the clients train it"
         ) from error
+    if type(model).__module__.startswith("sklearn."):
+        raise BractError(
+            f"model {reference!r} is scikit-learn's {type(model).__name__}: its captures are not "
+            "attacked, since no gradient of it can be simulated; only models of PyTorch are"
+        )
     if not isinstance(model, nn.Module):
         raise BractError(
             f"model {reference!r} made a {type(model).__name__}, expected a torch.nn.Module"

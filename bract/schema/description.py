@@ -18,6 +18,7 @@ from pydantic import model_validator as check_all
 
 from bract.config import DataConfig
 from bract.config.schedule import ConstantRate, CosineRate
+from bract.config.table import TableSchema
 from bract.config.work import Count, LocalWork, NotNegative, Section
 from bract.errors import BractError, listed, one_line, shown
 from bract.references import check_reference, is_reference
@@ -55,13 +56,41 @@ class InputSection(Section):
     ``kind`` is a name of `bract.inputs`, and an image without it. ``shape`` is
     ``[channels, height, width]``. The model sees ``(x - mean) / std`` for pixels x in
     [0, 1], by channel; one value stands for every channel, and without them pixels go in as they
-    are.
+    are. ``table`` is the schema of rows, from which shape, statistics, classes and loss follow.
     """
 
     kind: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     shape: Shape | None = None
+    table: TableSchema | None = None
     mean: Annotated[tuple[Moment, ...], Field(min_length=1, max_length=64)] | None = None
     std: Annotated[tuple[Scale, ...], Field(min_length=1, max_length=64)] | None = None
+
+    @check_all(mode="after")
+    def _table_alone(self) -> Self:
+        if self.table is None:
+            return self
+        if self.kind not in (None, "table"):
+            raise ValueError(
+                f"input.table is given and input.kind is {shown(self.kind)}; take one of them out"
+            )
+        if self.shape or self.mean or self.std:
+            raise ValueError("input.table gives shape, mean and std; take these out")
+        return self
+
+    def declared(self) -> dict[str, Any]:
+        """Return what a schema declares of a client, by the declaration's field."""
+        if self.table is None:
+            return {"input": self.kind, "image_shape": self.shape}
+        mean, std = self.table.feature_moments()
+        return {
+            "input": "table",
+            "image_shape": (self.table.width, 1, 1),
+            "mean": mean,
+            "std": std,
+            "table": self.table,
+            "classes": self.table.target.outputs,
+            "loss": self.table.target.objective,
+        }
 
     @check_all(mode="after")
     def _one_value_a_channel(self) -> Self:
@@ -183,13 +212,12 @@ class AppDescription(Section):
         over: dict[str, Any] = {
             "model": self.model,
             "activation": self.activation,
-            "input": self.input.kind,
-            "image_shape": self.input.shape,
             "classes": self.classes,
             "loss": self.loss,
             "norm_mode": self.norm_mode,
             "defenses": self.defenses,
         }
+        over |= {k: v for k, v in self.input.declared().items() if v is not None}
         for name in ("mean", "std"):
             values = getattr(self.input, name)
             if values is not None:
