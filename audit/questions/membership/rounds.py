@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Engine, Progress
+from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
 from bract.attacks.membership import (
     MEMBERSHIP,
     LocalModel,
@@ -182,12 +183,13 @@ class Scorer:
                 del scored[capture.client]
 
     def _open(self, capture: Capture) -> LocalModel:
-        return local_model(
-            self._seen.open(capture),
-            tier=self._seen.tier_of(capture),
-            history=[] if capture.members else self._seen.history(capture),
-            engine=self._engine,
-        )
+        with seed_budget(SeedBudget(candidates=self._seen.request.weak_seeds)):
+            return local_model(
+                self._seen.open(capture),
+                tier=self._seen.tier_of(capture),
+                history=[] if capture.members else self._seen.history(capture),
+                engine=self._engine,
+            )
 
     def _train(self, found: LocalModel, capture: Capture, rounds: int) -> None:
         """Train the reference models once, where public data are at hand."""
