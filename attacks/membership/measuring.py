@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.target_model import TargetModel, target_model_of
+from bract.attacks.result import SeedBudget
 from bract.attacks.solve.engine import Engine
 from bract.attacks.task import evidence_for
 from bract.config.audit import Tier
@@ -26,6 +27,9 @@ OUTPUTS_AT_ONCE = 512
 
 MOST_NUMBERS = 1 << 26
 """Entries of the matrix of all candidates' gradients, half a gigabyte."""
+
+REFINEMENT = 20.0
+"""Most seconds to refine what an adaptive attacker reads in one upload, where none are given."""
 
 RIDGE = 1e-2
 """Of `coefficients`, as a share of the mean squared norm of a gradient."""
@@ -61,15 +65,19 @@ def local_model(
     tier: Tier = "oblivious",
     history: Sequence[Observation] = (),
     engine: Engine | None = None,
+    weak_seeds: SeedBudget | None = None,
+    seconds: float | None = REFINEMENT,
 ) -> LocalModel:
-    """Read one upload as an adversary of this tier does.
+    """Read one upload as an adversary of this tier does, with refinement of so many seconds.
 
     Raises
     ------
     BractError
         If it is encrypted, its model is not known, or no adaptive attacker reads it.
     """
-    evidence = evidence_for(observation, tier, history, engine=engine)
+    evidence = evidence_for(
+        observation, tier, history, engine=engine, weak_seeds=weak_seeds, seconds=seconds
+    )
     evaluated = replace(observation.declaration, norm_mode="eval")
     target = target_model_of(replace(observation, declaration=evaluated))
     update = _update_of(observation, evidence)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bract.attacks.adaptive.declared import gradient_scale
-from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
+from bract.attacks.result import SeedBudget
 from bract.attacks.task import evidence_for
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
@@ -155,8 +155,12 @@ def project(seen: Observations, captures: Sequence[Capture], coins: Coins) -> Pr
 def _read(seen: Observations, capture: Capture) -> Tensor:
     """Return the update as the tier reads it, in the order of what the client sent."""
     observation = seen.open(capture)
-    with seed_budget(SeedBudget(candidates=seen.request.weak_seeds)):
-        evidence = evidence_for(observation, seen.tier_of(capture), seen.history(capture))
+    evidence = evidence_for(
+        observation,
+        seen.tier_of(capture),
+        seen.history(capture),
+        weak_seeds=SeedBudget(candidates=seen.request.weak_seeds),
+    )
     scale = gradient_scale(observation)
     read = {
         name: evidence.target[name].to(torch.float64) / scale if name in evidence.target else value

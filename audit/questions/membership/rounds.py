@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Engine, Progress
-from bract.attacks.adaptive.weak_seeds import SeedBudget, seed_budget
 from bract.attacks.membership import (
     MEMBERSHIP,
     LocalModel,
@@ -23,6 +22,7 @@ from bract.attacks.membership import (
     train_references,
 )
 from bract.attacks.membership.measuring import alignments, coefficients
+from bract.attacks.result import SeedBudget
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.audit.questions.membership.candidates import Candidates
@@ -183,13 +183,13 @@ class Scorer:
                 del scored[capture.client]
 
     def _open(self, capture: Capture) -> LocalModel:
-        with seed_budget(SeedBudget(candidates=self._seen.request.weak_seeds)):
-            return local_model(
-                self._seen.open(capture),
-                tier=self._seen.tier_of(capture),
-                history=[] if capture.members else self._seen.history(capture),
-                engine=self._engine,
-            )
+        return local_model(
+            self._seen.open(capture),
+            tier=self._seen.tier_of(capture),
+            history=[] if capture.members else self._seen.history(capture),
+            engine=self._engine,
+            weak_seeds=SeedBudget(candidates=self._seen.request.weak_seeds),
+        )
 
     def _train(self, found: LocalModel, capture: Capture, rounds: int) -> None:
         """Train the reference models once, where public data are at hand."""
