@@ -55,7 +55,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract describe . --model my_app.task:Net --set training.batch_size=32",
         "bract describe . --model my_app.task:Net --set clients.node-1.local_steps=5",
     ),
-    "report": ("bract report runs/demo", "bract report runs/demo --redact --format json"),
+    "report": (
+        "bract report runs/demo",
+        "bract report runs/demo --redact --format json",
+        "bract report runs/demo --format pdf",
+    ),
     "watch": ("bract watch runs/demo", "bract watch runs/demo --once --format json"),
     "export": (
         "bract export runs/demo --to tensorboard",

@@ -23,6 +23,7 @@ from bract.cli.options import (
     ConfigArgument,
     Format,
     FormatOption,
+    ReportFormat,
     RunArgument,
     RunsOption,
     refuse,
@@ -474,12 +475,20 @@ def report(
     redact: Annotated[
         bool, typer.Option("--redact", help="Leave every image out of the report.")
     ] = False,
-    output: FormatOption = Format.DEFAULT,
+    output: Annotated[
+        ReportFormat,
+        typer.Option(
+            "--format",
+            help="json prints report.json to stdout; pdf prints summary.html to summary.pdf "
+            "with this machine's Chromium.",
+        ),
+    ] = ReportFormat.DEFAULT,
 ) -> None:
-    """Write RUN/report.html and RUN/report.json."""
+    """Write RUN/report.html, RUN/report.json and RUN/summary.html, a page for data protection."""
     from bract.cli.report import report_run
 
-    report_run(run, redact=redact, as_json=output.is_json)
+    as_json, as_pdf = output is ReportFormat.JSON, output is ReportFormat.PDF
+    report_run(run, redact=redact, as_json=as_json, as_pdf=as_pdf)
 
 
 @app.command(epilog=epilog("watch"))

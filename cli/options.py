@@ -24,6 +24,14 @@ class Format(StrEnum):
         return self is Format.JSON
 
 
+class ReportFormat(StrEnum):
+    """The format of `bract report`'s stdout, or the paper that it prints."""
+
+    DEFAULT = "default"
+    JSON = "json"
+    PDF = "pdf"
+
+
 FormatOption = Annotated[
     Format,
     typer.Option("--format", help="json prints one JSON document to stdout, words to stderr."),

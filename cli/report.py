@@ -1,4 +1,4 @@
-"""``bract report``: write the page and the facts of a run."""
+"""``bract report``: write the page, the facts and the summary of a run."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from bract.cli.console import print_json, say
 from bract.rundir import RunDirectory
 
 
-def report_run(root: Path, *, redact: bool, as_json: bool) -> Path:
-    """Write ``report.html`` and ``report.json`` of a run; return the page's path.
+def report_run(root: Path, *, redact: bool, as_json: bool, as_pdf: bool = False) -> Path:
+    """Write ``report.html``, ``report.json`` and ``summary.html`` of a run; return the page's path.
+
+    ``as_pdf`` prints the summary to ``summary.pdf`` too.
 
     Raises
     ------
     LockedError
         If another command trains, audits or reports the run.
     """
+    from bract.cli.printing import print_to_pdf
     from bract.report import write_report
+    from bract.report.page.render import SUMMARY
 
     run = RunDirectory.open(root)
     with run.claim():
         page = write_report(run.root, redact=redact)
+        summary = run.root / SUMMARY
+        if as_pdf:
+            summary = print_to_pdf(summary)
     if as_json:
         print_json(json.loads((run.root / "report.json").read_text(encoding="utf-8")))
-    say(f"done: {page}; next: open it in a browser")
+    say(f"done: {page}; next: open it in a browser; for data protection: {summary}")
     return page

@@ -29,6 +29,7 @@ def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
                 title=kind.title,
                 level=decided.level,
                 sentence=decided.sentence,
+                effort=decided.effort,
                 missed=decided.missed,
                 refused=sorted({a.refused for a in mine if a.refused}),
                 table=kind.table(able) or _table(mine),

@@ -32,13 +32,23 @@ Value = tuple[str, float | None]
 
 @dataclass(frozen=True)
 class Decision:
-    """What a question's rule makes of all answers: a level, and a sentence that explains it.
+    """What a question's rule makes of all answers.
 
-    ``missed`` says how large an effect the answers could have missed.
+    Attributes
+    ----------
+    level
+        One word, by the question's own rule.
+    sentence
+        What was found, in plain words: the page and the summary for data protection print it.
+    effort
+        What an attacker needs for it: time, knowledge, equipment; empty prints nothing.
+    missed
+        How much the question could have missed; empty prints nothing.
     """
 
     level: str
     sentence: str
+    effort: str = ""
     missed: str = ""
 
 

@@ -67,7 +67,7 @@ class Input(ABC):
     name
         The name in configurations (``data.input``), in declarations and in ``bract.yaml``.
     noun
-        What one example is called on a page.
+        What one example is called on a page, in the singular.
     suffix
         Ending of the files that `save` writes.
     neighbours

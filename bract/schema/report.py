@@ -342,10 +342,14 @@ class SeenRow(Record):
 
 
 class ThreatModel(Record):
-    """What the server saw, what the attacker was given, and what was not tried."""
+    """What the server saw, what the attacker was given, and what was not tried.
+
+    ``families`` are the kinds of attack among it of which none was tried.
+    """
 
     saw: Public[list[SeenRow]]
     not_tried: Public[list[str]]
+    families: Public[list[str]] = []
     out_of_scope: Public[list[str]]
 
 
@@ -359,15 +363,17 @@ class Table(Record):
 class QuestionFacts(Record):
     """What one question found, beside the reconstruction of inputs, which has its own tables.
 
-    ``level`` is what the question's own rule decides, ``missed`` how large an effect could have
-    been missed, and ``refused`` are reasons where it could not be asked. A question whose answers
-    hold more than the table shows has a fragment of the page of its own.
+    ``level`` is what the question's own rule decides, ``effort`` what an attacker needs for it, and
+    ``missed`` how much could have been missed; both are empty where the rule does not know.
+    ``refused`` are reasons where it could not be asked. A question whose answers hold more than the
+    table shows has a fragment of the page of its own.
     """
 
     question: Public[str]
     title: Public[str]
     level: Public[str]
     sentence: Public[str]
+    effort: Public[str] = ""
     missed: Public[str] = ""
     refused: Public[list[str]] = []
     table: Public[Table] = Table()

@@ -1,4 +1,4 @@
-"""Write ``report.html``, one file that needs nothing else, and ``report.json`` next to it."""
+"""Write ``report.html`` and ``summary.html``, which need nothing else, and ``report.json``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from bract.report.page.charts import loss_curve
 from bract.report.page.pictures import Picture, difference, picture
 from bract.report.words import formatting
 from bract.report.words.glossary import GLOSSARY
+from bract.report.words.summary import summary
 from bract.schema import Report
 from bract.schema.report import ImageFacts, ObservationFacts
 from bract.strict_json import dump_json
@@ -28,16 +29,19 @@ from bract.strict_json import dump_json
 STRIP_IMAGES = 8
 GALLERY_IMAGES = 240
 
+SUMMARY = "summary.html"
+"""The page for a data protection officer."""
 
 _HERE = Path(__file__).parent
 
 
 def write_report(run_dir: Path, redact: bool = False) -> Path:
-    """Write ``report.html`` and ``report.json`` into a run directory; return the former's path.
+    """Write ``report.html``, ``report.json`` and ``summary.html``; return the first one's path.
 
-    Both replace earlier ones whole, and only their owner may read them (mode 0600): they show
-    personal data. With ``redact`` both hold public fields alone: no picture, no picture's file
-    name, no recovered or true label of a single image.
+    They replace earlier ones whole, and only their owner may read them (mode 0600): the first two
+    show personal data. With ``redact`` they hold public fields alone: no picture, no picture's file
+    name, no recovered or true label of a single image. ``summary.html`` is one page to print for a
+    data protection officer, without scores of single images in any case.
     """
     report = gather(run_dir)
     if redact:
@@ -45,6 +49,7 @@ def write_report(run_dir: Path, redact: bool = False) -> Path:
     page = render(run_dir, report)
     content = dump_json(report.to_dict(), ascii_only=False)
     write_text(run_dir / "report.json", content + "\n")
+    write_text(run_dir / SUMMARY, render_summary(report))
     return write_text(run_dir / "report.html", page)
 
 
@@ -91,6 +96,15 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
 def _noun(name: str) -> str:
     """Return what one example of an input is called."""
     return INPUTS[name].noun if name in INPUTS else "example"
+
+
+def render_summary(report: Report) -> str:
+    """Return the page for a data protection officer."""
+    return (
+        templates()
+        .get_template("summary.html.j2")
+        .render(facts=report, summary=summary(report), css=style("summary.css"))
+    )
 
 
 def _fragment(folder: str, name: str, other: str) -> str:

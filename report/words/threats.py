@@ -31,6 +31,7 @@ def threat_model(files: RunFiles, observations: Sequence[ObservationFacts]) -> T
     return ThreatModel(
         saw=[*_saw(files), *_given(observations)],
         not_tried=_not_tried(files, observations),
+        families=list(_families_not_tried(observations)),
         out_of_scope=list(OUT_OF_SCOPE),
     )
 
@@ -262,11 +263,9 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
         for tier in TIERS
         if tier not in tried and tier in tiers_that_apply(files, observations)
     ]
-    used = {name for o in done for name in o.tried}
     missing += [
         f"{family} ({', '.join(map(title_of, members))})"
-        for family, members in families().items()
-        if used.isdisjoint(members)
+        for family, members in _families_not_tried(observations).items()
     ]
     attacked = {(o.round, o.client) for o in done}
     left = [c for c in files.captures if (c.round, c.client) not in attacked]
@@ -277,6 +276,12 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
     if not any(o.client == AGGREGATE for o in done):
         missing.append("the aggregate itself")
     return missing
+
+
+def _families_not_tried(observations: Sequence[ObservationFacts]) -> dict[str, list[str]]:
+    """Return the attacks of each family of which none was tried."""
+    used = {name for o in observations if not o.refused for name in o.tried}
+    return {f: members for f, members in families().items() if used.isdisjoint(members)}
 
 
 def _values(declared: Iterable[ClientDeclaration], key: str) -> list[str]:

@@ -1,0 +1,280 @@
+"""The summary for a data protection officer: what an assessment under Art. 35 GDPR asks, in words.
+
+It is made of the verdict and of what each question found, never of single scores, so another
+question or input adds its own sentences without a change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bract.config.audit import Tier
+from bract.errors import listed
+from bract.inputs import INPUTS
+from bract.report.words.formatting import duration, moment, plural
+from bract.schema import Report
+from bract.schema.report import AttackRow, ObservationFacts
+
+SHOWN = 6
+"""Names of clients, and of anything else that is listed, before the rest is counted."""
+
+_KNOWS: dict[Tier, str] = {
+    "oblivious": "an attacker who ignores any protection of the uploads",
+    "adaptive": "an attacker who knows the protection of the uploads and its settings",
+    "surrogate": "an attacker who also holds public examples like the clients' own",
+    "colluding": "an attacker who also holds one client's keys",
+}
+
+TO_COMPLETE = (
+    "Purpose of the training, and its legal basis",
+    "Groups of people whose data are used, and how many people",
+    "Who operates the server, and in which country",
+    "Who may read stored uploads, and when they are deleted",
+    "Decision, name, date",
+)
+"""What no training records; the controller fills it in."""
+
+SOURCES = (
+    "Art. 35(7) GDPR asks for a description of the processing (a), its necessity and "
+    "proportionality (b), the risks to people (c) and the measures (d). This page is evidence for "
+    "(a), (c) and (d); it does not replace the assessment. Whether people can be identified is "
+    "judged by all the means reasonably likely to be used, with regard to costs, time and the "
+    "technology available (recital 26 GDPR; EDPB Opinion 28/2024, which counts reconstruction, "
+    "model inversion and membership inference among them). This page covers the means that it "
+    "names, and no others."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One heading; ``basis`` is the provision that asks for it, ``items`` is a list below."""
+
+    heading: str
+    basis: str
+    sentences: list[str]
+    items: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is printed: the finding, its sections, blank lines to fill in, and the sources."""
+
+    finding: str
+    sections: list[Section]
+    to_complete: Sequence[str] = TO_COMPLETE
+    sources: str = SOURCES
+
+
+def summary(report: Report) -> Summary:
+    """Return the summary of a report.
+
+    It names no score of an attack and no single record, and is the same for a redacted report. It
+    never calls a run safe, and nothing in it anonymous.
+    """
+    row, noun = report.verdict.headline, _noun(report)
+    return Summary(
+        finding=_finding(report, row, noun),
+        sections=[
+            Section("Whose data", "Art. 35(7)(a)", _whose(report, noun)),
+            Section("What was trained, and when", "Art. 35(7)(a)", _trained(report)),
+            Section(
+                "What an operator of the server could learn",
+                "Art. 35(7)(c)",
+                _learned(report, row, noun),
+            ),
+            Section("With what effort", "Recital 26", _effort(report, row)),
+            Section(
+                "What was not tried",
+                "All means reasonably likely",
+                ["None of this was examined, so nothing here is evidence about it:"],
+                _not_tried(report),
+            ),
+            Section(
+                "How large a leak could have been missed",
+                "Limits of this evidence",
+                _missed(report, row, noun),
+            ),
+            Section("What to change", "Art. 35(7)(d)", [], _changes(report, noun)),
+        ],
+    )
+
+
+def _noun(report: Report) -> str:
+    """Return what one example is called; ``example`` for several kinds and unknown ones."""
+    kinds = set(report.run.inputs) | {o.input for o in report.observations}
+    known = {INPUTS[kind].noun if kind in INPUTS else "example" for kind in kinds}
+    return known.pop() if len(known) == 1 else "example"
+
+
+def _finding(report: Report, row: AttackRow | None, noun: str) -> str:
+    if report.verdict.level == "unscored" and row is not None:
+        return (
+            f"{plural(row.images, noun)} were reconstructed from uploads; how near they are to the "
+            "originals has not been measured."
+        )
+    return report.verdict.sentence
+
+
+def _whose(report: Report, noun: str) -> list[str]:
+    names = [c.client for c in report.clients]
+    if not names:
+        return ["No client is recorded."]
+    counts = [c.examples for c in report.clients if c.examples is not None]
+    declared = "None of them declared how many examples it trained on."
+    if counts:
+        some = "" if len(counts) == len(names) else f" {len(counts)} of"
+        declared = f"Together{some and ',' + some} they declared {plural(sum(counts), noun)}."
+    return [
+        f"{plural(len(names), 'client')} (each an organisation or a device) trained on data of "
+        f"their own: {listed(names, SHOWN)}.",
+        declared,
+        "How many people these describe is not recorded by a training, and is to be entered below.",
+    ]
+
+
+def _trained(report: Report) -> list[str]:
+    run = report.run
+    model = f"Model {run.model}" if run.model else "The model's name is not recorded"
+    data = f" on {run.data}" if run.model and run.data else ""
+    begun, ended = run.started or run.first_upload, run.finished or run.last_upload
+    when = ""
+    if begun and ended:
+        when = f", from {moment(begun)} to {moment(ended)}"
+    trained = f"{model}{data}; {plural(run.rounds_done, 'round')}{when}."
+    sha = f" Configuration {report.config_sha256[:16]}." if report.config_sha256 else ""
+    return [
+        f"{trained}{sha}",
+        _protection(report),
+        f"Examined with bract {report.bract}; this page was written {moment(report.written)}.",
+    ]
+
+
+def _protection(report: Report) -> str:
+    defenses = list(dict.fromkeys(name for o in report.observations for name in o.defenses))
+    schemes = sorted({o.encryption for o in report.observations} - {"none"})
+    if not report.observations:
+        return "Which protection the uploads had was not examined."
+    on = [*defenses, *(f"encryption ({scheme})" for scheme in schemes)]
+    if not on:
+        return "No protection of the uploads was on."
+    return f"Protection of the uploads that clients declared: {listed(on, SHOWN)}."
+
+
+def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
+    found = [
+        "An operator who follows the protocol keeps what each client sends. Data can be computed "
+        "from it without access to the clients."
+    ]
+    if row is not None and row.scored:
+        whole = f"Of {plural(row.scored, noun)} examined, {row.leaked} were reconstructed so that "
+        found.append(f"{whole}they can be recognised or matched to their originals.")
+        if row.identified:
+            found.append(
+                f"{row.identified} could be picked out among {row.candidates or 'all'} candidates "
+                "by their reconstruction alone."
+            )
+        if row.label_accuracy is not None:
+            found.append(
+                f"The class of {row.label_accuracy:.0%} was named correctly; a class can itself be "
+                "sensitive, such as a diagnosis."
+            )
+    else:
+        found.append(report.verdict.explanation)
+    return found + [f"{q.title}: {q.sentence}" for q in report.questions]
+
+
+def _effort(report: Report, row: AttackRow | None) -> list[str]:
+    if row is None:
+        return ["No attack ran, so no effort is known."]
+    found = []
+    if row.seconds is not None and row.uploads:
+        devices = listed([_device(d) for d in report.run.audit_devices] or ["one computer"], 3)
+        found.append(
+            f"The strongest attack took {duration(row.seconds / row.uploads)} of computing time "
+            f"for one upload on {devices}, by {_KNOWS[row.tier]}."
+        )
+    found.append(
+        "It needs the stored uploads and published software. Costs fall with time: the figure is "
+        "for the technology of the day on which this page was written."
+    )
+    return found + [f"{q.title}: {q.effort}" for q in report.questions if q.effort]
+
+
+def _device(name: str) -> str:
+    kind = name.partition(":")[0]
+    return {"cpu": "an ordinary processor", "cuda": "one graphics card"}.get(kind, name)
+
+
+def _not_tried(report: Report) -> list[str]:
+    tiers = [_KNOWS[t.tier] for t in report.verdict.tiers if t.needed and not t.tried]
+    attacked = {(o.round, o.client) for o in report.observations if not o.refused}
+    left = report.captures - len(attacked & _uploads(report.observations))
+    uploads = [f"{left} of {plural(report.captures, 'stored upload')}"] if left > 0 else []
+    families = report.threat_model.families
+    asked = {q.question for q in report.questions}
+    scope = [text for kind, text in OUT_OF_SCOPE.items() if kind not in asked]
+    methods = [f"methods: {listed(families, SHOWN)}"] if families else []
+    return [*tiers, *uploads, *methods, *scope]
+
+
+OUT_OF_SCOPE = {
+    "active": "an operator who alters the model or the protocol to learn more",
+    "membership": "whether one person's record was used at all (membership)",
+    "final model": "what can be learned from the finished model alone",
+}
+"""What no attack of the reconstruction covers; a question of that name takes its line away."""
+
+
+def _uploads(observations: Sequence[ObservationFacts]) -> set[tuple[int, str]]:
+    """Return single uploads that were attacked, without aggregates."""
+    return {(o.round, o.client) for o in observations if not o.members}
+
+
+def _missed(report: Report, row: AttackRow | None, noun: str) -> list[str]:
+    if row is None or not row.scored:
+        return ["Nothing was measured, so a leak of any size could have been missed."]
+    found, share = [], row.leaked_share
+    if share.low is None or share.high is None:
+        found.append(
+            "Uploads of a single client were examined: nothing follows for other clients, however "
+            "large their leak is."
+        )
+    else:
+        found.append(
+            f"Uploads of {row.clients} clients were examined, {plural(row.scored, noun)} in all. "
+            f"At other clients like these the same attack could succeed for {share.low:.0%} to "
+            f"{share.high:.0%} of the {noun}s, and this result would be no surprise (95 % interval "
+            "over clients)."
+        )
+    if row.undecided:
+        found.append(f"For {plural(row.undecided, noun)} it could not be decided.")
+    found.append(
+        "The counts are a lower bound: more time, another method or more knowledge can only find "
+        "more."
+    )
+    return found + [f"{q.title}: {q.missed}" for q in report.questions if q.missed]
+
+
+def _changes(report: Report, noun: str) -> list[str]:
+    level = report.verdict.level
+    defended = any(o.defenses or o.encryption != "none" for o in report.observations)
+    again = "then have the attacks repeated by an attacker who knows it"
+    first = {
+        "leaked": f"Put another protection between training and upload, or encrypt; {again}."
+        if defended
+        else f"Switch on a protection of the uploads, or encrypt them; {again}.",
+        "none-leaked": "Have the attacks repeated with more time and knowledge before relying on "
+        "this result.",
+        "undecided": "Have the audit repeated with more test data of every class.",
+        "unscored": "Let a client keep its originals on its own disk, and have the results scored.",
+        "refused": "Read the reasons in the report, and have the audit repeated.",
+        "not-attacked": "Have the audit run.",
+    }[level]
+    return [
+        first,
+        f"Treat stored uploads as personal data, like the {noun}s themselves: limit who reads "
+        "them, and delete them when they are no longer needed.",
+        "Repeat the examination when the model, the amount of data in an upload or its protection "
+        "changes.",
+    ]

@@ -1,0 +1,138 @@
+"""The page for a data protection officer: its sections, its words, and one sheet of paper."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import CHROMIUM
+
+from bract.cli import printing
+from bract.cli.printing import print_to_pdf
+from bract.errors import BractError
+from bract.report import write_report
+from bract.report.facts import gather
+from bract.report.words.summary import OUT_OF_SCOPE, TO_COMPLETE, summary
+from bract.schema.report import QuestionFacts, Report
+
+HEADINGS = [
+    "Whose data",
+    "What was trained, and when",
+    "What an operator of the server could learn",
+    "With what effort",
+    "What was not tried",
+    "How large a leak could have been missed",
+    "What to change",
+]
+
+
+def sections(report: Report) -> dict[str, str]:
+    found = summary(report).sections
+    return {s.heading: " ".join([*s.sentences, *s.items]) for s in found}
+
+
+def page_of(root: Path) -> str:
+    write_report(root)
+    return (root / "summary.html").read_text()
+
+
+def test_it_answers_what_an_assessment_asks(make_run: Any) -> None:
+    found = sections(gather(make_run()))
+    assert list(found) == HEADINGS
+    assert "3 clients" in found["Whose data"] and "1,293 images" in found["Whose data"]
+    trained = found["What was trained, and when"]
+    assert "Model lenet on digits; 3 rounds, from 2026-02-25 06:13:20 UTC" in trained
+    assert "No protection of the uploads was on." in trained
+    learned = found["What an operator of the server could learn"]
+    assert re.search(r"Of 27 images examined, [1-9] were reconstructed", learned)
+    assert "12 s of computing time for one upload on an ordinary processor" in found[HEADINGS[3]]
+    assert "search in a generator trained on public images" in found["What was not tried"]
+    assert "(GGL" not in found["What was not tried"], "names of attacks are for the report"
+    assert "Switch on a protection" in found["What to change"]
+
+
+@pytest.mark.parametrize("run", ["leaked", "none", "unscored", "refused", "bare"])
+def test_its_words_are_for_readers_of_the_law(
+    make_run: Any, writers: Any, parse: Any, run: str
+) -> None:
+    root = make_run(rounds=1, audit=run == "leaked")
+    if run == "none":
+        writers.audit(root, 1, "client-0", noise=1.2)
+    if run == "unscored":
+        writers.audit(root, 1, "client-0", truth=False)
+    if run == "refused":
+        writers.audit(root, 1, "client-0", images=0, scored=False, refused="encrypted")
+    page = parse(page_of(root))
+    assert not re.search(r"SSIM|PSNR|oracle|\bsafe|anonym|oblivious|cosine", page.text, re.I)
+    assert "all the means reasonably likely to be used" in page.text
+    assert "Art. 35(7)" in page.text and "recital 26" in page.text and "28/2024" in page.text
+    assert all(line in page.text for line in TO_COMPLETE)
+    assert page.images == [] and "script" not in page.tags
+
+
+def test_a_result_without_a_leak_names_the_leak_that_agrees_with_it(
+    make_run: Any, writers: Any
+) -> None:
+    root = make_run(rounds=1, audit=False)
+    for name in ("client-0", "client-1", "client-2"):
+        writers.audit(root, 1, name, noise=1.2)
+    missed = sections(gather(root))["How large a leak could have been missed"]
+    # Clopper and Pearson's upper end for 0 of 3, at 95 %.
+    assert f"0% to {1 - 0.025 ** (1 / 3):.0%} of the images" in missed
+    (root / "audit" / "ig" / "round-0001--client-1.json").unlink()
+    (root / "audit" / "ig" / "round-0001--client-2.json").unlink()
+    assert "nothing follows for other clients" in sections(gather(root))[HEADINGS[5]]
+
+
+def test_another_question_adds_its_sentences(make_run: Any) -> None:
+    report = gather(make_run())
+    assert OUT_OF_SCOPE["membership"] in sections(report)["What was not tried"]
+    asked = QuestionFacts(
+        question="membership",
+        title="Who was in the data",
+        level="found",
+        sentence="3 of 10 members were found.",
+        effort="It takes 20 models.",
+        missed="An advantage below 4 % could have been missed.",
+    )
+    found = sections(report.model_copy(update={"questions": [asked]}))
+    assert "Who was in the data: 3 of 10 members were found." in found[HEADINGS[2]]
+    assert "20 models" in found[HEADINGS[3]] and "below 4 %" in found[HEADINGS[5]]
+    assert OUT_OF_SCOPE["membership"] not in found["What was not tried"]
+
+
+def test_it_is_the_same_for_a_redacted_report(make_run: Any) -> None:
+    report = gather(make_run())
+    assert summary(report.redact()) == summary(report)
+
+
+def test_names_from_other_parties_are_text(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1)
+    path = root / "run.json"
+    name = "<img src=x onerror=alert(1)>"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"name": name}))
+    page = page_of(root)
+    assert name not in page and "&lt;img" in page
+
+
+def test_without_a_browser_the_error_names_the_way(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_run(rounds=1)
+    write_report(root)
+    monkeypatch.setattr(printing.shutil, "which", lambda _: None)
+    with pytest.raises(BractError, match=r"no Chromium to print summary\.html.*print it"):
+        print_to_pdf(root / "summary.html")
+    assert not (root / "summary.pdf").exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_it_is_printed_on_one_sheet(make_run: Any) -> None:
+    root = make_run(clients=[f"university-hospital-of-somewhere-{i}" for i in range(9)], images=1)
+    write_report(root)
+    printed = print_to_pdf(root / "summary.html")
+    assert printed == root / "summary.pdf" and printed.stat().st_mode & 0o777 == 0o600
+    assert len(re.findall(rb"/Type\s*/Page[^s]", printed.read_bytes())) == 1
