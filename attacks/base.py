@@ -50,6 +50,9 @@ class Attacker(ABC):
     closed_form
         Whether images are computed rather than searched. `auto` tries closed forms first, and
         `best` those for one image.
+    explained
+        Loss below which a closed form explains an update of one image; None takes that of the
+        model (`bract.attacks.methods.portfolio.portfolio.explains`).
     batches
         Images that it reconstructs from one update.
     inputs
@@ -72,6 +75,7 @@ class Attacker(ABC):
     title: ClassVar[str] = ""
     family: ClassVar[str] = ""
     closed_form: ClassVar[bool] = False
+    explained: ClassVar[float | None] = None
     batches: ClassVar[Batches] = "few"
     inputs: ClassVar[tuple[str, ...]] = ("image",)
     tiers: ClassVar[tuple[Tier, ...]] = TIERS

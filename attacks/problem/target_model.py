@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bract.attacks.problem.batched_network import BatchedNetwork
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
@@ -94,12 +95,14 @@ class TargetModel:
             rows = inputs.flatten(2) if self.declaration.table is not None else inputs
             logits = self.network(parameters | buffers, rows)
             return logits, logits.new_zeros(len(inputs))
-        if len(inputs) == 1:
-            state = {name: value[0] for name, value in (parameters | buffers).items()}
-            logits, added = one(state, inputs[0])
-            return logits[None], added[None]
-        batched: tuple[Tensor, Tensor] = vmap(one)(parameters | buffers, inputs)
-        return batched
+        # PyTorch's fused attention has no second derivative.
+        with sdpa_kernel(SDPBackend.MATH):
+            if len(inputs) == 1:
+                state = {name: value[0] for name, value in (parameters | buffers).items()}
+                logits, added = one(state, inputs[0])
+                return logits[None], added[None]
+            batched: tuple[Tensor, Tensor] = vmap(one)(parameters | buffers, inputs)
+            return batched
 
     def batch_statistics(
         self, parameters: Tensors, buffers: Tensors, inputs: Tensor

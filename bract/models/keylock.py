@@ -43,8 +43,8 @@ class LayerLock:
         return (F.relu(gamma), F.relu(beta)) if self.relu else (gamma, beta)
 
 
-class LockedBatchNorm2d(nn.BatchNorm2d):
-    """Batch normalisation without parameters of its own, then ``gamma * x + beta``.
+class LockedNorm(nn.Module):
+    """A normalisation without parameters of its own, then ``gamma * x + beta``.
 
     Attributes
     ----------
@@ -53,31 +53,73 @@ class LockedBatchNorm2d(nn.BatchNorm2d):
     gamma, beta
         Each ``(channels,)``, instead of the lock's; None unless an attacker who regresses them
         puts them there, as `torch.func.functional_call` does by these names. Never exchanged.
+    num_features
+        Number of channels.
     """
 
     gamma: Tensor | None
     beta: Tensor | None
+    lock: LayerLock | None
+    num_features: int
+
+    def _begin_unlocked(self) -> None:
+        self.lock = None
+        self.register_buffer("gamma", None, persistent=False)
+        self.register_buffer("beta", None, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.lock is not None:
+            self.lock.key = fn(self.lock.key)
+            for layer in (self.lock.scale, self.lock.shift):
+                layer._apply(fn)
+        return self
+
+
+class LockedLayerNorm(LockedNorm):
+    """Layer normalisation of ``(..., channels)`` under a lock.
+
+    Each token is normalised by its own mean and variance, so there are no statistics of a batch to
+    exchange, and none that an attacker could match.
+    """
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        (self.num_features,) = norm.normalized_shape
+        self.eps = norm.eps
+        self._begin_unlocked()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Normalise ``(..., channels)``, scale and shift."""
+        gamma, beta = self.gamma, self.beta
+        if (gamma is None or beta is None) and self.lock is not None:
+            gamma, beta = self.lock.coefficients()
+        return F.layer_norm(tokens, (self.num_features,), gamma, beta, self.eps)
+
+
+class LockedBatchNorm2d(LockedNorm, nn.BatchNorm2d):
+    """Batch normalisation under a lock."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
-        super().__init__(
+        nn.BatchNorm2d.__init__(
+            self,
             norm.num_features,
             eps=norm.eps,
             momentum=norm.momentum,
             affine=False,
             track_running_stats=norm.track_running_stats,
         )
-        self.lock: LayerLock | None = None
-        self.register_buffer("gamma", None, persistent=False)
-        self.register_buffer("beta", None, persistent=False)
+        self._begin_unlocked()
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalise ``(B, channels, H, W)``, scale and shift."""
         gamma, beta = self.gamma, self.beta
         if gamma is not None and beta is not None:
-            scaled: Tensor = super().forward(images) * gamma.view(-1, 1, 1) + beta.view(-1, 1, 1)
+            normed = nn.BatchNorm2d.forward(self, images)
+            scaled: Tensor = normed * gamma.view(-1, 1, 1) + beta.view(-1, 1, 1)
             return scaled
         if self.lock is None:
-            return super().forward(images)
+            return nn.BatchNorm2d.forward(self, images)
         # One pass normalises, scales and shifts, as it does with parameters of the layer's own.
         track = self.training and self.track_running_stats
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -95,14 +137,6 @@ class LockedBatchNorm2d(nn.BatchNorm2d):
             momentum=momentum,
             eps=self.eps,
         )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.lock is not None:
-            self.lock.key = fn(self.lock.key)
-            for layer in (self.lock.scale, self.lock.shift):
-                layer._apply(fn)
-        return self
 
 
 @dataclass
@@ -210,25 +244,39 @@ class Lock:
 
 
 def insert_key_locks(model: nn.Module, *, blocks: Literal["first", "every"] = "first") -> nn.Module:
-    """Replace batch normalisation layers by locked ones, in place.
+    """Replace normalisation layers by locked ones, in place.
 
-    The layers keep their names, so buffers are exchanged as before; their weight and bias are
-    gone. Server and clients call this alike.
+    Those of batches, or, in a model without any, those of layers: the first one is then that of
+    the first block, behind the patches. The layers keep their names, so buffers are exchanged as
+    before; their weight and bias are gone. Server and clients call this alike.
     """
-    norms = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
+    batch = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
+    layer = [
+        (n, m)
+        for n, m in model.named_modules()
+        if isinstance(m, nn.LayerNorm) and m.elementwise_affine and len(m.normalized_shape) == 1
+    ]
+    norms: list[tuple[str, nn.Module]] = [*batch] or [*layer]
     if not norms:
         raise BractError(
-            f"FedKL needs a model with batch normalisation, {type(model).__name__} has none; use "
-            "one of the zoo that has (lenet-bn, resnet20, vgg16-bn)"
+            f"FedKL needs a model with batch or layer normalisation, {type(model).__name__} has "
+            "none; use one of the zoo that has (lenet-bn, resnet20, vgg16-bn, vit)"
         )
     for name, norm in norms[:1] if blocks == "first" else norms:
-        replace_layer(model, name, LockedBatchNorm2d(norm))
+        replace_layer(model, name, _locked(norm))
     return model
 
 
-def key_locks(model: nn.Module) -> dict[str, LockedBatchNorm2d]:
+def _locked(norm: nn.Module) -> LockedNorm:
+    if isinstance(norm, nn.LayerNorm):
+        return LockedLayerNorm(norm)
+    assert isinstance(norm, nn.BatchNorm2d)
+    return LockedBatchNorm2d(norm)
+
+
+def key_locks(model: nn.Module) -> dict[str, LockedNorm]:
     """Return the locked normalisation layers of ``model`` by name."""
-    return {n: m for n, m in model.named_modules() if isinstance(m, LockedBatchNorm2d)}
+    return {n: m for n, m in model.named_modules() if isinstance(m, LockedNorm)}
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:

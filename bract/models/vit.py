@@ -43,8 +43,8 @@ class _Patches(nn.Module):
         count, channels, side, _ = images.shape
         cut = images.view(count, channels, side // self.patch, self.patch, -1, self.patch)
         rows = cut.permute(0, 2, 4, 3, 5, 1).reshape(count, (side // self.patch) ** 2, -1)
-        tokens = self.projection(rows)
-        return tokens
+        mapped: Tensor = self.projection(rows)
+        return mapped
 
 
 class _Attention(nn.Module):

@@ -36,7 +36,9 @@ def locked(
 def test_the_first_normalisation_of_any_model_is_locked_and_keeps_its_name(name: Any) -> None:
     with torch.device("meta"):
         plain = make(name)
-        norms = [n for n, m in plain.named_modules() if isinstance(m, nn.BatchNorm2d)]
+        named = list(plain.named_modules())
+        norms = [n for n, m in named if isinstance(m, nn.BatchNorm2d)]
+        norms = norms or [n for n, m in named if isinstance(m, nn.LayerNorm)]
         if not norms:
             with pytest.raises(BractError, match="has none; use one"):
                 prepare_model(make(name), [{"name": "fedkl"}])

@@ -67,6 +67,12 @@ class PatchEmbedding(Attack):
     batches: ClassVar[Batches] = "one"
     cost: ClassVar[Cost] = "instant"
     iterations: ClassVar[int] = 1
+    explained: ClassVar[float | None] = EXACT
+
+    @property
+    def matches(self) -> bool:
+        """No unknowns of the client enter the equations, so none are searched."""
+        return False
 
     def prepare(self, case: Case) -> Case:
         """Refuse batches, models without learned positions, and updates that hold neither."""

@@ -115,7 +115,7 @@ class Best(Attack):
     def stages(self) -> tuple[Stage, ...]:
         """What is run, in order."""
         return (
-            Stage("closed form", self._alone, self._read_off, explains, 0.0),
+            Stage("closed form", self._alone, self._read_off, _read_off, 0.0),
             Stage("statistics", _decided_by_statistics, _run(Statistics()), _matched, 0.5),
             Stage(
                 "solve",
@@ -343,9 +343,16 @@ def _limits(stage: Stage, run: Run, spent: float, left: int | None) -> tuple[Run
     return run.part(stage.name, spent, end, steps), left
 
 
-def explains(loss: float, target_model: TargetModel) -> bool:
+def explains(name: str, loss: float, target_model: TargetModel) -> bool:
     """Whether an image that a closed form read off a model is kept, by its loss."""
+    own = ATTACKS[name].explained
+    if own is not None:
+        return loss < own
     return loss < (SOLVED if target_model.traits.smooth else EXPLAINED)
+
+
+def _read_off(loss: float, _: TargetModel) -> bool:
+    return math.isfinite(loss)
 
 
 def _matched(loss: float, _: TargetModel) -> bool:
@@ -396,7 +403,9 @@ def _closed_forms_of_one_image() -> list[str]:
 
 def _is_read_off(case: Case, contest: Contest) -> bool:
     names = _closed_forms_of_one_image()
-    return any(t.attack in names and explains(t.loss, case.target_model) for t in contest.trials)
+    return any(
+        t.attack in names and explains(t.attack, t.loss, case.target_model) for t in contest.trials
+    )
 
 
 def _explained(method: Attack, problem: Problem, seconds: float | None) -> Outcome | None:
@@ -406,7 +415,7 @@ def _explained(method: Attack, problem: Problem, seconds: float | None) -> Outco
         found = method.solve(problem, Run(iterations=None, seconds=seconds))
     except OF_ONE_CASE:
         return None
-    kept = explains(float(found.losses[0]), problem.target_model)
+    kept = explains(method.name, float(found.losses[0]), problem.target_model)
     return found.made_by(method.name) if kept else None
 
 
