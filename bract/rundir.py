@@ -1,7 +1,8 @@
 """The run directory: the files that each step of a run leaves for the next, and their places.
 
 ``runs/<name>/`` holds ``config.yaml``, ``run.json``, ``logs/``, ``models/``, ``metrics.jsonl``,
-``captures/``, ``truth/<client>/``, ``audit/``, ``report.html``, ``report.json`` and ``summary.html``; encrypted
+``captures/``, ``truth/<client>/``, ``audit/``, ``report.html``, ``report.json`` and
+``summary.html``; encrypted
 runs also ``aggregates/`` (ciphertexts) and, where this machine runs the clients, ``keys/``; runs
 that are audited while they train ``live.json``. ``.lock``, ``.server.lock`` and ``.live.lock`` are
 held by who works on the run, and hold nothing else.
