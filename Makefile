@@ -44,6 +44,10 @@ faults: install
 	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "faults and not processes"
 	$(BIN)/pytest -m "faults and processes"
 
+# Writes the words of pages and verdicts in tests/report/golden anew; read the change before it is committed.
+golden: install
+	BRACT_GOLDEN=write $(BIN)/pytest -n 0 $$(grep -l "import check_words" tests/report/*.py)
+
 # The site of documents, in build/site; every warning is an error. tests/test_site.py runs its snippets.
 docs: install tree
 	$(BIN)/mkdocs build --strict --quiet

@@ -7,9 +7,17 @@ import re
 from typing import Any
 
 import pytest
+from golden import check_words
 from reporting import gather
 
 from bract.report import write_report
+
+
+def spoken(verdict: dict[str, Any]) -> str:
+    """All sentences of a verdict."""
+    tiers = (f"{tier['tier']}: {tier['sentence']}" for tier in verdict["tiers"])
+    parts = (verdict[name] for name in ("sentence", "explanation", "statistics"))
+    return "\n".join((*parts, *tiers))
 
 
 def test_a_leak_is_told_in_plain_words_with_client_and_counts(make_run: Any) -> None:
@@ -43,17 +51,11 @@ def test_an_image_that_only_stands_out_is_not_called_readable(make_run: Any, wri
         image["scores"] |= {"ssim": ssim, "psnr": 60.0}
         image["retrieval"] |= {"nearest": True, "chance": 1e-7}
     path.write_text(json.dumps(content))
-    assert gather(root)["verdict"]["sentence"] == (
-        "1 of the 3 images attacked of client-0 was reconstructed readably, and 2 more closely "
-        "enough to be matched to their originals."
-    )
+    check_words("verdicts", "one image readable", spoken(gather(root)["verdict"]))
     for image in content["images"]:
         image["scores"]["ssim"] = 0.2
     path.write_text(json.dumps(content))
-    assert gather(root)["verdict"]["sentence"] == (
-        "All 3 images attacked of client-0 were reconstructed closely enough to be matched to "
-        "their originals."
-    )
+    check_words("verdicts", "all images identified", spoken(gather(root)["verdict"]))
 
 
 def test_nothing_above_the_threshold_is_told_with_its_limits(make_run: Any, writers: Any) -> None:
@@ -61,12 +63,7 @@ def test_nothing_above_the_threshold_is_told_with_its_limits(make_run: Any, writ
     writers.audit(root, 1, "client-0", noise=1.2)
     verdict = gather(root)["verdict"]
     assert verdict["level"] == "none-leaked"
-    assert verdict["sentence"] == "None of the 3 images attacked was reconstructed readably."
-    assert "does not show that the uploads hide the images" in verdict["explanation"]
-    assert "may look right" not in verdict["explanation"]
-    assert verdict["statistics"].startswith(
-        "IG (oblivious, 4,000 iterations); mean SSIM 0.03, no interval from 1 client."
-    )
+    check_words("verdicts", "nothing leaked", spoken(verdict))
 
 
 def test_a_likeness_that_chance_explains_is_told(make_run: Any, writers: Any) -> None:
@@ -78,7 +75,7 @@ def test_a_likeness_that_chance_explains_is_told(make_run: Any, writers: Any) ->
     path.write_text(json.dumps(content))
     verdict = gather(root)["verdict"]
     assert verdict["level"] == "none-leaked"
-    assert "3 pictures below may look right all the same" in verdict["explanation"]
+    check_words("verdicts", "a likeness by chance", spoken(verdict))
 
 
 def test_all_refused_is_not_told_as_a_success(make_run: Any, writers: Any) -> None:
@@ -86,19 +83,14 @@ def test_all_refused_is_not_told_as_a_success(make_run: Any, writers: Any) -> No
     writers.audit(root, 1, "client-0", images=0, scored=False, refused="encrypted")
     verdict = gather(root)["verdict"]
     assert verdict["level"] == "refused"
-    assert verdict["sentence"] == "No upload could be attacked: the one examined was set aside."
+    check_words("verdicts", "all refused", spoken(verdict))
 
 
-@pytest.mark.parametrize(
-    ("tier", "words"),
-    [("oblivious", "and from nothing else."), ("surrogate", "with a generator of public images.")],
-)
-def test_what_a_leak_took_beside_the_upload_is_told(
-    make_run: Any, writers: Any, tier: str, words: str
-) -> None:
+@pytest.mark.parametrize("tier", ["oblivious", "surrogate"])
+def test_what_a_leak_took_beside_the_upload_is_told(make_run: Any, writers: Any, tier: str) -> None:
     root = make_run(rounds=1, audit=False)
     writers.audit(root, 1, "client-0", noise=0.05, tier=tier)
-    assert f"during training, {words}" in gather(root)["verdict"]["explanation"]
+    check_words("verdicts", f"a leak, {tier}", spoken(gather(root)["verdict"]))
 
 
 def test_the_strongest_tier_makes_the_headline(make_run: Any, writers: Any) -> None:
@@ -110,14 +102,12 @@ def test_the_strongest_tier_makes_the_headline(make_run: Any, writers: Any) -> N
         budget={"iterations": 2000, "restarts": 4},
     )  # fmt: skip
     verdict = gather(root)["verdict"]
-    assert verdict["statistics"].startswith("GRNN (adaptive, 2,000 iterations, 4 restarts); ")
+    check_words("verdicts", "the strongest tier", spoken(verdict))
     oblivious, adaptive, surrogate, colluding = verdict["tiers"]
     assert oblivious["tried"] and oblivious["leaked"] == 0
     assert adaptive["tried"] and adaptive["leaked"] > 0
     assert not surrogate["tried"] and not surrogate["needed"]
-    assert surrogate["sentence"] == "No public images were given to an attacker."
     assert not colluding["tried"] and not colluding["needed"]
-    assert colluding["sentence"] == "No keys were in use."
 
 
 def test_without_a_defense_the_higher_tiers_do_not_apply(make_run: Any) -> None:
@@ -175,8 +165,7 @@ def test_a_choice_of_attacks_names_what_it_settled_on_and_its_time(
             noise=0.06, budget={"iterations": None, "seconds": 90.0, "restarts": 2},
         )  # fmt: skip
     statistics = gather(root)["verdict"]["statistics"]
-    start = "Auto (oblivious, 90 s an upload, 2 restarts, settling blind on IG or Gauss-Newton)"
-    assert statistics.startswith(start)
+    check_words("verdicts", "a choice of attacks", statistics)
 
 
 def test_an_attack_that_chose_nothing_names_the_recipe_that_it_ran(
@@ -186,8 +175,7 @@ def test_an_attack_that_chose_nothing_names_the_recipe_that_it_ran(
     for client, method in (("client-0", "gauss-newton"), ("client-1", "grnn")):
         writers.audit(root, 1, client, attack="best", method=method, noise=0.06)
     statistics = gather(root)["verdict"]["statistics"]
-    start = "Best recipe (oblivious, 4,000 iterations, run as GRNN and Gauss-Newton)"
-    assert statistics.startswith(start)
+    check_words("verdicts", "an attack with recipes", statistics)
 
 
 def test_an_attack_on_an_aggregate_is_its_own_method(make_run: Any, writers: Any) -> None:
@@ -202,17 +190,13 @@ def test_the_strongest_of_several_is_said_to_be_chosen_with_the_originals(
     make_run: Any, writers: Any
 ) -> None:
     root = make_run(rounds=1)
-    alone = gather(root)["verdict"]
-    assert "chosen with the originals" not in alone["statistics"] + alone["tiers"][0]["sentence"]
+    check_words("verdicts", "one attacker", spoken(gather(root)["verdict"]))
     for client in ("client-0", "client-1", "client-2"):
         writers.audit(root, 1, client, attack="grnn", noise=0.9)
-    verdict = gather(root)["verdict"]
-    said = "; the strongest of 2 attackers, chosen with the originals, a choice that its interval"
-    assert said in verdict["statistics"] and said in verdict["tiers"][0]["sentence"]
+    check_words("verdicts", "the strongest of two attackers", spoken(gather(root)["verdict"]))
     for path in (root / "audit").glob("*/*--client-[12].json"):
         path.unlink()
-    statistics = gather(root)["verdict"]["statistics"]
-    assert "; the strongest of 2 attackers, chosen with the originals. " in statistics
+    check_words("verdicts", "the strongest of two, one client", spoken(gather(root)["verdict"]))
 
 
 def test_without_originals_the_best_match_makes_the_headline(make_run: Any, writers: Any) -> None:
@@ -235,18 +219,14 @@ def test_too_few_references_are_told_and_never_read_as_no_leak(
     facts = gather(root)
     verdict = facts["verdict"]
     assert verdict["level"] == "undecided"
-    said = "whether 3 of 3 images leaked cannot be decided: the test data hold too few images"
-    assert said in verdict["statistics"] and any(said in note for note in facts["notes"])
-    assert verdict["sentence"] == (
-        "It cannot be decided whether any of the 3 images attacked leaked, but 3 are identified."
-    )
-    assert "no sign that the uploads hide" in verdict["explanation"]
+    check_words("verdicts", "undecided", "\n".join((spoken(verdict), *facts["notes"])))
     assert facts["observations"][0]["images"][0]["leaked"] is None
     assert "0 of 3 images leaked, 3 undecided" in parse(write_report(root).read_text()).text
     content["images"][0]["retrieval"] = whole
     path.write_text(json.dumps(content))
     verdict = gather(root)["verdict"]
-    assert verdict["level"] == "leaked" and "whether 2 of 3 images" in verdict["statistics"]
+    assert verdict["level"] == "leaked"
+    check_words("verdicts", "partly undecided", spoken(verdict))
 
 
 def steps(root: Any) -> list[str]:
@@ -255,18 +235,21 @@ def steps(root: Any) -> list[str]:
     return [f"{step['text']} {step['command'] or ''}".strip() for step in found]
 
 
+def commands(root: Any) -> list[str | None]:
+    return [step["command"] for step in gather(root)["verdict"]["next_steps"]]
+
+
 def test_the_next_step_fits_what_was_found(make_run: Any, writers: Any) -> None:
     root = make_run(rounds=1, audit=False)
-    assert steps(root) == ["Attack what was captured, and score it: bract audit RUN"]
+    assert commands(root) == ["bract audit RUN"]
     writers.audit(root, 1, "client-0", images=0, scored=False, refused="it is encrypted.")
-    assert steps(root) == ["Read why. The reason: it is encrypted."]
+    assert commands(root) == [None] and "it is encrypted." in steps(root)[0]
     writers.audit(root, 1, "client-0", truth=False)
     assert "bract audit RUN --truth DIR --resume" in steps(root)[1]
     writers.audit(root, 1, "client-0", noise=1.2)
     assert "--budget 10m --restarts 4 --attack auto" in steps(root)[0]
     writers.audit(root, 1, "client-0", noise=0.05)
     compared, encrypted, kept = steps(root)
-    assert compared.startswith("No defense was on.")
     assert compared.endswith("bract compare RUN/config.yaml")
     assert encrypted.endswith("encryption: paillier") and "captures/" in kept
     (root / "config.yaml").unlink()
@@ -279,8 +262,7 @@ def test_the_tier_that_was_not_tried_is_the_next_step(make_run: Any, writers: An
     writers.audit(root, 1, "client-0", noise=1.2, defenses=["adadefense"])
     assert steps(root)[0].endswith("bract audit RUN --tier adaptive")
     writers.audit(root, 1, "client-0", noise=0.05, defenses=["adadefense"])
-    first, *others = steps(root)
-    assert first.startswith("The defense was on and did not stop this attacker.")
+    others = steps(root)[1:]
     assert any(step.endswith("bract audit RUN --tier adaptive") for step in others)
 
 
@@ -305,7 +287,7 @@ def test_no_tier_is_advised_that_refused_or_that_no_attacker_serves(
 def test_an_attack_on_the_sum_names_no_client(make_run: Any, writers: Any) -> None:
     root = make_run(rounds=1, audit=False)
     writers.audit(root, 1, "aggregate", noise=0.05, members=["client-0", "client-1"])
-    assert " images attacked in the sum of all updates " in gather(root)["verdict"]["sentence"]
+    check_words("verdicts", "the sum of all updates", spoken(gather(root)["verdict"]))
 
 
 def test_the_headline_counts_images_that_are_identified(make_run: Any, writers: Any) -> None:
@@ -319,9 +301,5 @@ def test_the_headline_counts_images_that_are_identified(make_run: Any, writers: 
     verdict, row = facts["verdict"], facts["attacks"][0]
     assert (row["identified"], row["identifiable"], row["candidates"]) == (2, 2, 361)
     assert verdict["level"] == "none-leaked", "the rule that decides is the same"
-    assert verdict["sentence"] == (
-        "None of the 3 images attacked was reconstructed readably, but 2 are identified."
-    )
-    assert "Identified, 2 of 2: among 361 candidate images" in verdict["explanation"]
-    assert "1 of 361 cases" in verdict["explanation"]
+    check_words("verdicts", "identified by retrieval", spoken(verdict))
     assert verdict["tiers"][0]["identified"] == 2
