@@ -35,7 +35,7 @@ from bract.config.config import TrainingConfig
 from bract.inputs import Truth
 from bract.protocol.update import flatten
 from experiments.harness.command import emit, note_row, parser
-from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, _picture
+from experiments.harness.images import GREY_PICTURES, PHOTOGRAPHS, SIZE, picture
 from experiments.harness.known_secrets import known
 from experiments.harness.uploads import network_for, plain_spec, trained_upload
 
@@ -55,12 +55,12 @@ def crops(count: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     found = []
     for index in range(count):
-        picture = _picture(NAMES[index % len(NAMES)])[:3].mean(0, keepdim=True)
+        whole = picture(NAMES[index % len(NAMES)])[:3].mean(0, keepdim=True)
         top, left = (
             int(torch.randint(0, side - CROP, (1,), generator=generator))
-            for side in picture.shape[1:]
+            for side in whole.shape[1:]
         )
-        crop = picture[None, :, top : top + CROP, left : left + CROP]
+        crop = whole[None, :, top : top + CROP, left : left + CROP]
         size = (SIZE, SIZE)
         found.append(F.interpolate(crop, size=size, mode="bilinear", antialias=True)[0])
     return torch.stack(found).clamp(0, 1), torch.randint(0, 10, (count,), generator=generator)
@@ -119,7 +119,7 @@ def settling(options: Any) -> Iterator[dict[str, Any]]:
 
     patch.object(guardian, "settle", watched).start()
     patch.object(refinement._Fitting, "sharpen", seen_by).start()
-    for name, seen, truth, picture, _, _ in uploads(options, options.model, 1):
+    for name, seen, truth, image, _, _ in uploads(options, options.model, 1):
         begun: list[Tensor] = []
         started = time.process_time()
         case = open_case(seen, tier="adaptive", max_images=1, refine=Engine().refine)
@@ -135,7 +135,7 @@ def settling(options: Any) -> Iterator[dict[str, Any]]:
             "rough_apart": rough[-1].notes["scalars_apart"],
             "rough_agree": rough[-1].notes["scalars_agree"],
             "rough_off": off(rough[-1]),
-            "rough_psnr": float(psnr(begun[0][0].float(), picture)[0]),
+            "rough_psnr": float(psnr(begun[0][0].float(), image)[0]),
             "starts": len(begun),
             "apart": notes["scalars_apart"],
             "readings_off": notes["readings_off"],

@@ -225,7 +225,8 @@ def _resized(images: Tensor, size: int = SIZE) -> Tensor:
 
 
 @cache
-def _picture(name: str) -> Tensor:
+def picture(name: str) -> Tensor:
+    """Return a picture that scikit-image ships, float32 ``(C, H, W)`` in [0, 1]."""
     import skimage.data
 
     found = getattr(skimage.data, name)()
@@ -236,7 +237,7 @@ def _picture(name: str) -> Tensor:
 
 
 def _crops(names: Sequence[str], count: int, size: int) -> ImageSet:
-    pictures = [_picture(name) for name in names]
+    pictures = [picture(name) for name in names]
     generator = torch.Generator().manual_seed(7)
 
     def draw(number: int) -> Tensor:
