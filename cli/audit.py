@@ -15,6 +15,7 @@ from bract.attacks.problem.evidence import has_attacker
 from bract.attacks.registry import attacks_only_for
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
+from bract.audit.questions import QUESTIONS
 from bract.audit.worker import few_threads
 from bract.cli import signals
 from bract.cli.audit_workers import Workers
@@ -226,7 +227,8 @@ def describe(answer: Answer) -> str:
     if isinstance(answer, AuditResult):
         return _describe(answer)
     where = "the run" if answer.round is None else f"round {answer.round}, {answer.client}"
-    return f"{answer.question} on {where}: {answer.refused or 'answered'}"
+    found = answer.refused or QUESTIONS[answer.question].decide([answer]).sentence
+    return f"{answer.question} on {where}: {found}"
 
 
 def _describe(result: AuditResult) -> str:

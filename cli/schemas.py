@@ -18,7 +18,9 @@ from bract.files import write_text
 from bract.schema import AuditResult, ObservationFile, Report
 from bract.schema.comparison import Comparison
 from bract.schema.description import AppDescription
+from bract.schema.epsilon import EpsilonAnswer
 from bract.schema.live import LiveAudit
+from bract.schema.membership import MembershipAnswer
 from bract.schema.metrics import MetricsRow
 from bract.schema.run import RunState
 
@@ -36,6 +38,8 @@ WRITTEN: dict[str, type[BaseModel]] = {
     "metrics": MetricsRow,
     "observation": ObservationFile,
     "audit": AuditResult,
+    "membership": MembershipAnswer,
+    "epsilon": EpsilonAnswer,
     "live": LiveAudit,
     "report": Report,
     "comparison": Comparison,

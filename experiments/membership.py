@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from bract.audit.audit import Audit
 from bract.client.candidates import keep_candidates
 from bract.config import DataConfig, FederationConfig, build_config
+from bract.config.audit import Tier
 from bract.config.config import AuditRequest
 from bract.data import DATASETS, Dataset, Source
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
@@ -110,22 +112,13 @@ def main() -> None:
     arguments.add_argument("--runs", type=int, default=200, help="of the null")
     options = parse(arguments)
     kept = Finished(options.resume, "bract.audit.questions", "experiments.membership")
-    rows = [
-        note_row(kept.row([str(group[0])], lambda group=group: measure(group)[0]), COLUMNS)
-        if options.part != "defenses"
-        else None
-        for group in plan(options.part, options.runs)
-    ]
-    if options.part == "defenses":
-        rows = []
-        for group in plan(options.part, options.runs):
-            for tier in ("oblivious", "adaptive"):
-                if tier == "adaptive" and group[0].defense == "none":
-                    continue
-                key = [str(group[0]), tier]
-                row = kept.row(key, lambda g=group, t=tier: measure(g, (t,))[0])
-                rows.append(note_row(row, COLUMNS))
-    emit([row for row in rows if row], COLUMNS, as_json=options.json)
+    rows = []
+    for group in plan(options.part, options.runs):
+        for tier in ("oblivious", "adaptive") if group[0].defense != "none" else ("oblivious",):
+            key = [str(group[0]), len(group), tier]
+            row = kept.row(key, partial(measure, group, tier))
+            rows.append(note_row(row, COLUMNS))
+    emit(rows, COLUMNS, as_json=options.json)
 
 
 def plan(part: str, runs: int) -> Iterator[Sequence[Setting]]:
@@ -133,6 +126,7 @@ def plan(part: str, runs: int) -> Iterator[Sequence[Setting]]:
     if part == "sites":
         yield [Setting("site of 50", seed=s) for s in range(2)]
         yield [Setting("site of 50, one epoch", epochs=1, seed=s) for s in range(2)]
+        yield [Setting("site of 50, 200 held out", held_out=200, seed=s) for s in range(2)]
         yield [Setting("site of 50, pooled", model="lenet", rounds=10, seed=0)]
         yield [Setting("site of 200", images=200, held_out=200, rounds=5, epochs=2)]
         yield [Setting("site of 1000", images=1000, held_out=1000, rounds=5, epochs=1)]
@@ -147,25 +141,23 @@ def plan(part: str, runs: int) -> Iterator[Sequence[Setting]]:
         ]
 
 
-def measure(group: Sequence[Setting], tiers: Sequence[str] = ("oblivious",)) -> list[Row]:
-    """Train and audit the federations of a row; return one row a tier."""
+def measure(group: Sequence[Setting], tier: Tier) -> Row:
+    """Train and audit the federations of a row."""
     begun = time.process_time()
-    found: dict[str, list[MembershipAnswer]] = {tier: [] for tier in tiers}
+    found: list[MembershipAnswer] = []
     accuracy = []
     for setting in group:
         with tempfile.TemporaryDirectory() as folder:
             run, reached = federation(setting, Path(folder) / "run")
             accuracy.append(reached)
-            for tier in tiers:
-                request = AuditRequest(
-                    questions=["membership"], tier=tier, device="cpu", seed=setting.seed
-                )
-                audit = Audit(run, request)
-                (answer,) = audit.execute(audit.plan())
-                assert isinstance(answer, MembershipAnswer)
-                found[tier].append(answer)
-    spent = time.process_time() - begun
-    return [_row(group, tier, found[tier], accuracy, spent) for tier in tiers]
+            request = AuditRequest(
+                questions=["membership"], tier=tier, device="cpu", seed=setting.seed
+            )
+            audit = Audit(run, request)
+            (answer,) = audit.execute(audit.plan())
+            assert isinstance(answer, MembershipAnswer)
+            found.append(answer)
+    return _row(group, tier, found, accuracy, time.process_time() - begun)
 
 
 def _row(
@@ -220,7 +212,7 @@ def federation(setting: Setting, root: Path) -> tuple[RunDirectory, float]:
         answers = [clients.answer(i) for i in range(CLIENTS)]
         for i, answer in enumerate(answers):
             data = clients.data[i]
-            store.save(_observed(clients, sent, names, answer))
+            store.save(observed(clients, sent, names, answer))
             others = (data.validation_images, data.validation_labels)
             members = (data.images, data.labels)
             if not setting.trained:
@@ -231,12 +223,13 @@ def federation(setting: Setting, root: Path) -> tuple[RunDirectory, float]:
         clients.arrays = aggregate(
             clients.arrays, answers, fedavg_weights(answers, "examples"), server_lr=1.0
         )
-    return run, _accuracy(clients)
+    return run, accuracy_of(clients)
 
 
-def _observed(
+def observed(
     clients: Clients, sent: Mapping[str, Tensor], names: Sequence[str], answer: Contribution
 ) -> Observation:
+    """Return what the server holds of one answer."""
     config, spec = clients.config, clients.spec
     training = config.training
     return Observation(
@@ -263,7 +256,8 @@ def _observed(
 
 
 @torch.no_grad()
-def _accuracy(clients: Clients) -> float:
+def accuracy_of(clients: Clients) -> float:
+    """Return the global model's accuracy on test images, 1,000 at most."""
     source = DATASETS[clients.config.data.name].open(clients.config.data, "test")
     count = min(1000, len(source.labels))
     size = clients.config.data.image_size

@@ -33,6 +33,7 @@ def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
                 missed=decided.missed,
                 refused=sorted({a.refused for a in mine if a.refused}),
                 table=kind.table(able) or _table(mine),
+                figures=kind.figures(able),
             )
         )
     return found

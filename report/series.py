@@ -49,6 +49,10 @@ def _figures(report: Report) -> Iterator[Figure]:
     for found in report.leakage:
         attack = part_of_name(f"{found.attack}-{found.tier}")
         yield from _known(f"leakage/{attack}/{clients[found.client]}", found.round, _of(found))
+    for question in report.questions:
+        for one in question.figures:
+            where = "/".join(map(part_of_name, (question.question, one.tier, one.client)))
+            yield from _known(where, one.round, {part_of_name(one.name): one.value})
 
 
 def settings(report: Report) -> dict[str, str]:

@@ -18,7 +18,7 @@ from bract.config.audit import TIERS
 from bract.errors import BractError
 from bract.registry import Registry, named, unknown
 from bract.schema import Answer
-from bract.schema.report import Table
+from bract.schema.report import QuestionFigure, Table
 
 Need = Literal["upload", "truth", "public data", "canaries"]
 """What a question cannot be asked without."""
@@ -106,6 +106,12 @@ class Question(ABC, Generic[A]):
         """Return the table of the page; None shows the public single values of each answer."""
         del answers
         return None
+
+    @classmethod
+    def figures(cls, answers: Sequence[A]) -> list[QuestionFigure]:
+        """Return numbers by client and round, for TensorBoard and MLflow."""
+        del answers
+        return []
 
     @classmethod
     def check_gate(cls, at: str | None) -> None:

@@ -360,6 +360,16 @@ class Table(Record):
     rows: Public[list[list[str | float | int | bool | None]]] = []
 
 
+class QuestionFigure(Record):
+    """One number of a question, of a client in a round."""
+
+    name: Public[str]
+    tier: Public[Tier]
+    client: Public[str]
+    round: Public[int]
+    value: Public[Number] = None
+
+
 class QuestionFacts(Record):
     """What one question found, beside the reconstruction of inputs, which has its own tables.
 
@@ -377,6 +387,7 @@ class QuestionFacts(Record):
     missed: Public[str] = ""
     refused: Public[list[str]] = []
     table: Public[Table] = Table()
+    figures: Public[list[QuestionFigure]] = []
 
 
 class Report(VersionedRecord):

@@ -46,7 +46,7 @@ from bract.schema.membership import (
     MembershipAnswer,
     RateScore,
 )
-from bract.schema.report import Table
+from bract.schema.report import QuestionFigure, Table
 from bract.seeds import derive_seed
 
 LEVEL = 0.95
@@ -127,6 +127,23 @@ class MembershipQuestion(Question[MembershipAnswer]):
     def table(cls, answers: Sequence[MembershipAnswer]) -> Table:
         """Return a row for each client, attacker and tier, over rounds."""
         return rows(answers)
+
+    @classmethod
+    def figures(cls, answers: Sequence[MembershipAnswer]) -> list[QuestionFigure]:
+        """Return the area under the curve of every attacker, client and round."""
+        return [
+            QuestionFigure(
+                name=score.attacker,
+                tier=answer.tier,
+                client=client.client,
+                round=score.round,
+                value=score.auc,
+            )
+            for answer in answers
+            for client in answer.clients
+            for score in client.scores
+            if score.round is not None
+        ]
 
     @classmethod
     def gated(cls, answer: MembershipAnswer, field: str, at: str | None) -> list[Value]:
