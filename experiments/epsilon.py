@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m experiments.epsilon [--part gaussian] [--runs 200] [--json]
 
-``part`` ``gaussian``: the Gaussian mechanism at epsilon 1, 4 and 8 (delta 1e-5, calibrated exactly),
+``part`` ``gaussian``: the Gaussian mechanism at epsilon 1, 4 and 8 (delta 1e-5, exact calibration),
 simulated: canaries of full sensitivity in directions of their own, each included by a fair coin.
 ``share`` is the mean of the bound over epsilon and ``above`` counts the runs in which the bound is
 above epsilon, for the bound that holds for any mechanism (``one-run``) and for that of noise

@@ -340,6 +340,12 @@ class LocalFederation:
             node["device"] = self.launch.devices[client]
         if self.config.truth:
             node["truth-dir"] = utf8(self.run.truth / name)
+        if self.config.canaries.count:
+            # The sites of this machine are the operator's own, and so is their word.
+            file = self.processes.folder / "private" / "policy.yaml"
+            node["policy"] = utf8(
+                write_text(file, f"canaries: {self.config.canaries.count}\n", private=True)
+            )
         return node
 
     def _private_seed(self, client: int, seed: int) -> Path:
