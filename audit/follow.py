@@ -73,8 +73,10 @@ class Follower:
         self.every = every
         config = run.config()
         section = config.audit.model_dump(exclude={"tier", "repeats", "rounds", "clients"})
+        # Questions about a whole run wait for its end.
+        live = {"questions": section["questions"] or ["reconstruction"]}
         self._request = AuditRequest.model_validate(
-            section | {"attacks": attacks, "device": "cpu", "seed": config.seed}
+            section | live | {"attacks": attacks, "device": "cpu", "seed": config.seed}
         )
         self._models = frozenset(models)
         self.queue: deque[Upload] = deque()

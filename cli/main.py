@@ -418,7 +418,9 @@ def audit(
     asked = asked_for(ray, requests[0])
     if asked is not None:
         # This process only plans and checks; Ray decides what the workers compute on.
-        requests = [request.model_copy(update={"device": "cpu"}) for request in requests]
+        # They attack; the other questions are asked without --ray.
+        workers_ask = {"device": "cpu", "questions": requests[0].questions or ["reconstruction"]}
+        requests = [request.model_copy(update=workers_ask) for request in requests]
     check_tiers(gates, [request.tier for request in requests])
     with auditing(run):
         audits = [open_audit(run, request, resume=resume) for request in requests]
