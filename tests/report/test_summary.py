@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from browsing import CHROMIUM
 
-from bract.cli import printing
 from bract.cli.printing import print_to_pdf
 from bract.errors import BractError
 from bract.report import write_report
@@ -123,7 +122,7 @@ def test_without_a_browser_the_error_names_the_way(
 ) -> None:
     root = make_run(rounds=1)
     write_report(root)
-    monkeypatch.setattr(printing.shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", "")
     with pytest.raises(BractError, match=r"no Chromium to print summary\.html.*print it"):
         print_to_pdf(root / "summary.html")
     assert not (root / "summary.pdf").exists()
