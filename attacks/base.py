@@ -21,6 +21,7 @@ from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.task import OF_ONE_CASE, AttackTask, open_cases, refusal
 from bract.config.audit import TIERS, Tier
 from bract.errors import BractError
+from bract.plugins import blaming
 from bract.protocol.observation import Observation
 
 Batches = Literal["one", "few", "any"]
@@ -186,7 +187,8 @@ class Attack(Attacker):
         groups: dict[Any, list[tuple[int, Case]]] = {}
         for index, given in enumerate(cases):
             try:
-                case = self.prepare(given)
+                with blaming(type(self)):
+                    case = self.prepare(given)
             except OF_ONE_CASE as error:
                 outcomes[index] = refusal(self.name, given.observation, error)
                 continue
@@ -204,6 +206,14 @@ class Attack(Attacker):
     @abstractmethod
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Attack every trial within the limits of ``run``."""
+
+    def _solve(self, problem: Problem, run: Run) -> Outcome:
+        found = self.solve(problem, run)
+        if not isinstance(found, Outcome):
+            raise BractError(
+                f"attack {self.name}: solve returned a {type(found).__name__}, expected an Outcome"
+            )
+        return found.checked(problem)
 
     @property
     def matches(self) -> bool:
@@ -223,15 +233,16 @@ class Attack(Attacker):
 
     def _attempt(self, cases: list[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
         try:
-            solved = task.engine.run(
-                partial(from_best_start, self.solve) if self.matches else self.solve,
-                cases,
-                budget=task.budget,
-                default_iterations=self.iterations,
-                seed=task.seed,
-                identity=f"{self.name} {task.tier} {self!r}",
-                together=self.coupled,
-            )
+            with blaming(type(self)):
+                solved = task.engine.run(
+                    partial(from_best_start, self._solve) if self.matches else self._solve,
+                    cases,
+                    budget=task.budget,
+                    default_iterations=self.iterations,
+                    seed=task.seed,
+                    identity=f"{self.name} {task.tier} {self!r}",
+                    together=self.coupled,
+                )
         except OF_ONE_CASE as error:
             if len(cases) == 1:
                 return [refusal(self.name, cases[0].observation, error)]

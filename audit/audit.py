@@ -8,6 +8,7 @@ where it stopped.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -18,8 +19,11 @@ from bract.audit.questions import QUESTIONS, Question
 from bract.audit.results import Batch, Results
 from bract.config.config import AuditRequest
 from bract.errors import BractError
+from bract.plugins import PluginError, blaming
 from bract.rundir import RunDirectory
 from bract.schema import Answer, AuditResult
+
+_log = logging.getLogger(__name__)
 
 
 class Audit:
@@ -100,8 +104,12 @@ class Audit:
     ) -> Iterator[Answer]:
         """Run the batches; yield each answer as soon as it is written."""
         for batch in batches:
-            self._begin(batch)
-            yield from self.question(batch).execute(batch, progress)
+            try:
+                with blaming(type(self.question(batch))):
+                    self._begin(batch)
+                    yield from self.question(batch).execute(batch, progress)
+            except PluginError as error:
+                _log.error("%s", error)
 
     def accept(self, batch: Batch, returned: Mapping[str, bytes]) -> list[Answer]:
         """Check the files that a worker made of a batch, and keep them as `execute` does.

@@ -12,12 +12,14 @@ Nothing is imported before a registry is asked for the first time.
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 
 GROUPS = (
     "bract.attacks",
@@ -65,7 +67,7 @@ class Plugin:
             what = " ".join(str(error).split())
             raise self.refuse(
                 f"{self.entry_point.value} cannot be imported ({type(error).__name__}: {what}); "
-                "install what it needs or mend it"
+                "install what it needs or correct it"
             ) from error
 
     def refuse(self, reason: str) -> PluginError:
@@ -74,6 +76,54 @@ class Plugin:
             f"plugin {self.name!r} of package {self.package}, group {self.entry_point.group}: "
             f"{reason}, or uninstall the package"
         )
+
+
+def package_of(entry: type) -> str | None:
+    """Return name and version of the package that registers a class's module; None for bract."""
+    root = entry.__module__.partition(".")[0]
+    if root == "bract":
+        return None
+    for group in GROUPS:
+        for plugin in plugins(group):
+            if plugin.entry_point.module.partition(".")[0] == root:
+                return plugin.package
+    return None
+
+
+@contextlib.contextmanager
+def blaming(*entries: type) -> Iterator[None]:
+    """Turn what an entry of another package raises into one line that names the package.
+
+    A `BractError` passes as it is: it is the entry's own word on one observation. So does every
+    error where all entries are bract's own, since that is a mistake of bract.
+
+    Raises
+    ------
+    PluginError
+        With the package, the error and the line of code.
+    """
+    try:
+        yield
+    except BractError:
+        raise
+    except Exception as error:
+        owners = [(entry, package) for entry in entries if (package := package_of(entry))]
+        if not owners:
+            raise
+        entry, package = owners[0]
+        raise PluginError(
+            f"{entry.__name__} of package {package} failed: {type(error).__name__}: "
+            f"{one_line(error, 200)} ({_where(error, entry)}); correct it, or uninstall the package"
+        ) from error
+
+
+def _where(error: Exception, entry: type) -> str:
+    """Return file and line of the last frame in the entry's own package, of any where none is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    root = entry.__module__.partition(".")[0]
+    mine = [f for f in frames if root in f.filename.replace(".py", "").split("/")]
+    last = (mine or frames)[-1]
+    return f"{last.filename.rpartition('/')[2]}, line {last.lineno}"
 
 
 def plugins(group: str) -> Iterator[Plugin]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -16,15 +17,30 @@ from pydantic_core import PydanticUndefined
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = "tutorials"
-API = {
-    "bract.server": ("HonestButCurious",),
+API: dict[str, tuple[str, ...]] = {
+    "bract.server": (),
     "bract.server.loopback": ("LoopbackGrid",),
-    "bract.client": ("DefenseMod",),
-    "bract.attacks": ("reconstruct", "attack", "Budget", "Reconstruction", "Refusal"),
+    "bract.client": (),
+    "bract.report": (),
+    "bract.attacks": (),
+    "bract.defenses": (),
+    "bract.strategies": (),
+    "bract.models": (),
+    "bract.data": (),
+    "bract.inputs": (),
+    "bract.inputs.image": ("Image", "Reference"),
+    "bract.audit.questions": ("Question", "Decision", "Batch", "QUESTIONS"),
+    "bract.config": (),
+    "bract.schema": (),
     "bract.protocol.observation": ("ObservationStore", "Observation", "ClientDeclaration"),
-    "bract.report": ("write_report",),
+    "bract.protocol.fused": ("answer_fused",),
+    "bract.protocol.records": ("Contribution",),
+    "bract.protocol.update": ("flatten",),
+    "bract.paillier": (),
+    "bract.errors": ("BractError",),
 }
-"""What a program that uses bract imports."""
+"""What an app, a notebook or a package that extends bract imports, by module; without names all
+that the module exports."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -204,11 +220,16 @@ def files_and_schemas() -> str:
     return "\n".join(lines) + "\n"
 
 
+def api_names(module: str) -> tuple[str, ...]:
+    """Return the names of a module that the reference has."""
+    return API[module] or tuple(importlib.import_module(module).__all__)
+
+
 def api() -> str:
     """What a program imports, from the docstrings."""
-    lines = ["# Python API", "", "What a ServerApp, a ClientApp or a notebook imports.", ""]
-    for module, names in API.items():
+    lines = ["# Python API", "", "What an app, a notebook or an extension imports.", ""]
+    for module in API:
         lines += [f"## {module}", ""]
-        for name in names:
+        for name in api_names(module):
             lines += [f"::: {module}.{name}", "    options:", "      heading_level: 3", ""]
     return "\n".join(lines)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from bract.audit.questions import QUESTIONS
+from bract.audit.questions import QUESTIONS, Decision, Question
+from bract.plugins import PluginError, blaming
 from bract.report.order import natural
 from bract.schema import Answer
 from bract.schema.report import QuestionFacts, Table
@@ -22,7 +24,7 @@ def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
         mine = [answer for answer in answers if answer.question == name]
         mine.sort(key=lambda a: (a.tier, a.round or 0, natural(a.client or "")))
         able = [answer for answer in mine if not answer.refused]
-        decided = kind.decide(able)
+        decided = _decided(kind, able)
         found.append(
             QuestionFacts(
                 question=name,
@@ -37,6 +39,15 @@ def question_facts(answers: Sequence[Answer]) -> list[QuestionFacts]:
             )
         )
     return found
+
+
+def _decided(kind: type[Question[Any]], answers: Sequence[Answer]) -> Decision:
+    """Apply a question's rule; one of another package that fails is named in place of a result."""
+    try:
+        with blaming(kind):
+            return kind.decide(answers)
+    except PluginError as error:
+        return Decision("failed", f"Not decided: {error}.")
 
 
 def _table(answers: Sequence[Answer]) -> Table:

@@ -1,6 +1,8 @@
 """The examples of the documentation run as they stand."""
 
 import ast
+import importlib
+import importlib.util
 import logging
 import re
 from pathlib import Path
@@ -196,3 +198,31 @@ def test_the_formula_of_the_page_on_scale_predicts_the_run_that_it_was_not_made_
     assert float(total) == pytest.approx((terms[0] + terms[1] + 2 * terms[2]) / 1000, abs=0.06)
     # A hundred thousand clients are those of the thousand and the cost of each further one.
     assert terms[1] == pytest.approx(main + 99_000 * a_client, rel=0.001)
+
+
+def imported_by_authors() -> set[tuple[str, str]]:
+    """Return what the examples and the pages for app authors import of bract, by module."""
+    files = [*(ROOT / "examples").rglob("*.py"), ROOT / "README.md"]
+    files += [DOCS / page for page in ("extending.md", "your-own-app.md", "fedboosting.md")]
+    found = set()
+    for path in files:
+        text = path.read_text()
+        for module, names in re.findall(
+            r"^from (bract[\w.]*) import (\([^)]*\)|[^\n#]+)", text, re.MULTILINE
+        ):
+            if module.partition(".")[0] == "bract":
+                found |= {(module, name) for name in re.findall(r"\w+", names)}
+    return found
+
+
+def test_the_reference_has_every_name_that_an_author_imports() -> None:
+    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
+    assert spec and spec.loader
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    listed = {(module, name) for module in build.API for name in build.api_names(module)}
+    imported = imported_by_authors()
+    assert ("bract.attacks", "Outcome") in imported and len(imported) > 40
+    assert imported - listed == set()
+    for module, name in listed:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.checkpoints import write_atomically
 from bract.attacks.solve.optimizers import BatchedOptimizer
-from bract.errors import RunFailedError
+from bract.errors import BractError, RunFailedError, one_line
 from bract.protocol.update import Tensors
 
 _CURVE_POINTS = 200
@@ -60,15 +60,28 @@ class Recipe:
 
 @dataclass
 class Outcome:
-    """The best iterate of each trial: images, label probabilities and loss belong together.
+    """The best iterate of each of L trials: images, label probabilities and loss belong together.
+
+    The first three are required, the others have a value that fits an attack without a search:
+    ``Outcome(images=..., labels=hard_labels(problem), losses=...)``. The base class checks shapes
+    and refuses an outcome that does not fit its problem.
 
     Attributes
     ----------
+    images
+        Float ``(L, B, C, H, W)`` in [0, 1], in pixels and not as the model sees them.
+    labels
+        Float ``(L, B, classes)``, rows that sum to 1; row b belongs to image b. `hard_labels` reads
+        them from the update.
+    losses
+        Float ``(L,)``, by which the blind pick is chosen among restarts: the least wins. Infinite
+        for a trial that found nothing.
     unknowns
-        Found in addition to images and labels, by name.
-    curves, iterations
-        ``(iteration, best loss so far)`` of each trial, and the steps taken; left out where
-        nothing was searched.
+        Tensors ``(L, ...)`` that were found with the images, by name.
+    curves
+        ``(iteration, best loss so far)`` of each trial.
+    iterations
+        Steps that were taken.
     recipes
         What made each trial's images; empty where only the attack's name is to be recorded.
     certainty
@@ -95,6 +108,33 @@ class Outcome:
             for before, own in zip(earlier.curves, self.curves, strict=True)
         ]
         return replace(self, curves=curves, iterations=earlier.iterations + self.iterations)
+
+    def checked(self, problem: Problem) -> Outcome:
+        """Return the outcome, whose tensors must have the shapes that a problem asks for.
+
+        Raises
+        ------
+        BractError
+            If one has not; it names the field, what was found and what is expected.
+        """
+        trials, (images, *_) = problem.trials, problem.image_shape
+        for name, value, shape in (
+            ("images", self.images, (trials, *problem.image_shape)),
+            ("labels", self.labels, (trials, images, problem.classes)),
+            ("losses", self.losses, (trials,)),
+        ):
+            found = tuple(getattr(value, "shape", ())) if isinstance(value, Tensor) else value
+            if found != shape:
+                raise BractError(
+                    f"the attack's outcome has {name} {one_line(found, 60)}, expected a tensor of "
+                    f"shape {shape}"
+                )
+        for name, given in (("curves", self.curves), ("recipes", self.recipes)):
+            if given and len(given) != trials:
+                raise BractError(
+                    f"the attack's outcome has {len(given)} {name}, expected one a trial: {trials}"
+                )
+        return self
 
     def made_by(self, method: str, *components: str) -> Outcome:
         """Return the outcome with every trial's method named and components added."""

@@ -76,7 +76,7 @@ def test_a_package_that_cannot_be_imported_is_left_out_by_name(
     (warning,) = caplog.messages
     assert "plugin 'broken' of package theirs_two 1.0, group bract.test" in warning
     assert reason in warning
-    assert "install what it needs or mend it, or uninstall the package" in warning
+    assert "install what it needs or correct it, or uninstall the package" in warning
     with pytest.raises(BractError, match=r"plugin 'broken' of package theirs_two 1\.0"):
         registry["broken"]
 

@@ -27,7 +27,9 @@ from bract.audit.results import Batch, Results
 from bract.audit.returned import read_returned
 from bract.audit.truth import load_truth
 from bract.errors import BractError, shown
+from bract.inputs.base import input_of
 from bract.permissions import make_private_folder
+from bract.plugins import PluginError, blaming
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult
 from bract.schema.audit import AuditBudget
@@ -41,7 +43,7 @@ PROBED = 8
 Opened = list[tuple[Capture, Observation]]
 
 
-class _EnoughError(Exception):
+class _EnoughError(BaseException):
     """A probe has run long enough."""
 
 
@@ -122,7 +124,7 @@ class ReconstructionQuestion(Question[AuditResult]):
                 elif isinstance(result := next(results), Refusal):
                     yield self._refused(batch, capture, result.reason)
                 else:
-                    yield self._record(batch, capture, case, result)
+                    yield self._recorded(batch, capture, case, result)
 
     @classmethod
     def decide(cls, answers: Sequence[AuditResult]) -> Decision:
@@ -323,7 +325,31 @@ class ReconstructionQuestion(Question[AuditResult]):
         )
         cases, left = self._cases(batch, opened, task)
         usable = [case for case in cases if isinstance(case, Case)]
-        return cases, self.attacks[batch.attack].run(usable, left)
+        return cases, self._results(batch.attack, usable, left)
+
+    def _results(
+        self, name: str, usable: Sequence[Case], task: AttackTask
+    ) -> list[Reconstruction | Refusal]:
+        """Run an attack; one of another package that fails costs its own results alone."""
+        chosen = self.attacks[name]
+        try:
+            with blaming(type(chosen)):
+                return chosen.run(usable, task)
+        except PluginError as error:
+            return [
+                Refusal(attack=name, observation=case.observation.key, reason=str(error))
+                for case in usable
+            ]
+
+    def _recorded(
+        self, batch: Batch, capture: Capture, case: Case, result: Reconstruction
+    ) -> AuditResult:
+        """Score a reconstruction; an input of another package that fails is a refusal."""
+        try:
+            with blaming(type(input_of(case.observation.declaration))):
+                return self._record(batch, capture, case, result)
+        except PluginError as error:
+            return self._refused(batch, capture, str(error))
 
     def _cases(
         self, batch: Batch, opened: Opened, task: AttackTask

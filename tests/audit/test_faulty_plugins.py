@@ -1,0 +1,173 @@
+"""An attack or a question of another package that fails costs itself, in one line with its name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from bract.attacks import ATTACKS, Outcome, Refusal, attack, reconstruct
+from bract.attacks.problem.problem import Problem
+from bract.audit.audit import Audit
+from bract.audit.questions import QUESTIONS
+from bract.config.audit import AuditRequest
+from bract.errors import BractError
+from bract.models import create_model
+from bract.plugins import PluginError, blaming, package_of
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import parameters_of
+from bract.report.facts import gather
+from bract.rundir import RunDirectory
+
+MODULE = """
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+import torch
+from pydantic import Field
+from bract.attacks import Attack, Outcome, hard_labels
+from bract.audit.questions import Decision, Question
+from bract.schema import Answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simple(Attack):
+    name: ClassVar[str] = "theirs-simple"
+    def solve(self, problem, run):
+        images = torch.full((problem.trials, *problem.image_shape), 0.5)
+        losses = torch.ones(problem.trials)
+        return Outcome(images=images, labels=hard_labels(problem), losses=losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typo(Attack):
+    name: ClassVar[str] = "theirs-typo"
+    def solve(self, problem, run):
+        return problem.picture_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(Attack):
+    name: ClassVar[str] = "theirs-wrong"
+    def solve(self, problem, run):
+        return Outcome(images=torch.zeros(1, 2), labels=hard_labels(problem), losses=torch.ones(1))
+
+
+class NoAnswer(Answer):
+    kind = "theirs-answer"
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    question: str = "theirs-question"
+
+
+class Asking(Question):
+    name = "theirs-question"
+    title = "Theirs"
+    answer = NoAnswer
+    def ask(self, batch, progress=None):
+        yield NoAnswer()
+        raise KeyError("no such field")
+    @classmethod
+    def decide(cls, answers):
+        return Decision("decided", "Nothing.", 1 / 0)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package with two attacks that fail, one that does not, and a question that fails."""
+    info = tmp_path / "theirs-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 2.0\n")
+    attacks = {"theirs-simple": "Simple", "theirs-typo": "Typo", "theirs-wrong": "Wrong"}
+    lines = "".join(f"{name} = theirs_faulty:{kind}\n" for name, kind in attacks.items())
+    questions = "[bract.questions]\ntheirs-question = theirs_faulty:Asking\n"
+    (info / "entry_points.txt").write_text(f"[bract.attacks]\n{lines}{questions}")
+    (tmp_path / "theirs_faulty.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for registry in (ATTACKS, QUESTIONS):
+        for name in ("_entries", "_packages", "_refused"):
+            monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+        monkeypatch.setattr(registry, "_loaded", False)
+    yield "theirs 2.0"
+    sys.modules.pop("theirs_faulty", None)
+
+
+def seen(client: str = "client-0") -> Observation:
+    torch.manual_seed(0)
+    model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
+    loss = cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3]))
+    names = [name for name, _ in model.named_parameters()]
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return Observation(
+        round=1,
+        client=client,
+        parameters=parameters_of(model),
+        update=dict(zip(names, gradients, strict=True)),
+        declaration=ClientDeclaration(
+            algorithm="fedsgd", model="lenet-strided", image_shape=(1, 8, 8), classes=10,
+            batch_size=1, mean=(0.0,), std=(1.0,),
+        ),
+    )  # fmt: skip
+
+
+def test_an_outcome_of_three_tensors_is_enough(package: str) -> None:
+    (found,) = reconstruct(seen(), "theirs-simple", device="cpu")
+    assert not isinstance(found, Refusal), found.reason
+    assert found.labels.tolist() == [3] and found.final_loss == 1.0 and found.loss_curve == []
+
+
+def test_a_mistake_in_an_attack_is_one_line_with_its_package(package: str) -> None:
+    (found,) = reconstruct(seen(), "theirs-typo", device="cpu")
+    assert isinstance(found, Refusal) and "\n" not in found.reason
+    assert "Typo of package theirs 2.0 failed: AttributeError" in found.reason
+    assert "picture_shape" in found.reason and "theirs_faulty.py, line " in found.reason
+
+
+def test_an_outcome_that_does_not_fit_is_named_with_what_is_expected(package: str) -> None:
+    (found,) = reconstruct(seen(), "theirs-wrong", device="cpu")
+    assert isinstance(found, Refusal)
+    assert "images (1, 2), expected a tensor of shape (1, 1, 1, 8, 8)" in found.reason
+
+
+def test_a_faulty_attack_and_a_faulty_question_cost_themselves_in_an_audit(
+    package: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    ObservationStore(run.captures).save(seen())
+    request = AuditRequest(
+        questions=["theirs-question", "reconstruction"],
+        attacks=["theirs-typo", "theirs-simple"],
+        device="cpu",
+    )
+    audit = Audit(run, request)
+    with caplog.at_level(logging.ERROR):
+        list(audit.execute(audit.plan()))
+    assert any("Asking of package theirs 2.0 failed: KeyError" in m for m in caplog.messages)
+    refused = {result.attack: result.refused for result in audit.results()}
+    assert refused["theirs-simple"] is None
+    assert "Typo of package theirs 2.0" in (refused["theirs-typo"] or "")
+    (asked,) = gather(run.root).questions
+    assert asked.level == "failed"
+    assert "Asking of package theirs 2.0 failed: ZeroDivisionError" in asked.sentence
+
+
+def test_a_fault_of_bract_s_own_is_not_blamed_on_a_package() -> None:
+    assert package_of(Problem) is None
+    with pytest.raises(KeyError), blaming(type(attack("ig"))):
+        raise KeyError("ours")
+
+
+def test_what_an_entry_refuses_itself_passes_as_it_is(package: str) -> None:
+    with pytest.raises(BractError, match="my reason") as error, blaming(ATTACKS["theirs-typo"]):
+        raise BractError("my reason")
+    assert not isinstance(error.value, PluginError)
+
+
+def test_the_required_fields_of_an_outcome_are_three() -> None:
+    with pytest.raises(TypeError, match="labels"):
+        Outcome(images=torch.zeros(1, 1, 1, 8, 8))  # type: ignore[call-arg]
