@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import overload
 
 from bract.errors import BractError, SchemaError, one_line
+from bract.inputs.base import what_is_audited
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
 from bract.schema.capture import ObservationFile, Rounding
@@ -179,7 +180,8 @@ class Captures:
         options = " ".join(f"--model {shlex.quote(one_line(m, 200))}" for m in self.models)
         raise BractError(
             f"{self._folder / DESCRIPTION}: no capture declares its model, and no {DESCRIPTION} "
-            f"names it; write one: bract describe {shlex.quote(str(self._folder))} "
+            f"names it; {what_is_audited()}; write one: bract describe "
+            f"{shlex.quote(str(self._folder))} "
             f"{options or '--model my_app.task:Net'}"
         )
 

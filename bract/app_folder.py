@@ -52,8 +52,10 @@ def app_in(folder: Path) -> App | None:
 
 
 def running_app() -> App | None:
-    """Return the app whose code this process runs, from where its files were unpacked."""
-    found = (app_in(Path(entry)) for entry in sys.path if entry)
+    """Return the app that Flower unpacked for this process; None where it runs none of these."""
+    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").resolve()
+    unpacked = (Path(entry) for entry in sys.path if entry)
+    found = (app_in(folder) for folder in unpacked if folder.resolve().is_relative_to(home))
     return next((app for app in found if app is not None), None)
 
 
@@ -71,8 +73,6 @@ def app_folder() -> Path:
     here, app = Path.cwd(), running_app()
     if app is None:
         return here
-    if not _is_unpacked(app.folder):
-        return app.folder.absolute()
     if _is_of(app, here):
         return here
     near = [folder for folder in _near(here) if _is_of(app, folder)]
@@ -99,9 +99,3 @@ def _near(here: Path) -> Iterator[Path]:
             yield from sorted(path.parent for path in above.glob(f"*/{MANIFEST}"))
         except OSError:
             continue
-
-
-def _is_unpacked(folder: Path) -> bool:
-    """Whether Flower unpacked the app there, rather than its author wrote it."""
-    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
-    return folder.resolve().is_relative_to(home.resolve())

@@ -17,6 +17,8 @@ from bract.audit.handled import why_unhandled
 from bract.cli.console import print_json, say, stderr
 from bract.errors import BractError
 from bract.files import write_text
+from bract.inputs import INPUTS
+from bract.inputs.base import what_is_audited
 from bract.rundir import RunDirectory
 from bract.schema.description import (
     DESCRIPTION,
@@ -105,10 +107,25 @@ def _complete(
     run: RunDirectory, content: Mapping[str, Any], trusted: set[Any], truth: Path | None
 ) -> Findings:
     description = build_description(content, source=str(run.root / DESCRIPTION))
-    if reason := why_unhandled(description.input.kind or "image"):
-        raise BractError(f"{run.root / DESCRIPTION}: input.kind: {reason}")
     with run.reading():
-        return complete(Captures(run.captures, trusted, description), description, truth=truth)
+        captures = Captures(run.captures, trusted, description)
+        _check_input(run, description, captures)
+        return complete(captures, description, truth=truth)
+
+
+def _check_input(run: RunDirectory, description: AppDescription, captures: Captures) -> None:
+    """Refuse an input that nothing is inferred of, by its name."""
+    declared = {capture.declaration.input for capture in captures.index}
+    for kind in [description.input.kind] if description.input.kind else sorted(declared):
+        if reason := why_unhandled(kind):
+            raise BractError(f"{run.root / DESCRIPTION}: input.kind: {reason}; {what_is_audited()}")
+        if not INPUTS[kind].is_described:
+            known = ", ".join(name for name in INPUTS if INPUTS[name].is_described)
+            raise BractError(
+                f"{run.root}: the clients train on the input {kind}; bract describe infers "
+                f"{known} alone: declare everything in the app, with "
+                "HonestButCurious(..., declaration=...), and audit without bract.yaml"
+            )
 
 
 def _laid_over(earlier: AppDescription | None, given: Mapping[str, Any]) -> dict[str, Any]:

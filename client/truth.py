@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from bract.app_folder import app_folder
@@ -17,12 +17,14 @@ from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
 from bract.errors import BractError
 from bract.files import write_tensors, write_text
-from bract.inputs.base import kept_examples
+from bract.inputs.base import kept_examples, what_is_audited
 from bract.names import node_name
 from bract.permissions import make_private_folder
 from bract.protocol.records import ROUND_KEY
 
 _log = logging.getLogger(__name__)
+
+_TOLD = "bract.nothing-is-kept"
 
 TRUTH_KEY = "truth-dir"
 """Node config key with the folder in which a client keeps its training images."""
@@ -84,7 +86,9 @@ def keep(
         return trainloader
     warn_of_open_folders(context.state, place)
     home = place / str(context.run_id) / node_name(context.node_id)
-    return _Kept(trainloader, home, number, run=context.run_id, held_out=held_out)
+    return _Kept(
+        trainloader, home, number, run=context.run_id, state=context.state, held_out=held_out
+    )
 
 
 class _Kept:
@@ -97,10 +101,12 @@ class _Kept:
         server_round: int,
         *,
         run: int,
+        state: RecordDict,
         held_out: Iterable[Any] | None = None,
     ) -> None:
         self._loader, self._held_out = loader, held_out
         self._folder, self._round, self._run = folder, server_round, run
+        self._state = state
         self._seen: dict[bytes, tuple[Tensor, Tensor]] = {}
         self._done = False
 
@@ -126,10 +132,13 @@ class _Kept:
         found = kept_examples(batch)
         if found is None:
             self._done = True
-            _log.warning(
-                "nothing is kept to score an audit: a batch holds no float inputs (B, C, H, W) "
-                "with int64 labels (B,)"
-            )
+            if _TOLD not in self._state:  # each message has a process of its own
+                self._state[_TOLD] = ConfigRecord({"round": self._round})
+                _log.warning(
+                    "nothing is kept to score an audit: a batch holds no inputs and labels of any "
+                    "known input; %s",
+                    what_is_audited(),
+                )
             return
         for image, label in zip(*found, strict=True):
             self._seen.setdefault(image.numpy().tobytes(), (image, label))

@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from bract.config.config import CaptureConfig
 from bract.errors import BractError
+from bract.inputs.base import what_is_audited
 from bract.names import ClientNames
 from bract.permissions import warn_if_open
 from bract.protocol.observation import ClientDeclaration, ObservationStore
@@ -168,6 +169,7 @@ class HonestButCurious(Strategy):
             return
         self._announced = True
         store, log = self.recorder.store, logging.getLogger("flwr")
+        log.info("bract: %s", what_is_audited())
         log.info("bract: captures go to %s", store.place)
         if self._owner is not None and _is_own(store, self._owner):
             try:

@@ -34,6 +34,7 @@ from bract.audit.description.facts import (
 from bract.audit.truth import load_truth, truth_path
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError, listed, one_line
+from bract.inputs.base import what_is_audited
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.references import vouched
@@ -558,13 +559,17 @@ class _Work:
                 outputs = self._outputs(shape)
                 if isinstance(outputs, str):
                     reasons.append(outputs)
+                elif outputs.dim() != 2:
+                    reasons.append(f"it returns {_times(tuple(outputs.shape))} for two images")
                 else:
                     tried[shape] = outputs
         if not tried:
             raise BractError(
                 f"model {self.declaration().model} takes none of the usual square images: "
-                f"{listed(dict.fromkeys(reasons), most=1)}; give "
-                "--set input.shape=[channels,height,width]"
+                f"{self._first_layer() or listed(dict.fromkeys(reasons), most=1)}; "
+                f"{what_is_audited()}; give --set input.shape=[channels,height,width] for images "
+                "of another size, and declare another input in the app: "
+                'HonestButCurious(..., declaration={"input": ...})'
             )
         shape = next(iter(tried))
         others = [_times(other) for other in list(tried)[1:4]]
@@ -576,6 +581,24 @@ class _Work:
             )
         self.guess("input", "shape", list(shape), reason)
         return tried[shape]
+
+    def _first_layer(self) -> str | None:
+        """Return why the model's first layer takes no images; None where it does not show."""
+        first = next((m for m in self.model.modules() if list(m.parameters(recurse=False))), None)
+        if isinstance(first, nn.Embedding | nn.EmbeddingBag):
+            return "it begins with an embedding, so its inputs are numbers of tokens"
+        sides = [side for side in SIDES for c in (1, 3) if c * side * side == _wide(first)]
+        if sides:
+            return (
+                f"it begins with a linear layer of {_wide(first)} inputs, {sides[0]}×{sides[0]} "
+                "pixels; name a callable that makes the model with nn.Flatten before it"
+            )
+        if isinstance(first, nn.Linear):
+            return (
+                f"it begins with a linear layer of {first.in_features} inputs, which is no usual "
+                "image: rows of a table, perhaps"
+            )
+        return None
 
     def _outputs(self, shape: tuple[int, int, int]) -> Tensor | str:
         """Run the model once on two grey images; return what it says, or why it does not."""
@@ -593,6 +616,10 @@ class _Work:
                 for name, value in self.model.named_buffers():
                     value.copy_(kept[name])
         return found if isinstance(found, Tensor) else f"it returns a {type(found).__name__}"
+
+
+def _wide(layer: nn.Module | None) -> int | None:
+    return layer.in_features if isinstance(layer, nn.Linear) else None
 
 
 def _mismatch(

@@ -66,6 +66,8 @@ class Input(ABC):
     ----------
     name
         The name in configurations (``data.input``), in declarations and in ``bract.yaml``.
+    is_described
+        Whether ``bract describe`` infers it from captures; others are declared with the hook.
     noun
         What one example is called on a page, in the singular.
     suffix
@@ -76,6 +78,7 @@ class Input(ABC):
     """
 
     name: ClassVar[str]
+    is_described: ClassVar[bool] = False
     noun: ClassVar[str] = "example"
     neighbours: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
@@ -131,6 +134,11 @@ class Input(ABC):
 
 
 INPUTS: Registry[type[Input]] = Registry("input", group="bract.inputs", check=partial(named, Input))
+
+
+def what_is_audited() -> str:
+    """Name what an audit handles, in one clause; the same one wherever it is said."""
+    return f"an audit handles PyTorch models of these inputs: {', '.join(sorted(INPUTS))}"
 
 
 def input_of(declaration: ClientDeclaration) -> Input:

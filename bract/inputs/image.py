@@ -45,6 +45,7 @@ class Image(Input):
     """Images with integer labels."""
 
     name = "image"
+    is_described = True
     noun = "image"
     neighbours = True
     suffix = ".png"

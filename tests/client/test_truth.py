@@ -79,6 +79,16 @@ def test_other_batches_train_on_and_are_not_kept(
     assert list(tmp_path.iterdir()) == [] and "nothing is kept" in caplog.text
 
 
+def test_that_nothing_is_kept_is_logged_once_a_run(
+    message: Message, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = context()
+    for _ in range(3):
+        list(keep([5], message, mine, tmp_path))
+    assert caplog.text.count("nothing is kept") == 1
+    assert "an audit handles PyTorch models of these inputs: image" in caplog.text
+
+
 def test_a_full_disk_does_not_stop_training(
     message: Message, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

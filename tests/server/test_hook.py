@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from bract.audit.uncaptured import read_missed
 from bract.errors import BractError
+from bract.inputs.base import what_is_audited
 from bract.protocol.observation import ClientDeclaration, ObservationStore
 from bract.protocol.records import to_arrays
 from bract.server.hook import HonestButCurious
@@ -409,7 +410,9 @@ def test_the_log_says_where_captures_go(tmp_path: Path, caplog: pytest.LogCaptur
         )
     finally:
         logger.removeHandler(handler)
-    assert f"bract: captures go to {tmp_path / 'seen'}" in said
+    first, second, *_ = (line for line in said if line.startswith("bract: "))
+    assert first == f"bract: {what_is_audited()}" and "image" in first
+    assert second == f"bract: captures go to {tmp_path / 'seen'}"
 
 
 def audited(

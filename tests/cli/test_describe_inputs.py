@@ -1,0 +1,98 @@
+"""An input that is not supported is named first, in the same words by describe and audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bract.cli.audit import audit_requests, open_audit
+from bract.cli.describe import describe_app
+from bract.errors import BractError
+from bract.inputs import INPUTS
+from bract.inputs.base import what_is_audited
+from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import parameters_of
+
+
+class Text(nn.Module):
+    """Classifies sentences by the mean of their words' embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.words(tokens).mean(dim=1))
+        return logits
+
+
+def rows() -> nn.Module:
+    """Classifies rows of fourteen features."""
+    return nn.Sequential(nn.Linear(14, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+HERE = "test_describe_inputs"
+
+
+def captured(root: Path, model: nn.Module, **declared: Any) -> Path:
+    held = parameters_of(model)
+    ObservationStore(root / "captures").save(
+        Observation(
+            round=1,
+            client="node-1",
+            parameters=held,
+            update={name: 0.1 * torch.ones_like(value) for name, value in held.items()},
+            declaration=ClientDeclaration(num_examples=4, **declared),
+        )
+    )
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        ("Text", "it begins with an embedding, so its inputs are numbers of tokens"),
+        ("rows", "it begins with a linear layer of 14 inputs, which is no usual image"),
+    ],
+)
+def test_a_model_of_another_input_is_refused_by_what_it_takes(
+    make: str, why: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    root = captured(tmp_path, globals()[make]())
+    with pytest.raises(BractError) as refused:
+        describe_app(root, {}, model=f"{HERE}:{make}")
+    assert why in str(refused.value) and what_is_audited() in str(refused.value)
+    assert not (root / "bract.yaml").exists()
+
+
+def test_a_declared_input_that_describe_does_not_infer_is_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    root = captured(tmp_path, rows(), input="table")
+    with pytest.raises(BractError, match="train on the input table; bract describe infers image"):
+        describe_app(root, {}, model=f"{HERE}:rows")
+
+
+def test_an_unknown_input_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    root = captured(tmp_path, rows(), input="sound")
+    with pytest.raises(BractError) as refused:
+        describe_app(root, {}, model=f"{HERE}:rows")
+    assert "'sound'" in str(refused.value) and what_is_audited() in str(refused.value)
+
+
+def test_an_audit_before_describe_says_what_is_handled(tmp_path: Path) -> None:
+    root = captured(tmp_path, rows())
+    (request,) = audit_requests(root)
+    with pytest.raises(BractError) as refused:
+        open_audit(root, request)
+    assert what_is_audited() in str(refused.value)
+    assert all(name in what_is_audited() for name in INPUTS)
