@@ -25,10 +25,10 @@ def blocks(path: Path) -> dict[str, str]:
 def check_words(name: str, case: str, text: str) -> None:
     """Compare a text, a sentence a line, with the block of a case in ``NAME.txt``."""
     path = FOLDER / f"{name}.txt"
-    lines = re.sub(r"(?<=[.;:]) ", "\n", text).strip("\n")
+    lines = re.sub(r"(?<=[.;]) ", "\n", text).strip("\n")
     known = blocks(path)
     if os.environ.get(WRITE):
         known[case] = lines
-        shown = (f"## {case}\n{text}\n" for case, text in sorted(known.items()))
+        shown = (f"## {name}\n{block}\n" for name, block in sorted(known.items()))
         path.write_text("\n".join(shown))
     assert known.get(case) == lines, f"{path}, {case!r}: if this is meant, run `make golden`"

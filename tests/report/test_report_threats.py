@@ -65,7 +65,7 @@ def test_running_statistics_are_seen_only_where_they_came_back(make_run: Any) ->
     buffers = {"bn.running_mean": torch.zeros(2)}
 
     for case, returned in (("statistics returned", buffers), ("statistics kept", {})):
-        sent = {"buffers": buffers, "returned_buffers": returned}
+        sent: dict[str, Any] = {"buffers": buffers, "returned_buffers": returned}
         store.save(Observation(1, "a", weight, weight, ClientDeclaration(), **sent))
         check_words("threats", case, card(gather(root)))
 
