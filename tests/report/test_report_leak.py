@@ -10,7 +10,6 @@ from bract.audit.questions.reconstruction.decide import (
     Decision,
     LeakRule,
     best,
-    leaked_images,
     undecided,
 )
 from bract.config import build_config
@@ -77,8 +76,9 @@ def test_the_more_images_are_judged_together_the_rarer_each_has_to_be() -> None:
     assert not any(d.reason for d in RULE.decide([audit(near, *[far] * 5)])[0])
     # Uploads, attacks and tiers count alike.
     others = [audit(far, attack=name, tier="adaptive") for name in "abcde"]
-    assert leaked_images([audit(near), *others], RULE) == []
-    assert len(leaked_images([audit(near), *others[:4]], RULE)) == 1
+    for left, leaked in ((5, 0), (4, 1)):
+        rows = RULE.decide([audit(near), *others[:left]])
+        assert sum(decision.reason is not None for row in rows for decision in row) == leaked
 
 
 def test_too_few_references_leave_it_open_and_never_clear() -> None:

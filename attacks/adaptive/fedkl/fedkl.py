@@ -97,11 +97,6 @@ class LockedClient:
     starts: int = STARTS
 
     @property
-    def spread(self) -> float:
-        """Deviation of the unknowns as clients draw them."""
-        return 1.0 if self.held == "lock" else 1.0 / 3.0
-
-    @property
     def either_sign(self) -> bool:
         """Whether an unknown's other sign is as likely as its own."""
         return self.held in ("nothing", "key") and not self.relu

@@ -155,18 +155,6 @@ def _chance(image: ImageResult) -> float:
     return 1.0 if found is None or found.chance is None else found.chance
 
 
-def leaked_images(
-    audits: Sequence[AuditResult], rule: LeakRule
-) -> list[tuple[AuditResult, ImageResult, Reason]]:
-    """Return every leaked image of an audit with the upload it came from, and why."""
-    return [
-        (audit, image, decision.reason)
-        for audit, decisions in zip(audits, rule.decide(audits), strict=True)
-        for image, decision in zip(audit.images, decisions, strict=True)
-        if decision.reason is not None
-    ]
-
-
 def undecided(count: int, scored: int, noun: str = "image") -> str:
     """Return a sentence on scored images that could not be judged, and the reason."""
     return (
