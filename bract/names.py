@@ -56,7 +56,7 @@ class ClientNames:
         """Return a node's name, or ``node-<id>`` where it has none."""
         return self.by_node.get(node_id, node_name(node_id))
 
-    def told(self, node_id: int, name: object) -> bool:
+    def claimed(self, node_id: int, name: object) -> bool:
         """Return whether a node may bear the name in an error of its own; binds nothing."""
         try:
             wanted = check_name(name)

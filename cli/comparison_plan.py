@@ -126,8 +126,8 @@ def _shared_model(
     if normalised not in MODELS:
         return name, []
     need = [
-        said
-        for chain, said in zip(chains, titles, strict=True)
+        title
+        for chain, title in zip(chains, titles, strict=True)
         if not _fits(config, name, chain) and _fits(config, normalised, chain)
     ]
     if not need:

@@ -35,22 +35,22 @@ class Finding:
     level
         ``note`` is something that a part of the work goes without, ``FAIL`` something that a
         federation cannot do without.
-    mend
+    fix
         The fix; empty if none is needed.
     """
 
     check: str
     level: Level
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 class _LackError(Exception):
     """A check found that an optional part is missing."""
 
-    def __init__(self, found: str, mend: str) -> None:
+    def __init__(self, found: str, fix: str) -> None:
         super().__init__(found)
-        self.found, self.mend = found, mend
+        self.found, self.fix = found, fix
 
 
 class _BrokenError(_LackError):
@@ -70,8 +70,8 @@ def examine(*, as_json: bool = False) -> list[Finding]:
         finding = _finding(what, check)
         findings.append(finding)
         say(f"{finding.level:5} {what}: {finding.found}")
-        if finding.mend:
-            say(f"      mend: {finding.mend}")
+        if finding.fix:
+            say(f"      fix: {finding.fix}")
     failed = [finding.check for finding in findings if finding.level == "FAIL"]
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -85,9 +85,9 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(what, "ok", check())
     except _BrokenError as failure:
-        return Finding(what, "FAIL", failure.found, failure.mend)
+        return Finding(what, "FAIL", failure.found, failure.fix)
     except _LackError as note:
-        return Finding(what, "note", note.found, note.mend)
+        return Finding(what, "note", note.found, note.fix)
 
 
 def _python() -> str:
@@ -95,15 +95,15 @@ def _python() -> str:
 
 
 def _flower() -> str:
-    mend = f"pip install '{flower.REQUIREMENT}'"
+    fix = f"pip install '{flower.REQUIREMENT}'"
     found = flower.installed()
     if found is None:
-        raise _BrokenError("not installed", mend)
+        raise _BrokenError("not installed", fix)
     if not flower.is_supported(found):
-        raise _BrokenError(f"{found}, and bract rests on {flower.SERIES} (docs/flower.md)", mend)
+        raise _BrokenError(f"{found}, and bract rests on {flower.SERIES} (docs/flower.md)", fix)
     lacking = flower.missing()
     if lacking:
-        raise _BrokenError(f"{found} lacks {', '.join(lacking)}", mend)
+        raise _BrokenError(f"{found} lacks {', '.join(lacking)}", fix)
     return found
 
 
@@ -263,7 +263,7 @@ def _plugins() -> str:
     ]
     left_out = [str(error) for registry in registries for error in registry.refused()]
     if left_out:
-        raise _BrokenError("; ".join(left_out), "mend or uninstall these packages")
+        raise _BrokenError("; ".join(left_out), "fix or uninstall these packages")
     return ", ".join(found) or "none installed"
 
 

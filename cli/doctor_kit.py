@@ -60,13 +60,13 @@ def examine_kit(folder: Path, *, as_json: bool = False) -> None:
 
 def _outcome(what: str, check: Check) -> dict[str, str]:
     try:
-        said, status = check(), "ok"
-        if said.startswith(_WARN):
-            said, status = said.removeprefix(_WARN), "WARN"
+        detail, status = check(), "ok"
+        if detail.startswith(_WARN):
+            detail, status = detail.removeprefix(_WARN), "WARN"
     except BractError as error:
-        said, status = str(error), "FAIL"
-    say(f"{status:<5} {what}: {said}")
-    return {"check": what, "status": status, "detail": said}
+        detail, status = str(error), "FAIL"
+    say(f"{status:<5} {what}: {detail}")
+    return {"check": what, "status": status, "detail": detail}
 
 
 def _checks(folder: Path, kit: Kit) -> Iterator[tuple[str, Check]]:
@@ -106,7 +106,7 @@ def _checks(folder: Path, kit: Kit) -> Iterator[tuple[str, Check]]:
 
 _RENEW_CA = "renew it with `bract site renew --authority`"
 _NEW_CA = "ask who provisions for the federation's new CA certificate"
-_RENEW = "renew it with `bract site renew`, where the CA's key lies"
+_RENEW = "renew it with `bract site renew`, where the CA's key is"
 
 
 def _files(folder: Path) -> str:
@@ -123,14 +123,14 @@ def _version(folder: Path, kit: Kit) -> str:
     return kit.made_by
 
 
-def _certificate(folder: Path, name: str, mend: str, kit: Kit) -> str:
+def _certificate(folder: Path, name: str, fix: str, kit: Kit) -> str:
     certificate = read_certificate(folder / name)
     if fingerprint(certificate) != kit.authority:
         raise KitError(
             f"{folder / name} is the CA of another federation than {kit.federation}, whose kit "
             "this is; take the kit from where it was issued"
         )
-    return _ends(folder, name, mend)
+    return _ends(folder, name, fix)
 
 
 def _own(folder: Path, name: str, key: str) -> str:
@@ -139,9 +139,9 @@ def _own(folder: Path, name: str, key: str) -> str:
     return _ends(folder, name, _RENEW)
 
 
-def _ends(folder: Path, name: str, mend: str) -> str:
+def _ends(folder: Path, name: str, fix: str) -> str:
     certificate = read_certificate(folder / name)
-    soon = expiry(certificate, str(folder / name), mend=mend)
+    soon = expiry(certificate, str(folder / name), fix=fix)
     if soon is not None:
         return f"{_WARN}{soon}"
     return f"valid until {certificate.not_valid_after_utc:%Y-%m-%d}"

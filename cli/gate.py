@@ -276,7 +276,7 @@ def check_alarms(answers: Sequence[Answer]) -> None:
 def check_attacked(results: Sequence[Answer], run: Path) -> None:
     """Fail where every attack was refused: an upload is not safe because it was not attacked.
 
-    Ciphertexts without a key are an answer and no failure; so is any refusal beside an attack that
+    Ciphertexts without a key are an answer and no failure; so is any refusal next to an attack that
     ran, of whatever tier.
 
     Raises

@@ -151,7 +151,7 @@ def run(
         typer.Option(
             "--superlink",
             help="Running SuperLink: host:port or the name of a connection in Flower's config.toml "
-            "(another machine, where the run then lies), or the socket of one on this machine.",
+            "(another machine, which then keeps the run), or the socket of one on this machine.",
         ),
     ] = None,
     root_certificates: Annotated[
@@ -164,7 +164,7 @@ def run(
     remote: Annotated[
         bool,
         typer.Option(
-            "--remote", help="The socket leads to another machine (ssh -L), where the run lies."
+            "--remote", help="The socket leads to another machine (ssh -L), which keeps the run."
         ),
     ] = False,
     device: Annotated[
@@ -500,7 +500,7 @@ def watch(
         bool, typer.Option("--redact", help="Leave every image out of the page.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Say how the run stands and end; serve no page.")
+        bool, typer.Option("--once", help="Print the state of the run and end; serve no page.")
     ] = False,
     output: FormatOption = Format.DEFAULT,
 ) -> None:

@@ -60,7 +60,7 @@ def provision(
     count = len(federation.deployment.sites)
     say(f"{out / 'authority'}: the CA's key; it stays with you, and is no part of any machine here")
     say(f"{out / 'operator'}: for the server, at {federation.deployment.server}")
-    say(f"{out}: {count} kits of sites; bring each to its site by a way that nobody else can read")
+    say(f"{out}: {count} kits of sites; bring each to its site by a confidential way")
     say("then: docs/deployment.md")
 
 
@@ -187,17 +187,17 @@ def register(
         SITES,
         open_kit,
     )
-    from bract.deploy.registration import register as tell
+    from bract.deploy.registration import register as apply
     from bract.deploy.sites import read_sites
     from bract.deploy.starting import SOCKETS
 
     place = open_kit(kit, "operator").socket(sockets or kit / SOCKETS)
-    done = tell(read_sites(kit / SITES), place)
+    done = apply(read_sites(kit / SITES), place)
     for what, names in (
         ("registered", done.added),
         ("registered before", done.there),
         ("shut out", done.removed),
-        ("warning: registered, and not among the sites of this kit", done.strangers),
+        ("warning: registered, and not among the sites of this kit", done.unknown),
     ):
         if names:
             say(f"{what}: {', '.join(names)}")
@@ -240,10 +240,10 @@ def _passphrase(file: Path | None, *, confirm: bool) -> str:
     from bract.client.private import read_private
 
     if file is None:
-        said: str = typer.prompt(
+        answer: str = typer.prompt(
             "passphrase", hide_input=True, confirmation_prompt=confirm, err=True
         )
-        return said
+        return answer
     text = read_private(file)
     if text is None:
         raise BractError(f"{file}: no such file; write the passphrase to it, mode 0600")

@@ -42,7 +42,7 @@ class Request:
     last_round: int | None = None
 
     def __post_init__(self) -> None:
-        """Give one kind one name: Flower hands ``train`` and ``train.default`` to one function."""
+        """Give one kind one name: Flower passes ``train`` and ``train.default`` to one function."""
         object.__setattr__(self, "kind", self.kind.removesuffix(".default"))
 
     @property

@@ -145,8 +145,8 @@ class Answers:
         last = answered.last(request)
         if number is None and policy.max_rounds_per_run is None:
             raise PolicyError(
-                f"a {kind} message names no round (server-round in its config, an integer), so "
-                "repeated ones cannot be told; let the strategy send it, as Flower's own do, or "
+                f"a {kind} message names no round (server-round in its config, an integer), so a "
+                "repeated one is not recognised; let the strategy send it, as Flower's own do, or "
                 "set max_rounds_per_run in the site's policy"
             )
         if number is not None and last is not None and number <= last.round:

@@ -36,8 +36,8 @@ def check_initial(config: FederationConfig, spec: DataSpec, sent: Mapping[str, T
     if wrong:
         raise PolicyError(
             f"this site's policy sets initial_model: from-seed, but the first model is not what "
-            f"seed {config.seed} gives ({', '.join(wrong[:3])} differ); a model made by somebody "
-            "can be made to show images. Start from the seed, or ask the site"
+            f"seed {config.seed} gives ({', '.join(wrong[:3])} differ); another "
+            "one may be made to show images. Start from the seed, or ask the site"
         )
 
 

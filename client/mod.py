@@ -322,10 +322,10 @@ def _withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
         images = examples if isinstance(examples, int) else 0
         for name, value in list(record.items()):
             if isinstance(value, float):
-                told = None
+                allowed = None
                 if name in TRAINING_SCORES:
-                    told = policy.training_score(value, images, hidden=hidden)
-                record[name] = math.nan if told is None else told
+                    allowed = policy.training_score(value, images, hidden=hidden)
+                record[name] = math.nan if allowed is None else allowed
             elif isinstance(value, list):
                 record[name] = [math.nan if isinstance(v, float) else v for v in value]
 

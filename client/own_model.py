@@ -38,7 +38,7 @@ class OwnModel:
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """Take the models that the app hands to `bract.defenses.defended` meanwhile."""
+        """Take the models that the app passes to `bract.defenses.defended` meanwhile."""
         token = TAKER.set(self._take if len(self._chain) else None)
         try:
             yield

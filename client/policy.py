@@ -304,7 +304,7 @@ def load_policy(path: Path | None) -> SitePolicy:
         policy = SitePolicy.model_validate(content if content is not None else {})
     except ValidationError as error:
         problems = listed(_describe(problem) for problem in error.errors())
-        raise PolicyError(f"{path}: {problems}. Mend the site's policy file") from error
+        raise PolicyError(f"{path}: {problems}. Correct the site's policy file") from error
     for requirement in policy.require:
         if requirement.name not in DEFENSES:
             raise PolicyError(f"{path}: {unknown('defense', requirement.name, DEFENSES)}")

@@ -45,7 +45,7 @@ def read_private(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BractError(f"{path}: cannot be read ({error}); mend its permissions") from error
+        raise BractError(f"{path}: cannot be read ({error}); correct its permissions") from error
 
 
 @contextmanager

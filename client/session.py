@@ -229,8 +229,8 @@ class Session:
         metrics |= {"validation_loss": loss, "validation_accuracy": accuracy}
         if key_locks(self.model):
             stream = self.defending.context.stream("random-key")
-            stranger = with_random_key(self.model, stream)
-            _, accuracy = evaluate(stranger, *held_out, spec=self.spec, device=self.device)
+            without_key = with_random_key(self.model, stream)
+            _, accuracy = evaluate(without_key, *held_out, spec=self.spec, device=self.device)
             metrics["random_key_accuracy"] = accuracy
         return metrics
 

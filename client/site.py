@@ -99,7 +99,7 @@ class Site:
 
         if "private-seed" in node_config:
             raise BractError(
-                "node config: private-seed stands on a command line, which every user of the "
+                "node config: private-seed is on a command line, which every user of the "
                 "machine can read; leave it out to draw keys and noise from the operating system, "
                 "or write the seed to a file of mode 0600 and set private-seed-file"
             )

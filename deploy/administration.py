@@ -70,7 +70,7 @@ def open_kits(folder: Path, *, doing: str) -> Iterator[Provisioned]:
     if not own.is_dir():
         raise KitError(
             f"{folder}: holds no folder {AUTHORITY}; name the folder that `bract provision` made, "
-            "where the CA's key lies"
+            "where the CA's key is"
         )
     open_kit(own, AUTHORITY)
     with lock(own / ".lock", what=str(folder), doing=doing):
@@ -121,7 +121,7 @@ def add_site(
     folder = provisioned.folder / site.name
     if folder.exists():
         raise BractError(f"{folder}: is there already; move it away, then add the site")
-    check_certificate(provisioned.folder / AUTHORITY / kits.CA, mend=RENEW_CA)
+    check_certificate(provisioned.folder / AUTHORITY / kits.CA, fix=RENEW_CA)
     policy = read_policy(site, policy_from / FEDERATION)
     secrets = node_secrets(request)
     if secrets.public_key in {*sites.revoked_keys, *(i.public_key for i in sites.active.values())}:
@@ -141,7 +141,7 @@ def add_site(
     write_site(folder, config, signer, site, partition, policy=policy, secrets=secrets)
     _update_lists(provisioned, config, changed)
     return [
-        f"{folder}: bring it to {site.name} by a way that nobody else can read",
+        f"{folder}: bring it to {site.name} by a confidential way",
         f"{provisioned.folder / OPERATOR}: {_AT_THE_OPERATOR}",
         f"federations now have {config.clients} clients",
     ]
@@ -167,7 +167,7 @@ def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
     changed = Sites(sites=sites.sites | {name: gone}, former=sites.former)
     config = _with_sites(config, _kept(config, changed), changed)
     _update_lists(provisioned, config, changed)
-    told = [
+    notes = [
         f"{name} is revoked; {provisioned.folder / OPERATOR}: {_AT_THE_OPERATOR}, which shuts its "
         "key out for good",
         f"federations now have {config.clients} clients",
@@ -175,17 +175,17 @@ def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
     beyond = {
         site: i.partition for site, i in changed.active.items() if i.partition >= config.clients
     }
-    told += [
+    notes += [
         f"where all sites hold the same data set: {site} has partition {part} of {config.clients}; "
         f"set another in its site.yaml, or add a site"
         for site, part in beyond.items()
     ]
     if config.encryption.enabled:
-        told.append(
+        notes.append(
             f"{name} still holds its Paillier key or share; provision anew where it must not "
             "decrypt what others send"
         )
-    return told
+    return notes
 
 
 def renew(provisioned: Provisioned, *, authority: bool) -> list[str]:
@@ -201,11 +201,11 @@ def renew(provisioned: Provisioned, *, authority: bool) -> list[str]:
     folder, config, sites = provisioned.folder, provisioned.config, provisioned.sites
     assert config.deployment is not None
     signer = provisioned.authority
-    told = []
+    notes = []
     if authority:
         signer = Authority.create(config.name, config.deployment.days * 10, signer.key)
         write_authority(folder / AUTHORITY, config, signer, sites)
-        told.append(
+        notes.append(
             f"{folder / OPERATOR / kits.CA}: bring it to every site, in the place of its ca.crt"
         )
         for name in sites.active:
@@ -215,12 +215,12 @@ def renew(provisioned: Provisioned, *, authority: bool) -> list[str]:
                 if (folder / name / kits.SIGNATURE).is_file():
                     kits.sign(folder / name, signer.key)
     else:
-        check_certificate(folder / AUTHORITY / kits.CA, mend=RENEW_CA)
+        check_certificate(folder / AUTHORITY / kits.CA, fix=RENEW_CA)
     write_operator(folder / OPERATOR, _operators(folder, config), signer, sites)
     return [
         f"{folder / OPERATOR}: bring it to the operator, and start the SuperLink and the gateway "
         "again; the sites need nothing",
-        *told,
+        *notes,
     ]
 
 

@@ -57,19 +57,19 @@ class Admission:
 
     Parameters
     ----------
-    say
+    print_line
         Prints a line for the person who runs the site.
     """
 
     refused = False
     """Whether this process was refused for a cause that a new start alone does not remove."""
 
-    def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._say = say or _print
+    def __init__(self, print_line: Callable[[str], None] | None = None) -> None:
+        self._print = print_line or _print
 
     def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
         """Send a request, and again where the SuperLink does not take the site yet."""
-        began, pause, said = time.monotonic(), FIRST_PAUSE, False
+        began, pause, announced = time.monotonic(), FIRST_PAUSE, False
         unsigned = context.request.headers.copy()
         while True:
             context.request.headers = unsigned.copy()
@@ -85,9 +85,9 @@ class Admission:
             if time.monotonic() - began > PATIENCE:
                 self._refuse(_NEVER)
                 return response
-            if not said:
-                said = True
-                self._say(_NOT_YET)
+            if not announced:
+                announced = True
+                self._print(_NOT_YET)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -106,7 +106,7 @@ class Admission:
     def _refuse(self, why: str) -> None:
         if not Admission.refused:
             Admission.refused = True
-            self._say(why)
+            self._print(why)
 
 
 def exit_code(flowers: str | int | None) -> str | int | None:

@@ -44,7 +44,7 @@ def ending(folder: Path, kit: Kit) -> list[str]:
     for name in certificates_of(folder):
         try:
             found.append(
-                expiry(read_certificate(folder / name), str(folder / name), mend=RENEWAL[name])
+                expiry(read_certificate(folder / name), str(folder / name), fix=RENEWAL[name])
             )
         except CertificateError as error:
             found.append(str(error))

@@ -3,7 +3,7 @@
     python -P -m bract.deploy.fork_server SOCKET [--with-parent]
 
 The server imports Flower, torch and bract once and forks a child for each command that
-`bract.deploy.shim` hands over a Unix socket. It never runs a torch operation nor touches CUDA
+`bract.deploy.shim` passes over a Unix socket. It never runs a torch operation nor touches CUDA
 itself, so a child may do both.
 """
 
@@ -40,8 +40,8 @@ _PRELOADED = (
 
 def real_command(name: str) -> str:
     """Return the path of one of Flower's own commands, next to this Python or on the path."""
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.is_file() else shutil.which(name) or name
+    here = Path(sys.executable).with_name(name)
+    return str(here) if here.is_file() else shutil.which(name) or name
 
 
 def serve(socket_path: str, *, parent: int | None = None) -> None:

@@ -62,7 +62,7 @@ class Gateway:
     @property
     def soon(self) -> str | None:
         """The warning on its certificate within 30 days of its end."""
-        return expiry(self.certificate, "the gateway's certificate", mend=_RENEW)
+        return expiry(self.certificate, "the gateway's certificate", fix=_RENEW)
 
 
 def ask(kit: Kit, folder: Path, *, at: str | None = None) -> Gateway:
@@ -116,7 +116,7 @@ def _refused(kit: Kit, folder: Path, error: ssl.SSLCertVerificationError) -> Bra
         return BractError(
             f"the certificate of {kit.address} was not signed by the CA of this kit ({folder / CA}"
             f", federation {kit.federation}): either this is the kit of another federation, or "
-            "somebody else answers there; ask the operator for a new kit"
+            "another server answers there; ask the operator for a new kit"
         )
     careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     careless.check_hostname = False
@@ -125,7 +125,7 @@ def _refused(kit: Kit, folder: Path, error: ssl.SSLCertVerificationError) -> Bra
         # Nothing but the time is taken from an unverified answer.
         answer = _answer(kit, careless)
         check_clock(answer.ahead, kit)
-        expiry(answer.certificate, f"the certificate of {kit.address}", mend=_RENEW)
+        expiry(answer.certificate, f"the certificate of {kit.address}", fix=_RENEW)
         return _by_code(kit, code)
     except BractError as problem:
         return problem

@@ -236,7 +236,7 @@ def _certificates(health: Health, folder: Path) -> None:
         with health.looking_at(name):
             found = read_certificate(folder / name)
             _measure_end(health, name, found.not_valid_after_utc)
-            soon = expiry(found, name, mend=RENEWAL[name])
+            soon = expiry(found, name, fix=RENEWAL[name])
             health.note(name, "WARN" if soon else "ok", soon or _days(found.not_valid_after_utc))
 
 

@@ -111,7 +111,7 @@ def deployment_of(config: FederationConfig, source: Path) -> DeploymentConfig:
     """Return the section that names the sites."""
     if config.deployment is None:
         raise BractError(
-            f"{source}: has no deployment section, so nobody is named to make a kit for; add "
+            f"{source}: has no deployment section, so it names no site to make a kit for; add "
             "`deployment: {server: HOST, sites: [NAME, ...]}` with one name a client"
         )
     return config.deployment
@@ -288,7 +288,7 @@ def _kit_folder(folder: Path, kit: Kit, authority: Authority) -> Iterator[Path]:
     Where the folder is there, its files are replaced one by one, the checksums last; folders in it
     stay as they are.
     """
-    with replacing(folder) if not folder.is_dir() else _beside(folder) as made:
+    with replacing(folder) if not folder.is_dir() else _next_to(folder) as made:
         make_private_folder(made, private=True)
         write_bytes(made / kits.CA, certificate_pem(authority.certificate))
         write_text(made / kits.KIT, dump_json(kit.to_dict()) + "\n")
@@ -300,7 +300,7 @@ def _kit_folder(folder: Path, kit: Kit, authority: Authority) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
+def _next_to(folder: Path) -> Iterator[Path]:
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".kit-") as place:
             made = Path(place) / folder.name

@@ -16,12 +16,12 @@ from bract.errors import BractError, RunFailedError, one_line
 
 @dataclass
 class Registered:
-    """What changed at the SuperLink, names of sites; ``strangers`` are keys of no site."""
+    """What changed at the SuperLink, names of sites; ``unknown`` are keys of no site."""
 
     added: list[str] = field(default_factory=list)
     there: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    strangers: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
 
 def register(sites: Sites, socket: Path) -> Registered:
@@ -58,7 +58,7 @@ def register(sites: Sites, socket: Path) -> Registered:
                     client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
                     done.removed.append(node.name or str(node.node_id))
                 elif key not in wanted:
-                    done.strangers.append(node.name or str(node.node_id))
+                    done.unknown.append(node.name or str(node.node_id))
             for key, name in wanted.items():
                 if key in known:
                     done.there.append(name)

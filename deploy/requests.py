@@ -58,7 +58,7 @@ class SiteRequest(VersionedRecord):
     """
 
     kind: ClassVar[str] = "request for a kit"
-    mend: ClassVar[str] = "have the site make it with the bract that is installed here"
+    remedy: ClassVar[str] = "have the site make it with the bract that is installed here"
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str

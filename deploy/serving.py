@@ -36,9 +36,9 @@ class Certificate:
 
     def check(self) -> None:
         """Log that it ends soon; refuse one that is expired, foreign or another key's."""
-        mend = "renew it: `bract site renew` makes a new one"
-        check_certificate(self.certificate, mend=mend)
-        check_certificate(self.ca, mend=mend)
+        fix = "renew it: `bract site renew` makes a new one"
+        check_certificate(self.certificate, fix=fix)
+        check_certificate(self.ca, fix=fix)
         check_signed(self.certificate, self.ca)
         check_key(self.certificate, self.key)
 
@@ -170,7 +170,7 @@ def start_supernode(
         forked; else each imports anew.
     """
     if root_certificates is not None:
-        check_certificate(root_certificates, mend="ask the server's operator for its new CA")
+        check_certificate(root_certificates, fix="ask the server's operator for its new CA")
     options = ["--superlink", superlink]
     options += ["--root-certificates", str(root_certificates)] if root_certificates else []
     options += [] if root_certificates else ["--insecure"]

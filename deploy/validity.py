@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 def check_certificate(
-    path: Path, *, mend: str, now: datetime.datetime | None = None
+    path: Path, *, fix: str, now: datetime.datetime | None = None
 ) -> x509.Certificate:
     """Return the certificate in a file that is valid now, and log where it ends soon.
 
     Parameters
     ----------
-    mend
+    fix
         The fix if it has expired, and by whom.
 
     Raises
@@ -36,14 +36,14 @@ def check_certificate(
         If it is none, has expired, or is not valid yet.
     """
     certificate = read_certificate(path)
-    soon = expiry(certificate, f"{path}", mend=mend, now=now)
+    soon = expiry(certificate, f"{path}", fix=fix, now=now)
     if soon is not None:
         _log.warning("%s", soon)
     return certificate
 
 
 def expiry(
-    certificate: x509.Certificate, what: str, *, mend: str, now: datetime.datetime | None = None
+    certificate: x509.Certificate, what: str, *, fix: str, now: datetime.datetime | None = None
 ) -> str | None:
     """Return a warning that a certificate ends within `WARN_DAYS`, None if it is good for longer.
 
@@ -62,12 +62,12 @@ def expiry(
     if now > ends:
         raise CertificateError(
             f"{what}: expired on {ends:%Y-%m-%d %H:%M} UTC, and it is {now:%Y-%m-%d %H:%M} UTC by "
-            f"this machine's clock; {mend}"
+            f"this machine's clock; {fix}"
         )
     left = (ends - now).days
     if left >= WARN_DAYS:
         return None
-    return f"{what}: expires in {left} days, on {ends:%Y-%m-%d}; {mend}"
+    return f"{what}: expires in {left} days, on {ends:%Y-%m-%d}; {fix}"
 
 
 def check_signed(path: Path, authority_path: Path) -> None:

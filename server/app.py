@@ -17,7 +17,7 @@ from bract.config.config import config_of_run
 from bract.errors import BractError
 from bract.flower import RunNotRunningException
 from bract.logs import log_to_file, log_to_stderr
-from bract.protocol.progress import Teller, Told
+from bract.protocol.progress import Progress, ProgressWriter
 from bract.rundir import RunDirectory
 from bract.schema.metrics import MetricsRow
 from bract.server.encrypted import EncryptedFederation
@@ -43,24 +43,24 @@ def main(grid: Grid, context: Context) -> None:
     if context.run_config.get("run-dir"):
         _train(grid, context, _keep_quiet)
         return
-    teller = Teller(bract.__version__)
+    writer = ProgressWriter(bract.__version__)
     try:
-        _train(grid, context, teller.tell)
+        _train(grid, context, writer.write)
     except Exception as error:
-        teller.tell(Told(event="failed", error=_reason(error)))
+        writer.write(Progress(event="failed", error=_reason(error)))
         raise
-    teller.tell(Told(event="finished"))
+    writer.write(Progress(event="finished"))
 
 
-def _train(grid: Grid, context: Context, tell: Callable[[Told], None]) -> None:
+def _train(grid: Grid, context: Context, report: Callable[[Progress], None]) -> None:
     # Who submits a run is the SuperLink's operator, whose ServerApp runs here in any case.
     config = config_of_run(context.run_config).as_own_word()
     named = context.run_config.get("run-dir")
     folder = Path(str(named)) if named else run_folder(config.name, context.run_id)
-    run = _ToldRun(folder.absolute(), tell)
+    run = _ReportedRun(folder.absolute(), report)
     run.create(config)
-    tell(
-        Told(
+    report(
+        Progress(
             event="training",
             name=config.name,
             rounds=config.rounds,
@@ -92,19 +92,19 @@ def _train(grid: Grid, context: Context, tell: Callable[[Told], None]) -> None:
         run.update_state(status="finished", finished=time.time())
 
 
-class _ToldRun(RunDirectory):
+class _ReportedRun(RunDirectory):
     """A run directory whose rounds are also reported in the log."""
 
-    def __init__(self, root: Path, tell: Callable[[Told], None]) -> None:
+    def __init__(self, root: Path, report: Callable[[Progress], None]) -> None:
         super().__init__(root)
-        self._tell = tell
+        self._report = report
 
     def append_metrics(self, row: MetricsRow) -> None:
         super().append_metrics(row)
-        self._tell(Told(event="round", row=row))
+        self._report(Progress(event="round", row=row))
 
 
-def _keep_quiet(_: Told) -> None:
+def _keep_quiet(_: Progress) -> None:
     """Report nothing: the submitter reads the run directory."""
 
 

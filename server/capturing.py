@@ -105,7 +105,7 @@ def checked_plan(
     if rounds is None:
         return CapturePlan(config, seed)
     if config.rounds is not None:
-        raise BractError("HonestButCurious: rounds stand in capture too; give them once")
+        raise BractError("HonestButCurious: rounds are in capture too; give them once")
     strange = [r for r in rounds if not isinstance(r, int) or isinstance(r, bool) or r < 1]
     if strange:
         raise BractError(f"HonestButCurious: rounds holds {strange[0]!r}, expected numbers from 1")

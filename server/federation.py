@@ -61,7 +61,7 @@ class Federation:
         self.strategy.waiting.expected = frozenset(
             client for row in run.metrics() for client in row.clients
         )
-        self.strategy.waiting.tell = lambda text: run.update_state(waiting=text)
+        self.strategy.waiting.announce = lambda text: run.update_state(waiting=text)
 
     def train(self, grid: Grid) -> None:
         """Run the rounds that are left."""

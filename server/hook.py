@@ -31,9 +31,9 @@ from bract.protocol.remote import RemoteStore, local_folder
 from bract.protocol.stores import occupy
 from bract.protocol.storing import CaptureStore
 from bract.schema.store import StoreOwner
-from bract.server.beside import AuditBeside, checked_attacks, checked_store
 from bract.server.capturing import checked_plan
 from bract.server.grid import ForwardingGrid
+from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
 from bract.server.places import folder_of_run, owner_of_run, store_folder
 from bract.server.recorder import Recorder
 
@@ -126,10 +126,10 @@ class HonestButCurious(Strategy):
             by_round,
         )
         self._announced = False
-        self._beside: AuditBeside | None = None
+        self._live_audit: AuditProcess | None = None
         if audit is not None:
             model = self.recorder.declaration.model
-            self._beside = AuditBeside(
+            self._live_audit = AuditProcess(
                 checked_store(_folder_of(placed)),
                 checked_attacks(audit, every),
                 every,
@@ -160,8 +160,8 @@ class HonestButCurious(Strategy):
                 evaluate_fn,
             )
         finally:
-            if self._beside is not None:
-                self._beside.stop()
+            if self._live_audit is not None:
+                self._live_audit.stop()
 
     def _announce(self) -> None:
         """Log, once, where the captures go, and make the run's folder."""
@@ -178,8 +178,8 @@ class HonestButCurious(Strategy):
                 log.warning("bract: %s cannot be made: %s", store.place, error)
 
     def _look_after_audit(self) -> None:
-        if self._beside is not None:
-            self._beside.start()
+        if self._live_audit is not None:
+            self._live_audit.start()
 
     # The phases below serve where another strategy wraps this one and calls them itself.
 

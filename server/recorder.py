@@ -182,24 +182,24 @@ class Recorder:
         groups: dict[str, Tensors]
         if own:
             answer = read_reply(reply)
-            said: dict[str, Any] = {"num_examples": answer.num_examples, **answer.declaration}
+            claimed: dict[str, Any] = {"num_examples": answer.num_examples, **answer.declaration}
             metrics = answer.metrics
             groups = _groups(request, answer)
         else:
             metrics = read_metrics(
                 {k: v for r in reply.content.metric_records.values() for k, v in r.items()}
             )
-            said = {}
+            claimed = {}
             if mine.num_examples is None and NUM_EXAMPLES_KEY in metrics:
-                said["num_examples"] = _or_flag(flags, examples_of, metrics[NUM_EXAMPLES_KEY])
+                claimed["num_examples"] = _or_flag(flags, examples_of, metrics[NUM_EXAMPLES_KEY])
             if DEFENSES in reply.content:
-                said["defenses"] = _or_flag(flags, _defenses, reply)
-            groups = _strangers_groups(request, reply)
-        said = {key: value for key, value in said.items() if value is not None}
-        statement = _or_flag(flags, _statement, said) or ClientStatement()
+                claimed["defenses"] = _or_flag(flags, _defenses, reply)
+            groups = _third_party_groups(request, reply)
+        claimed = {key: value for key, value in claimed.items() if value is not None}
+        statement = _or_flag(flags, _statement, claimed) or ClientStatement()
         declared = _with_sent(_with_sent_mu(mine, request, flags), request)
         declaration, compared = statement.lay_over(
-            declared, said, lambda name: name in KNOWN and KNOWN[name].changes_model()
+            declared, claimed, lambda name: name in KNOWN and KNOWN[name].changes_model()
         )
         flags += compared
         for flag in flags:
@@ -245,7 +245,7 @@ def _groups(request: Message, answer: Contribution) -> dict[str, Tensors]:
     }
 
 
-def _strangers_groups(request: Message, reply: Message) -> dict[str, Tensors]:
+def _third_party_groups(request: Message, reply: Message) -> dict[str, Tensors]:
     """Return the tensors of an observation of a client that replies with its local weights."""
     sent, came = _all_arrays(request), _all_arrays(reply)
     if not came:
@@ -317,9 +317,9 @@ def _with_sent(declaration: ClientDeclaration, request: Message) -> ClientDeclar
     return declaration
 
 
-def _statement(said: dict[str, Any]) -> ClientStatement:
+def _statement(claimed: dict[str, Any]) -> ClientStatement:
     """Read a client's statement; the defenses that it names are known here, with their ranges."""
-    statement = ClientStatement.of(said)
+    statement = ClientStatement.of(claimed)
     for entry in statement.defenses or ():
         read_defense(entry)
     return statement

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 MAX_SHARE = 0.75
 
-_TOLD = re.compile(r"<class 'bract\.[\w.]+'>:<'(?P<client>[^:]+): (?P<text>.*)'>", re.DOTALL)
+_CLAIM = re.compile(r"<class 'bract\.[\w.]+'>:<'(?P<client>[^:]+): (?P<text>.*)'>", re.DOTALL)
 """Flower's form of an error that bract's own client raised: its name, then the text."""
 
 
@@ -168,7 +168,7 @@ class FedAvg(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Combine the updates that came back.
+        """Combine the updates received.
 
         Raises
         ------
@@ -256,8 +256,8 @@ class FedAvg(FlowerFedAvg):
         """Name a node's failure by the client's own name for itself."""
         name = self.names.of(node_id)
         # Whom an error names is the client's word: it may name itself, not another.
-        if (told := _TOLD.fullmatch(reason)) and self.names.told(node_id, told["client"]):
-            name, reason = told["client"], told["text"]
+        if (claim := _CLAIM.fullmatch(reason)) and self.names.claimed(node_id, claim["client"]):
+            name, reason = claim["client"], claim["text"]
         return Failure(node_id, name, one_line(reason, 1000))
 
     def _read(

@@ -23,7 +23,7 @@ class Waiting:
         Seconds after which the run fails.
     expected
         Names of the clients that took part in earlier rounds, where they are known.
-    tell
+    announce
         Called with a line that names who is missing, each time it changes, and with None at the
         end of the wait.
     """
@@ -31,7 +31,7 @@ class Waiting:
     def __init__(self) -> None:
         self.timeout = 3600.0
         self.expected: frozenset[str] = frozenset()
-        self.tell: Callable[[str | None], None] = lambda _: None
+        self.announce: Callable[[str | None], None] = lambda _: None
 
     def until(self, present: Callable[[], Iterable[str]], wanted: int) -> None:
         """Return once ``present()`` names as many clients as are ``wanted``.
@@ -42,22 +42,22 @@ class Waiting:
             If they are not there within `timeout`.
         """
         deadline = time.monotonic() + self.timeout
-        said: str | None = None
+        announced: str | None = None
         while len(here := sorted(present())) < wanted:
             line = self._line(here, wanted)
             if time.monotonic() > deadline:
-                self.tell(None)
+                self.announce(None)
                 raise RunFailedError(
                     f"gave up after strategy.timeout of {self.timeout:.0f} s {line}; start the "
                     "missing clients, then go on with --resume"
                 )
-            if line != said:
+            if line != announced:
                 _log.warning("%s", line)
-                self.tell(line)
-                said = line
+                self.announce(line)
+                announced = line
             time.sleep(POLL)
-        if said is not None:
-            self.tell(None)
+        if announced is not None:
+            self.announce(None)
 
     def _line(self, here: list[str], wanted: int) -> str:
         # A node without a name may be any of them.

@@ -163,7 +163,7 @@ def read_recipients(content: RecordDict) -> dict[int, bytes]:
         pairs = zip(map(as_integer, nodes), map(as_bytes, identities), strict=True)
         return dict(pairs)
     except (KeyError, ValueError) as error:
-        raise BractError(f"was not told for whom to seal ({one_line(error, 200)})") from error
+        raise BractError(f"received no clients to seal for ({one_line(error, 200)})") from error
 
 
 def box_keys(

@@ -134,7 +134,7 @@ class Observation:
         Raises
         ------
         BractError
-            If nothing plain came back, tensors are missing, shapes differ, or a value that was
+            If nothing plain was returned, tensors are missing, shapes differ, or a value that was
             sent, or one of the update, is not finite. Returned buffers that are not are left out
             by who reads them.
         """
@@ -149,7 +149,7 @@ class Observation:
         for name, value in self.update.items():
             if name in self.parameters and value.shape != self.parameters[name].shape:
                 raise BractError(
-                    f"{self.key}: {name} came back as {tuple(value.shape)}, "
+                    f"{self.key}: {name} was returned as {tuple(value.shape)}, "
                     f"sent as {tuple(self.parameters[name].shape)}"
                 )
         for group, where in _FINITE.items():
@@ -281,9 +281,9 @@ class ObservationStore:
         due = earlier[: max(0, len(earlier) - keep)]
         if not due:
             return []
-        with alone(self.root / _READERS) as nobody_reads:
-            removed = [self._remove(n, folder) for n, folder in due] if nobody_reads else []
-        if not nobody_reads:
+        with alone(self.root / _READERS) as unread:
+            removed = [self._remove(n, folder) for n, folder in due] if unread else []
+        if not unread:
             _log.warning(
                 "%s: %d rounds stay beyond capture.keep_rounds while they are being read",
                 self.root,

@@ -30,7 +30,7 @@ LONGEST = 1 << 22
 _LINE = re.compile(r"bract-([0-9a-f]{32}) (\{.*)", re.ASCII)
 
 
-class Told(Record):
+class Progress(Record):
     """One report of a server app.
 
     Attributes
@@ -59,24 +59,24 @@ class Told(Record):
     error: str | None = None
 
 
-class Teller:
+class ProgressWriter:
     """Print lines for a follower of the run; the first one at once."""
 
     def __init__(self, version: str) -> None:
         self._token = secrets.token_hex(16)
-        self.tell(Told(event="begun", bract=version))
+        self.write(Progress(event="begun", bract=version))
 
-    def tell(self, told: Told) -> None:
+    def write(self, progress: Progress) -> None:
         """Print one line."""
-        content = json_ready(told.model_dump(mode="json", by_alias=True, exclude_defaults=True))
-        if told.row is not None:
-            content["row"] = json_ready(told.row.to_dict())
+        content = json_ready(progress.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+        if progress.row is not None:
+            content["row"] = json_ready(progress.row.to_dict())
         text = json.dumps(content, allow_nan=False)
         # In one piece, and on a line of its own where another thread had begun one.
         sys.stdout.write(f"\nbract-{self._token} {text}\n")
 
 
-class Listener:
+class ProgressReader:
     """Find a server app's reports in the pieces of its log."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Listener:
         self._rest = ""
         self._skipping = False
 
-    def feed(self, text: str) -> Iterator[Told | str]:
+    def feed(self, text: str) -> Iterator[Progress | str]:
         """Return the reports in the lines that end in ``text``; any other line unchanged."""
         *lines, rest = (self._rest + text).split("\n")
         self._rest = rest
@@ -97,21 +97,21 @@ class Listener:
         if len(self._rest) > LONGEST:
             self._rest, self._skipping = "", True
 
-    def _read(self, line: str) -> Told | str:
+    def _read(self, line: str) -> Progress | str:
         found = _LINE.fullmatch(line)
         if found is None or self._token not in (None, found[1]):
             return line
         try:
             content: Any = parse_json(found[2], most=LONGEST)
-            told = Told.parse(content, source="the server's progress")
+            progress = Progress.parse(content, source="the server's progress")
         except (BractError, RecordError) as error:
             if self._token is None:
                 return line
             raise BractError(
-                f"what the server tells of its run cannot be read ({error}); the server and this "
+                f"the server's progress cannot be read ({error}); the server and this "
                 "machine must run the same version of bract"
             ) from error
-        if self._token is None and told.event != "begun":
+        if self._token is None and progress.event != "begun":
             return line
         self._token = found[1]
-        return told
+        return progress

@@ -186,7 +186,7 @@ def sent_file(round_folder: Path, digest: str) -> Path:
         found = _digest((path, known.st_ino, known.st_size, known.st_mtime_ns))
     except FileNotFoundError:
         raise BractError(
-            f"{SENT}/{path.name}, what the server sent, is not beside it; copy whole rounds"
+            f"{SENT}/{path.name}, what the server sent, is not in its folder; copy whole rounds"
         ) from None
     except OSError as error:
         raise BractError(f"{SENT}/{path.name}: {error.strerror or error}") from None

@@ -56,11 +56,11 @@ class Asked:
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu", "cuda"):
             raise BractError(
-                f"--device {self.device} with --ray: Ray hands its workers their GPUs; "
+                f"--device {self.device} with --ray: Ray gives its workers their GPUs; "
                 "say auto, cpu or cuda"
             )
         if self.gpus > 1 and self.gpus != int(self.gpus):
-            raise BractError(f"audit.gpus {self.gpus}: above 1, Ray hands out whole GPUs")
+            raise BractError(f"audit.gpus {self.gpus}: above 1, Ray gives whole GPUs")
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
     except OSError as error:
         raise BractError(
-            f"--ray {one_line(address, 100)}: nobody answers there ({error.strerror or error}); "
+            f"--ray {one_line(address, 100)}: no Ray answers there ({error.strerror or error}); "
             "start the cluster with `ray start --head`, or let --ray auto take this machine alone"
         ) from error
 

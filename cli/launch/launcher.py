@@ -226,7 +226,7 @@ class LocalFederation:
             self._server_seen = True
             return
         if self._server_seen and not self._just_ended():
-            # Nobody else reaches the control API of processes that were started here.
+            # No other user reaches the control API of processes that were started here.
             if self.launch.superlink is not None:
                 self._check_stopped(self._flower_status())
             raise RunFailedError(

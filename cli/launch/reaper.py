@@ -55,7 +55,7 @@ def _signal(process: psutil.Process, number: int) -> None:
         return
 
 
-def mend_state(root: Path) -> None:
+def record_interruption(root: Path) -> None:
     """Record in ``run.json`` that a run was interrupted, if no command works on it any more."""
     # Who launched the run holds its lock for as long as it lives.
     if not root.is_dir() or holder(root / LOCK) is not None:
@@ -81,7 +81,7 @@ def main() -> None:
     end_processes(mark)
     shutil.rmtree(folder, ignore_errors=True)
     for root in run:
-        mend_state(Path(root))
+        record_interruption(Path(root))
 
 
 if __name__ == "__main__":

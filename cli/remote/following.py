@@ -14,7 +14,7 @@ from typing import Any
 from bract.cli.console import RoundProgress, say
 from bract.cli.remote.connection import Control, LostError, UnreachableError
 from bract.errors import RunFailedError, RunStoppedError, one_line
-from bract.protocol.progress import Listener, Told
+from bract.protocol.progress import Progress, ProgressReader
 from bract.schema.metrics import FailureRow, MetricsRow
 
 PATIENCE = 300.0
@@ -50,7 +50,7 @@ class Followed:
     run_id: int
     folder: str = ""
     rows: list[MetricsRow] = field(default_factory=list)
-    ending: Told | None = None
+    ending: Progress | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=12))
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,23 +73,23 @@ def follow(control: Control, run_id: int) -> Followed:
         does not answer for `PATIENCE` seconds.
     """
     found = Followed(run_id)
-    listener = Listener()
+    reader = ProgressReader()
     with ExitStack() as stack:
         show: Callable[[MetricsRow], None] | None = None
         for text in _log_of(control, run_id):
-            for told in listener.feed(text):
-                if isinstance(told, str):
-                    _note(found, told)
-                elif told.event == "training":
-                    found.folder = one_line(told.run or "", 500)
-                    progress = RoundProgress(told.rounds or 1)
+            for one in reader.feed(text):
+                if isinstance(one, str):
+                    _note(found, one)
+                elif one.event == "training":
+                    found.folder = one_line(one.run or "", 500)
+                    progress = RoundProgress(one.rounds or 1)
                     show = stack.enter_context(progress).update
-                elif told.event == "round" and told.row is not None:
-                    found.rows.append(_plain(told.row))
+                elif one.event == "round" and one.row is not None:
+                    found.rows.append(_plain(one.row))
                     if show is not None:
                         show(found.rows[-1])
-                elif told.event in ("finished", "failed"):
-                    found.ending = told
+                elif one.event in ("finished", "failed"):
+                    found.ending = one
     _judge(control, found)
     return found
 
@@ -139,7 +139,7 @@ def _judge(control: Control, found: Followed) -> None:
     standing = control.standing(found.run_id)
     if found.ending is not None and found.ending.event == "failed":
         raise RunFailedError(
-            f"run {found.run_id} failed: {one_line(found.ending.error or 'no reason told', 2000)}"
+            f"run {found.run_id} failed: {one_line(found.ending.error or 'no reason given', 2000)}"
             + (f" (at the server: {found.folder})" if found.folder else "")
         )
     if standing.ending == "stopped":
@@ -147,10 +147,10 @@ def _judge(control: Control, found: Followed) -> None:
         raise RunStoppedError(found.run_id, done)
     if standing.ending == "completed":
         return
-    said = next((line for line in reversed(found.tail) if line.strip()), "its log is empty")
+    last = next((line for line in reversed(found.tail) if line.strip()), "its log is empty")
     raise RunFailedError(
-        f"run {found.run_id} {standing.ending or 'ended'}: {standing.details or said}; the log of "
-        "the SuperLink there says more, and bract must be installed beside it"
+        f"run {found.run_id} {standing.ending or 'ended'}: {standing.details or last}; see the log "
+        "of the SuperLink there; bract must be installed in its environment"
     )
 
 

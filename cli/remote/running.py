@@ -89,11 +89,11 @@ def _going_on(run_id: int, where: Where) -> Iterator[None]:
 def tell_next(followed: Followed) -> None:
     """Print the run's folder, and the next step."""
     if not followed.folder:
-        say(f"done: run {followed.run_id}, of an app that tells bract nothing; see `flwr log`")
+        say(f"done: run {followed.run_id}, of an app without progress reports; see `flwr log`")
         return
     folder = shlex.quote(followed.folder)
     say(
-        f"done: run {followed.run_id}, which lies at the server in {followed.folder}; next, there: "
+        f"done: run {followed.run_id}, stored at the server in {followed.folder}; next, there: "
         f"bract audit {folder}; then bring report, metrics and model here: "
         f"ssh SERVER bract pack {folder} --out - | bract pull - --out DIR"
     )
@@ -138,15 +138,15 @@ def check_remote(config: FederationConfig) -> None:
 def wait_for_nodes(control: Control, wanted: int) -> None:
     """Return once as many SuperNodes are connected as the federation has clients."""
     deadline = time.monotonic() + NODES_PATIENCE
-    told = False
+    announced = False
     while True:
         there, away = control.nodes()
         if len(there) >= wanted:
             return
         if time.monotonic() > deadline:
             break
-        if not told:
-            told = True
+        if not announced:
+            announced = True
             say(f"waiting for SuperNodes: {len(there)} of {wanted} are connected")
         time.sleep(1.0)
     raise BractError(

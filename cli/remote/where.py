@@ -78,7 +78,7 @@ class Where:
             except click.ClickException as error:
                 raise BractError(
                     f"--superlink {self.superlink}: {one_line(error.message, 300)} "
-                    "`flwr config list` shows what there is"
+                    "`flwr config list` shows the known ones"
                 ) from error
         if found.address is None or found.address.startswith(":"):
             raise BractError(
@@ -105,7 +105,7 @@ class Where:
         if self.insecure == (self.root_certificates is not None):
             raise BractError(
                 f"--superlink {self.superlink}: pass --root-certificates FILE, the CA of the "
-                "SuperLink, or --insecure where nobody else can listen in"
+                "SuperLink, or --insecure on a connection that is private otherwise"
             )
         if self.root_certificates is not None:
             _check_authority(self.root_certificates)
@@ -122,4 +122,4 @@ class Where:
 
 
 def _check_authority(path: Path) -> None:
-    check_certificate(path, mend="ask the server's operator for its new CA")
+    check_certificate(path, fix="ask the server's operator for its new CA")

@@ -357,7 +357,7 @@ class EncryptedClient:
         self.pins.check_peers(public for n, public in recipients.items() if n != self.node_id)
         own = self._known_identity()
         if recipients.get(self.node_id, own.public) != own.public:
-            raise BractError("was told to seal for itself with a key that is not its own")
+            raise BractError("was asked to seal for itself with a key that is not its own")
         sealed = seal_partials(
             partials_of(self.key, content),
             recipients,

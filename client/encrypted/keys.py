@@ -44,7 +44,7 @@ def check_key(key: Key, config: FederationConfig) -> None:
     if not isinstance(key, KeyShare):
         raise BractError(
             f"holds a whole private key, but encryption.threshold is {section.threshold}; give it "
-            "its own share (bract keygen --threshold), and nobody the whole key"
+            "its own share (bract keygen --threshold), and no client the whole key"
         )
     found = (key.threshold, key.degree)
     if found != (section.threshold, section.degree):

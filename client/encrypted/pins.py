@@ -95,7 +95,7 @@ class Pins:
         if self.dealer is not None and identity != self.dealer:
             raise BractError(
                 f"was sent a key by {identity.hex()}, the node config's dealer is "
-                f"{self.dealer.hex()}: the server passes on somebody else's key"
+                f"{self.dealer.hex()}: the server passes on another client's key"
             )
         self.check_peers([identity])
 
@@ -103,11 +103,11 @@ class Pins:
         """Refuse to seal for, or to take from, any client but the pinned peers."""
         if self.peers is None:
             return
-        strangers = [identity for identity in identities if identity not in self.peers]
-        if strangers:
+        unpinned = [identity for identity in identities if identity not in self.peers]
+        if unpinned:
             raise BractError(
-                f"identity {strangers[0].hex()} is not among the peers of the node config: the "
-                "server passes on a stranger's key, or the client's identity-key is not in use"
+                f"identity {unpinned[0].hex()} is not among the peers of the node config: the "
+                "server passes on an unknown client's key, or the client's identity-key is not used"
             )
 
 

@@ -128,7 +128,7 @@ def _count(content: RecordDict) -> int:
     try:
         return as_integer(content.config_records[CONFIG][COUNT_KEY])
     except (KeyError, ValueError) as error:
-        raise BractError(f"was not told how much to decrypt ({error})") from error
+        raise BractError(f"received no amount to decrypt ({error})") from error
 
 
 def _record(content: RecordDict, name: str) -> ArrayRecord:

@@ -70,7 +70,7 @@ class Result(VersionedRecord, Generic[R]):
     """
 
     kind: ClassVar[str] = "experiment result"
-    mend: ClassVar[str] = "run the experiment again"
+    remedy: ClassVar[str] = "run the experiment again"
 
     schema_version: Literal[2] = Field(default=2, alias="schema")
     experiment: str

@@ -85,7 +85,7 @@ class Membership:
     @property
     def public(self) -> PublicKey:
         """The run's public key."""
-        assert self._public is not None, "nobody was admitted"
+        assert self._public is not None, "no client was admitted"
         return self._public
 
     @property
@@ -94,7 +94,7 @@ class Membership:
         return len(set(self.members) & self._transport.connected()) >= self.clients
 
     def admit(self) -> list[Failure]:
-        """Greet the connected nodes that are not members yet; hand the key to clients without it.
+        """Greet the connected nodes that are not members yet; give the key to clients without it.
 
         Returns
         -------
@@ -106,11 +106,11 @@ class Membership:
         RunFailedError
             As `readmit`.
         """
-        strangers = sorted(self._transport.connected() - set(self.members))
-        if not strangers:
+        newcomers = sorted(self._transport.connected() - set(self.members))
+        if not newcomers:
             return []
         content = RecordDict({CONFIG: self.instructions})
-        answers, failures = self._transport.ask(dict.fromkeys(strangers, content), HELLO_TYPE)
+        answers, failures = self._transport.ask(dict.fromkeys(newcomers, content), HELLO_TYPE)
         return failures + self._register(answers)
 
     def readmit(self, behind: Mapping[int, Message]) -> list[Failure]:
@@ -244,7 +244,7 @@ class Membership:
         lacking = [hello for hello in arrived if self._lacks_key(hello) and not self._served(hello)]
         if self._public is None:
             for position, dealer in enumerate(lacking):
-                # Who failed to deal gets a box as well: one that was killed comes back for it.
+                # Who failed to deal gets a box as well: one that was killed asks for it again.
                 others = lacking[position + 1 :] and _without(lacking, [dealer])
                 reason = self._deal(dealer, others)
                 if reason is None:
@@ -273,9 +273,9 @@ class Membership:
         """Ask one client for the key; return what was wrong with its answer, None if nothing."""
         recipients = {h.node_id: h.identity for h in lacking}
         if not recipients:
-            return "there is nobody left to seal the key for"
+            return "there is no client left to seal the key for"
         content = RecordDict({CONFIG: self.instructions, RECIPIENTS: write_recipients(recipients)})
-        verb = "generates" if self._public is None else "hands over"
+        verb = "generates" if self._public is None else "passes on"
         _log.info("%s %s the Paillier key for %d clients", holder.client, verb, len(recipients))
         answers, failures = self._transport.ask({holder.node_id: content}, DEAL_TYPE)
         if failures:

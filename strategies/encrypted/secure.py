@@ -150,7 +150,7 @@ class EncryptedFedAvg(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the ciphertexts that came back.
+        """Add the ciphertexts received.
 
         Raises
         ------

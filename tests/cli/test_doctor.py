@@ -1,4 +1,4 @@
-"""The doctor checks what matters, and says for each lack how to mend it."""
+"""The doctor checks what matters, and names the fix of each lack."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_what_lacks_is_said_with_a_mend(only: Any, monkeypatch: pytest.MonkeyPat
         ("lpips", "note"),
         ("device", "note"),
     ]
-    assert all(finding["mend"] for finding in found)
-    assert "alexnet-owt-7be5be79.pth" in found[1]["mend"]
+    assert all(finding["fix"] for finding in found)
+    assert "alexnet-owt-7be5be79.pth" in found[1]["fix"]
 
 
 def test_what_a_federation_cannot_do_without_ends_with_an_error(

@@ -157,7 +157,7 @@ def test_a_key_of_the_servers_own_is_refused_where_the_dealer_is_pinned(
     dealer = make_identity()
     grid = grid_of(tmp_path, (), IN_BAND, dealer=dealer.public.hex())
     honest = boxed_by(SERVER, grid, whole_key, SERVER.public)
-    assert "somebody else's key" in refused(send(grid, "train", **honest))
+    assert "another client's key" in refused(send(grid, "train", **honest))
     lying = boxed_by(SERVER, grid, whole_key, dealer.public)
     assert "sealed by another sender" in refused(send(grid, "train", **lying))
     right = boxed_by(dealer, grid, whole_key, dealer.public)

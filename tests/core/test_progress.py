@@ -6,18 +6,18 @@ import sys
 import pytest
 
 from bract.errors import BractError
-from bract.protocol.progress import LONGEST, Listener, Teller, Told
+from bract.protocol.progress import LONGEST, Progress, ProgressReader, ProgressWriter
 from bract.schema.metrics import GlobalRow, MetricsRow
 
 
-def heard(listener: Listener, *texts: str) -> list[Told | str]:
-    return [told for text in texts for told in listener.feed(text)]
+def heard(reader: ProgressReader, *texts: str) -> list[Progress | str]:
+    return [told for text in texts for told in reader.feed(text)]
 
 
-def lines(capsys: pytest.CaptureFixture[str], *told: Told) -> str:
-    teller = Teller("1.2.3")
+def lines(capsys: pytest.CaptureFixture[str], *told: Progress) -> str:
+    writer = ProgressWriter("1.2.3")
     for one in told:
-        teller.tell(one)
+        writer.write(one)
     return capsys.readouterr().out
 
 
@@ -25,15 +25,15 @@ def test_what_is_told_is_heard_in_pieces_of_any_size(capsys: pytest.CaptureFixtu
     row = MetricsRow(round=2, seconds=1.5, evaluation=GlobalRow(loss=float("nan"), accuracy=0.5))
     text = "INFO : starting\n" + lines(
         capsys,
-        Told(event="training", name="n", rounds=3, clients=2, run="/srv/runs/n-1"),
-        Told(event="round", row=row),
-        Told(event="finished"),
+        Progress(event="training", name="n", rounds=3, clients=2, run="/srv/runs/n-1"),
+        Progress(event="round", row=row),
+        Progress(event="finished"),
     )
     for size in (1, 7, 64, len(text)):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        found = heard(Listener(), *pieces)
+        found = heard(ProgressReader(), *pieces)
         assert found[0] == "INFO : starting"
-        events = [told for told in found if isinstance(told, Told)]
+        events = [told for told in found if isinstance(told, Progress)]
         assert [told.event for told in events] == ["begun", "training", "round", "finished"]
         assert events[0].bract == "1.2.3"
         assert (events[1].run, events[1].rounds) == ("/srv/runs/n-1", 3)
@@ -41,40 +41,40 @@ def test_what_is_told_is_heard_in_pieces_of_any_size(capsys: pytest.CaptureFixtu
 
 
 def test_a_line_that_a_client_made_is_a_line_of_log(capsys: pytest.CaptureFixture[str]) -> None:
-    listener = Listener()
-    genuine = lines(capsys, Told(event="training", rounds=3))
-    assert [type(told) for told in heard(listener, genuine)] == [Told, Told]
+    reader = ProgressReader()
+    genuine = lines(capsys, Progress(event="training", rounds=3))
+    assert [type(told) for told in heard(reader, genuine)] == [Progress, Progress]
     forged = f"bract-{'0' * 32} " + json.dumps({"event": "finished"})
     again = f"bract-{'0' * 32} " + json.dumps({"event": "begun"})
-    assert heard(listener, f"{forged}\n{again}\n{forged}\n") == [forged, again, forged]
+    assert heard(reader, f"{forged}\n{again}\n{forged}\n") == [forged, again, forged]
 
 
 def test_only_the_first_line_of_a_server_app_sets_the_token() -> None:
     early = f"bract-{'1' * 32} " + json.dumps({"event": "finished"})
-    assert heard(Listener(), early + "\n") == [early]
+    assert heard(ProgressReader(), early + "\n") == [early]
 
 
 def test_another_version_s_words_are_an_error_that_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    listener = Listener()
+    reader = ProgressReader()
     genuine = lines(capsys)
-    heard(listener, genuine)
+    heard(reader, genuine)
     token = genuine.split()[0]
     with pytest.raises(BractError, match="same version of bract"):
-        heard(listener, f'{token} {{"event": "later"}}\n')
+        heard(reader, f'{token} {{"event": "later"}}\n')
 
 
 def test_a_line_without_end_costs_no_memory() -> None:
-    listener = Listener()
-    assert heard(listener, *["x" * (1 << 20)] * 9) == []
-    assert len(listener._rest) <= LONGEST
-    assert heard(listener, "x\nafter\n") == ["after"]
+    reader = ProgressReader()
+    assert heard(reader, *["x" * (1 << 20)] * 9) == []
+    assert len(reader._rest) <= LONGEST
+    assert heard(reader, "x\nafter\n") == ["after"]
 
 
 def test_every_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[str] = []
     monkeypatch.setattr(sys, "stdout", type("Out", (), {"write": pieces.append})())
-    Teller("1").tell(Told(event="finished"))
+    ProgressWriter("1").write(Progress(event="finished"))
     assert len(pieces) == 2
     assert all(piece.startswith("\nbract-") and piece.endswith("}\n") for piece in pieces)

@@ -217,12 +217,12 @@ def test_a_certificate_is_warned_of_thirty_days_before_its_end(
     ends = certificates.read_certificate(path).not_valid_after_utc
     for left, warned in ((31, False), (29, True)):
         caplog.clear()
-        check_certificate(path, mend="renew it", now=ends - left * DAY)
+        check_certificate(path, fix="renew it", now=ends - left * DAY)
         assert ("expires in" in caplog.text) == warned
     with pytest.raises(CertificateError, match="expired on"):
-        check_certificate(path, mend="renew it", now=ends + DAY)
+        check_certificate(path, fix="renew it", now=ends + DAY)
     with pytest.raises(CertificateError, match="set the clock"):
-        check_certificate(path, mend="renew it", now=ends - 3 * 365 * DAY)
+        check_certificate(path, fix="renew it", now=ends - 3 * 365 * DAY)
 
 
 def test_a_supernode_warns_of_its_ca(

@@ -216,7 +216,7 @@ def test_the_gateways_certificate_is_for_its_name_and_both_are_the_cas(provision
     for name, key in ((kits.SUPERLINK, kits.SUPERLINK_KEY), (kits.GATEWAY, kits.GATEWAY_KEY)):
         check_signed(operator / name, operator / kits.CA)
         check_key(operator / name, operator / key)
-        check_certificate(operator / name, mend="")
+        check_certificate(operator / name, fix="")
     extension = read_certificate(operator / kits.GATEWAY).extensions
     names = extension.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost"]

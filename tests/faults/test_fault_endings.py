@@ -19,7 +19,7 @@ from bract.cli import signals
 from bract.cli.launch import processes as launching
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.cli.launch.processes import Processes
-from bract.cli.launch.reaper import mend_state
+from bract.cli.launch.reaper import record_interruption
 from bract.cli.signals import Stopped, explained, resumed
 from bract.config import build_config
 from bract.deploy import shim
@@ -194,20 +194,20 @@ def test_a_run_whose_launcher_died_is_noted_as_interrupted(tmp_path: Path) -> No
     with run.claim():
         subprocess.run([sys.executable, "-P", "-c", MEND, str(tmp_path)], check=True)
         assert run.state().status == "running"
-    mend_state(tmp_path)
+    record_interruption(tmp_path)
     assert run.state().status == "interrupted"
     run.update_state(status="finished")
-    mend_state(tmp_path)
+    record_interruption(tmp_path)
     assert run.state().status == "finished"
-    mend_state(tmp_path / "removed")
+    record_interruption(tmp_path / "removed")
     assert not (tmp_path / "removed").exists()
 
 
 MEND = """
 import sys
 from pathlib import Path
-from bract.cli.launch.reaper import mend_state
-mend_state(Path(sys.argv[1]))
+from bract.cli.launch.reaper import record_interruption
+record_interruption(Path(sys.argv[1]))
 """
 
 FORKED = """

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from bract.cli.unpacking import pull
-from bract.protocol.progress import Listener
+from bract.protocol.progress import ProgressReader
 
 TOKEN = "0f" * 16
 ROW = {"schema": 2, "round": 1, "seconds": 1.5, "global": {"loss": 0.5, "accuracy": 0.5}}
@@ -77,10 +77,10 @@ def _pull(content: bytes, folder: Path) -> object:
 
 def _listen(content: bytes, folder: Path) -> object:
     del folder
-    listener = Listener()
+    reader = ProgressReader()
     begun = f'bract-{TOKEN} {{"event": "begun"}}\n'
     text = content.decode(errors="replace")
-    return list(listener.feed(f"{begun}bract-{TOKEN} {{{text.removeprefix('{')}\n{text}\n"))
+    return list(reader.feed(f"{begun}bract-{TOKEN} {{{text.removeprefix('{')}\n{text}\n"))
 
 
 REMOTE = [

@@ -437,7 +437,7 @@ def audited(
         started.append(popen([sys.executable, "-c", script], **options))
         return started[-1]
 
-    monkeypatch.setattr("bract.server.beside.subprocess.Popen", start)
+    monkeypatch.setattr("bract.server.live_audit.subprocess.Popen", start)
     hook = HonestButCurious(
         FedAvg(), ObservationStore(tmp_path / "captures"), audit="auto", every=5
     )
@@ -475,7 +475,7 @@ def test_a_live_audit_that_crashes_is_told_once_and_harms_nothing(
 def test_a_live_audit_that_does_not_end_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bract.server.beside.PATIENCE", 0.5)
+    monkeypatch.setattr("bract.server.live_audit.PATIENCE", 0.5)
     (process,) = audited(tmp_path, monkeypatch, "import time; time.sleep(60)")
     assert process.returncode == -signal.SIGKILL
 
@@ -483,7 +483,7 @@ def test_a_live_audit_that_does_not_end_is_ended(
 def test_a_live_audit_that_cannot_start_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bract.server.beside.sys.executable", str(tmp_path / "no-python"))
+    monkeypatch.setattr("bract.server.live_audit.sys.executable", str(tmp_path / "no-python"))
     hook = HonestButCurious(FedAvg(), ObservationStore(tmp_path / "captures"), audit="auto")
     assert hook.start(strangers_grid(), initial(), num_rounds=1).arrays is not None
 

@@ -26,7 +26,7 @@ def test_who_is_missing_is_named_once_for_each_change(seconds: list[float]) -> N
     arriving = iter([["b"], ["b"], ["b", "a"], ["b", "a", "c"]])
     told: list[str | None] = []
     one = Waiting()
-    one.expected, one.tell = frozenset("abc"), told.append
+    one.expected, one.announce = frozenset("abc"), told.append
     one.until(lambda: next(arriving), 3)
     assert told == [
         "waiting for clients: 1 of 3 are connected (b), missing: a, c",
@@ -50,7 +50,7 @@ def test_nobody_is_called_missing_where_a_node_without_a_name_may_be_it(
     arriving = iter([["node-7"], ["a", "b"]])
     told: list[str | None] = []
     one = Waiting()
-    one.expected, one.tell = frozenset("ab"), told.append
+    one.expected, one.announce = frozenset("ab"), told.append
     one.until(lambda: next(arriving), 2)
     assert told == ["waiting for clients: 1 of 2 are connected (node-7)", None]
     assert seconds
@@ -59,6 +59,6 @@ def test_nobody_is_called_missing_where_a_node_without_a_name_may_be_it(
 def test_clients_that_are_there_are_not_waited_for(seconds: list[float]) -> None:
     told: list[Any] = []
     one = Waiting()
-    one.tell = told.append
+    one.announce = told.append
     one.until(lambda: ["a"], 1)
     assert not seconds and not told

@@ -16,7 +16,7 @@ from bract.cli.remote.where import Where
 from bract.cli.signals import Stopped
 from bract.config import build_config
 from bract.errors import BractError, RunFailedError
-from bract.protocol.progress import Teller, Told
+from bract.protocol.progress import Progress, ProgressWriter
 from bract.schema.metrics import FailureRow, MetricsRow
 
 COMPLETED = Standing("finished", "completed", "")
@@ -58,29 +58,29 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def tell(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """What a server app prints, one piece an event."""
 
-    def pieces(*told: Told) -> list[str]:
-        teller = Teller("1.0")
+    def pieces(*told: Progress) -> list[str]:
+        writer = ProgressWriter("1.0")
         found = [capsys.readouterr().out]
         for one in told:
-            teller.tell(one)
+            writer.write(one)
             found.append(capsys.readouterr().out)
         return found
 
     return pieces
 
 
-TRAINING = Told(event="training", name="n", rounds=2, clients=2, run="/srv/runs/n-17")
+TRAINING = Progress(event="training", name="n", rounds=2, clients=2, run="/srv/runs/n-17")
 
 
-def row(number: int, **changes: Any) -> Told:
-    return Told(event="round", row=MetricsRow(round=number, seconds=1.0, **changes))
+def row(number: int, **changes: Any) -> Progress:
+    return Progress(event="round", row=MetricsRow(round=number, seconds=1.0, **changes))
 
 
 def test_rounds_and_failures_are_shown_and_brought(
     tell: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = FailureRow(client="client-1", reason="no\x1b[31m data\nat all")
-    pieces = tell(TRAINING, row(1), row(2, failures=[bad]), Told(event="finished"))
+    pieces = tell(TRAINING, row(1), row(2, failures=[bad]), Progress(event="finished"))
     found = follow(Scripted(["INFO: words\n", *pieces]), 17)  # type: ignore[arg-type]
     assert [r.round for r in found.rows] == [1, 2]
     assert found.folder == "/srv/runs/n-17"
@@ -91,7 +91,7 @@ def test_rounds_and_failures_are_shown_and_brought(
 
 
 def test_a_stream_that_breaks_is_taken_up_where_it_was(tell: Callable[..., list[str]]) -> None:
-    begun, training, first, second, end = tell(TRAINING, row(1), row(2), Told(event="finished"))
+    begun, training, first, second, end = tell(TRAINING, row(1), row(2), Progress(event="finished"))
     broken = UnreachableError("h: cannot be reached")
     control = Scripted([begun, training, first[:9], broken], [broken], [first[9:], second], [end])
     found = follow(control, 17)  # type: ignore[arg-type]
@@ -114,13 +114,17 @@ def test_a_superlink_that_stays_away_is_given_up_with_the_way_back(
 @pytest.mark.parametrize(
     ("ending", "standing", "said"),
     [
-        (Told(event="failed", error="data: no images"), "failed", "run 17 failed: data: no images"),
+        (
+            Progress(event="failed", error="data: no images"),
+            "failed",
+            "run 17 failed: data: no images",
+        ),
         (None, "failed", "run 17 failed: ModuleNotFoundError: no bract"),
         (None, "stopped", "run 17 was stopped after round 1"),
     ],
 )
 def test_every_other_end_is_a_failure_with_its_reason(
-    tell: Callable[..., list[str]], ending: Told | None, standing: str, said: str
+    tell: Callable[..., list[str]], ending: Progress | None, standing: str, said: str
 ) -> None:
     pieces = tell(TRAINING, row(1), *([ending] if ending else []))
     log = [*pieces, "Traceback\nModuleNotFoundError: no bract\n"]
@@ -189,7 +193,7 @@ def test_rounds_that_begin_and_clients_that_are_waited_for_are_shown_at_once(
         "WARNING: waiting for clients: 1 of 2 are connected (a\x1b[31m), missing: b\n",
         "\x1b[92mINFO \x1b[0m:      [ROUND 1/2]\n",
     ]
-    training, *rest = tell(TRAINING, Told(event="finished"))
+    training, *rest = tell(TRAINING, Progress(event="finished"))
     follow(Scripted([training, *log, *rest]), 17)  # type: ignore[arg-type]
     shown = capsys.readouterr().err
     assert "round 1/2 begins" in shown

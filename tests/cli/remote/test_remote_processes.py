@@ -484,7 +484,9 @@ def test_a_superlink_that_is_killed_and_started_again_is_followed_on() -> None:
         superlink()
         assert running.wait(300) == 0, made.log("run").read_text()
         said = made.log("run").read_text()
-        assert [said.count(f"round {number}/3") for number in (1, 2, 3)] == [1, 1, 1]
+        # Its beginning and its end, each once.
+        assert [said.count(f"round {number}/3 begins") for number in (1, 2, 3)] == [1, 1, 1]
+        assert [said.count(f"round {number}/3") for number in (1, 2, 3)] == [2, 2, 2]
     finally:
         end_processes(made.mark)
         shutil.rmtree(folder, ignore_errors=True)

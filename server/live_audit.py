@@ -27,7 +27,7 @@ PATIENCE = 5.0
 """Seconds for which the process may go on after the request to end."""
 
 
-class AuditBeside:
+class AuditProcess:
     """A live audit of one folder of captures.
 
     Nothing that goes wrong with the process is raised: a run trains on without it, and logs it
@@ -54,14 +54,14 @@ class AuditBeside:
         self._command += [word for name in attacks for word in ("--attack", name)]
         self._command += [word for name in models for word in ("--model", name)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = False
+        self._reported = False
 
     def start(self) -> None:
         """Start the process, once; look after it at every further call."""
         if self._process is not None:
             self._check()
             return
-        if self._told:
+        if self._reported:
             return
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         # The app's own folder is on this process's path, and its model may be declared.
@@ -77,7 +77,7 @@ class AuditBeside:
                     env={**os.environ, **threads, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
                 )
         except OSError as error:
-            self._tell(f"did not start: {error}")
+            self._report(f"did not start: {error}")
         else:
             _give_way(self._process.pid)
 
@@ -98,16 +98,16 @@ class AuditBeside:
     def _check(self) -> None:
         code = self._process.poll() if self._process is not None else None
         if code is not None:
-            self._tell(f"ended with {code}; {self.root / LOG} says why")
+            self._report(f"ended with {code}; {self.root / LOG} says why")
 
-    def _tell(self, what: str) -> None:
-        if not self._told:
+    def _report(self, what: str) -> None:
+        if not self._reported:
             _log.error(
                 "the live audit %s; training goes on, and `bract audit %s --resume` does the rest",
                 what,
                 self.root,
             )
-        self._told = True
+        self._reported = True
 
 
 def _give_way(pid: int) -> None:
