@@ -71,7 +71,7 @@ def pack(root: Path, out: str) -> None:
             raise BractError(f"{run.root}: holds no report, metrics or model to pack yet")
         if not any(run.audit.glob("*")):
             say(
-                f"warning: {run.root} was not audited, so this pack says nothing of what leaks; "
+                f"warning: {run.root} was not audited, so this pack has no figures of leaks; "
                 f"first: bract audit {run.root}"
             )
         contents = Contents(

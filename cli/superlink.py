@@ -57,7 +57,7 @@ def superlink(
     if kit is not None:
         if any(given) or insecure or authenticate or database is not None:
             raise BractError(
-                "--kit says it all but --sockets and --external; leave the other options out"
+                "--kit sets everything but --sockets and --external; leave the other options out"
             )
         from bract.deploy.starting import start_superlink_of
 
@@ -144,7 +144,7 @@ def supernode(
     if kit is not None:
         if superlink is not None or root_certificates or key or insecure or node_config:
             raise BractError(
-                "--kit says it all but --sockets, --health and --cold; leave the rest out"
+                "--kit sets everything but --sockets, --health and --cold; leave the rest out"
             )
         _say_whose(kit)
         from bract.deploy.starting import start_supernode_of

@@ -109,10 +109,10 @@ def _take(packed: _Pack, folder: Path) -> Contents:
     for name, expected in contents.files.items():
         entry = packed.next()
         if entry is None or (entry.name, entry.size) != (name, expected.size):
-            raise packed.error(f"{name} does not come where {CONTENTS} says")
+            raise packed.error(f"{name} is not in the place that {CONTENTS} gives")
         _store(packed, expected, folder / name)
     if packed.next() is not None:
-        raise packed.error(f"holds more than {CONTENTS} says")
+        raise packed.error(f"holds more than {CONTENTS} lists")
     for name, check in _CHECKS.items():
         if name in contents.files:
             try:

@@ -1,6 +1,6 @@
 """What a SuperNode does where the SuperLink or its gateway does not take it.
 
-Flower's SuperNode ends with exit code 305 on the SuperLink's 412, whatever the reason, and says
+Flower's SuperNode ends with exit code 305 on the SuperLink's 412, whatever the reason, and logs
 that it "terminated gracefully" on a 401. A SuperLink answers 412 for `LAPSE` seconds after a site
 was killed, because it counts the killed process as connected until its heartbeat lapses, and
 always where it does not know the key. Under this rule a SuperNode asks again, less often each
@@ -45,13 +45,13 @@ _EXPIRED = (
     "and starts the gateway again, then start this site again"
 )
 _UNTRUSTED = (
-    "the certificate of the gateway is not to be trusted; `bract doctor --kit DIR` says what is "
+    "the certificate of the gateway is not to be trusted; `bract doctor --kit DIR` finds what is "
     "wrong with it"
 )
 
 
 class Admission:
-    """Interceptor that says once why the SuperLink or its gateway refuses this SuperNode.
+    """Interceptor that reports once why the SuperLink or its gateway refuses this SuperNode.
 
     It must be the outermost one: a request that is sent again is signed again.
 

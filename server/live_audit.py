@@ -98,7 +98,7 @@ class AuditProcess:
     def _check(self) -> None:
         code = self._process.poll() if self._process is not None else None
         if code is not None:
-            self._report(f"ended with {code}; {self.root / LOG} says why")
+            self._report(f"ended with {code}; see {self.root / LOG}")
 
     def _report(self, what: str) -> None:
         if not self._reported:

@@ -49,7 +49,7 @@ def unpacked(content: bytes, size: int, most: int) -> bytes:
 
     if size > most:
         raise BractError(
-            f"its update says that it unpacks to {readable_size(size)}, and what was sent allows "
+            f"its update claims to unpack to {readable_size(size)}, and what was sent allows "
             f"{readable_size(most)}"
         )
     try:

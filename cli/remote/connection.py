@@ -115,7 +115,7 @@ class Control:
             request.fab.hash_str = hashlib.sha256(content).hexdigest()
             answer = self._client.StartRun(request)
         if not answer.HasField("run_id"):
-            note = one_line(answer.note, 300) or "it says no reason"
+            note = one_line(answer.note, 300) or "no reason given"
             raise RunFailedError(f"{self.address}: the SuperLink did not take the run: {note}")
         return int(answer.run_id)
 

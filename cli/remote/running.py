@@ -104,7 +104,7 @@ def refuse_local(given: Mapping[str, object]) -> None:
     refuse(
         given,
         "only for clients and run directories of this machine; at a remote SuperLink each site "
-        "says this itself (site.yaml), and every run is a new one",
+        "sets this itself (site.yaml), and every run is a new one",
     )
 
 
@@ -128,7 +128,7 @@ def check_remote(config: FederationConfig) -> None:
         )
     if config.truth:
         say(
-            "warning: truth: true does nothing at a remote SuperLink: each site says itself "
+            "warning: truth: true does nothing at a remote SuperLink: each site decides "
             "whether it keeps truth (truth in its site.yaml)"
         )
     for caution in encryption.cautions(config.clients, config.strategy.name):

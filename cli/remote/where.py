@@ -57,7 +57,7 @@ class Where:
         from bract.flower import SuperLinkConnection, read_superlink_connection
 
         if self.is_socket:
-            self._refuse_tls("a socket needs no TLS: the kernel says who connects")
+            self._refuse_tls("a socket needs no TLS: the kernel identifies the user")
             return socket_connection(self._checked_socket())
         if ":" in self.superlink:
             return SuperLinkConnection(
@@ -66,7 +66,7 @@ class Where:
                 str(self.root_certificates.absolute()) if self.root_certificates else None,
                 self.insecure,
             )
-        self._refuse_tls("a connection of Flower's configuration says itself how it is reached")
+        self._refuse_tls("a connection of Flower's configuration sets how it is reached")
         if not _PROFILE.fullmatch(self.superlink):
             raise BractError(
                 f"--superlink {one_line(self.superlink, 80)}: expected host:port, a socket such as "

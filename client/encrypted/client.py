@@ -280,7 +280,7 @@ class EncryptedClient:
             _log.error("%s, update %d: %s", tag, index, error)
             failures.count(update)
             raise BractError(
-                f"{tag} does not decrypt to values of this run's layout; this client's log says "
+                f"{tag} does not decrypt to values of this run's layout; this client's log has "
                 "what was found"
             ) from None
         failures.check()

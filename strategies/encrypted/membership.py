@@ -154,7 +154,7 @@ class Membership:
         """Give a client the seat of its partition."""
         if not 0 <= hello.partition < self.clients:
             raise BractError(
-                f"says that it has partition {hello.partition}, this run has the partitions 0 to "
+                f"claims partition {hello.partition}, this run has the partitions 0 to "
                 f"{self.clients - 1}; correct partition-id in its node config, or `clients`"
             )
         allowed = self.config.identities
@@ -165,7 +165,7 @@ class Membership:
             )
         earlier = next((p for p, h in self._seats.items() if h.node_id == hello.node_id), None)
         if earlier not in (None, hello.partition):
-            raise BractError(f"says that it has partition {hello.partition}, before {earlier}")
+            raise BractError(f"claims partition {hello.partition}, before {earlier}")
         holder = self._seats.get(hello.partition)
         if holder is not None and holder.node_id != hello.node_id:
             self._require_heir(holder, hello)
@@ -175,7 +175,7 @@ class Membership:
     def _require_heir(self, holder: Hello, hello: Hello) -> None:
         if holder.node_id in self._transport.connected():
             raise BractError(
-                f"says that it has partition {hello.partition}, which is {holder.client}'s; this "
+                f"claims partition {hello.partition}, which is {holder.client}'s; this "
                 f"run has {self.clients} clients, each with a partition-id of its own"
             )
         if self.config.keys == "in-band" and holder.identity != hello.identity:

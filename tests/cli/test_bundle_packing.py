@@ -145,9 +145,8 @@ def test_a_pack_of_a_run_that_was_not_attacked_is_said_to_lack_an_audit(
     assert "not audited" not in capsys.readouterr().err
     shutil.rmtree(run.audit)
     pack(run.root, str(tmp_path / "pack"))
-    assert (
-        f"not audited, so this pack says nothing of what leaks; first: bract audit {run.root}"
-        in (capsys.readouterr().err.replace("\n", " "))
+    assert f"not audited, so this pack has no figures of leaks; first: bract audit {run.root}" in (
+        capsys.readouterr().err.replace("\n", " ")
     )
 
 
@@ -245,11 +244,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a size beyond the limit": (too_large(), "at most"),
     "another name than was said": (
         archive(contents(METRICS), ("../evil", METRICS[1])),
-        "does not come where pack.json says",
+        "is not in the place that pack.json gives",
     ),
     "another size than was said": (
         archive(contents(METRICS), (METRICS[0], METRICS[1] + b"x")),
-        "does not come where pack.json says",
+        "is not in the place that pack.json gives",
     ),
     "another content than was said": (
         archive(contents(METRICS), (METRICS[0], METRICS[1].replace(b"1", b"2"))),
