@@ -23,6 +23,7 @@ from bract.files import append_line, write_text
 from bract.locks import LOCK, holder, lock
 from bract.permissions import make_private_folder, warn_if_open
 from bract.protocol.observation import ObservationStore
+from bract.protocol.stores import is_run_folder, runs_in
 from bract.schema.description import AppDescription, read_description
 from bract.schema.live import LiveAudit
 from bract.schema.metrics import MetricsRow
@@ -42,7 +43,7 @@ class RunDirectory:
         self.logs = self.root / "logs"
         self.models = self.root / "models"
         self.captures = captures_in(self.root)
-        self.truth = self.root / "truth"
+        self.truth = truth_in(self.root)
         self.audit = self.root / "audit"
         self.aggregates = self.root / "aggregates"
         self.keys = self.root / "keys"
@@ -55,9 +56,10 @@ class RunDirectory:
     def open(cls, root: Path | str) -> RunDirectory:
         """Open an existing run, or the captures of a third-party app.
 
-        A folder that holds ``captures/`` (or is that folder, whatever its name) is enough.
+        A folder that holds ``captures/`` (or is that folder, whatever its name) is enough. Of a
+        store with several runs it is the latest one (`bract.protocol.stores`).
         """
-        run = cls(root)
+        run = cls(chosen_run(Path(root))[0])
         if not run.root.is_dir():
             raise BractError(f"{run.root}: no such folder; expected a run made by `bract run`")
         if run.root.name == "captures" and any(run.root.glob("round-*")):
@@ -231,7 +233,30 @@ class RunDirectory:
 def captures_in(root: Path) -> Path:
     """Return the folder of a folder's captures: ``captures/``, or the folder itself."""
     folder = root / "captures"
-    return root if not folder.is_dir() and any(root.glob("round-*/*")) else folder
+    own = is_run_folder(root) or any(root.glob("round-*/*"))
+    return root if own and not folder.is_dir() else folder
+
+
+def truth_in(root: Path) -> Path:
+    """Return the folder of what clients kept of a run: ``truth/``, next to a store of runs."""
+    own = root / "truth"
+    if own.is_dir() or not is_run_folder(root):
+        return own
+    return root.absolute().parents[1] / "truth"
+
+
+def chosen_run(root: Path) -> tuple[Path, list[Path]]:
+    """Return the run that a folder stands for, and the other runs of the same store.
+
+    A store of several runs, and the folder that holds it as ``captures/``, stands for its latest
+    run. Every other folder stands for itself.
+    """
+    if (root / "config.yaml").is_file() or is_run_folder(root):
+        return root, []
+    for store in (root / "captures", root):
+        if found := runs_in(store):
+            return found[0], found[1:]
+    return root, []
 
 
 def _command() -> str:
