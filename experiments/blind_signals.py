@@ -141,7 +141,7 @@ def settling(options: Any) -> Iterator[dict[str, Any]]:
             "readings_off": notes["readings_off"],
             "agree": notes["scalars_agree"],
             "off": off(case.evidence),
-            "psnr": float(psnr(images[-1][0].float(), picture)[0]),
+            "psnr": float(psnr(images[-1][0].float(), image)[0]),
             "seconds": seconds,
         }
 

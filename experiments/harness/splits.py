@@ -29,8 +29,9 @@ def kind_of(split: str) -> Kind:
     BractError
         If there is no such split, or the release's does not name the version that opens it.
     """
-    if split == "score" or split == "choose":
-        return split
+    named: dict[str, Kind] = {"score": "score", "choose": "choose"}
+    if split in named:
+        return named[split]
     if _RELEASE.fullmatch(split):
         return "release"
     raise BractError(

@@ -31,7 +31,11 @@ def test_a_table_of_additive_effects_has_the_variance_of_both() -> None:
     image, network = rng.normal(0, 3, 40), rng.normal(0, 2, 50)
     table = 30 + image[:, None] + network[None]
     rows, columns = np.indices(table.shape)
-    low, high = crossed_interval(table.ravel(), rows.ravel().tolist(), columns.ravel().tolist())  # type: ignore[misc]
+    found = crossed_interval(
+        table.ravel().tolist(), rows.ravel().tolist(), columns.ravel().tolist()
+    )
+    assert found is not None
+    low, high = found
     error = (high - low) / 2 / t.ppf(0.975, 39)
     expected = math.sqrt(image.var(ddof=1) / 40 + network.var(ddof=1) / 50)
     assert error == pytest.approx(expected, rel=0.02)

@@ -167,7 +167,7 @@ def test_a_rule_covers_quantity_direction_rows_and_size(
     rule: dict[str, Any], claim: tuple[str, list[str], float], covers: bool
 ) -> None:
     kind, rows, size = claim
-    stated = Claim(says="so", kind=kind, quantity="ssim", rows=tuple(rows), size=size)  # type: ignore[arg-type]
+    stated = Claim(says="so", kind=kind, quantity="ssim", rows=tuple(rows), size=size)
     made = experiment(rule).rules[0]
     assert stated.covered_by(made) is covers
     assert not stated.model_copy(update={"quantity": "psnr"}).covered_by(made)

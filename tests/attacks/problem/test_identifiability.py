@@ -41,7 +41,8 @@ def opened(model: Any, evidence: dict[str, Any] | None = None, **declared: Any) 
         mean=(0.0,), std=(1.0,), batch_size=1, num_examples=1,
     )  # fmt: skip
     seen = Observation(1, "a", parameters_of(model), update, replace(declaration, **declared))
-    given = Evidence(**{"target": seen.gradient(), "labels": torch.tensor([3])} | (evidence or {}))
+    about: dict[str, Any] = {"target": seen.gradient(), "labels": torch.tensor([3])}
+    given = Evidence(**about | (evidence or {}))
     tier: Any = "oblivious" if declared else "adaptive"
     return open_case(seen, tier=tier, max_images=1, view=lambda *_: given)
 
@@ -56,7 +57,7 @@ def information(model: torch.nn.Module, centre: Tensor, label: int = 3) -> Tenso
         )(parameters)
         return torch.cat([value.flatten() for value in found.values()])
 
-    jacobian = jacrev(sent)(centre).flatten(1)
+    jacobian: Tensor = jacrev(sent)(centre).flatten(1)
     return jacobian.T @ jacobian
 
 
