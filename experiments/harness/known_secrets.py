@@ -1,4 +1,4 @@
-"""Attackers with the key, the lock layers, or both: the bounds of FedKL's table VII."""
+"""Attackers with FedKL's key, the lock layers' weights, or both; its table VII shares gradients."""
 
 from __future__ import annotations
 
