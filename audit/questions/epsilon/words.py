@@ -22,6 +22,10 @@ def decision(answers: Sequence[EpsilonAnswer]) -> Decision:
         f"{most.canaries} coins show {most.most:.2f} at most, whatever leaks: more canaries, or "
         "more rounds, show more."
     )
+    effort = (
+        f"{sum(c.guesses for _, c in able)} coins of {len({c.client for _, c in able})} clients "
+        "were guessed."
+    )
     broken = [c.client for _, c in able if c.alarm]
     text = (
         f"By its canaries, {most.client} spends an epsilon of at least {low(most):.2f} "
@@ -32,9 +36,10 @@ def decision(answers: Sequence[EpsilonAnswer]) -> Decision:
         return Decision(
             "alarm",
             f"The protection is broken: measured above the account for {names}. {text}",
-            missed,
+            effort=effort,
+            missed=missed,
         )
-    return Decision("measured", text, missed)
+    return Decision("measured", text, effort=effort, missed=missed)
 
 
 def rows(answers: Sequence[EpsilonAnswer]) -> Table:

@@ -28,7 +28,8 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
             "none-found",
             f"No attacker recognised the records of {_listed(names)} better than chance does in "
             f"one of twenty audits; the largest area under the curve was {area(best)}.",
-            missed,
+            effort=_effort(every),
+            missed=missed,
         )
     answer, client = max(found, key=lambda pair: _auc(pair[1]))
     best = strongest(client)
@@ -39,7 +40,8 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
         f"Records of {len(who)} of {len(names)} clients are recognised as trained on "
         f"({_listed(who)}). Most clearly {client.client}, by {best.title.lower()} in the "
         f"{answer.tier} tier: area under the curve {area(best)}{_rate_text(best)}.",
-        missed,
+        effort=_effort(every),
+        missed=missed,
     )
 
 
@@ -128,6 +130,18 @@ def _missed(clients: Sequence[ClientMembership]) -> str:
 def _refused(every: Sequence[tuple[MembershipAnswer, ClientMembership]]) -> str:
     unfair = sorted({c.client for _, c in every if c.unfair})
     return f"Not answered for {_listed(unfair)}: the candidates differ." if unfair else ""
+
+
+def _effort(every: Sequence[tuple[MembershipAnswer, ClientMembership]]) -> str:
+    """Return what was tried: attackers, candidates, rounds and tiers."""
+    clients = [client for _, client in every]
+    attackers = {s.attacker for c in clients for s in c.scores}
+    rounds = {number for c in clients for number in c.rounds}
+    tiers = ", ".join(sorted({answer.tier for answer, _ in every}))
+    return (
+        f"{len(attackers)} attackers scored {sum(c.members + c.non_members for c in clients)} "
+        f"candidates over {len(rounds)} rounds ({tiers})."
+    )
 
 
 def _auc(client: ClientMembership) -> float:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from audited import audited_run, request_of
-from reporting import gather
 from safetensors.torch import load_file, save_file
 
 from bract.audit.audit import Audit
@@ -16,6 +15,7 @@ from bract.cli.gate import Gate
 from bract.client.candidates import keep_candidates
 from bract.errors import BractError
 from bract.report import write_report
+from bract.report.facts import gather
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 from bract.schema.membership import MembershipAnswer
