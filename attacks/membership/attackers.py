@@ -49,6 +49,7 @@ class _Always(MembershipAttacker):
     def lacks(self, view: RoundView) -> str | None:
         """Return None: the client's own upload is enough."""
         del view
+        return None
 
 
 class _FromOthers(MembershipAttacker):
@@ -208,7 +209,8 @@ class OfflineRMIA(_FromReferences):
 
 def below(own: Tensor, null: Tensor) -> Tensor:
     """Return the normal distribution function at ``own`` ``(N,)`` of nulls ``(K, N)``, K >= 1."""
-    return ndtr((own - null.mean(0)) / spread_of(null))
+    found: Tensor = ndtr((own - null.mean(0)) / spread_of(null))
+    return found
 
 
 def spread_of(null: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from bract.attacks.problem.evidence import Evidence
+from bract.attacks.problem.client_model import images_in
+from bract.attacks.problem.evidence import Evidence, Known, read_evidence
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.result import SeedBudget
 from bract.attacks.solve.engine import Engine
-from bract.attacks.task import evidence_for
 from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -30,6 +30,9 @@ MOST_NUMBERS = 1 << 26
 
 REFINEMENT = 20.0
 """Most seconds to refine what an adaptive attacker reads in one upload, where none are given."""
+
+MOST_REFINED = 8
+"""Most images of an upload whose evidence is refined by fitting them; minutes beyond that."""
 
 RIDGE = 1e-2
 """Of `coefficients`, as a share of the mean squared norm of a gradient."""
@@ -75,9 +78,10 @@ def local_model(
     BractError
         If it is encrypted, its model is not known, or no adaptive attacker reads it.
     """
-    evidence = evidence_for(
-        observation, tier, history, engine=engine, weak_seeds=weak_seeds, seconds=seconds
-    )
+    known = Known(history=history, weak_seeds=weak_seeds or SeedBudget())
+    evidence = read_evidence(observation, tier, known)
+    if evidence.refine is not None:
+        evidence = _refined(observation, evidence, engine or Engine(), tier, seconds)
     evaluated = replace(observation.declaration, norm_mode="eval")
     target = target_model_of(replace(observation, declaration=evaluated))
     update = _update_of(observation, evidence)
@@ -93,6 +97,22 @@ def local_model(
     local = apply_update(observation.parameters, update, 1.0)
     model = target.model.eval()
     return LocalModel(target, model, sent, sent | local | returned | added, update)
+
+
+def _refined(
+    observation: Observation, evidence: Evidence, engine: Engine, tier: Tier, seconds: float | None
+) -> Evidence:
+    """Refine an evidence where the upload is of few images; more leave it as it was read."""
+    count = images_in(observation.declaration, 1 << 31)
+    if count <= MOST_REFINED:
+        target = target_model_of(observation)
+        return engine.refine(observation, target, evidence, seconds=seconds, tier=tier)
+    if not evidence.target:
+        raise BractError(
+            f"{observation.key}: the {tier} tier reads this defense by fitting the upload's images, "
+            f"{count} of them, and does so for {MOST_REFINED} at most"
+        )
+    return evidence
 
 
 def _update_of(observation: Observation, evidence: Evidence) -> Tensors:

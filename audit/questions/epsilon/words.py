@@ -22,10 +22,7 @@ def decision(answers: Sequence[EpsilonAnswer]) -> Decision:
         f"{most.canaries} coins show {most.most:.2f} at most, whatever leaks: more canaries, or "
         "more rounds, show more."
     )
-    effort = (
-        f"{sum(c.guesses for _, c in able)} coins of {len({c.client for _, c in able})} clients "
-        "were guessed."
-    )
+    effort = "The uploads, and the canaries without the coins."
     broken = [c.client for _, c in able if c.alarm]
     text = (
         f"By its canaries, {most.client} spends an epsilon of at least {low(most):.2f} "

@@ -133,14 +133,14 @@ def _refused(every: Sequence[tuple[MembershipAnswer, ClientMembership]]) -> str:
 
 
 def _effort(every: Sequence[tuple[MembershipAnswer, ClientMembership]]) -> str:
-    """Return what was tried: attackers, candidates, rounds and tiers."""
-    clients = [client for _, client in every]
-    attackers = {s.attacker for c in clients for s in c.scores}
-    rounds = {number for c in clients for number in c.rounds}
-    tiers = ", ".join(sorted({answer.tier for answer, _ in every}))
+    """Return what an attacker needs: the records, the uploads, public data, and the time."""
+    answers = {id(answer): answer for answer, _ in every}.values()
+    references = max(answer.references for answer in answers)
+    public = f", public data for {references} reference models" if references else ""
+    seconds = sum(answer.seconds or 0.0 for answer in answers)
     return (
-        f"{len(attackers)} attackers scored {sum(c.members + c.non_members for c in clients)} "
-        f"candidates over {len(rounds)} rounds ({tiers})."
+        f"The uploads and the records in question{public}, and {seconds:.0f} s of one machine for "
+        f"{sum(c.members + c.non_members for _, c in every)} records."
     )
 
 
