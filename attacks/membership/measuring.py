@@ -109,8 +109,8 @@ def _refined(
         return engine.refine(observation, target, evidence, seconds=seconds, tier=tier)
     if not evidence.target:
         raise BractError(
-            f"{observation.key}: the {tier} tier reads this defense by fitting the upload's images, "
-            f"{count} of them, and does so for {MOST_REFINED} at most"
+            f"{observation.key}: the {tier} tier reads this defense by fitting the images of the "
+            f"upload, {count} of them, and does so for {MOST_REFINED} at most"
         )
     return evidence
 

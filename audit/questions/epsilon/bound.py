@@ -24,7 +24,7 @@ MOST_EPSILON = 50.0
 SHARES = (1.0, 0.5, 0.2, 0.05)
 """Shares of the canaries that are guessed. All are tried, each at its part of the level."""
 
-_STEPS = 60
+_STEPS = 36
 
 
 @dataclass(frozen=True)
