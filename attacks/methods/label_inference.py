@@ -31,6 +31,11 @@ class LabelInference(Attack):
     cost: ClassVar[Cost] = "instant"
     iterations: ClassVar[int] = 1
 
+    @property
+    def matches(self) -> bool:
+        """Nothing is matched, so that no unknowns of the client are searched."""
+        return False
+
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Infer; nothing is optimised."""
         labels = hard_labels(problem)

@@ -95,8 +95,9 @@ class PatchEmbedding(Attack):
                 raise BractError(f"{key}: the evidence lacks {name}")
             if not bool(case.evidence.target[name].any()):
                 raise BractError(
-                    f"{key}: the gradient of {name} is zero (an output layer of zeros, as fresh "
-                    "transformers may have, lets no gradient through); attack a later round"
+                    f"{key}: the gradient of {name} is zero: it is frozen, or behind an "
+                    "output layer of zeros, as fresh transformers may have; attack a later round, "
+                    "or use april"
                 )
         return case
 
