@@ -202,3 +202,19 @@ def test_the_slider_moves_over_the_rounds_by_keyboard(make_run: Any, browser: Br
     browser.evaluate("document.querySelector('#round-3').click()")
     browser.look(width=695, medium="print")
     assert sorted(browser.evaluate(SHOWN)) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_the_tables_of_the_page_need_no_scroll_at_1280_pixels(
+    make_run: Any, writers: Any, browser: Browser
+) -> None:
+    root = make_run(clients=["node-3951436575135978626", "client-1", "client-2"])
+    for name in ("client-1", "client-2"):
+        writers.audit(root, 1, name, attack="grnn", noise=0.9, first=3)
+    browser.open(write_report(root).as_uri(), width=1280)
+    wide = browser.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter(e => e.checkVisibility())"
+        ".filter(e => e.scrollWidth > e.clientWidth).map(e => e.getAttribute('aria-label'))"
+    )
+    assert wide == []
+    cells = browser.evaluate("document.querySelectorAll('table.attacks td').length")
+    assert cells > 40, "the table is there"
