@@ -9,10 +9,12 @@ where it stopped.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bract.attacks import Progress
+from bract.audit.allowance import Allowance
 from bract.audit.basis import Basis
 from bract.audit.observations import Observations
 from bract.audit.questions import QUESTIONS, Question
@@ -43,6 +45,8 @@ class Audit:
         those of other clients, rounds, attacks and tiers stay.
     output
         Folder of the results; None takes the run's ``audit/``.
+    allowance
+        The time that this audit shares with those of other tiers; None where there is none.
     """
 
     def __init__(
@@ -52,9 +56,10 @@ class Audit:
         *,
         resume: bool = False,
         output: Path | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.run, self.request, self.resume = run, request, resume
-        self._seen = Observations(run, request)
+        self._seen = Observations(run, request, allowance)
         named = request.questions
         if named is None:
             named = [name for name in QUESTIONS if QUESTIONS[name].offered(self._seen)]
@@ -72,6 +77,17 @@ class Audit:
         }
         self.device = str(self._seen.device)
         self._begun: set[str] = set()
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of the next attack on one observation, as far as time is a limit."""
+        return self._seen.seconds
+
+    @property
+    def attacks(self) -> int:
+        """Attacks on single observations, done or not."""
+        request = self.request
+        return len(self._seen.chosen) * len(request.attacks) * request.repeats
 
     def plan(self, device: str | None = None) -> list[Batch]:
         """Return the work to be done, with ``resume`` without what is done.
@@ -103,13 +119,19 @@ class Audit:
         self, batches: Iterable[Batch], progress: Callable[[Progress], None] | None = None
     ) -> Iterator[Answer]:
         """Run the batches; yield each answer as soon as it is written."""
+        allowance = self._seen.allowance
         for batch in batches:
+            if allowance is not None:
+                allowance.begin()
+            begun = time.monotonic()
             try:
                 with blaming(type(self.question(batch))):
                     self._begin(batch)
                     yield from self.question(batch).execute(batch, progress)
             except PluginError as error:
                 _log.error("%s", error)
+            if allowance is not None:
+                allowance.finish(len(batch.captures), time.monotonic() - begun)
 
     def accept(self, batch: Batch, returned: Mapping[str, bytes]) -> list[Answer]:
         """Check the files that a worker made of a batch, and keep them as `execute` does.

@@ -107,5 +107,5 @@ def _kind(batch: Batch, max_images: int) -> str:
 
 def _seconds_each(audit: Audit, batch: Batch) -> float | None:
     """Wall time of one whole attack on one upload of a batch."""
-    limit = audit.request.seconds
+    limit = audit.seconds
     return audit.question(batch).probe(batch, PROBE) if limit is None else limit

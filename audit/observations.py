@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bract.attacks import Engine
 from bract.attacks.problem.trained_prior import load_prior
+from bract.audit.allowance import Allowance
 from bract.audit.captures import Capture, Captures, Lazy, over_rounds, select
 from bract.audit.observer import CuriousClient
 from bract.audit.truth import check_truth, distinct, load_truth, run_truth
@@ -43,12 +44,16 @@ class Observations:
     ----------
     chosen
         Captures under attack, by round; aggregates after single clients.
+    allowance
+        The time of the whole audit, where it has a budget; None where each attack has its own.
     public
         The generator trained on public images, in the surrogate tier.
     """
 
-    def __init__(self, run: RunDirectory, request: AuditRequest) -> None:
-        self.run, self.request = run, request
+    def __init__(
+        self, run: RunDirectory, request: AuditRequest, allowance: Allowance | None = None
+    ) -> None:
+        self.run, self.request, self.allowance = run, request, allowance
         self.config: FederationConfig = run.config()
         self.device = Engine(device=request.device).torch_device()
         self._collusion: Collusion | None = None
@@ -112,6 +117,13 @@ class Observations:
             return input_of(shaped).fitted(description.data, shaped)
         except BractError as error:
             raise BractError(f"{self.run.root / DESCRIPTION}: {error}") from error
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of the next attack on one observation; None where time is no limit."""
+        if self.allowance is not None:
+            return round(self.allowance.share, 3)
+        return self.request.seconds
 
     def open(self, capture: Capture) -> Observation:
         """Return what the attacker of this tier sees of an observation."""

@@ -6,6 +6,7 @@ import contextlib
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 from bract.attacks import Progress
 from bract.attacks.problem.evidence import has_attacker
 from bract.attacks.registry import attacks_only_for
+from bract.audit.allowance import Allowance
 from bract.audit.audit import Audit
 from bract.audit.captures import Captures
 from bract.audit.questions import QUESTIONS
 from bract.audit.worker import few_threads
 from bract.cli import signals
 from bract.cli.audit_workers import Workers
-from bract.cli.console import WorkProgress, say
+from bract.cli.console import WorkProgress, duration, say
 from bract.cli.keygen import client_key
 from bract.config import FederationConfig, build_config
 from bract.config.audit import TIERS, Tier
@@ -29,6 +31,9 @@ from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.schema import Answer, AuditResult
 from bract.schema.audit import EXACT_DB
+
+LONGER = 1.3
+"""Factor over its budget from which the first attack makes the estimate anew."""
 
 
 def audit_requests(
@@ -88,12 +93,17 @@ def audit_requests(
     ]
 
 
+def configured(root: Path) -> AuditConfig:
+    """Return the audit section that the run was made with."""
+    return RunDirectory.open(root).config().audit
+
+
 def _overlaid(config: FederationConfig, settings: Mapping[str, Any]) -> AuditConfig:
     """Return the audit section with some keys replaced, checked as the configuration's is."""
     given = {name: value for name, value in settings.items() if value is not None}
     content = config.audit.model_dump(mode="json")
-    if "iterations" in given or "seconds" in given:
-        content |= {"iterations": None, "seconds": None}
+    if given.keys() & {"iterations", "seconds", "total_seconds"}:
+        content |= {"iterations": None, "seconds": None, "total_seconds": None}
     return build_config({"audit": content | given}, source="the command line").audit
 
 
@@ -129,13 +139,18 @@ def _names(defenses: Iterable[Mapping[str, Any]]) -> list[str]:
     return [str(entry.get("name")) for entry in defenses]
 
 
-def parse_budget(text: str) -> dict[str, int | float]:
-    """Read ``2000`` (iterations a restart), or ``90s``, ``5m``, ``1h`` (wall time an upload).
+def parse_budget(text: str, *, each: bool = False) -> dict[str, int | float]:
+    """Read ``2000`` (iterations a restart), or ``90s``, ``5m``, ``1h`` (wall time in all).
+
+    Parameters
+    ----------
+    each
+        Whether a time is each upload's rather than the whole audit's.
 
     Returns
     -------
     dict
-        ``iterations`` or ``seconds``, as keys of the audit section.
+        ``iterations``, ``total_seconds`` or ``seconds``, as keys of the audit section.
     """
     found = re.fullmatch(r"\s*(\d+|\d*\.\d+)\s*(s|m|h)?\s*", text)
     value = float(found[1]) if found else 0.0
@@ -144,7 +159,8 @@ def parse_budget(text: str) -> dict[str, int | float]:
             f"--budget {text!r}: expected iterations such as 2000, or a time such as 90s, 5m or 1h"
         )
     if found[2]:
-        return {"seconds": value * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]}
+        key = "seconds" if each else "total_seconds"
+        return {key: value * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]}
     return {"iterations": int(found[1])}
 
 
@@ -171,7 +187,8 @@ def parse_rounds(text: str) -> list[int]:
 def audit_run(root: Path, request: AuditRequest, *, resume: bool = False) -> list[Answer]:
     """Run the audit with progress; return what is on disk for each chosen observation."""
     with auditing(root):
-        return execute(open_audit(root, request, resume=resume))
+        (audit,) = open_audits(root, [request], resume=resume)
+        return execute(audit)
 
 
 @contextlib.contextmanager
@@ -186,11 +203,41 @@ def auditing(root: Path) -> Iterator[None]:
         yield
 
 
-def open_audit(root: Path, request: AuditRequest, *, resume: bool = False) -> Audit:
+def open_audit(
+    root: Path,
+    request: AuditRequest,
+    *,
+    resume: bool = False,
+    allowance: Allowance | None = None,
+) -> Audit:
     """Check a request against the run; nothing is attacked or removed yet."""
     # A model that is declared as package.module:callable is in the folder of its own app.
     sys.path.insert(0, str(Path.cwd()))
-    return Audit(RunDirectory.open(root), request, resume=resume)
+    return Audit(RunDirectory.open(root), request, resume=resume, allowance=allowance)
+
+
+def open_audits(
+    root: Path, requests: Iterable[AuditRequest], *, resume: bool = False, shared: bool = True
+) -> list[Audit]:
+    """Open an audit for each request, which share the time of the whole, where it has one.
+
+    Parameters
+    ----------
+    shared
+        Whether one process runs them all. Elsewhere each attack has its even share from the start.
+    """
+    opened = [open_audit(root, request, resume=resume) for request in requests]
+    total = opened[0].request.total_seconds if opened else None
+    if total is None:
+        return opened
+    left = sum(len(b.captures) for a in opened for b in a.plan()) if resume else 0
+    allowance = Allowance(total, left or sum(audit.attacks for audit in opened))
+    if shared:
+        requests = [audit.request for audit in opened]
+        return [open_audit(root, r, resume=resume, allowance=allowance) for r in requests]
+    even = {"seconds": allowance.share}
+    fixed = [audit.request.model_copy(update=even) for audit in opened]
+    return [open_audit(root, request, resume=resume) for request in fixed]
 
 
 def execute(audit: Audit, workers: Workers | None = None) -> list[Answer]:
@@ -210,8 +257,11 @@ def execute(audit: Audit, workers: Workers | None = None) -> list[Answer]:
                 bar.finish_item(describe(result))
                 signals.check()
             return audit.answers()
-        for batch in batches:
+        begun = time.monotonic()
+        for number, batch in enumerate(batches):
             size = len(batch.captures)
+            if number == 1:
+                _learn(audit, (time.monotonic() - begun) / max(1, bar.done), total - bar.done)
 
             def show(progress: Progress, size: int = size) -> None:
                 bar.within(progress.fraction * size, f"loss {progress.loss:.4f}")
@@ -220,6 +270,16 @@ def execute(audit: Audit, workers: Workers | None = None) -> list[Answer]:
                 bar.finish_item(describe(result))
                 signals.check()
     return audit.answers()
+
+
+def _learn(audit: Audit, took: float, left: int) -> None:
+    """Say how long the rest takes, where the first attack took far longer than its budget."""
+    planned = audit.request.seconds
+    if planned is not None and took > LONGER * planned:
+        say(
+            f"the first attack took {duration(took)} with a budget of {duration(planned)}: about "
+            f"{duration(took * left)} are left"
+        )
 
 
 def describe(answer: Answer) -> str:

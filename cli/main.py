@@ -324,7 +324,8 @@ def audit(
         str | None,
         typer.Option(
             "--budget",
-            help="2000 (iterations a restart), or 90s, 5m (wall time an upload, all restarts).",
+            help="2000 (iterations a restart), or 90s, 5m: wall time of the whole audit, or of "
+            "each upload with --set audit.budget_each=true.",
         ),
     ] = None,
     restarts: Annotated[
@@ -389,8 +390,9 @@ def audit(
     from bract.cli.audit import (
         audit_requests,
         auditing,
+        configured,
         execute,
-        open_audit,
+        open_audits,
         parse_budget,
         parse_clients,
         parse_rounds,
@@ -402,15 +404,17 @@ def audit(
     from bract.config.config import AuditConfig
 
     gates = [Gate.parse(text) for text in fail_on or ()]
+    section = read_section("audit", settings, AuditConfig.model_fields)
+    budget_each = section.get("budget_each", configured(run).budget_each)
     chosen = {
-        **read_section("audit", settings, AuditConfig.model_fields),
+        **section,
         **({"attacks": attack} if attack else {}),
         **({"questions": question} if question else {}),
         **({"clients": parse_clients(clients)} if clients else {}),
         **({"rounds": parse_rounds(rounds)} if rounds else {}),
         **({"restarts": restarts} if restarts else {}),
         **({"device": device} if device else {}),
-        **(parse_budget(budget) if budget is not None else {}),
+        **(parse_budget(budget, each=budget_each) if budget is not None else {}),
     }
     requests = audit_requests(
         run, chosen, tier=tier, key=key, prior=prior_file, truth=truth, models=model or ()
@@ -423,7 +427,7 @@ def audit(
         requests = [request.model_copy(update=workers_ask) for request in requests]
     check_tiers(gates, [request.tier for request in requests])
     with auditing(run):
-        audits = [open_audit(run, request, resume=resume) for request in requests]
+        audits = open_audits(run, requests, resume=resume, shared=asked is None)
         approve(audits, ask=not yes, measure=asked is None)
         with workers_of(asked, run) as workers:
             answers = [answer for audit in audits for answer in execute(audit, workers)]

@@ -46,6 +46,9 @@ class AuditConfig(Section):
     iterations, seconds
         Steps of a restart, and wall time of all restarts of one observation; None takes each
         attack's own steps, or no limit where ``seconds`` is set.
+    total_seconds, budget_each
+        Wall time of the whole audit, all its tiers, which its attacks share; in place of
+        ``seconds``. ``bract audit --budget 10m`` sets it, or ``seconds`` with ``budget_each``.
     repeats
         Whole attacks on each observation, each with a seed of its own and its own blind pick.
     live_every
@@ -73,6 +76,8 @@ class AuditConfig(Section):
     clients: list[str] | None = None
     iterations: Positive | None = None
     seconds: Annotated[float, Field(gt=0.0)] | None = None
+    total_seconds: Annotated[float, Field(gt=0.0)] | None = None
+    budget_each: bool = False
     restarts: Positive = 1
     repeats: Positive = 1
     max_images: Positive = 8

@@ -533,12 +533,14 @@ def test_baselines_do_not_go_by_which_upload_was_scored_first(run: Any) -> None:
 
 def test_a_budget_is_iterations_or_a_time(run: Any) -> None:
     assert parse_budget("2000") == {"iterations": 2000}
-    assert parse_budget("90s") == parse_budget(" 1.5 m ") == {"seconds": 90.0}
-    assert parse_budget("1h") == {"seconds": 3600.0}
+    assert parse_budget("90s") == parse_budget(" 1.5 m ") == {"total_seconds": 90.0}
+    assert parse_budget("1h", each=True) == {"seconds": 3600.0}
     for text in ("", "0", "0s", "-5", "1.5", "soon", "5d"):
         with pytest.raises(BractError, match="--budget"):
             parse_budget(text)
-    choice = request_of(run.root, {"attacks": ["ig"], **parse_budget("0.5s"), "device": "cpu"})
+    choice = request_of(
+        run.root, {"attacks": ["ig"], **parse_budget("0.5s", each=True), "device": "cpu"}
+    )
     assert (choice.iterations, choice.seconds) == (None, 0.5)
     results = execute(run, choice)
     assert [r["budget"]["iterations"] for r in results] == [None, None]

@@ -65,7 +65,7 @@ def test_the_configuration_names_a_tier_where_the_command_line_does_not(tmp_path
 
 def test_a_budget_is_iterations_or_time() -> None:
     assert parse_budget("2000") == {"iterations": 2000}
-    assert parse_budget("90s") == parse_budget(" 1.5m ") == {"seconds": 90.0}
+    assert parse_budget("90s") == parse_budget(" 1.5m ") == {"total_seconds": 90.0}
     for text in ("", "fast", "0", "-3", "1.5", "3d", "0s"):
         with pytest.raises(BractError, match="such as 2000, or a time such as 90s"):
             parse_budget(text)

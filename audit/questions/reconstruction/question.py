@@ -205,7 +205,11 @@ class ReconstructionQuestion(Question[AuditResult]):
         method = found.chosen_attack or batch.attack
         if method not in ATTACKS:
             return f"{shown(method)} is no attack here"
-        wanted = (self.seen.request.tier, self._seed(batch), self._budget(method))
+        budget = self._budget(method)
+        if self.seen.allowance is not None and found.budget is not None:
+            # Shares of one time differ from attack to attack.
+            budget = budget.model_copy(update={"seconds": found.budget.seconds})
+        wanted = (self.seen.request.tier, self._seed(batch), budget)
         return None if (found.tier, found.seed, found.budget) == wanted else "other settings"
 
     def about(self, batch: Batch, capture: Capture) -> AuditResult:
@@ -272,6 +276,12 @@ class ReconstructionQuestion(Question[AuditResult]):
 
     def _check(self, batch: Batch, capture: Capture) -> None:
         """Refuse an upload that this attack cannot or shall not be run on."""
+        allowance = self.seen.allowance
+        if allowance is not None and allowance.is_spent:
+            raise BractError(
+                f"the budget of {allowance.seconds:g} s for the whole audit was spent; "
+                "give it more, or each upload its own: --set audit.budget_each=true"
+            )
         self._check_input(batch, capture)
         self._check_disjoint(capture)
 
@@ -303,7 +313,7 @@ class ReconstructionQuestion(Question[AuditResult]):
         request = self.seen.request
         return Budget(
             iterations=request.iterations,
-            seconds=request.seconds,
+            seconds=self.seen.seconds,
             restarts=request.restarts,
             max_images=request.max_images,
             weak_seeds=SeedBudget(candidates=request.weak_seeds),
@@ -376,11 +386,11 @@ class ReconstructionQuestion(Question[AuditResult]):
         """Return what one restart of the attack that made the images was allowed."""
         request = self.seen.request
         iterations = request.iterations
-        if iterations is None and request.seconds is None:
+        if iterations is None and self.seen.seconds is None:
             iterations = ATTACKS[method].iterations
         return AuditBudget(
             iterations=iterations,
-            seconds=request.seconds,
+            seconds=self.seen.seconds,
             restarts=request.restarts,
             max_images=request.max_images,
         )
