@@ -31,6 +31,7 @@ from bract.audit.description.facts import (
     read_facts,
     read_tensors,
 )
+from bract.audit.description.normalisation import normalisation_of
 from bract.audit.truth import load_truth, truth_path
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError, listed, one_line
@@ -214,7 +215,7 @@ class _Work:
         if "inputs" not in content:
             return
         if self.declaration().mean is None:
-            mean, std = _range_as_normalisation(kept)
+            mean, std = normalisation_of(kept)
             reason = f"the kept inputs go from {float(kept.min()):.3g} to {float(kept.max()):.3g}"
             if mean is not None and std is not None:
                 self.guess("input", "mean", mean, reason)
@@ -658,16 +659,6 @@ def _mismatch(
 
 def _and_strange(names: Sequence[str]) -> str:
     return f" (it holds {', '.join(names[:3])} instead)" if names else ""
-
-
-def _range_as_normalisation(inputs: Tensor) -> tuple[list[float] | None, list[float] | None]:
-    """Return the usual normalisation that makes pixels of such inputs, if there is one."""
-    low, high = float(inputs.min()), float(inputs.max())
-    channels = inputs.shape[1]
-    for mean, std, least, most in ((0.0, 1.0, 0.0, 1.0), (0.5, 0.5, -1.0, 1.0)):
-        if least - 1e-3 <= low and high <= most + 1e-3:
-            return [mean] * channels, [std] * channels
-    return None, None
 
 
 def _times(shape: Sequence[int]) -> str:
