@@ -19,6 +19,9 @@ from bract.errors import BractError
 
 MANIFEST = "pyproject.toml"
 
+APP_FOLDER = "BRACT_APP_FOLDER"
+"""Environment variable with the folder, set where Flower's processes are started for one app."""
+
 
 @dataclass(frozen=True)
 class App:
@@ -70,6 +73,8 @@ def app_folder() -> Path:
     BractError
         If the working directory is another app's, and this one's is not found.
     """
+    if named := os.environ.get(APP_FOLDER):
+        return Path(named)
     here, app = Path.cwd(), running_app()
     if app is None:
         return here

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bract.cli.comparison_plan import Plan, plan
 from bract.cli.console import print_json, say
@@ -40,6 +41,42 @@ class Steps:
     train: Train
     audit: Step
     report: Step
+
+    @classmethod
+    def of(
+        cls,
+        train: Train,
+        *,
+        resume: bool,
+        redact: bool,
+        tiers: Sequence[str],
+        models: Collection[str],
+        settings: Mapping[str, Any] | None = None,
+    ) -> Steps:
+        """Return the steps that attack in these tiers.
+
+        Parameters
+        ----------
+        models
+            References that the audit may import; training may add some.
+        settings
+            Keys of the audit section, and their values.
+        """
+
+        def audit(root: Path) -> None:
+            from bract.cli.audit import audit_requests, audit_run
+
+            for tier in dict.fromkeys(tiers):
+                for request in audit_requests(root, settings, tier=tier, models=models):
+                    audit_run(root, request, resume=resume)
+
+        def report(root: Path) -> None:
+            from bract.report import write_report
+
+            with RunDirectory(root).claim():
+                write_report(root, redact=redact)
+
+        return cls(train=train, audit=audit, report=report)
 
 
 @dataclass
@@ -82,7 +119,40 @@ def compare_defenses(
         At the end, if a variant failed; the message names them all.
     """
     planned = plan(config, defenses)
-    root = runs / f"{config.name}-compare"
+    return compare_planned(
+        planned,
+        runs / f"{config.name}-compare",
+        steps,
+        name=config.name,
+        tested=count_tested(planned.configs[0]),
+        resume=resume,
+        overwrite=overwrite,
+        redact=redact,
+        as_json=as_json,
+    )
+
+
+def compare_planned(
+    planned: Plan,
+    root: Path,
+    steps: Steps,
+    *,
+    name: str,
+    tested: ExampleCounts,
+    resume: bool,
+    overwrite: bool,
+    redact: bool,
+    as_json: bool,
+) -> Path:
+    """Run, attack and compare planned variants; see `compare_defenses`.
+
+    Parameters
+    ----------
+    root
+        Folder of the variants' run directories, and of the page.
+    name
+        What is compared, for the page.
+    """
     again = resumed("compare", "bract compare CONFIG --resume")
     with RunDirectory(root).claim(), explained(f"{root}; what is done is kept", again):
         _claim(root, planned, resume=resume, overwrite=overwrite)
@@ -90,12 +160,7 @@ def compare_defenses(
             say(note)
         outcome = _run_all(root, planned, steps)
         page = write_comparison(
-            root,
-            outcome.variants,
-            name=config.name,
-            tested=count_tested(planned.configs[0]),
-            notes=planned.notes,
-            redact=redact,
+            root, outcome.variants, name=name, tested=tested, notes=planned.notes, redact=redact
         )
     if as_json:
         print_json(json.loads((root / "comparison.json").read_text(encoding="utf-8")))
@@ -117,7 +182,8 @@ def _claim(root: Path, planned: Plan, *, resume: bool, overwrite: bool) -> None:
     }
     if resume:
         for folder, config in held.items():
-            check_resumable(RunDirectory(folder), config)
+            if RunDirectory(folder).is_configured:
+                check_resumable(RunDirectory(folder), config)
     elif overwrite:
         for folder in held:
             run = RunDirectory(folder)
@@ -130,6 +196,16 @@ def _claim(root: Path, planned: Plan, *, resume: bool, overwrite: bool) -> None:
         )
 
 
+def check_tiers(tiers: Sequence[str]) -> None:
+    """Refuse a tier that is none."""
+    from bract.config.audit import TIERS
+
+    known = (*TIERS, "all")
+    strange = next((tier for tier in tiers if tier not in known), None)
+    if strange is not None:
+        raise BractError(unknown("tier", strange, known))
+
+
 def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)) -> Steps:
     """Return the steps of ``bract run``, ``bract audit`` (once for each tier) and ``bract report``.
 
@@ -138,17 +214,10 @@ def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)
     BractError
         If a tier is unknown.
     """
-    from bract.cli.audit import audit_requests, audit_run
     from bract.cli.launch.launcher import Launch
     from bract.cli.run import run_federation
-    from bract.config.audit import TIERS
-    from bract.report import write_report
 
-    known = (*TIERS, "all")
-    strange = next((tier for tier in tiers if tier not in known), None)
-    if strange is not None:
-        raise BractError(unknown("tier", strange, known))
-
+    check_tiers(tiers)
     models: set[str] = set()
 
     def train(config: FederationConfig, runs: Path) -> Path:
@@ -156,20 +225,7 @@ def command_steps(*, resume: bool, redact: bool, tiers: Sequence[str] = ("all",)
         models.update({config.model.name} if ":" in config.model.name else ())
         return run_federation(config, runs, Launch(), resume=resume).root
 
-    def audit(root: Path) -> None:
-        for tier in dict.fromkeys(tiers):
-            for request in audit_requests(root, tier=tier, models=models):
-                audit_run(root, request, resume=resume)
-
-    def report(root: Path) -> None:
-        with RunDirectory(root).claim():
-            write_report(root, redact=redact)
-
-    return Steps(
-        train=train,
-        audit=audit,
-        report=report,
-    )
+    return Steps.of(train, resume=resume, redact=redact, tiers=tiers, models=models)
 
 
 def _run_all(root: Path, planned: Plan, steps: Steps) -> _Outcome:
@@ -185,7 +241,7 @@ def _run_all(root: Path, planned: Plan, steps: Steps) -> _Outcome:
             error = str(problem)
         except BractError as problem:
             # Before anything ran, what the undefended federation cannot do, no variant can.
-            if config.name == UNDEFENDED and not (root / UNDEFENDED / "metrics.jsonl").exists():
+            if config.name == UNDEFENDED and not _has_run(root / UNDEFENDED):
                 raise
             error = str(problem)
         if error:
@@ -199,9 +255,14 @@ def _run_all(root: Path, planned: Plan, steps: Steps) -> _Outcome:
             )
         )
     for config in planned.configs:
-        if (root / config.name / "config.yaml").is_file():
+        if (root / config.name / "config.yaml").is_file() or _has_run(root / config.name):
             steps.report(root / config.name)
     return outcome
+
+
+def _has_run(folder: Path) -> bool:
+    """Whether a variant left anything of a round."""
+    return (folder / "metrics.jsonl").exists() or any(folder.glob("captures/round-*"))
 
 
 def count_tested(config: FederationConfig) -> ExampleCounts:

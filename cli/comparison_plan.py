@@ -82,6 +82,24 @@ def plan(config: FederationConfig, defenses: Sequence[str] | None = None) -> Pla
     return Plan(tuple(configs), tuple(notes))
 
 
+def plan_variants(defenses: Sequence[str], *, clients: int, notes: Sequence[str] = ()) -> Plan:
+    """Lay out the variants of an app that has no configuration: undefended, and each defense.
+
+    Parameters
+    ----------
+    defenses
+        As `plan` takes them.
+    """
+    names = [UNDEFENDED]
+    configs = [build_config({"clients": clients, "name": UNDEFENDED})]
+    for text in defenses:
+        names.append(_folder(text, names))
+        entries = [dict(entry) for entry in build_defenses(parse_defense(text, {})).public()]
+        content = {"clients": clients, "name": names[-1], "defenses": entries}
+        configs.append(build_config(content, source=f"variant {names[-1]}"))
+    return Plan(tuple(configs), tuple(notes))
+
+
 def parse_defense(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Read ``guardian`` or ``adadefense:alpha=0.02+noise:std=0.05``.
 

@@ -605,7 +605,12 @@ def keygen(
 
 @app.command(epilog=epilog("compare"))
 def compare(
-    config: ConfigArgument,
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML configuration, or the folder of an app that was run and described once."
+        ),
+    ],
     defense: Annotated[
         list[str] | None,
         typer.Option(
@@ -634,10 +639,27 @@ def compare(
 
     The runs and the page are kept in RUNS/NAME-compare. Where a defense (FedKL) needs a model with
     normalisation and CONFIG's has none, every variant, the undefended one too, runs the model's
-    -bn counterpart.
+    -bn counterpart. An app of your own runs in Flower's simulation engine, on as many clients as
+    its latest run captured; its client has a DefenseMod, whose defense each variant replaces.
     """
+    from bract.app_folder import app_in
     from bract.config import load_config
 
+    own = app_in(config) if config.is_dir() else None
+    if own is not None:
+        from bract.cli.compare_app import compare_app
+
+        compare_app(
+            own,
+            runs,
+            defenses=defense,
+            tiers=tier or ["all"],
+            resume=resume,
+            overwrite=overwrite,
+            redact=redact,
+            as_json=output.is_json,
+        )
+        return
     loaded = load_config(config)
     from bract.cli.compare import command_steps, compare_defenses
 

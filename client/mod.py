@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from bract.client.accounting import mechanism_of
 from bract.client.answered import Request
 from bract.client.answers import Answers
 from bract.client.defenses import (
+    DefenseChain,
     DefenseError,
     DefenseState,
     build_defenses,
@@ -33,9 +35,15 @@ from bract.protocol.codes import ErrorCode
 from bract.protocol.fused import FUSED_TYPE, MODELS_KEY, TRAINING_SCORES
 from bract.protocol.records import BUFFER_ENDINGS, DEFENSES, NUM_EXAMPLES_KEY, ROUND_KEY
 from bract.protocol.update import Tensors
+from bract.strict_json import parse_json
 
 SWITCH_KEY = "bract-defense"
-"""Node config key that turns the mod ``on`` or ``off``. The run config is the server's."""
+"""Node config key by which a site turns the mod ``on`` or ``off``, or names its own defense in the
+place of the app's: a name, or a JSON list of entries. The run config is the server's."""
+
+SWITCH_VARIABLE = "BRACT_DEFENSE"
+"""Environment variable of a client's process with the same, where its node config has no key: in
+Flower's simulation engine, whose nodes have no configuration of their own."""
 
 ROUNDS_KEY = "num-server-rounds"
 """Run config key that declares the rounds, as Flower's own templates call it."""
@@ -101,14 +109,8 @@ class DefenseMod:
         if not isinstance(defense, str) and parameters:
             raise BractError("DefenseMod: give hyper-parameters inside the list of defenses")
         entries = [{"name": defense, **parameters}] if isinstance(defense, str) else defense
-        self.defenses = build_defenses(entries)
+        self.defenses = _built(entries)
         self.buffers = tuple(buffers)
-        for member in self.defenses.defenses:
-            if hidden := set(member.needs) - {"model", "images"}:
-                raise BractError(
-                    f"DefenseMod: {member.name!r} needs the app's {', '.join(sorted(hidden))}, "
-                    "which a mod does not see; run it with bract's own ClientApp"
-                )
 
     def __call__(self, msg: Message, context: Context, call_next: Handler) -> Message:
         """Handle one message; the state is read per message, in Flower's fresh process."""
@@ -118,8 +120,8 @@ class DefenseMod:
         try:
             path = context.node_config.get("policy")
             policy = load_policy(None if path is None else Path(str(path)))
-            active = self._active(context)
-            chain = self.defenses if active else build_defenses([])
+            chain = self._chain(context)
+            active = bool(len(chain))
             check(policy, chain)
             _check_visible(policy)
             if active and kind == MessageType.TRAIN and policy.max_epsilon is not None:
@@ -136,7 +138,7 @@ class DefenseMod:
             answers.commit(request, mechanism)
             own = OwnModel(chain, self._store(context))
             with hiding(f"DefenseMod: {request.kind} of round {request.server_round}"):
-                reply = self._answer(msg, context, call_next, own, policy, active=active)
+                reply = self._answer(msg, context, call_next, own, policy, chain=chain)
             if kind == MessageType.EVALUATE:
                 _check_split(reply, policy)
             answers.keep(request, reply.content)
@@ -152,7 +154,7 @@ class DefenseMod:
         own: OwnModel,
         policy: SitePolicy,
         *,
-        active: bool,
+        chain: DefenseChain,
     ) -> Message:
         """Return the app's reply, of which the update is defended and the metrics are rounded."""
         sent = {name: dict(record) for name, record in msg.content.array_records.items()}
@@ -161,38 +163,46 @@ class DefenseMod:
         if reply.has_error():
             raise BractError(f"the app replied with an error: {reply.error.reason}")
         if msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
-            if active:
-                self._protect(sent, reply, own, policy)
-            _withhold(reply, policy, hidden=active and bool(len(self.defenses)))
+            if len(chain):
+                self._protect(sent, reply, own, policy, chain)
+            _withhold(reply, policy, hidden=bool(len(chain)))
         _round(reply, policy)
         return reply
 
     def _judge(self, msg: Message, context: Context, call_next: Handler) -> Message:
         """Let the app answer; a model that it evaluates is this client's own."""
-        if not self.defenses.keeps_model:
-            return call_next(msg, context)
         try:
-            chain = self.defenses if self._active(context) else build_defenses([])
+            chain = self._chain(context)
+            if not chain.keeps_model:
+                return call_next(msg, context)
             with OwnModel(chain, self._store(context)).taking():
                 return call_next(msg, context)
         except BractError as error:
             return _refuse(msg, context, error)
 
-    def _active(self, context: Context) -> bool:
-        own, asked = context.node_config.get(SWITCH_KEY), context.run_config.get(SWITCH_KEY)
-        for setting in (own, asked):
-            if setting not in ("on", "off", True, False, None):
-                raise BractError(f"{SWITCH_KEY} is {setting!r}, expected 'on' or 'off'")
+    def _chain(self, context: Context) -> DefenseChain:
+        """Return the defenses of this site; none where it turned them off."""
+        own = context.node_config.get(SWITCH_KEY, os.environ.get(SWITCH_VARIABLE))
+        asked = context.run_config.get(SWITCH_KEY)
+        if asked not in (*_SWITCH, None):
+            raise BractError(f"{SWITCH_KEY} is {asked!r}, expected 'on' or 'off'")
+        if isinstance(own, str) and own not in _SWITCH:
+            return _built(_named(own))
+        if own not in (*_SWITCH, None):
+            raise BractError(
+                f"{SWITCH_KEY} is {own!r}, expected 'on', 'off', a defense such as 'guardian', or "
+                "a JSON list of entries with a name"
+            )
         if own is None and asked in ("off", False):
             raise BractError(
                 f"the run config sets {SWITCH_KEY}: {asked!r}, but only this site may turn its "
                 f"defense off; take the key out of the run config, or set {SWITCH_KEY}='off' in "
                 "the site's node config"
             )
-        active = own in ("on", True, None)
-        if not active:
-            _log.warning("DefenseMod is off (%s): this update is sent unprotected", SWITCH_KEY)
-        return active
+        if own in ("on", True, None):
+            return self.defenses
+        _log.warning("DefenseMod is off (%s): this update is sent unprotected", SWITCH_KEY)
+        return build_defenses([])
 
     def _protect(
         self,
@@ -200,6 +210,7 @@ class DefenseMod:
         reply: Message,
         own: OwnModel,
         policy: SitePolicy,
+        chain: DefenseChain,
     ) -> None:
         replied = dict(reply.content.array_records)
         if not replied:
@@ -235,13 +246,13 @@ class DefenseMod:
         if not update:
             raise DefenseError("DefenseMod: the reply holds no floating arrays to protect")
         turn, protected = own.protect(update)
-        _log.info("DefenseMod, update %d: %s", turn, self.defenses.report)
+        _log.info("DefenseMod, update %d: %s", turn, chain.report)
         arrays = {
             key: Array((before[key] - protected[key]).numpy()) if key in protected else array
             for key, array in returned.items()
         }
         reply.content[name] = ArrayRecord(arrays)
-        reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(self.defenses.public())})
+        reply.content[DEFENSES] = ConfigRecord({"chain": json.dumps(chain.public())})
 
     def _check_buffers(self, records: Mapping[str, Mapping[str, Array]]) -> None:
         """Refuse floating arrays that no noise covers."""
@@ -259,6 +270,29 @@ class DefenseMod:
             directory=_folder(context),
             key=f"run-{context.run_id}-{_client(context)}",
         )
+
+
+_SWITCH = ("on", "off", True, False)
+
+
+def _built(entries: Sequence[Mapping[str, Any]]) -> DefenseChain:
+    """Build a chain that a mod can apply."""
+    chain = build_defenses(entries)
+    for member in chain.defenses:
+        if hidden := set(member.needs) - {"model", "images"}:
+            raise BractError(
+                f"DefenseMod: {member.name!r} needs the app's {', '.join(sorted(hidden))}, "
+                "which a mod does not see; run it with bract's own ClientApp"
+            )
+    return chain
+
+
+def _named(setting: str) -> list[Any]:
+    """Read a site's own defense: a name, or a JSON list of entries."""
+    if not setting.lstrip().startswith("["):
+        return [{"name": setting}]
+    entries = parse_json(setting, most=16_384)
+    return entries if isinstance(entries, list) else []
 
 
 def _folder(context: Context) -> Path | None:

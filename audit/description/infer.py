@@ -257,7 +257,7 @@ class _Work:
             if isinstance(outputs, str):
                 raise BractError(
                     f"bract.yaml: input.shape is {list(declared.image_shape)}, which model "
-                    f"{declared.model} does not take: {outputs}"
+                    f"{declared.model} does not take: {self._first_layer() or outputs}"
                 )
         else:
             outputs = self._infer_shape()

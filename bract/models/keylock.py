@@ -260,11 +260,25 @@ def insert_key_locks(model: nn.Module, *, blocks: Literal["first", "every"] = "f
     if not norms:
         raise BractError(
             f"FedKL needs a model with batch or layer normalisation, {type(model).__name__} has "
-            "none; use one of the zoo that has (lenet-bn, resnet20, vgg16-bn, vit)"
+            f"none; {_how_to_normalise(model)}; of the zoo, lenet-bn, resnet20, vgg16-bn and vit "
+            "have one"
         )
     for name, norm in norms[:1] if blocks == "first" else norms:
         replace_layer(model, name, _locked(norm))
     return model
+
+
+def _how_to_normalise(model: nn.Module) -> str:
+    """Return the lines that add batch normalisation to a model, by its first convolution."""
+    first = next(((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)), None)
+    if first is None:
+        return "it has no convolution to normalise: choose another defense"
+    name, layer = first
+    return (
+        f"add it where the model is made, at the server and the clients alike: self.norm = "
+        f"nn.BatchNorm2d({layer.out_channels}), and self.norm(self.{name}(x)) in place of "
+        f"self.{name}(x)"
+    )
 
 
 def _locked(norm: nn.Module) -> LockedNorm:

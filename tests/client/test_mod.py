@@ -242,6 +242,32 @@ def test_it_is_switched_per_message_by_the_node_alone(
     assert ("bract.defenses" in reply.content) is defended
 
 
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [("guardian", "guardian"), ('[{"name": "noise", "std": 0.5}]', "noise"), ("on", "adadefense")],
+)
+def test_a_site_names_its_own_defense_in_place_of_the_apps(
+    setting: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def declared(**options: Any) -> list[str]:
+        reply, _, _ = exchange([DefenseMod("adadefense")], **options)
+        chain = json.loads(reply.content["bract.defenses"]["chain"])
+        return [str(entry["name"]) for entry in chain]
+
+    assert declared(node_config={"bract-defense": setting}) == [name]
+    # Nodes of the simulation engine have no configuration; what a node has comes first.
+    monkeypatch.setenv("BRACT_DEFENSE", setting)
+    assert declared() == [name]
+    assert declared(node_config={"bract-defense": "pruning"}) == ["pruning"]
+
+
+def test_a_site_that_names_no_defense_sends_no_update() -> None:
+    for setting in ("gardian", "[3]", "[not json", 7):
+        node = {"bract-defense": setting}
+        reply, app, _ = exchange([DefenseMod("adadefense")], node_config=node)
+        assert reply.has_error() and app.calls == []
+
+
 @pytest.mark.parametrize("setting", ["off", False])
 def test_a_server_that_turns_the_defense_off_gets_no_update(setting: Any) -> None:
     reply, app, _ = exchange([DefenseMod("adadefense")], run_config={"bract-defense": setting})

@@ -1,4 +1,4 @@
-"""Thresholds on the estimate of information follow from the split that chose, and held on another."""
+"""Thresholds on the estimate of information follow from one split, and held on another."""
 
 from __future__ import annotations
 

@@ -1,0 +1,159 @@
+"""``bract compare APP``: a third-party app undefended and under each defense, attacked alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from bract.app_folder import App
+from bract.audit.captures import Captures
+from bract.cli.compare import Steps, check_tiers, compare_planned
+from bract.cli.comparison_plan import DEFAULT_DEFENSES, Plan, plan_variants
+from bract.cli.launch.own_app import OwnAppFederation
+from bract.client.defenses import DEFENSES, build_defenses
+from bract.config import FederationConfig
+from bract.errors import BractError, RunFailedError
+from bract.files import write_text
+from bract.protocol.stores import LATEST, OWNER, runs_in
+from bract.report.comparison.variants import UNDEFENDED, ExampleCounts
+from bract.rundir import RunDirectory
+from bract.schema.description import DESCRIPTION, AppDescription, dump_description
+
+SECONDS = 120
+"""Wall time of the audit of one variant in one tier."""
+
+
+def compare_app(
+    app: App,
+    runs: Path,
+    *,
+    defenses: Sequence[str] | None = None,
+    tiers: Sequence[str] = ("all",),
+    resume: bool = False,
+    overwrite: bool = False,
+    redact: bool = False,
+    as_json: bool = False,
+) -> Path:
+    """Run an app undefended and under each defense in Flower's simulation engine, and compare.
+
+    The app has the hook around its strategy and `DefenseMod` among its mods, and was run, captured
+    and described once: ``bract.yaml`` of its latest run describes every variant, and there are as
+    many clients as that run captured.
+
+    Raises
+    ------
+    BractError
+        If the app was not described, or a defense is unknown.
+    RunFailedError
+        At the end, if a variant failed; the message names them all.
+    """
+    check_tiers(tiers)
+    described = _described(app)
+    model = described.description()
+    assert model is not None
+    clients = len({capture.client for capture in Captures(described.captures).index})
+    planned = _plan(clients, defenses)
+
+    def train(config: FederationConfig, root: Path) -> Path:
+        run = RunDirectory(root / config.name)
+        if not (resume and run.captures.is_dir()):
+            _train(app, run, config)
+        write_text(run.root / DESCRIPTION, dump_description(_of_any_run(model)))
+        return run.root
+
+    models = {model.model} if model.model and ":" in model.model else set()
+    return compare_planned(
+        planned,
+        runs / f"{app.name}-compare",
+        Steps.of(
+            train,
+            resume=resume,
+            redact=redact,
+            tiers=tiers,
+            models=models,
+            settings={"rounds": [1], "total_seconds": float(SECONDS)},
+        ),
+        name=app.name,
+        tested=ExampleCounts(),
+        resume=resume,
+        overwrite=overwrite,
+        redact=redact,
+        as_json=as_json,
+    )
+
+
+def _described(app: App) -> RunDirectory:
+    """Return the latest run of an app, which was described."""
+    try:
+        run = RunDirectory.open(app.folder)
+        if run.description() is not None:
+            return run
+    except BractError:
+        pass
+    raise BractError(
+        f"{app.folder}: no described run of the app {app.name}; run it once with the hook around "
+        f"its strategy, and describe it: bract describe {app.folder} --model my_app.task:Net"
+    )
+
+
+def _plan(clients: int, defenses: Sequence[str] | None) -> Plan:
+    """Lay out the variants; by default those that need no line of the app's own code."""
+    names = list(defenses or ())
+    notes = [
+        f"Attacked was round 1 of each variant, for {SECONDS // 60} minutes a tier; audit the run "
+        "directory of a variant for more."
+    ]
+    if not names:
+        left: list[str] = []
+        for entry in DEFAULT_DEFENSES:
+            if entry["name"] in DEFENSES:
+                needs = build_defenses([entry]).keeps_model
+                (left if needs else names).append(str(entry["name"]))
+        if left:
+            notes.append(
+                f"Not compared: {', '.join(left)}, which changes the model and needs a line in the "
+                "app; name it with --defense once the app has that line."
+            )
+    return plan_variants(names, clients=clients, notes=notes)
+
+
+def _train(app: App, run: RunDirectory, config: FederationConfig) -> None:
+    """Run one variant, and leave its captures and truth in its run directory."""
+    undefended = config.name == UNDEFENDED
+    defense = "off" if undefended else json.dumps(list(config.defenses))
+    with OwnAppFederation(app.folder, run, config.clients, defense) as federation:
+        federation.finish()
+    found = runs_in(run.captures)
+    if not found:
+        raise RunFailedError(
+            "nothing was captured: wrap the strategy of the app's server, with a relative store: "
+            'HonestButCurious(strategy, store="captures")'
+        )
+    _flatten(run.captures, found[0])
+    applied = {
+        tuple(str(d.get("name")) for d in c.declaration.defenses)
+        for c in Captures(run.captures).index
+    }
+    wanted = tuple(str(entry["name"]) for entry in config.defenses)
+    if applied != {wanted}:
+        raise RunFailedError(
+            f"the clients applied {' or '.join(', '.join(a) or 'no defense' for a in applied)}, "
+            f"expected {', '.join(wanted) or 'none'}: the app's client needs "
+            'ClientApp(mods=[DefenseMod("adadefense")]), whose defense a comparison replaces'
+        )
+
+
+def _flatten(store: Path, folder: Path) -> None:
+    """Make one run's captures those of a run directory."""
+    for path in folder.iterdir():
+        path.rename(store / path.name)
+    (store / OWNER).unlink(missing_ok=True)
+    (store / LATEST).unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def _of_any_run(description: AppDescription) -> AppDescription:
+    """Return a description without what holds for the nodes and the defenses of one run."""
+    guessed = {k: v for k, v in description.guessed.items() if not k.startswith("clients.")}
+    return description.model_copy(update={"clients": {}, "defenses": None, "guessed": guessed})
