@@ -23,7 +23,7 @@ from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import buffers_of, parameters_of
 
-FIRST_SEED = {"score": 0, "choose": 1000}
+FIRST_SEED = {"score": 100, "choose": 0}
 """Seed of each split's first client: no rows or network both choose a setting and score it."""
 
 

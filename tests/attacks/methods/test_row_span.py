@@ -1,0 +1,120 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bract.attacks import Budget, Case, Reconstruction, Refusal, reconstruct
+from bract.attacks.methods.row_span.row_span import class_counts
+from bract.attacks.methods.row_span.spans import Span, Spans
+from bract.attacks.problem.case import open_case
+from experiments.harness.rows import SentRows, features_right, score_rows, send_rows
+
+
+def attacked(sent: SentRows, rounds: int = 12) -> Reconstruction | Refusal:
+    (found,) = reconstruct(
+        sent.captured, "row-span", budget=Budget(iterations=rounds), device="cpu"
+    )
+    return found
+
+
+def inputs_of(sent: SentRows) -> torch.Tensor:
+    declared = sent.captured.declaration
+    mean, std = (torch.tensor(v).double() for v in (declared.mean, declared.std))
+    return (sent.truth.images.flatten(1).double() - mean) / std
+
+
+@pytest.mark.parametrize("data", ["wine", "diabetes"])
+def test_every_row_of_a_batch_is_found_with_its_target(data: str) -> None:
+    sent = send_rows(data, 6, seed=0)
+    found = attacked(sent)
+    assert isinstance(found, Reconstruction), found
+    scored = score_rows(sent, found)
+    assert features_right(scored) == 1.0 and scored.label_accuracy == 1.0
+
+
+def test_a_batch_larger_than_a_row_has_columns_is_found() -> None:
+    # SPEAR needs fewer rows than the 13 columns; here a row has the second layer's equations.
+    sent = send_rows("wine", 16, seed=2)
+    found = attacked(sent, rounds=20)
+    assert isinstance(found, Reconstruction), found
+    assert features_right(score_rows(sent, found)) > 0.9
+
+
+def test_rows_are_found_after_local_epochs() -> None:
+    sent = send_rows("wine", 8, seed=1, algorithm="fedavg", batch_size=8, local_epochs=3, lr=0.01)
+    found = attacked(sent)
+    assert isinstance(found, Reconstruction), found
+    assert features_right(score_rows(sent, found)) > 0.8
+
+
+def test_true_rows_lie_in_the_spans_and_others_do_not() -> None:
+    sent = send_rows("wine", 4, seed=0)
+    case = open_case(sent.captured, tier="oblivious", max_images=8)
+    assert isinstance(case, Case)
+    spans = Spans(case)
+    rows = inputs_of(sent)
+    assert float(spans.losses(rows).max()) < 1e-8
+    assert float(spans.losses(rows + 0.5).min()) > 1e-4
+
+
+def test_the_jacobian_is_that_of_finite_differences() -> None:
+    sent = send_rows("wine", 2, seed=0)
+    case = open_case(sent.captured, tier="oblivious", max_images=8)
+    spans, places = Spans(case), torch.tensor([0, 5])
+    rows = inputs_of(sent) + 0.3
+    found = spans.jacobian(rows, places)
+    for at, place in enumerate(places.tolist()):
+        step = torch.zeros_like(rows)
+        step[:, place] = 1e-6
+        apart = (spans.residuals(rows + step) - spans.residuals(rows - step)) / 2e-6
+        assert torch.allclose(found[:, :, at], apart.detach(), atol=1e-5)
+
+
+def test_a_residual_is_what_a_span_lacks() -> None:
+    span = Span("layer", torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64), biased=False)
+    found = span.residual(torch.tensor([[3.0, 4.0, 0.0]], dtype=torch.float64))
+    assert torch.allclose(found, torch.tensor([[0.0, 0.8, 0.0]], dtype=torch.float64))
+
+
+def test_slopes_count_copies_of_a_row() -> None:
+    shares = torch.tensor([0.3, 0.7])
+    for counts in ([1, 0], [0, 1], [2, 0], [1, 2]):
+        n = torch.tensor(counts, dtype=torch.float)
+        assert class_counts(shares, n.sum() * shares - n, 4).tolist() == counts
+
+
+def test_a_row_that_is_there_twice_is_returned_twice() -> None:
+    once = send_rows("wine", 3, seed=0)
+    picks = [0, 1, 1, 2]
+    network, spec = _network(once)
+    inputs, labels = once.truth.images[picks], once.truth.labels[picks]
+    loss = torch.nn.functional.cross_entropy(network(spec(inputs)), labels)
+    names = [name for name, _ in network.named_parameters()]
+    gradients = torch.autograd.grad(loss, list(network.parameters()))
+    declared = replace(once.captured.declaration, batch_size=4, num_examples=4)
+    upload = replace(
+        once.captured, update=dict(zip(names, gradients, strict=True)), declaration=declared
+    )
+    sent = replace(once, captured=upload, truth=replace(once.truth, images=inputs, labels=labels))
+    found = attacked(sent)
+    assert isinstance(found, Reconstruction), found
+    scored = score_rows(sent, found)
+    assert features_right(scored) == 1.0 and scored.label_accuracy == 1.0
+
+
+def _network(sent: SentRows) -> tuple[torch.nn.Module, object]:
+    case = open_case(sent.captured, tier="oblivious", max_images=8)
+    model = case.target_model.model
+    model.load_state_dict(dict(sent.captured.parameters))
+    return model, case.target_model.normalise
+
+
+def test_what_leaves_too_few_equations_is_refused_by_number() -> None:
+    found = attacked(send_rows("wine", 2, seed=0, model="logistic"))
+    assert isinstance(found, Refusal) and "more equations than columns" in found.reason
+
+
+def test_steps_of_adam_are_refused() -> None:
+    sent = send_rows("wine", 4, seed=0, algorithm="fedavg", batch_size=2, optimizer="adam")
+    found = attacked(sent)
+    assert isinstance(found, Refusal) and "needs steps of SGD" in found.reason
