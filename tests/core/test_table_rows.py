@@ -218,7 +218,7 @@ def test_a_file_without_its_schema_is_refused(tmp_path: Path) -> None:
 def test_images_declared_as_a_table_are_refused_and_tables_as_images() -> None:
     with pytest.raises(BractError, match="'digits' holds images"):
         data_spec(DataConfig(name="digits", input="table"))
-    with pytest.raises(BractError, match=r"'wine' holds a table, data.input is 'image'"):
+    with pytest.raises(BractError, match=r"'wine' holds a table, data\.input is 'image'"):
         data_spec(DataConfig(name="wine"))
 
 

@@ -52,8 +52,8 @@ class RowSpan(Attack):
     which give labels and targets.
 
     After several steps of SGD the features drift, and the rows are near the batch's rather than
-    equal to them. Rows that are not found within the budget stay at the columns' means; an attack that finds none
-    refuses. An iteration is one round of starts.
+    equal to them. Rows that are not found within the budget stay at the columns' means; an attack
+    that finds none refuses. An iteration is one round of starts.
     """
 
     name: ClassVar[str] = "row-span"

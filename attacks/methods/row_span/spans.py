@@ -165,8 +165,7 @@ def _spans_of(case: Case, exact: bool) -> list[Span]:
         rank = int((values > _ROUNDING * values[0]).sum())
         if not exact:
             rank = min(rank, case.images)
-        if case.images <= len(values) and rank < gradient.shape[1] and rank <= case.images:
-            # Fewer directions than examples: the others are lost in rounding, or in few outputs.
-            if rank == case.images or len(values) > case.images:
-                found.append(Span(name, rows[:rank], biased))
+        # With fewer outputs than examples the gradient holds a part of the features' span alone.
+        if case.images <= len(gradient) and rank < gradient.shape[1] and rank <= case.images:
+            found.append(Span(name, rows[:rank], biased))
     return found
