@@ -3,71 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn import functional as F
+from observing import observed
+from torch import nn
 
 from bract.audit.audit import Audit
 from bract.cli.audit import audit_requests
 from bract.client.truth import save_truth
-from bract.config import build_config
+from bract.config import FederationConfig, build_config
 from bract.config.config import AuditRequest
 from bract.data.views import client_data, data_spec
 from bract.models import create_model
 from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.update import parameters_of
+from bract.protocol.observation import ObservationStore
+from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 
+SETTINGS = {
+    "name": "audited",
+    "data": {"image_size": 16, "validation": 0.0},
+    "model": {"name": "lenet-strided", "activation": "relu"},
+    "training": {"algorithm": "fedsgd", "batch_size": 2},
+}
 
-def audited_run(root: Path, clients: int) -> RunDirectory:
-    """Make a run whose clients each uploaded the gradient of two 16-pixel digits, with truth."""
-    config = build_config(
-        {
-            "name": "audited",
-            "clients": clients,
-            "data": {"image_size": 16, "validation": 0.0},
-            "model": {"name": "lenet-strided", "activation": "relu"},
-            "training": {"algorithm": "fedsgd", "batch_size": 2},
-        }
-    )
+
+def captured_run(
+    root: Path, settings: Mapping[str, Any]
+) -> tuple[RunDirectory, FederationConfig, nn.Module]:
+    """Make a finished run without captures, and the model that it begins with."""
+    config = build_config(dict(settings))
     run = RunDirectory(root)
     run.create(config)
     run.update_state(status="finished")
-    spec = data_spec(config.data)
-    model = create_model("lenet-strided", classes=10, channels=1, image_size=16, activation="relu")
-    initialise(model, "default", 0)
-    names = [name for name, _ in model.named_parameters()]
-    for client in range(clients):
-        data = client_data(config, client)
-        images, labels = data.images[:2], data.labels[:2]
-        loss = F.cross_entropy(model(spec.normalise(images)), labels)
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        declaration = ClientDeclaration(
-            algorithm="fedsgd",
-            model="lenet-strided",
-            activation="relu",
-            image_shape=spec.image_shape,
-            classes=10,
-            mean=spec.mean,
-            std=spec.std,
-            local_steps=1,
-            batch_size=2,
-            num_examples=2,
-        )
-        ObservationStore(run.captures).save(
-            Observation(
-                round=1,
-                client=f"client-{client}",
-                parameters=parameters_of(model),
-                update=dict(zip(names, gradients, strict=True)),
-                declaration=declaration,
-            )
-        )
-        save_truth(run.truth / f"client-{client}", 1, images, labels)
+    model = create_model(
+        config.model.name,
+        classes=10,
+        channels=1,
+        image_size=config.data.image_size,
+        activation=config.model.activation,
+    )
+    return run, config, initialise(model, "default", 0)
+
+
+def upload_gradient(
+    run: RunDirectory,
+    config: FederationConfig,
+    model: nn.Module,
+    client: int,
+    *,
+    number: int = 1,
+    taken: slice | None = None,
+) -> Tensors:
+    """Capture a client's gradient of its first batch, keep the truth, and return the gradient."""
+    data = client_data(config, client)
+    taken = taken or slice(0, config.training.batch_size)
+    images, labels = data.images[taken], data.labels[taken]
+    seen = observed(
+        images,
+        labels,
+        model=model,
+        name=config.model.name,
+        activation=config.model.activation,
+        spec=data_spec(config.data),
+        client=f"client-{client}",
+        local_steps=1,
+    )
+    ObservationStore(run.captures).save(replace(seen, round=number))
+    save_truth(run.truth / seen.client, number, images, labels)
+    return seen.update
+
+
+def audited_run(root: Path, uploads: int, **settings: Any) -> RunDirectory:
+    """Make a run whose clients each uploaded the gradient of one batch of digits, with truth.
+
+    Parameters
+    ----------
+    settings
+        Of the configuration, over `SETTINGS`.
+    """
+    run, config, model = captured_run(root, SETTINGS | {"clients": uploads} | settings)
+    for client in range(uploads):
+        upload_gradient(run, config, model, client)
     return run
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.config import DataConfig
+from bract.data.views import DataSpec
 from bract.data.views import test_data as load_test_data
 from bract.inputs import Truth
 from bract.models import create_model
@@ -52,11 +53,11 @@ def tiny() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def observe() -> Make:
-    """Make observations; see `_observe`."""
-    return _observe
+    """Make observations; see `observed`."""
+    return observed
 
 
-def _observe(
+def observed(
     images: Tensor,
     labels: Tensor,
     *,
@@ -72,6 +73,7 @@ def _observe(
     proximal_mu: float = 0.0,
     weight_decay: float = 0.0,
     normalised: bool = True,
+    spec: DataSpec | None = None,
     returned: bool = False,
     **declared: Any,
 ) -> Observation:
@@ -85,6 +87,8 @@ def _observe(
         What the declaration calls a model that is given as a module.
     normalised
         Whether the client normalises its pixels, and declares it.
+    spec
+        How it does; None takes a mean of 0.3 and a deviation of 0.4.
     returned
         Whether it returns its buffers.
     """
@@ -96,15 +100,16 @@ def _observe(
         if isinstance(model, str)
         else model
     )
-    inputs = (images - 0.3) / 0.4 if normalised else images
+    spec = spec or DataSpec((channels, size, size), classes, (0.3,) * channels, (0.4,) * channels)
+    inputs = spec.normalise(images) if normalised else images
     sent, buffers = parameters_of(network), buffers_of(network)
     batch = batch_size or len(images)
     declaration = ClientDeclaration(
         model=model if isinstance(model, str) else name,
         image_shape=(channels, size, size),
         classes=classes,
-        mean=(0.3,) * channels if normalised else None,
-        std=(0.4,) * channels if normalised else None,
+        mean=spec.mean if normalised else None,
+        std=spec.std if normalised else None,
         batch_size=batch,
         num_examples=len(images),
     )
@@ -176,7 +181,7 @@ def returning(
     network: nn.Module, name: str, images: Tensor, labels: Tensor, *, steps: int, **settings: Any
 ) -> Observation:
     """What a client of raw pixels returns, its buffers among it."""
-    return _observe(
+    return observed(
         images,
         labels,
         **{"lr": 0.1, "normalised": False, "returned": True} | settings,

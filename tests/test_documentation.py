@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
+from observing import observed
 from torch import nn
 
 from bract.models import create_model
 from bract.models.keylock import key_locks
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.update import parameters_of
+from bract.protocol.observation import ObservationStore
 from bract.schema.description import parse_description
 from bract.server import HonestButCurious
 from bract.server.loopback import LoopbackGrid
@@ -61,23 +62,16 @@ def test_the_notebook_example_attacks_a_run(
 ) -> None:
     torch.manual_seed(0)
     model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
-    loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3]))
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    names = [name for name, _ in model.named_parameters()]
-    declaration = ClientDeclaration(
-        algorithm="fedsgd", model="lenet-strided", image_shape=(1, 8, 8), classes=10, batch_size=1
+    seen = observed(
+        torch.rand(1, 1, 8, 8),
+        torch.tensor([3]),
+        model=model,
+        name="lenet-strided",
+        normalised=False,
     )
     store = ObservationStore(tmp_path / "runs" / "demo" / "captures")
-    for client, update in (("good", dict(zip(names, gradients, strict=True))), ("empty", {})):
-        store.save(
-            Observation(
-                round=1,
-                client=client,
-                parameters=parameters_of(model),
-                update=update,
-                declaration=declaration,
-            )
-        )
+    store.save(replace(seen, client="good"))
+    store.save(replace(seen, client="empty", update={}))
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "attacks.md").read_text(), re.DOTALL)
     exec(compile(code, "attacks.md", "exec"), {})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from audited import request_of, with_keys
+from audited import audited_run, request_of, with_keys
 from observing import one_step
 from reporting import gather
 from safetensors.torch import load_file
@@ -32,15 +32,11 @@ from bract.cli.console import print_json
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.config.config import AuditRequest
-from bract.data.views import client_data, data_spec
 from bract.data.views import test_data as load_test_data
 from bract.errors import BractError
 from bract.inputs import Truth
-from bract.models import create_model
-from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.observation import Observation, ObservationStore
 from bract.protocol.rounding import rounded
-from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
@@ -53,49 +49,7 @@ CHOICE = AuditRequest(attacks=["ig"], iterations=30, device="cpu")
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A run of two clients that each uploaded the gradient of two 16-pixel digits."""
-    config = build_config(
-        {
-            "name": "audited",
-            "data": {"image_size": 16, "validation": 0.0},
-            "model": {"name": "lenet-strided", "activation": "relu"},
-            "training": {"algorithm": "fedsgd", "batch_size": 2},
-        }
-    )
-    directory = RunDirectory(tmp_path / "audited")
-    directory.create(config)
-    directory.update_state(status="finished")
-    spec = data_spec(config.data)
-    model = create_model("lenet-strided", classes=10, channels=1, image_size=16, activation="relu")
-    initialise(model, "default", 0)
-    store = ObservationStore(directory.captures)
-    for client in (0, 1):
-        data = client_data(config, client)
-        images, labels = data.images[:2], data.labels[:2]
-        loss = F.cross_entropy(model(spec.normalise(images)), labels)
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        names = [name for name, _ in model.named_parameters()]
-        store.save(
-            Observation(
-                round=1,
-                client=f"client-{client}",
-                parameters=parameters_of(model),
-                update=dict(zip(names, gradients, strict=True)),
-                declaration=ClientDeclaration(
-                    algorithm="fedsgd",
-                    model="lenet-strided",
-                    activation="relu",
-                    image_shape=spec.image_shape,
-                    classes=10,
-                    mean=spec.mean,
-                    std=spec.std,
-                    local_steps=1,
-                    batch_size=2,
-                    num_examples=2,
-                ),
-            )
-        )
-        save_truth(directory.truth / f"client-{client}", 1, images, labels)
-    return directory
+    return audited_run(tmp_path / "audited", 2, clients=3)
 
 
 def execute(run: RunDirectory, choice: AuditRequest = CHOICE, *, resume: bool = False) -> Any:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from audited import attacked, with_keys
+from audited import attacked, captured_run, upload_gradient, with_keys
 from safetensors.torch import load_file
-from torch.nn import functional as F
 
 from bract.audit.audit import Audit
 from bract.audit.captures import Capture, Captures, over_rounds
@@ -22,7 +21,6 @@ from bract.audit.worker import Worker
 from bract.client.truth import save_truth
 from bract.config import build_config
 from bract.config.config import AuditRequest
-from bract.data.views import client_data, data_spec
 from bract.errors import BractError
 from bract.files import write_tensors
 from bract.inputs import Truth
@@ -43,54 +41,22 @@ CHOICE = AuditRequest(attacks=["ig"], iterations=20, device="cpu", over_rounds=2
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A run of two clients that each uploaded one digit's gradient in three rounds."""
-    config = build_config(
-        {
-            "name": "audited",
-            "data": {"image_size": 8, "validation": 0.0},
-            "model": {"name": "lenet-strided"},
-            "training": {"algorithm": "fedsgd", "batch_size": 1},
-            "strategy": {"server_lr": 0.5},
-        }
-    )
-    directory = RunDirectory(tmp_path / "audited")
-    directory.create(config)
-    directory.update_state(status="finished")
-    spec = data_spec(config.data)
-    model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
-    initialise(model, "default", 0)
-    store = ObservationStore(directory.captures)
+    settings = {
+        "name": "audited",
+        "data": {"image_size": 8, "validation": 0.0},
+        "model": {"name": "lenet-strided"},
+        "training": {"algorithm": "fedsgd", "batch_size": 1},
+        "strategy": {"server_lr": 0.5},
+    }
+    directory, config, model = captured_run(tmp_path / "audited", settings)
     for number in (1, 2, 3):
         updates = []
         for client in (0, 1):
-            data = client_data(config, client)
             # The second client's image of the last round is another one.
             at = slice(1, 2) if (number, client) == (3, 1) else slice(0, 1)
-            images, labels = data.images[at], data.labels[at]
-            loss = F.cross_entropy(model(spec.normalise(images)), labels)
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            names = [name for name, _ in model.named_parameters()]
-            update = dict(zip(names, gradients, strict=True))
-            updates.append(update)
-            store.save(
-                Observation(
-                    round=number,
-                    client=f"client-{client}",
-                    parameters=parameters_of(model),
-                    update=update,
-                    declaration=ClientDeclaration(
-                        algorithm="fedsgd",
-                        model="lenet-strided",
-                        image_shape=spec.image_shape,
-                        classes=10,
-                        mean=spec.mean,
-                        std=spec.std,
-                        local_steps=1,
-                        batch_size=1,
-                        num_examples=1,
-                    ),
-                )
+            updates.append(
+                upload_gradient(directory, config, model, client, number=number, taken=at)
             )
-            save_truth(directory.truth / f"client-{client}", number, images, labels)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.sub_(updates[0][name] + updates[1][name], alpha=0.25)

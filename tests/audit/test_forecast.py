@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from audited import attacked, with_keys
+from observing import observed
 
 from bract.attacks import Attack
 from bract.audit.audit import Audit
@@ -21,7 +22,6 @@ from bract.config.config import AuditRequest
 from bract.errors import RunFailedError
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=400, device="cpu")
@@ -37,15 +37,13 @@ def run(tmp_path: Path) -> RunDirectory:
     directory.create(build_config({"data": {"image_size": 8}}))
     torch.manual_seed(0)
     model = create_model("lenet-strided", classes=10, channels=1, image_size=8)
-    loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3]))
-    names = [name for name, _ in model.named_parameters()]
-    update = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+    seen = observed(torch.rand(1, 1, 8, 8), torch.tensor([3]), model=model, normalised=False)
     store = ObservationStore(directory.captures)
     for client, declared in (
         ("one", DECLARED),
         ("many", replace(DECLARED, batch_size=432, num_examples=432)),
     ):
-        store.save(Observation(1, client, parameters_of(model), update, declared))
+        store.save(replace(seen, client=client, declaration=declared))
     return directory
 
 

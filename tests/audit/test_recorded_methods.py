@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from observing import _observe as observe
+from observing import observed as observe
 
-from bract.attacks import ATTACKS, IG, Budget, Reconstruction, reconstruct
+from bract.attacks import ATTACKS, IG, Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.case import open_case
 from bract.attacks.task import AttackTask
@@ -107,9 +107,8 @@ def test_batch_statistics_that_nothing_matched_are_called_not_tried(run: Any) ->
 
 def test_every_attack_names_its_components() -> None:
     dense = observe(torch.rand(1, 1, 8, 8), torch.tensor([1]))
+    reconstructing = 0
     for name in ATTACKS:
-        if name in ("analytic", "spear", "statistics"):
-            continue  # they refuse a model without a linear first layer or batch normalisation
         public = None
         if name in ("ggl", "gias", "learned-inverter"):
             grey = torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, 8, 8)
@@ -117,10 +116,13 @@ def test_every_attack_names_its_components() -> None:
             public = train_prior(grey, None, settings, source="grey")
         budget = Budget(iterations=1)
         (result,) = reconstruct(dense, name, budget=budget, device="cpu", public=public)
-        assert isinstance(result, Reconstruction)
+        if isinstance(result, Refusal):
+            continue  # by models without the layer, the statistics or the input that it needs
+        reconstructing += 1
         for trial in result.trials:
             assert trial.components, name
             assert trial.attack in ATTACKS and trial.method in ATTACKS
+    assert reconstructing >= 14
 
 
 def test_the_diagnosis_counts_the_steps_that_the_attack_unrolled(tmp_path: Path) -> None:

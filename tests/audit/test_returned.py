@@ -24,7 +24,7 @@ STEM = "round-0001--client-0"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    return audited_run(tmp_path_factory.mktemp("returned") / "run", clients=2)
+    return audited_run(tmp_path_factory.mktemp("returned") / "run", uploads=2)
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ class FakeRay:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return audited_run(tmp_path_factory.mktemp("made") / "run", clients=3).root
+    return audited_run(tmp_path_factory.mktemp("made") / "run", uploads=3).root
 
 
 @pytest.fixture

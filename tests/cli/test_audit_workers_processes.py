@@ -60,7 +60,7 @@ def wait_for_workers(command: Command, root: Path, count: int) -> list[psutil.Pr
 def test_two_workers_write_to_the_last_bit_what_one_process_writes_though_one_is_killed(
     tmp_path: Path,
 ) -> None:
-    audited_run(tmp_path / "one", clients=6)
+    audited_run(tmp_path / "one", uploads=6)
     shutil.copytree(tmp_path / "one", tmp_path / "many", copy_function=shutil.copy2)
     code, errors = start(tmp_path, "one", 800).finish()
     assert code == 0, errors
@@ -78,7 +78,7 @@ def test_two_workers_write_to_the_last_bit_what_one_process_writes_though_one_is
 
 
 def test_ctrl_c_leaves_no_process_and_resume_goes_on(tmp_path: Path) -> None:
-    run = audited_run(tmp_path / "run", clients=3)
+    run = audited_run(tmp_path / "run", uploads=3)
     command = start(tmp_path, "run", 1_000_000, "--ray", "auto", "--set", "audit.workers=2")
     wait_for_workers(command, run.root, 2)
     assert_only_this_machine_reaches(command.descendants())
@@ -111,7 +111,7 @@ def assert_only_this_machine_reaches(processes: list[psutil.Process]) -> None:
 
 
 def test_an_address_where_nobody_answers_is_one_error(tmp_path: Path) -> None:
-    audited_run(tmp_path / "run", clients=1)
+    audited_run(tmp_path / "run", uploads=1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
+from observing import observed
 
 from bract.cli.describe import describe_app
 from bract.cli.settings import read_settings
 from bract.errors import BractError
 from bract.models import create_model
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.update import parameters_of
+from bract.protocol.observation import ClientDeclaration, ObservationStore
 
 
 @pytest.fixture
@@ -23,18 +23,11 @@ def app(tmp_path: Path) -> Path:
     """Captures of one client of a small network, which declare nothing but its examples."""
     torch.manual_seed(0)
     model = create_model("lenet-strided", classes=4, channels=1, image_size=16, activation="relu")
-    loss = F.cross_entropy(model(torch.rand(2, 1, 16, 16)), torch.tensor([0, 3]))
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    names = [name for name, _ in model.named_parameters()]
-    ObservationStore(tmp_path / "captures").save(
-        Observation(
-            round=1,
-            client="node-1",
-            parameters=parameters_of(model),
-            update={n: 0.1 * g for n, g in zip(names, gradients, strict=True)},
-            declaration=ClientDeclaration(num_examples=2, activation="relu"),
-        )
-    )
+    images, labels = torch.rand(2, 1, 16, 16), torch.tensor([0, 3])
+    seen = observed(images, labels, model=model, classes=4, normalised=False, client="node-1")
+    declared = ClientDeclaration(num_examples=2, activation="relu")
+    update = {name: 0.1 * value for name, value in seen.update.items()}
+    ObservationStore(tmp_path / "captures").save(replace(seen, update=update, declaration=declared))
     return tmp_path
 
 

@@ -158,7 +158,7 @@ def test_refusals_that_were_to_be_shown_fail_nothing() -> None:
 def test_the_command_exits_with_4_where_every_upload_is_refused_and_so_does_its_resumption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = audited_run(tmp_path / "run", clients=2)
+    run = audited_run(tmp_path / "run", uploads=2)
     monkeypatch.chdir(tmp_path)
 
     def code(*options: str) -> int:

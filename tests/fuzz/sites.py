@@ -243,6 +243,8 @@ def _watched(data: bytes, folder: Path) -> object:
     return Watched(RunDirectory(_captured(data, folder)), redact=False).standing().text()
 
 
+CAPTURES = st.deferred(lambda: documents(_descriptions()))
+
 SITE_PARSERS = [
     Parser("kit.json", documents([KIT]), _kit, "deploy/kit.py"),
     Parser(
@@ -271,25 +273,12 @@ SITE_PARSERS = [
         "client/session.py",
         examples=40,
     ),
-    Parser(
-        "capture of an audit",
-        st.deferred(lambda: documents(_descriptions())),
-        _attacked,
-        "attacks/problem/target_model.py",
-        examples=60,
-    ),
-    Parser(
-        "capture of a description",
-        st.deferred(lambda: documents(_descriptions())),
-        _described,
-        "audit/description/infer.py",
-        examples=40,
-    ),
-    Parser(
-        "capture that is watched",
-        st.deferred(lambda: documents(_descriptions())),
-        _watched,
-        "cli/watch.py",
-        examples=40,
+    *(
+        Parser(name, CAPTURES, parse, module, examples=examples)
+        for name, parse, module, examples in (
+            ("capture of an audit", _attacked, "attacks/problem/target_model.py", 60),
+            ("capture of a description", _described, "audit/description/infer.py", 40),
+            ("capture that is watched", _watched, "cli/watch.py", 40),
+        )
     ),
 ]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from observing import _observe as observe
+from observing import observed as observe
 from torch import Tensor
 
 from bract.attacks import Budget, reconstruct

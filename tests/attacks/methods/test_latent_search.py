@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from defended_clients import capture
-from observing import _observe as observe
+from observing import observed as observe
 from torch import Tensor
 
 from bract.attacks import Budget, reconstruct

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from observing import _observe as observe
+from observing import observed as observe
 from test_latent_search import defended
 from test_latent_search import prior as prior  # a fixture
 from torch import Tensor

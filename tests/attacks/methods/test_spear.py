@@ -6,22 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from audited import audited_run
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.spear.spear import Spear
 from bract.audit.audit import Audit
 from bract.audit.questions.reconstruction.scores.image import match, psnr
-from bract.client.truth import save_truth
-from bract.config import build_config
 from bract.config.config import AuditRequest
-from bract.data.views import client_data, data_spec
 from bract.errors import BractError
-from bract.models import MODELS, create_model
+from bract.models import MODELS
 from bract.models.fully_connected import perceptron
-from bract.models.initialise import initialise
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.update import parameters_of
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
@@ -236,46 +231,13 @@ def test_auto_takes_it_and_stops_there(seen_by: Any, digits: Any) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """One client's gradient of sixteen digits through ``mlp``, and its truth."""
-    config = build_config(
-        {
-            "name": "dense",
-            "data": {"image_size": 16, "validation": 0.0},
-            "model": {"name": "mlp", "activation": "relu"},
-            "training": {"algorithm": "fedsgd", "batch_size": 16},
-        }
+    return audited_run(
+        tmp_path / "dense",
+        1,
+        clients=3,
+        model={"name": "mlp", "activation": "relu"},
+        training={"algorithm": "fedsgd", "batch_size": 16},
     )
-    directory = RunDirectory(tmp_path / "dense")
-    directory.create(config)
-    directory.update_state(status="finished")
-    spec, data = data_spec(config.data), client_data(config, 0)
-    model = create_model("mlp", classes=10, channels=1, image_size=16, activation="relu")
-    initialise(model, "default", 0)
-    images, labels = data.images[:16], data.labels[:16]
-    loss = nn.functional.cross_entropy(model(spec.normalise(images)), labels)
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    names = [name for name, _ in model.named_parameters()]
-    ObservationStore(directory.captures).save(
-        Observation(
-            round=1,
-            client="client-0",
-            parameters=parameters_of(model),
-            update=dict(zip(names, gradients, strict=True)),
-            declaration=ClientDeclaration(
-                algorithm="fedsgd",
-                model="mlp",
-                activation="relu",
-                image_shape=spec.image_shape,
-                classes=10,
-                mean=spec.mean,
-                std=spec.std,
-                local_steps=1,
-                batch_size=16,
-                num_examples=16,
-            ),
-        )
-    )
-    save_truth(directory.truth / "client-0", 1, images, labels)
-    return directory
 
 
 @pytest.mark.parametrize("attack", ["spear", "auto"])
