@@ -23,6 +23,7 @@ from bract.config import FederationConfig
 from bract.data.partition import Partitions
 from bract.data.sources import open_source
 from bract.data.views import data_spec
+from bract.defenses.configured import configured_model
 from bract.errors import BractError, RunStoppedError
 from bract.models import create_model
 from bract.models.dropout import with_dropout
@@ -174,17 +175,7 @@ def check_feasible(config: FederationConfig) -> None:
     if ":" not in config.model.name:
         spec = data_spec(config.data)
         with torch.device("meta"):
-            model = chain.prepare_model(
-                create_model(
-                    config.model.name,
-                    classes=spec.classes,
-                    channels=spec.image_shape[0],
-                    image_size=spec.image_shape[1],
-                    table=spec.table,
-                    activation=config.model.activation,
-                )
-            )
-            with_dropout(model, config.training.dropout, classes=spec.classes)
+            model = configured_model(config, spec)
         _check_batches(config, counts, single_value_norm(model, spec.image_shape))
     elif config.training.dropout:
         _check_dropout(config, chain)

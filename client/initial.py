@@ -10,8 +10,7 @@ from torch import Tensor
 from bract.client.policy import PolicyError
 from bract.config import FederationConfig
 from bract.data.views import DataSpec
-from bract.defenses.entries import prepare_model
-from bract.models import create_model
+from bract.defenses.configured import configured_model
 from bract.models.initialise import initialise
 from bract.protocol.update import buffers_of, parameters_of
 from bract.seeds import derive_seed
@@ -19,16 +18,9 @@ from bract.seeds import derive_seed
 
 def check_initial(config: FederationConfig, spec: DataSpec, sent: Mapping[str, Tensor]) -> None:
     """Refuse a first model that is not drawn from ``config.seed`` as bract's server draws it."""
-    model = create_model(
-        config.model.name,
-        classes=spec.classes,
-        channels=spec.image_shape[0],
-        image_size=spec.image_shape[1],
-        table=spec.table,
-        activation=config.model.activation,
+    model = initialise(
+        configured_model(config, spec), config.model.init, derive_seed(config.seed, "model")
     )
-    model = prepare_model(model, config.defenses)
-    model = initialise(model, config.model.init, derive_seed(config.seed, "model"))
     expected = parameters_of(model) | buffers_of(model)
     wrong = sorted(set(expected) ^ set(sent)) or [
         name for name, value in expected.items() if not _same(value, sent[name])

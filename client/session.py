@@ -28,10 +28,9 @@ from bract.client.training import LocalResult, planned_steps
 from bract.client.truth import save_report, save_truth
 from bract.config import FederationConfig
 from bract.data.views import ClientData, DataSpec, client_data, data_spec, test_data
+from bract.defenses.configured import configured_model
 from bract.errors import BractError, one_line, out_of_memory
 from bract.logs import log_to_stderr
-from bract.models import create_model
-from bract.models.dropout import with_dropout
 from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
 from bract.protocol.arrays import from_arrays, to_arrays
@@ -365,17 +364,7 @@ def _open(site: Site, message: Message, context: Context) -> Session:
         encrypted = _encrypted_client(config, site, message, context)
         if not encrypted.catch_up(message.content, server_round):
             instead = encrypted.hello().to_content()
-    model = chain.prepare_model(
-        create_model(
-            config.model.name,
-            classes=spec.classes,
-            channels=spec.image_shape[0],
-            image_size=spec.image_shape[1],
-            table=spec.table,
-            activation=config.model.activation,
-        )
-    )
-    model = with_dropout(model, config.training.dropout, classes=spec.classes)
+    model = configured_model(config, spec)
     session = Session(
         site=site,
         policy=agreed.policy,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -15,13 +16,18 @@ from bract.deploy.rules import check_version
 if TYPE_CHECKING:
     from bract.flower import SuperLinkConnection
 
+SOCKET = "socket"
+"""Name of the connection to a socket."""
+
 
 def control_client(connection: SuperLinkConnection) -> Any:
     """Return Flower's client for a connection, a context manager."""
     check_version()
     from bract.flower import init_http_client_from_connection
 
-    with output_to_stderr():
+    # Flower names the connection; a socket was named by this command.
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with quiet if connection.name == SOCKET else output_to_stderr():
         return init_http_client_from_connection(connection)
 
 
@@ -33,7 +39,7 @@ def socket_connection(socket: Path) -> SuperLinkConnection:
     port = int(socket.stem)
     sockets.path(port)
     sockets.route_requests()
-    return SuperLinkConnection("socket", sockets.address(port), insecure=True)
+    return SuperLinkConnection(SOCKET, sockets.address(port), insecure=True)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from bract.config import FederationConfig
 from bract.data.views import data_spec, test_data
-from bract.defenses.entries import prepare_model
+from bract.defenses.configured import configured_model
 from bract.errors import BractError, one_line
 from bract.files import write_tensors
-from bract.models import create_model
-from bract.models.dropout import dropout_rate, with_dropout
+from bract.models.dropout import dropout_rate
 from bract.models.evaluation import evaluate
 from bract.models.initialise import initialise
 from bract.protocol.observation import ClientDeclaration, ObservationStore
@@ -133,17 +132,7 @@ class Federation:
         )
 
     def _new_model(self) -> nn.Module:
-        model = create_model(
-            self.config.model.name,
-            classes=self.spec.classes,
-            channels=self.spec.image_shape[0],
-            image_size=self.spec.image_shape[1],
-            table=self.spec.table,
-            activation=self.config.model.activation,
-        )
-        model = prepare_model(model, self.config.defenses)
-        rate = self.config.training.dropout
-        model = with_dropout(model, rate, classes=self.spec.classes)
+        model = configured_model(self.config, self.spec)
         return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
 
     def _new_strategy(self) -> FedAvg:

@@ -142,9 +142,19 @@ class FedAvg(FlowerFedAvg):
             If too few clients connect in time.
         """
         self.waiting.timeout = timeout
-        return super().start(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        self.begin(initial_arrays)
+        config = ConfigRecord() if train_config is None else train_config
+        result = super().start(
+            grid, initial_arrays, num_rounds, timeout, config, evaluate_config, evaluate_fn
         )
+        self.deliver(grid, config)
+        return result
+
+    def begin(self, initial: ArrayRecord) -> None:
+        """Prepare for the first round: a strategy over ciphertexts keeps the initial model."""
+
+    def deliver(self, grid: Grid, config: ConfigRecord) -> None:
+        """Send what clients lack after the last round: an encrypted run's last aggregate."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

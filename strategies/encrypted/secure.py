@@ -10,7 +10,7 @@ decryption costs one more phase.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
@@ -102,30 +101,9 @@ class EncryptedFedAvg(FedAvg):
         self._left_out: tuple[Failure, ...] = ()
         self._gathered = False
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run the rounds, then deliver the last aggregate.
-
-        Raises
-        ------
-        RunFailedError
-            As `aggregate_train`, or if a client cannot take the final model.
-        """
-        config = ConfigRecord() if train_config is None else train_config
-        self.aggregates.begin(from_arrays(initial_arrays))
-        result = super().start(
-            grid, initial_arrays, num_rounds, timeout, config, evaluate_config, evaluate_fn
-        )
-        self.deliver(grid, config)
-        return result
+    def begin(self, initial: ArrayRecord) -> None:
+        """Keep the initial model, which clients without a model are sent."""
+        self.aggregates.begin(from_arrays(initial))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
