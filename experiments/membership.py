@@ -135,10 +135,8 @@ def plan(part: str, runs: int) -> Iterator[Sequence[Setting]]:
         for defense in DEFENSES:
             yield [Setting("site of 50", defense=defense, rounds=3, epochs=1)]
     else:
-        settings = {"images": 30, "held_out": 40, "rounds": 1, "epochs": 1, "size": 8}
-        yield [
-            Setting("null", seed=s, trained=False, data="digits", **settings) for s in range(runs)
-        ]
+        new = partial(Setting, "null", images=30, held_out=40, rounds=1, epochs=1, size=8)
+        yield [new(seed=s, trained=False, data="digits") for s in range(runs)]
 
 
 def measure(group: Sequence[Setting], tier: Tier) -> Row:

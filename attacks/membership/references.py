@@ -79,14 +79,18 @@ def train_references(
         own = copy.deepcopy(model)
         own.load_state_dict(start, strict=False)
         chosen = torch.randperm(len(inputs), generator=generator)[: training.examples]
-        kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.SGD
-        options = {} if training.optimizer == "adam" else {"momentum": training.momentum}
-        optimizer = kind(own.parameters(), lr=training.lr, **options)
+        optimizer = _optimizer(own, training)
         for batch in _batches(chosen, training, generator):
             optimizer.zero_grad()
             F.cross_entropy(own(inputs[batch]), labels[batch]).backward()
             optimizer.step()
         yield {name: value.detach() for name, value in own.state_dict().items()}
+
+
+def _optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    if training.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=training.lr)
+    return torch.optim.SGD(model.parameters(), lr=training.lr, momentum=training.momentum)
 
 
 def _batches(chosen: Tensor, training: Training, generator: torch.Generator) -> Iterator[Tensor]:

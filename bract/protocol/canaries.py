@@ -44,8 +44,8 @@ def canary_update(directions: Tensor, signs: Tensor, norm: float) -> Tensor:
         1 or -1, ``(count,)``.
     """
     values, owner = directions[0], directions[1].long()
-    length = norm / float(len(signs)) ** 0.5
-    return values * signs.to(torch.float64)[owner] * length
+    length: float = norm / len(signs) ** 0.5
+    return torch.mul(values * signs.to(torch.float64)[owner], length)
 
 
 def canary_projections(directions: Tensor, vector: Tensor, count: int) -> Tensor:

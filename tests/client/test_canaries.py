@@ -37,7 +37,7 @@ def trained(folder: Path, *, rounds: int = 2, policy: str = "canaries: 8", **cha
         }
     )
     (folder / "policy.yaml").write_text(policy)
-    node = {
+    node: dict[str, bool | float | int | str] = {
         "partition-id": 0,
         "truth-dir": str(folder / "truth"),
         "state-dir": str(folder / "state"),

@@ -23,11 +23,11 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
     names = sorted({client.client for _, client in fair})
     missed = " ".join(filter(None, (_missed([c for _, c in fair]), _refused(every))))
     if not found:
-        best = max((s for _, c in fair if (s := strongest(c))), key=lambda s: s.auc or 0.0)
+        largest = max((s for _, c in fair if (s := strongest(c))), key=lambda s: s.auc or 0.0)
         return Decision(
             "none-found",
             f"No attacker recognised the records of {_listed(names)} better than chance does in "
-            f"one of twenty audits; the largest area under the curve was {area(best)}.",
+            f"one of twenty audits; the largest area under the curve was {area(largest)}.",
             effort=_effort(every),
             missed=missed,
         )

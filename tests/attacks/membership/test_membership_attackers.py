@@ -129,8 +129,9 @@ def test_regression_gives_each_member_of_a_batch_its_share(observe: Any, tiny: A
 def test_references_train_on_public_records_alone(tiny: Any) -> None:
     model = create_model("lenet-strided", classes=10, channels=1, image_size=8, activation="relu")
     start = {name: value.clone() for name, value in model.state_dict().items()}
+    images, labels = tiny
     training = Training(lr=0.5, momentum=0.0, optimizer="sgd", batch=20, steps=300, examples=200)
-    states = list(train_references(model, start, *tiny, training, count=2, seed=0))
+    states = list(train_references(model, start, images, labels, training, count=2, seed=0))
     assert len(states) == 2
     for name, value in model.state_dict().items():
         assert torch.equal(value, start[name])
@@ -139,7 +140,7 @@ def test_references_train_on_public_records_alone(tiny: Any) -> None:
         for state in (start, *states)
     ]
     assert max(losses[1:]) < losses[0]
-    again = list(train_references(model, start, *tiny, training, count=2, seed=0))
+    again = list(train_references(model, start, images, labels, training, count=2, seed=0))
     assert all(torch.equal(a[n], b[n]) for a, b in zip(states, again, strict=True) for n in a)
 
 
