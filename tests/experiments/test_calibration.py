@@ -1,4 +1,4 @@
-"""Thresholds on the estimate of information follow from one split, and held on another."""
+"""Thresholds on the estimated information follow from the split that chose, and held elsewhere."""
 
 from __future__ import annotations
 
