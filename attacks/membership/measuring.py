@@ -176,8 +176,8 @@ def coefficients(found: LocalModel, inputs: Tensor, labels: Tensor, *, seed: int
     gram = rows @ rows.T
     ridge = RIDGE * float(gram.diagonal().mean()) + 1e-30
     system = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
-    found: Tensor = torch.linalg.solve(system, rows @ update[kept].to(torch.float64))
-    return found
+    share: Tensor = torch.linalg.solve(system, rows @ update[kept].to(torch.float64))
+    return share
 
 
 def _names(found: LocalModel) -> list[str]:
