@@ -7,7 +7,7 @@ JOBS ?= auto
 COMPOSE ?= docker compose -f docker/compose.yaml
 ROOMS := strategies client attacks audit report server deploy cli
 
-.PHONY: demo docker-demo images test check slow federations faults deployment containers docs release lint tree install clean
+.PHONY: demo docker-demo images pictures test check slow federations faults deployment containers docs release lint tree install clean
 
 demo: install
 	$(BIN)/bract demo
@@ -65,6 +65,11 @@ deployment: install
 # some minutes.
 containers: install
 	$(BIN)/pytest -m "containers and not deployment"
+
+# The picture of the page in README and documents, of the page as the demo leaves it; needs Chromium.
+pictures: demo
+	chromium --headless --no-sandbox --disable-gpu --disable-background-networking --hide-scrollbars \
+	--window-size=1280,900 --screenshot=docs/pictures/page.png "file://$(CURDIR)/runs/demo/report.html"
 
 lint: install tree
 	$(BIN)/ruff check .

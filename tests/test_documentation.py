@@ -220,3 +220,16 @@ def test_the_reference_has_every_name_that_an_author_imports() -> None:
     assert imported - listed == set()
     for module, name in listed:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+def test_the_first_day_shows_the_lines_of_the_readme() -> None:
+    def lines(text: str, kind: str) -> set[str]:
+        blocks = re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+        return {line.strip() for block in blocks for line in block.splitlines() if line.strip()}
+
+    first, readme = (DOCS / "first-day.md").read_text(), (ROOT / "README.md").read_text()
+    own = (DOCS / "your-own-app.md").read_text()
+    assert lines(first, "python") <= lines(readme, "python") | lines(own, "python")
+    for command in ("describe . --model my_app.task:Net", "audit . --model my_app.task:Net"):
+        assert f"bract {command}" in lines(first, "sh") and f"`bract {command}`" in readme
+    assert "4 nothing could be attacked" in readme

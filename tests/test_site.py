@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import CHROMIUM, Browser
 from command_lines import parse
 
 pytest.importorskip("mkdocs", reason="the site's tools are in the extra bract[docs]")
@@ -80,20 +81,43 @@ def test_nothing_is_loaded_from_elsewhere_and_every_link_leads_somewhere(site: P
         assert not re.search(r"url\(['\"]?(https?:)?//", style.read_text()), style.name
 
 
-def test_the_search_works_without_a_server(site: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("Paillier", "encryption.html"),
+        ("tabular", "first-day.html"),
+        ("LoRA", "first-day.html"),
+        ("DPIA", "reading-the-page.html"),
+        ("GDPR", "reading-the-page.html"),
+    ],
+)
+def test_the_search_works_without_a_server(site: Path, word: str, page: str) -> None:
     """The index is a script, which a page that was opened from a folder may load."""
     index = site / "search" / "search_index.js"
-    assert "Paillier" in index.read_text()
+    assert word in index.read_text()
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("no browser")
     shown = subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
          "--allow-file-access-from-files", f"--user-data-dir={site.parent / 'browser'}",
-         "--virtual-time-budget=15000", "--dump-dom", f"file://{site}/index.html?q=Paillier"],
+         "--virtual-time-budget=15000", "--dump-dom", f"file://{site}/index.html?q={word}"],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
-    assert "encryption.html" in shown.stdout.partition("md-search-result__list")[2]
+    assert page in shown.stdout.partition("md-search-result__list")[2]
+
+
+def test_no_code_is_cut_at_1280_pixels(site: Path, tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("no browser")
+    with Browser(tmp_path / "profile") as browser:
+        for name in ("first-day", "your-own-app", "command-line", "deployment", "extending"):
+            browser.open((site / f"{name}.html").as_uri(), width=1280)
+            cut = browser.evaluate(
+                "[...document.querySelectorAll('pre > code')].filter(e => "
+                "e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))"
+            )
+            assert cut == [], name
 
 
 def test_the_reference_is_made_from_the_code(site: Path) -> None:
