@@ -57,6 +57,15 @@ def readme(standings: list[Standing]) -> str:
         parts.append("| | what it shows | state | row | ours | theirs |")
         parts.append("| --- | --- | --- | --- | --- | --- |")
         parts += [_line(one) for one in standings if one.experiment.paper == key]
+    here = [one for one in standings if one.state == "not run"]
+    if here:
+        parts.append("\n## Not run at this size\n")
+        parts.append(
+            "Budgets or controls changed after their last run, whose results were withdrawn."
+        )
+        parts.append("\n```sh")
+        parts += [f"{RUN} {one.experiment.name} --scale laptop" for one in here]
+        parts.append("```\n")
     ready = [one for one in standings if "gpu" in one.experiment.scales and one.scale != "gpu"]
     parts.append("\n## Commands that wait for a GPU\n")
     parts.append("No GPU was at hand for these. Each goes on where it was interrupted.\n\n```sh")
