@@ -15,7 +15,7 @@ from bract.files import readable_size
 from experiments.papers.catalog import experiments, find
 from experiments.papers.declaration import Experiment, Scale
 from experiments.papers.results import read_result
-from experiments.papers.rules import verdict
+from experiments.papers.rules import obstacles_of, verdict
 from experiments.papers.runners.base import Context, threads
 from experiments.papers.running import Plan, check_runnable, plan, run
 from experiments.papers.summary import judge_all
@@ -139,7 +139,10 @@ def _run(made: Plan, options: Options, context: Context) -> dict[str, object]:
     result = read_result(options.out, experiment, scale)
     assert result is not None
     judged = judge_all(experiment, scale, result)
-    state = verdict(judged)
+    obstacles = obstacles_of(experiment, scale, result, judged)
+    state = verdict(judged, obstacles)
+    for reason in obstacles if scale != "smoke" else ():
+        say(f"  {reason}")
     for one in judged:
         say(f"  {one.words}")
     if scale == "smoke":
@@ -152,4 +155,5 @@ def _run(made: Plan, options: Options, context: Context) -> dict[str, object]:
         "state": "ran" if scale == "smoke" else state,
         "file": str(path),
         "rules": [one.words for one in judged],
+        "obstacles": obstacles,
     }
