@@ -18,7 +18,9 @@ from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.client.mod import SWITCH_VARIABLE
 from bract.config import build_config
 from bract.deploy.private_ray import private_ray
+from bract.deploy.simulation import SITES
 from bract.errors import RunFailedError
+from bract.files import write_text
 from bract.permissions import make_private_folder
 from bract.rundir import RunDirectory
 
@@ -71,7 +73,10 @@ class OwnAppFederation(LocalFederation):
 
     def _start_superlink(self, *options: str, private: Mapping[str, str] | None = None) -> str:
         del private
-        environment = {**private_ray(self.processes.folder), **self._variables}
+        # That it is set has the SuperLink start the engine; the app itself asks for no sites.
+        sites = write_text(self.processes.folder / "sites.json", "[]", private=True)
+        engine = {SITES: str(sites), **private_ray(self.processes.folder)}
+        environment = {**engine, **self._variables}
         return super()._start_superlink("--simulation", *options, private=environment)
 
     def _start_supernodes(self, address: str) -> None:

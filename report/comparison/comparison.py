@@ -87,7 +87,9 @@ def gather_comparison(
         What the reader has to know about how the runs were made.
     """
     reports = {
-        v.name: gather(root / v.name) for v in variants if (root / v.name / "config.yaml").is_file()
+        v.name: gather(root / v.name)
+        for v in variants
+        if any((root / v.name / part).exists() for part in ("config.yaml", "captures"))
     }
     counts = tested or ExampleCounts()
     rows = [variant_row(v, root / v.name, reports.get(v.name), counts) for v in variants]
