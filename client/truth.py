@@ -59,7 +59,8 @@ def keep(
     ----------
     trainloader
         Yields batches: dictionaries, tuples or lists that hold model inputs, float
-        ``(B, C, H, W)``, and labels, int64 ``(B,)``.
+        ``(B, C, H, W)``, and labels, int64 ``(B,)``; of a table float rows ``(B, features)`` and
+        targets, ``(B,)`` or ``(B, 1)``.
     msg, context
         The context that Flower passed to the app.
     folder

@@ -1,6 +1,10 @@
 """Data sets, partitions and normalisation."""
 
-from bract.data import tables  # registers its data sets
-from bract.data.sources import DATASETS, Dataset, Source
+import sys
 
-__all__ = ["DATASETS", "Dataset", "Source", "tables"]
+from bract.data.sources import DATASETS, Dataset, Source
+from bract.registry import import_modules
+
+__all__ = ["DATASETS", "Dataset", "Source"]
+
+import_modules(sys.modules[__name__])
