@@ -89,6 +89,11 @@ class Input(ABC):
         del declaration
         return cls()
 
+    def unreadable(self, declaration: ClientDeclaration) -> str | None:
+        """Return why a declaration is none of this input's, by name; None where it is."""
+        del declaration
+        return None
+
     @abstractmethod
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return model inputs and labels of a loader's batch; None if they are another input."""

@@ -28,6 +28,12 @@ _ROUNDING = 1e-3
 """By how much features may exceed [0, 1] for the rounding of the declared statistics."""
 
 
+NO_SCHEMA = (
+    "the client declares the input table and no schema; declare it (data.table, or input.table of "
+    "bract.yaml): without it no row can be read"
+)
+
+
 @INPUTS.register("table")
 @dataclass(frozen=True)
 class Table(Input):
@@ -49,6 +55,18 @@ class Table(Input):
     def declared(cls, declaration: ClientDeclaration) -> Self:
         """Return the table with the declared schema."""
         return cls(declaration.table)
+
+    def unreadable(self, declaration: ClientDeclaration) -> str | None:
+        """Return why no row can be read: no schema, or one of other features than declared."""
+        if self.schema is None:
+            return NO_SCHEMA
+        shape = declaration.image_shape
+        if shape is not None and shape != (self.schema.width, 1, 1):
+            return (
+                f"the client declares the input table, whose schema makes {self.schema.width} "
+                f"features, and inputs of {list(shape)}; declare what the clients train on"
+            )
+        return None
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
         """Return float rows ``(B, features)`` and targets ``(B,)`` of a batch.
@@ -127,10 +145,7 @@ class Table(Input):
     def of_schema(self) -> TableSchema:
         """Return the declared schema; a `BractError` where there is none."""
         if self.schema is None:
-            raise BractError(
-                "the client declares the input table and no schema; declare it (data.table, or "
-                "input.table of bract.yaml): without it no row can be read"
-            )
+            raise BractError(NO_SCHEMA)
         return self.schema
 
 

@@ -65,9 +65,7 @@ def captured(folder: Path) -> RunDirectory:
     rows = (encode(SCHEMA, ROWS, source="app") - mean) / std
     loader: Any = [(rows, torch.tensor([[0.0], [1.0]]))]
     content = RecordDict({"config": ConfigRecord({"server-round": 1})})
-    context: Any = SimpleNamespace(
-        node_id=7, run_id=1, node_config={}, state=RecordDict()
-    )
+    context: Any = SimpleNamespace(node_id=7, run_id=1, node_config={}, state=RecordDict())
     message: Any = SimpleNamespace(content=content)
     model = income()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -152,3 +150,16 @@ def test_a_model_of_scikit_learn_is_refused_in_the_first_line() -> None:
         )
     first = str(error.value).splitlines()[0]
     assert "scikit-learn's LogisticRegression: its captures are not attacked" in first
+
+
+def test_images_declared_as_a_table_are_refused_by_name_and_the_audit_goes_on(
+    tmp_path: Path,
+) -> None:
+    run = captured(tmp_path)
+    text = f"model: {MODEL}\ninput: {{kind: table, shape: [3, 1, 1]}}\nclasses: 1\nloss: mse\n"
+    (run.root / "bract.yaml").write_text(text, encoding="utf-8")
+    request = AuditRequest(attacks=["spear", "tableak"], device="cpu", models=frozenset({MODEL}))
+    audit = Audit(run, request)
+    answers = [answer for batch in audit.plan() for answer in audit.execute([batch])]
+    assert len(answers) == 2
+    assert all("declares the input table and no schema" in (a.refused or "") for a in answers)

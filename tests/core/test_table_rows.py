@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from bract.config import DataConfig
 from bract.config.table import Column, TableSchema, Target
@@ -228,3 +228,31 @@ def test_the_sets_of_scikit_learn_have_public_schemas(name: str, width: int) -> 
     assert spec.image_shape == (width, 1, 1) and spec.table is not None
     assert spec.table.statistics == "public"
     assert spec.loss == ("mse" if name == "diabetes" else "cross_entropy")
+
+
+def test_a_site_whose_columns_are_in_another_order_fails_alone(tmp_path: Path) -> None:
+    from bract.config import build_config
+    from bract.data.views import client_data
+
+    shared = build_config(
+        {
+            "clients": 1,
+            "data": {
+                "name": "csv",
+                "input": "table",
+                "validation": 0.0,
+                "table": TypeAdapter(TableSchema).dump_python(SCHEMA, mode="json"),
+            },
+        }
+    )
+    texts = {"site-0": GOOD, "site-1": GOOD.replace("age,dose", "dose,age"), "site-2": GOOD}
+    rows = {}
+    for site, text in texts.items():
+        path = tmp_path / f"{site}.csv"
+        path.write_text(text, encoding="utf-8")
+        data = shared.data.model_copy(update={"path": path})
+        try:
+            rows[site] = len(client_data(shared.model_copy(update={"data": data}), 0).images)
+        except BractError as error:
+            assert "site-1.csv" in str(error) and "another order" in str(error)
+    assert rows == {"site-0": 8, "site-2": 8}

@@ -288,6 +288,8 @@ class ReconstructionQuestion(Question[AuditResult]):
     def _check_input(self, batch: Batch, capture: Capture) -> None:
         handled = self.attacks[batch.attack].inputs
         reason = why_unhandled(capture.declaration.input, batch.attack, handled)
+        if reason is None:
+            reason = input_of(capture.declaration).unreadable(capture.declaration)
         if reason is not None:
             raise BractError(f"{capture.key}: {reason}")
 
