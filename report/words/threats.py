@@ -18,7 +18,7 @@ Seen = Literal["yes", "no", "partly", "unknown"]
 
 OUT_OF_SCOPE = (
     "a server that alters the model or the protocol to extract more (an active attacker)",
-    "membership and property inference: whether a record was used, rather than how it looks",
+    "property inference: what is true of a client's records together",
     "an attacker who sees only the final model",
 )
 
@@ -275,6 +275,8 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
         missing.append("combining several rounds in one attack")
     if not any(o.client == AGGREGATE for o in done):
         missing.append("the aggregate itself")
+    if not any(answer.question == "membership" and not answer.refused for answer in files.answers):
+        missing.append("membership: whether a record was used, rather than how it looks")
     return missing
 
 
