@@ -1,6 +1,6 @@
 """Single images through vision transformers: each defense ignored and known, by `patch-embedding`.
 
-    OMP_NUM_THREADS=1 python -m experiments.vit [--split choose] [--only PART] [--json]
+    OMP_NUM_THREADS=1 python -m experiments.vit [--split choose] [--resume FILE] [--json]
 
 Each row is single photographs through fresh networks of up to four seeds, one gradient each, with
 the client's real defense. *oblivious* takes the upload at face value, *adaptive* knows the defense;
@@ -11,7 +11,6 @@ truth. CPU seconds are the process' own on one thread, an image, evidence includ
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from experiments.harness.attacking import Tier, attack_uploads
 from experiments.harness.clients import Situation, uploads
-from experiments.harness.command import emit, note, note_row, parse, parser
+from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import columns, mean, of_score
 
@@ -55,24 +54,19 @@ class Setting:
     size: int = 32
     images: int = 4
 
-    @property
-    def part(self) -> str:
-        """Name by which ``--only`` takes it."""
-        return f"{self.model} {self.defense} {self.tier}"
 
-
+BOTH: tuple[Tier, ...] = ("oblivious", "adaptive")
 SETTINGS = (
     Setting("none", "plain"),
+    *(Setting(defense, tier) for defense in ("fedkl", "adadefense") for tier in BOTH),
+    Setting("none", "plain", "vit_b_16", 224, images=2),
     *(
         Setting(defense, tier)
-        for defense in DEFENSES
-        if defense not in ("none", "guardian")
-        for tier in ("oblivious", "adaptive")
+        for defense in ("noise 1e-4", "noise 1e-3", "pruning 20 %", "pruning 90 %")
+        for tier in BOTH
     ),
-    Setting("none", "plain", "vit_b_16", 224),
     Setting("none", "plain", SMALL),
-    Setting("guardian", "oblivious", SMALL),
-    Setting("guardian", "adaptive", SMALL, images=2),
+    *(Setting("guardian", tier, SMALL, images=2) for tier in BOTH),
 )
 
 
@@ -116,21 +110,20 @@ def row_of(setting: Setting, split: str) -> Row:
     }
 
 
-def rows(split: str, only: str) -> Iterator[Row]:
-    """Measure every setting, or those whose part begins so."""
-    for setting in SETTINGS:
-        if setting.part.startswith(only):
-            yield note_row(row_of(setting, split), COLUMNS)
-
-
 def main() -> None:
     """Measure; print the table or JSON."""
-    made = parser(__doc__, "split")
-    made.add_argument(
-        "--only", default="", help="model, defense and tier of the rows, or their beginning"
-    )
+    made = parser(__doc__, "split", "resume")
+    made.add_argument("--finished", action="store_true", help="only what --resume holds")
     options = parse(made)
-    emit(list(rows(options.split, options.only)), COLUMNS, as_json=options.json)
+    done = Finished(options.resume, "experiments.vit")
+    rows: list[Row] = []
+    for setting in SETTINGS:
+        row = done.get(vars(setting))
+        if row is None and not options.finished:
+            row = done.add(vars(setting), row_of(setting, options.split))
+        if row is not None:
+            rows.append(note_row(row, COLUMNS))
+    emit(rows, COLUMNS, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def vit_b_16(
             f"{image_size}"
         )
 
-    class Redrawn(VisionTransformer):
+    class Redrawn(VisionTransformer):  # type: ignore[misc]
         """Draws what PyTorch's layers do not draw by themselves."""
 
         def reset_parameters(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bract.attacks.base import Attack, Cost
 from bract.attacks.methods.patch_embedding.layers import Projection, patch_layers, patch_projection
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.objectives import Cosine, RelativeError
+from bract.attacks.problem.objectives import Cosine, Objective, RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
@@ -111,6 +111,8 @@ class April(Attack):
         Weights of total variation and of the borders of patches.
     signed
         Whether the sign of the gradient is followed.
+    objective
+        The matching loss; None takes `WithPositions`.
     """
 
     name: ClassVar[str] = "april"
@@ -124,6 +126,7 @@ class April(Attack):
     tv: float = 1e-4
     borders: float = 1e-3
     signed: bool = True
+    objective: Objective | None = None
 
     def prepare(self, case: Case) -> Case:
         """Refuse models without patches."""
@@ -163,7 +166,7 @@ class April(Attack):
             search,
             optimizer,
             run,
-            objective=WithPositions(alpha=self.alpha, position=position),
+            objective=self.objective or WithPositions(alpha=self.alpha, position=position),
             priors=priors,
             unknowns=unknowns,
         )

@@ -37,7 +37,6 @@ _UNTRUSTED = 0.01
 _LEAST = 1e-5
 """Least error of a value, as the same share."""
 
-_PATIENCE = 3
 _REWEIGHTED = 2
 
 
@@ -65,7 +64,7 @@ class PatchEmbedding(Attack):
     family: ClassVar[str] = "closed-form reconstruction"
     closed_form: ClassVar[bool] = True
     batches: ClassVar[Batches] = "one"
-    cost: ClassVar[Cost] = "instant"
+    cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 1
     explained: ClassVar[float | None] = EXACT
 
@@ -167,14 +166,11 @@ class _OneImage:
         for _ in range(_REWEIGHTED):
             image = system.solve(SMOOTHNESS[len(SMOOTHNESS) // 2], counted, image)
             counted = system.counted(system.patches(image.clamp(0.0, 1.0)))
-        best, lowest, since = torch.empty(0), float("inf"), 0
+        found: list[tuple[float, Tensor]] = []
         for smoothness in SMOOTHNESS:
             image = system.solve(smoothness, counted, image)
-            loss = self._loss(image)
-            if loss < lowest or not len(best):
-                best, lowest, since = image, loss, 0
-            elif (since := since + 1) == _PATIENCE:
-                break
+            found.append((self._loss(image), image))
+        lowest, best = min(found, key=lambda one: one[0])
         return best, lowest
 
     def _open_system(self, slopes: Tensor, weight: Tensor) -> OpenSystem:

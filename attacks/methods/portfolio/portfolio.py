@@ -80,7 +80,7 @@ class Stage(NamedTuple):
 class Best(Attack):
     """Solve where that is possible, generate where it is not: the first of `stages` that succeeds.
 
-    1. *Closed form*: one image through a chain of layers is read off.
+    1. *Closed form*: one image through a chain of layers, or a transformer's patches, is read off.
     2. *Statistics*: where the capture holds batch statistics of the client's own step, and enough
        of them to decide, they are inverted through a model with kinks.
     3. *Solve*: on a smooth model, Gauss-Newton reaches the rounding of the captured numbers. Not

@@ -13,7 +13,9 @@ from bract.errors import BractError
 from bract.models import create_model
 from bract.protocol.update import buffers_of
 
-WITHOUT_PRIOR = {"analytic", "gauss-newton", "labels", "r-gap", "spear", "statistics"}
+WITHOUT_PRIOR = {
+    *("analytic", "gauss-newton", "labels", "patch-embedding", "r-gap", "spear", "statistics"),
+}
 
 
 def prior_image(name: Any, seen: Any, **settings: Any) -> Any:
