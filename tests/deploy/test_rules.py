@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import json
 import subprocess
 import sys
 import time
@@ -9,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
-from bract.deploy import flower, pace, pinned, rules, sockets
+from bract import timeline as spans
+from bract.deploy import contact, flower, pace, pinned, rules, sockets, timeline
 from bract.errors import BractError
 from bract.flower import OBJECTS, PULLS, SUPERNODE
 
@@ -163,3 +166,37 @@ def test_a_flower_without_that_wait_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.import_module(OBJECTS), "pull_objects", lambda: None)
     with pytest.raises(BractError, match="has no initial_backoff"):
         pace.ask_again_soon()
+
+
+def ask(interceptor: Any, method: str, status: int = 200, content: bytes = b"a message") -> None:
+    context = SimpleNamespace(rpc_method=f"/flwr.proto.Fleet/{method}")
+    interceptor.intercept(context, lambda _: httpx.Response(status, content=content))
+
+
+def test_an_answered_question_for_messages_is_the_contact_that_health_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sockets.FOLDER, str(tmp_path))
+    for method, status in (("PushMessages", 200), ("PullMessages", 502)):
+        ask(contact.Contact(), method, status)
+        assert contact.contact_age(tmp_path) is None
+    ask(contact.Contact(), "PullMessages", content=b"")
+    age = contact.contact_age(tmp_path)
+    assert age is not None and age < 60
+
+
+def test_a_profile_has_the_requests_that_brought_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(spans.FOLDER, str(tmp_path))
+    client = importlib.import_module("flwr.supercore.protobuf.client").ProtobufClient
+    monkeypatch.setattr(client, "__init__", client.__init__)
+    timeline.note_spans("flower-supernode")
+    (observer,) = client("http://localhost")._interceptors
+    ask(observer, "PullMessages", content=b"")
+    ask(observer, "SendNodeHeartbeat")
+    ask(observer, "PullMessages")
+    ask(observer, "PushMessages")
+    (file,) = tmp_path.iterdir()
+    names = [json.loads(line)["name"] for line in file.read_text().splitlines()]
+    assert names == ["take message from SuperLink", "send answer to SuperLink"]
