@@ -1,4 +1,4 @@
-"""Input for Flower: an app bundle that carries configuration only, and a connection."""
+"""Input for Flower: an app bundle that carries configuration only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 from bract.config import FederationConfig, dump_config
 from bract.deploy.pinned import DEFAULT_APP
 from bract.files import utf8
-
-CONNECTION = "bract"
-"""Name of the SuperLink connection in the launcher's own Flower configuration."""
 
 
 def app_manifest(
@@ -49,12 +46,4 @@ def app_manifest(
             *([f"run-dir = {json.dumps(utf8(run_dir))}"] if run_dir else []),
             "",
         ]
-    )
-
-
-def connection(address: str) -> str:
-    """Return Flower's ``config.toml`` with one connection, to ``host:port`` without TLS."""
-    return (
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-        f'[superlink.{CONNECTION}]\naddress = "{address}"\ninsecure = true\n'
     )

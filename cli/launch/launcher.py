@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from bract.cli import signals
+from bract.cli.bundle import app_manifest
 from bract.cli.console import say
 from bract.cli.keygen import client_key, write_keys
-from bract.cli.launch.bundle import CONNECTION, app_manifest, connection
 from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
 from bract.deploy import sockets
@@ -32,8 +30,9 @@ from bract.rundir import RunDirectory
 from bract.schema.metrics import MetricsRow
 from bract.timeline import merge
 
-_FLWR_TIMEOUT = 120.0
-"""Seconds that Flower's own command may take; it waits for the SuperLink."""
+if TYPE_CHECKING:
+    from bract.cli.remote.connection import Control
+    from bract.cli.remote.where import Where
 
 SERVER_INTERVAL = 1.0
 """Seconds between two looks at whether the server app lives."""
@@ -185,7 +184,7 @@ class LocalFederation:
             if mine and now - looked > SERVER_INTERVAL:
                 looked = now
                 self._check_server_app()
-            # Asking Flower starts a process; a local server app shows by its lock that it lives.
+            # A local server app shows by its lock that it lives.
             if now - asked > 15.0 and (self.launch.superlink is not None or not self._server_seen):
                 asked = now
                 status = self._flower_status()
@@ -249,11 +248,9 @@ class LocalFederation:
     def _start(self) -> None:
         self.processes.begin()
         if self.launch.superlink is None:
-            address = self._start_superlink()
-            self._start_supernodes(address)
+            self._start_supernodes(self._start_superlink())
         else:
-            address = self._running_superlink(self.launch.superlink)
-        self._write_connection(address)
+            self._superlink.connection()  # refused here, before anything else starts
         self._write_app()
 
     def _start_superlink(self, *options: str, private: Mapping[str, str] | None = None) -> str:
@@ -270,19 +267,6 @@ class LocalFederation:
         )
         self._wait_until_healthy("the SuperLink", SUPERLINK_PORT)
         return sockets.address(SUPERLINK_PORT)
-
-    def _running_superlink(self, superlink: str) -> str:
-        """Return the address that Flower is given for a SuperLink that runs already."""
-        place = Path(superlink)
-        if place.suffix != ".sock":
-            return superlink
-        if not place.is_socket() or not place.stem.isdecimal():
-            raise BractError(
-                f"--superlink {superlink}: expected host:port, or the socket of a "
-                "`bract superlink`, such as FOLDER/8000.sock"
-            )
-        self.processes.sockets = place.absolute().parent
-        return sockets.address(int(place.stem))
 
     def _start_supernodes(self, address: str) -> None:
         keys = self._keys()
@@ -368,20 +352,38 @@ class LocalFederation:
         return files
 
     def _submit(self) -> str:
-        place = str(self.processes.folder / "app")
-        output = self._flwr("run", place, CONNECTION, "--format", "json", *self._run_options())
-        found = re.search(r'"run-id":\s*"(\d+)"', output)
-        if found is None:
-            raise RunFailedError(f"the SuperLink did not take the run: {_said(output)}")
-        return found[1]
+        app = self.processes.folder / "app"
+        files = {str(path.relative_to(app)): path for path in app.rglob("*") if path.is_file()}
+        with self._control() as control:
+            return str(control.start(files, self._engine()))
 
-    def _run_options(self) -> Sequence[str]:
-        return ()
+    def _engine(self) -> Mapping[str, int | float]:
+        """Return the settings of Flower's simulation engine, by their names in its protocol."""
+        return {}
 
     def _flower_status(self) -> str:
-        output = self._flwr("ls", "--run-id", self.run_id, CONNECTION, "--format", "json")
-        found = re.search(r'"status":\s*"([a-z:]+)"', output)
-        return found[1] if found else ""
+        with self._control() as control:
+            standing = control.standing(int(self.run_id))
+        return f"finished:{standing.ending}" if standing.ended else standing.status
+
+    @contextlib.contextmanager
+    def _control(self) -> Iterator[Control]:
+        """Open the SuperLink's control API; where it does not answer the run has failed."""
+        from bract.cli.remote.connection import UnreachableError, connect
+
+        try:
+            with connect(self._superlink) as control:
+                yield control
+        except UnreachableError as error:
+            raise RunFailedError(f"{error}; {self._where_to_look()}") from error
+
+    @property
+    def _superlink(self) -> Where:
+        from bract.cli.remote.where import Where
+
+        own = str(self.processes.folder / f"{SUPERLINK_PORT}.sock")
+        named = self.launch.superlink or own
+        return Where(named, insecure=not named.endswith(".sock"))
 
     def _just_ended(self) -> bool:
         time.sleep(1.0)
@@ -395,28 +397,6 @@ class LocalFederation:
             f"{self.run.root.absolute()} must be the same folder as here, and writable"
         )
 
-    def _flwr(self, *arguments: str) -> str:
-        try:
-            done = subprocess.run(
-                [*self.processes.command("flwr"), *arguments],
-                env=self.processes.environment("launcher"),
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=_FLWR_TIMEOUT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise RunFailedError(
-                f"the SuperLink did not answer `flwr {arguments[0]}` in {_FLWR_TIMEOUT:.0f} s; "
-                f"{self._where_to_look()}"
-            ) from None
-        return done.stdout + done.stderr
-
-    def _write_connection(self, address: str) -> None:
-        home = Path(self.processes.environment("launcher")["FLWR_HOME"])
-        write_text(home / "config.toml", connection(address))
-
     def _write_app(self) -> None:
         folder = self.processes.folder / "app"
         manifest = app_manifest(self.config, self.run.root, self._bundled_app)
@@ -426,13 +406,6 @@ class LocalFederation:
 def how_to_resume(run: RunDirectory) -> str:
     """Return the command line that goes on with a run."""
     return signals.resumed("run", f"bract run {run.config_path} --runs {run.root.parent} --resume")
-
-
-def _said(output: str) -> str:
-    """Return the error in the output of Flower's command, without its JSON."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return one_line(" ".join(str(json.loads(output)["error-message"]).split()), 500)
-    return one_line(" ".join(output.split()), 500)
 
 
 def _full_disk(folder: Path) -> str:

@@ -70,8 +70,6 @@ class Processes:
     folder
         Temporary folder of this user alone, removed at the end. The sockets of the processes are in
         it, so that no other user of the machine reaches one.
-    sockets
-        Folder of the sockets; another one where another command's SuperLink listens on one there.
     """
 
     def __init__(
@@ -84,7 +82,6 @@ class Processes:
         simulate: bool = False,
     ) -> None:
         self.folder = _temporary_folder(SESSION_BYTES) if simulate else _temporary_folder()
-        self.sockets = self.folder
         self._logs = self.folder if logs is None else logs
         self._threads = threads
         self.profile: Path | None = None
@@ -176,7 +173,7 @@ class Processes:
         environment = {
             **os.environ,
             MARK: self._mark,
-            sockets.FOLDER: str(self.sockets),
+            sockets.FOLDER: str(self.folder),
             clock.EPOCH: self._epoch,
             "FLWR_HOME": str(make_private_folder(self.folder / "flower" / name)),
             "FLWR_TELEMETRY_ENABLED": "0",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bract.cli.launch.cluster import check_ray
@@ -44,16 +44,14 @@ class SimulatedFederation(LocalFederation):
         file = self.processes.folder / "sites.json"
         return write_text(file, json.dumps(sites), private=True)
 
-    def _run_options(self) -> Sequence[str]:
-        at_once = self.launch.at_once or clients_at_once(self.config)
-        engine = {
-            "num-supernodes": self.config.clients,
-            "client-resources-num-cpus": 1,
-            "client-resources-num-gpus": 0.0,
-            "init-args-num-cpus": at_once,
-            "init-args-num-gpus": 0,
+    def _engine(self) -> Mapping[str, int | float]:
+        return {
+            "num_supernodes": self.config.clients,
+            "client_resources_num_cpus": 1,
+            "client_resources_num_gpus": 0.0,
+            "init_args_num_cpus": self.launch.at_once or clients_at_once(self.config),
+            "init_args_num_gpus": 0,
         }
-        return ("--federation-config", " ".join(f"{key}={value}" for key, value in engine.items()))
 
 
 def clients_at_once(config: FederationConfig) -> int:

@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -104,13 +105,25 @@ class Control:
                 )
         return names
 
-    def start(self, manifest: str) -> int:
-        """Submit an app that consists of its ``pyproject.toml``; return the run's number."""
+    def start(
+        self, files: Mapping[str, bytes | Path], engine: Mapping[str, int | float] | None = None
+    ) -> int:
+        """Submit an app; return the run's number.
+
+        Parameters
+        ----------
+        files
+            The app's files by their path in it, ``pyproject.toml`` among them.
+        engine
+            Settings of a simulation engine at the SuperLink.
+        """
         from bract.flower import StartRunRequest, build_fab_from_files
 
-        content, _ = build_fab_from_files({"pyproject.toml": manifest.encode()})
+        content, _ = build_fab_from_files(files)
         with self._explained():
             request = StartRunRequest(federation=self._federation)
+            for name, value in (engine or {}).items():
+                setattr(request.override_federation_config, name, value)
             request.fab.content = content
             request.fab.hash_str = hashlib.sha256(content).hexdigest()
             answer = self._client.StartRun(request)

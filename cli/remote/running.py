@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from bract.cli.bundle import app_manifest
 from bract.cli.console import say
-from bract.cli.launch.bundle import app_manifest
 from bract.cli.options import refuse
 from bract.cli.remote.connection import (
     Control,
@@ -53,7 +53,7 @@ def run_remotely(config: FederationConfig, where: Where) -> Followed:
 
 def _submit(control: Control, config: FederationConfig) -> int:
     try:
-        return control.start(app_manifest(config, None))
+        return control.start({"pyproject.toml": app_manifest(config, None).encode()})
     except Stopped as stopped:
         stopped.add_note(
             f"{control.address} may have taken the run all the same; `flwr ls` lists its runs"

@@ -332,7 +332,7 @@ def test_a_federation_without_sites_is_told_how_to_name_them(tmp_path: Path) -> 
 
 
 def test_the_sites_are_told_nothing_of_each_other_by_a_run(tmp_path: Path) -> None:
-    from bract.cli.launch.bundle import app_manifest
+    from bract.cli.bundle import app_manifest
 
     config = federation({"name": "hospital-a", "data": "/srv/secret"}, "hospital-b")
     bundle = app_manifest(config, tmp_path)

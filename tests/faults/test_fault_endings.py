@@ -326,7 +326,7 @@ def test_temporary_files_go_where_a_socket_has_room_for_its_path(
 
 def test_a_path_is_handed_on_as_utf_8_whatever_the_locale() -> None:
     program = (
-        "import sys; from pathlib import Path; from bract.cli.launch.bundle import app_manifest;"
+        "import sys; from pathlib import Path; from bract.cli.bundle import app_manifest;"
         "from bract.config import FederationConfig;"
         "sys.stdout.write(app_manifest(FederationConfig(), Path(sys.argv[1])))"
     )

@@ -8,7 +8,7 @@ import pytest
 from bract.cli.launch import launcher
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.config import build_config
-from bract.errors import RunFailedError, RunStoppedError
+from bract.errors import BractError, RunFailedError, RunStoppedError
 from bract.rundir import RunDirectory
 from bract.schema.metrics import MetricsRow
 
@@ -76,28 +76,28 @@ def test_private_seeds_come_from_a_seed_of_their_own_and_stay_off_the_process_li
     assert not [seed for seed in first for line in lines if seed in line]
 
 
-@pytest.mark.parametrize(
-    ("output", "said"),
-    [
-        (
-            '{"success": false, "error-message": "Connection is\\n\\nunavailable."}',
-            "Connection is unavailable.",
-        ),
-        ("Traceback\n  it broke", "Traceback it broke"),
-        ('["no", "object"]', '["no", "object"]'),
-    ],
-)
-def test_what_flowers_command_says_is_told_without_its_json(
-    output: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superlink_that_does_not_answer_fails_the_run_and_is_named(tmp_path: Path) -> None:
     federation = LocalFederation(
-        build_config({}), RunDirectory(tmp_path), Launch(superlink="superlink:8000")
+        build_config({}), RunDirectory(tmp_path), Launch(superlink="127.0.0.1:1")
     )
-    monkeypatch.setattr(federation, "_flwr", lambda *_: output)
-    with pytest.raises(RunFailedError) as failed:
-        federation._submit()
+    federation._write_app()
+    federation.run_id = "7"
+    for ask in (federation._submit, federation._flower_status):
+        with pytest.raises(RunFailedError) as failed:
+            ask()
+        assert str(failed.value).startswith("127.0.0.1:1: cannot be reached")
+        assert "see the log of the SuperLink at 127.0.0.1:1" in str(failed.value)
     federation.processes.end()
-    assert str(failed.value) == f"the SuperLink did not take the run: {said}"
+
+
+def test_a_file_in_place_of_a_socket_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "8000.sock").touch()
+    launch = Launch(superlink=str(tmp_path / "8000.sock"))
+    with (
+        pytest.raises(BractError, match="expected the socket of a `bract superlink`"),
+        LocalFederation(build_config({}), RunDirectory(tmp_path / "run"), launch),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("noted", [False, True])

@@ -141,8 +141,8 @@ def test_a_simulated_client_has_the_node_configuration_of_a_process(
     assert "device" in sites[0] and "device" not in sites[1]
     seeds = {Path(site["private-seed-file"]).read_text() for site in sites}
     assert len(seeds) == 3
-    asked = federation._run_options()[1].split()
-    assert "num-supernodes=3" in asked and "init-args-num-cpus=5" in asked
+    asked = federation._engine()
+    assert (asked["num_supernodes"], asked["init_args_num_cpus"]) == (3, 5)
     federation.processes.end()
 
 
