@@ -143,7 +143,7 @@ class TrainedPrior:
         if image_shape != facts.image_shape:
             raise BractError(
                 f"the prior makes images of {facts.image_shape}, the client's are {image_shape}; "
-                "train one with `bract prior train` and --size, --channels"
+                "train one with `bract prior train` and --size, --set channels=1 or 3"
             )
         if facts.classes and classes != facts.classes:
             raise BractError(

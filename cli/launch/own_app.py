@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from bract.app_folder import APP_FOLDER
@@ -85,6 +85,5 @@ class OwnAppFederation(LocalFederation):
     def _write_app(self) -> None:
         shutil.copytree(self.app, self.processes.folder / "app", ignore=NOT_BUNDLED)
 
-    def _run_options(self) -> Sequence[str]:
-        engine = {"num-supernodes": self.config.clients, "client-resources-num-cpus": 1}
-        return ("--federation-config", " ".join(f"{key}={value}" for key, value in engine.items()))
+    def _engine(self) -> Mapping[str, int | float]:
+        return {"num_supernodes": self.config.clients, "client_resources_num_cpus": 1}
