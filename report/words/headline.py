@@ -214,7 +214,7 @@ def _statistics(row: AttackRow, attacks: Sequence[AttackRow], rule: LeakRule) ->
         text += f"; {undecided(row.undecided, row.scored, row.noun)}"
     return (
         f"{text}. Where nothing leaks, {article} {row.noun} is counted as leaked in at most "
-        f"{1 - rule.level:.0%} of runs."
+        f"{1 - rule.level:.0%} of runs, of clients whose data are like the references."
     )
 
 

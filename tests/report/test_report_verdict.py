@@ -35,7 +35,8 @@ def test_the_statistics_stand_apart_from_the_headline(make_run: Any) -> None:
     verdict = gather(make_run())["verdict"]
     assert re.fullmatch(
         r"IG \(oblivious, 4,000 iterations\); mean SSIM 0\.\d\d, 95 % interval -?0\.\d\d to "
-        r"[01]\.\d\d\. Where nothing leaks, an image is counted as leaked in at most 5% of runs\.",
+        r"[01]\.\d\d\. Where nothing leaks, an image is counted as leaked in at most 5% of runs, "
+        r"of clients whose data are like the references\.",
         verdict["statistics"],
     )
     plain = verdict["sentence"] + verdict["explanation"]

@@ -73,10 +73,11 @@ class LeakRule:
             "to any reference image of the same class and to their mean, so much nearer that "
             "images made without the gradient would bring about a single such case in at most "
             f"{1 - self.level:.0%} of runs, however many images and originals there were to choose "
-            f"among; and when it can be seen: its SSIM is at least {self.ssim:g}, or its PSNR is "
-            f"at least {self.psnr_margin:g} dB above the best baseline without the gradient, which "
-            "had the same choice of originals. Where the attacker had a generator trained on "
-            "public images, it must besides be nearer than the nearest of its samples."
+            "among, of clients whose images are like the references; and when it can be seen: its "
+            f"SSIM is at least {self.ssim:g}, or its PSNR at least {self.psnr_margin:g} dB above "
+            "the best baseline without the gradient, which had the same choice of originals. Where "
+            "the attacker had a generator trained on public images, it must besides be nearer than "
+            "the nearest of its samples."
         )
 
     @property
@@ -86,10 +87,10 @@ class LeakRule:
             "A row counts as leaked when its reconstruction is nearer to its own original than to "
             "any reference row of the same class and to their mean and mode, so much nearer that "
             "rows made without the gradient would bring about a single such case in at most "
-            f"{1 - self.level:.0%} of runs; and when all its features are right, or "
-            f"{self.features_margin:.0%} more of them than of the best baseline without the "
-            "gradient, the nearest public row to the original among these. A number is right "
-            "within the tolerance that its column declares."
+            f"{1 - self.level:.0%} of runs, of clients whose rows are like the references; and "
+            f"when all its features are right, or {self.features_margin:.0%} more of them than of "
+            "the best baseline without the gradient, the nearest public row to the original among "
+            "these. A number is right within the tolerance that its column declares."
         )
 
     def decide(self, audits: Sequence[AuditResult]) -> list[list[Decision]]:
