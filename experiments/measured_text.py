@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bract.errors import BractError
 from experiments.audit_plan import TIERS, standard_plan
-from experiments.harness.crossed import EQUIVALENCE_DB
+from experiments.harness.crossed import ALIKE_DB, EQUIVALENCE_DB
 from experiments.harness.result import RESULTS, Row, committed
 from experiments.harness.scores import crossed_columns
 
@@ -334,7 +334,7 @@ def render(path: Path) -> tuple[Path, str]:
     environment = Environment(
         loader=FileSystemLoader(TEXTS), undefined=StrictUndefined, autoescape=False
     )
-    environment.globals.update(FUNCTIONS)
+    environment.globals.update(FUNCTIONS, ALIKE_DB=ALIKE_DB)
     text = environment.from_string(source[goes_to.end() :]).render()
     return HERE.parent / goes_to[1], text.strip("\n")
 
