@@ -11,10 +11,11 @@ import foreign_models
 import pytest
 import torch
 from audited import audited_run
+from click.testing import Result
 from command_lines import parse
 from flwr.clientapp import ClientApp
 from torch.nn import functional as F
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from bract.cli.main import app
 from bract.client import DefenseMod

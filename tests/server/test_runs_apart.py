@@ -32,11 +32,10 @@ CLIENT = ClientApp()
 @CLIENT.train()
 def _train(message: Message, context: Context) -> Message:
     del context
-    content = {
-        "arrays": message.content.array_records["arrays"],
-        "metrics": MetricRecord({"num-examples": 4}),
-    }
-    return Message(RecordDict(content), reply_to=message)
+    content = RecordDict()
+    content["arrays"] = message.content.array_records["arrays"]
+    content["metrics"] = MetricRecord({"num-examples": 4})
+    return Message(content, reply_to=message)
 
 
 @CLIENT.evaluate()
