@@ -592,7 +592,8 @@ class _Work:
         if sides:
             return (
                 f"it begins with a linear layer of {_wide(first)} inputs, {sides[0]}×{sides[0]} "
-                "pixels; name a callable that makes the model with nn.Flatten before it"
+                "pixels; if it classifies them, name a callable that makes it with nn.Flatten "
+                "before it (an autoencoder is not audited: attacks know classifiers)"
             )
         if isinstance(first, nn.Linear):
             return (
