@@ -113,9 +113,13 @@ def row_of(setting: Setting, split: str) -> Row:
 def main() -> None:
     """Measure; print the table or JSON."""
     made = parser(__doc__, "split", "resume")
-    made.add_argument("--finished", action="store_true", help="only what --resume holds")
+    made.add_argument(
+        "--finished",
+        action="store_true",
+        help="only what --resume holds, measured by older code too",
+    )
     options = parse(made)
-    done = Finished(options.resume, "experiments.vit")
+    done = Finished(options.resume, "experiments.vit", keep_older=options.finished)
     rows: list[Row] = []
     for setting in SETTINGS:
         row = done.get(vars(setting))

@@ -34,7 +34,7 @@ def test_a_federation_of_transformers_shows_each_clients_image(
     )
     run = RunDirectory(tmp_path / "run")
     run.create(config)
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {
             "partition-id": i,
             "state-dir": str(tmp_path / f"state-{i}"),

@@ -46,7 +46,8 @@ class Projection:
     def patches(self, images: Tensor) -> Tensor:
         """Return the patches ``(..., N, P)`` of images ``(..., C, H, W)``; zeros for padding."""
         flat = F.pad(images.flatten(-3), (0, 1))
-        return flat[..., self.pixels.to(images.device)]
+        found: Tensor = flat[..., self.pixels.to(images.device)]
+        return found
 
     def images(self, patches: Tensor, shape: tuple[int, int, int], grey: float = 0.0) -> Tensor:
         """Return the images ``(..., C, H, W)`` of patches ``(..., N, P)``.
@@ -61,7 +62,7 @@ class Projection:
         count.index_add_(0, places, torch.ones_like(places, dtype=count.dtype))
         total.index_add_(-1, places, flat)
         seen = (total / count.clamp_min(1.0)).where(count > 0, grey)
-        return seen[..., :-1].unflatten(-1, shape)
+        return seen[..., :-1].view(*seen.shape[:-1], *shape)
 
 
 @dataclass(frozen=True, kw_only=True)
