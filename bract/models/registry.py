@@ -83,8 +83,6 @@ def create_model(
         )
     factory, settings = _factory(name)
     takes_schema = "table" in inspect.signature(factory).parameters
-    if takes_schema and table is None:
-        raise BractError(f"model {shown(name)} takes rows of a table; set data.input: table")
     make: Any = factory
     made: nn.Module = make(
         classes=classes,

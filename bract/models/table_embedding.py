@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.config.table import TableSchema
+from bract.errors import BractError
 from bract.models.registry import MODELS, activation_layer
 
 HIDDEN = (100, 100)
@@ -60,11 +61,13 @@ def table_embedding(
     classes: int,
     channels: int,
     image_size: int,
-    table: TableSchema,
     activation: str = "sigmoid",
+    table: TableSchema | None = None,
 ) -> nn.Module:
     """Build embeddings of the columns that are declared so, and two hidden layers of 100 units."""
     del channels, image_size
+    if table is None:
+        raise BractError("model 'table-embedding' takes rows of a table; set data.input: table")
     columns = ColumnEmbedding(table)
     first, second = HIDDEN
     return nn.Sequential(

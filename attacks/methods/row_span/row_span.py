@@ -93,8 +93,9 @@ class RowSpan(Attack):
             mean, std = (torch.tensor(v, dtype=torch.float64) for v in _moments(case))
             exact_one = _is_exact(case)
             spans = Spans(case, exact=exact_one)
-            limits = {} if exact_one else {"solved": DRIFTED, "same": _APART}
-            search = SpanSearch(spans, schema, mean, std, generator, **limits)
+            search = SpanSearch(spans, schema, mean, std, generator)
+            if not exact_one:
+                search.solved, search.same = DRIFTED, _APART
             deadline = None
             if run.seconds is not None:
                 deadline = begun + run.seconds * (trial + 1) / problem.trials

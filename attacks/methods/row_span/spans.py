@@ -40,7 +40,8 @@ class Span:
         ones = entering.new_ones(len(entering), 1)
         whole = torch.cat([entering, ones], dim=1) if self.biased else entering
         outside = whole - (whole @ self.basis.T) @ self.basis
-        return outside / whole.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        found: Tensor = outside / whole.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        return found
 
 
 class Spans:

@@ -136,7 +136,7 @@ class TabLeak(Attack):
         return Outcome(
             images=exact,
             labels=torch.where(take[:, None, None], pools[1], alone[1]),
-            losses=torch.where(take, *losses),
+            losses=torch.where(take, losses[0], losses[1]),
             unknowns={name: value[best] for name, value in found.unknowns.items()},
             curves=[found.curves[i] for i in best],
             iterations=found.iterations,
