@@ -37,7 +37,7 @@ SCHEMA = TableSchema(
     ),
     Target("income", ("below", "above"), loss="binary_cross_entropy"),
 )
-ROWS = {"age": [25, 61], "hours": [38.5, 20.0], "class": ["gov", "private"]}
+ROWS: dict[str, list[Any]] = {"age": [25, 61], "hours": [38.5, 20.0], "class": ["gov", "private"]}
 
 
 class IncomeClassifier(nn.Module):
@@ -102,7 +102,7 @@ def described(run: RunDirectory) -> None:
             "training": {"optimizer": "sgd", "lr": 0.1, "batch_size": 2, "local_steps": 1},
         }
     )
-    found = complete(Captures(run.captures, {MODEL}, given), given, truth=run.root / "truth")
+    found = complete(Captures(run.captures, {MODEL}, given), given, truth=run.root / "truth" / "1")
     assert any("rows that clients kept fit" in line for line in found.confirmed)
     text = dump_description(found.description)
     (run.root / "bract.yaml").write_text(text, encoding="utf-8")
@@ -112,7 +112,7 @@ def test_an_app_of_rows_goes_from_two_edits_to_a_scored_page(tmp_path: Path) -> 
     run = captured(tmp_path)
     described(run)
     request = AuditRequest(
-        attacks=["spear"], device="cpu", models=frozenset({MODEL}), truth=tmp_path / "truth"
+        attacks=["spear"], device="cpu", models=frozenset({MODEL}), truth=tmp_path / "truth" / "1"
     )
     audit = Audit(run, request)
     (answer,) = audit.execute(audit.plan())
@@ -129,7 +129,7 @@ def test_a_redacted_page_holds_no_cell_and_only_allowed_names(tmp_path: Path) ->
     run = captured(tmp_path)
     described(run)
     request = AuditRequest(
-        attacks=["spear"], device="cpu", models=frozenset({MODEL}), truth=tmp_path / "truth"
+        attacks=["spear"], device="cpu", models=frozenset({MODEL}), truth=tmp_path / "truth" / "1"
     )
     audit = Audit(run, request)
     assert list(audit.execute(audit.plan()))

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,7 +9,7 @@ from bract.models.losses import LOSSES, label_rows, loss_of
 
 OUTPUTS = torch.tensor([[0.2], [0.7], [0.9]], dtype=torch.float64)
 VALUES = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
-PYTORCH = {
+PYTORCH: dict[str, Callable[..., torch.Tensor]] = {
     "mse": F.mse_loss,
     "mae": F.l1_loss,
     "huber": F.huber_loss,

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -86,9 +87,9 @@ def test_slopes_count_copies_of_a_row() -> None:
 def test_a_row_that_is_there_twice_is_returned_twice() -> None:
     once = send_rows("wine", 3, seed=0)
     picks = [0, 1, 1, 2]
-    network, spec = _network(once)
+    network, normalise = _network(once)
     inputs, labels = once.truth.images[picks], once.truth.labels[picks]
-    loss = torch.nn.functional.cross_entropy(network(spec(inputs)), labels)
+    loss = torch.nn.functional.cross_entropy(network(normalise(inputs)), labels)
     names = [name for name, _ in network.named_parameters()]
     gradients = torch.autograd.grad(loss, list(network.parameters()))
     declared = replace(once.captured.declaration, batch_size=4, num_examples=4)
@@ -102,7 +103,7 @@ def test_a_row_that_is_there_twice_is_returned_twice() -> None:
     assert features_right(scored) == 1.0 and scored.label_accuracy == 1.0
 
 
-def _network(sent: SentRows) -> tuple[torch.nn.Module, object]:
+def _network(sent: SentRows) -> tuple[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
     case = open_case(sent.captured, tier="oblivious", max_images=8)
     model = case.target_model.model
     model.load_state_dict(dict(sent.captured.parameters))
