@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -118,7 +119,10 @@ class Spans:
             found: Tensor = jvp(self.residuals, (rows,), (tangent,))[1]
             return found
 
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # Forward derivatives make PyTorch script its own formulas, which it deprecates.
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
             return vmap(along)(directions).permute(1, 2, 0)
 
     def slopes(self, case: Case, rows: Tensor) -> Tensor:
