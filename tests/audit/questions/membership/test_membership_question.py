@@ -16,6 +16,7 @@ from bract.client.candidates import keep_candidates
 from bract.errors import BractError
 from bract.report import write_report
 from bract.report.facts import gather
+from bract.report.series import figures_by_round
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
 from bract.schema.membership import MembershipAnswer
@@ -64,6 +65,8 @@ def test_the_page_says_who_was_in_it_and_shows_no_record(
     assert (question.title, question.level) == ("Who was in it", "members-found")
     assert "3 of 3 clients" in question.sentence and "often missed" in question.missed
     assert len(question.table.rows) == 3 * 10
+    exported = {(figure.name, figure.round) for figure in figures_by_round(facts)}
+    assert ("membership/oblivious/client-0/rmia", 2) in exported
     page = write_report(trained.root, redact=True).read_text()
     assert "Who was in it" in page and "often missed" in page
     written = json.loads((trained.root / "report.json").read_text())
