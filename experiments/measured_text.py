@@ -149,7 +149,9 @@ def verdict(row: Row) -> str:
         "apart": f"short of it by {EQUIVALENCE_DB:g} dB or more",
         "open": "not decided",
     }
-    return f"{words[row['verdict']]} (short by {row['short']:.1f} dB{bracket(row, 'short')})"
+    text = f"{words[row['verdict']]} (short by {row['short']:.1f} dB{bracket(row, 'short')})"
+    one_attack = row.get("references", 2) < 2
+    return f"{text}, of one undefended attack alone" if one_attack else text
 
 
 def quantile(rows: Sequence[Row], column: str, percent: float) -> float:
