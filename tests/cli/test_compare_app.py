@@ -43,7 +43,7 @@ clients: {node-1: {local_steps: 1}}
 """
 
 
-def capture(root: Path, number: str, defense: str) -> None:
+def capture(root: Path, number: str, defense: str, first: int = 1) -> None:
     """Write what a run of the app leaves in its folder: two clients, of which each kept truth."""
     entries = [] if defense == "off" else json.loads(defense)
     store = root / "captures" / number
@@ -64,14 +64,14 @@ def capture(root: Path, number: str, defense: str) -> None:
         ObservationStore(store).save(
             Observation(
                 round=1,
-                client=f"node-{client}",
+                client=f"node-{client + first}",
                 parameters=parameters_of(model),
                 update=update,
                 declaration=declaration,
                 provenance={"run_id": number},
             )
         )
-        save_truth(root / "truth" / number / f"node-{client}", 1, images[one], labels[one])
+        save_truth(root / "truth" / number / f"node-{client + first}", 1, images[one], labels[one])
 
 
 class Engine:
@@ -91,7 +91,8 @@ class Engine:
         """End nothing."""
 
     def finish(self) -> None:
-        capture(self.run.root, "5", self.defense if Engine.obeys else "off")
+        # Flower draws other nodes for every run.
+        capture(self.run.root, "5", self.defense if Engine.obeys else "off", 10 * len(Engine.ran))
 
 
 @pytest.fixture
