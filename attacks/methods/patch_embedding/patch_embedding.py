@@ -88,15 +88,17 @@ class PatchEmbedding(Attack):
                 "patches' gradients; patch-embedding needs plain SGD"
             )
         layers = patch_layers(case.target_model, case.observation)
-        names = (layers.position.name, layers.projection.weight)
-        for name in names:
+        for name in (layers.position.name, layers.projection.weight):
             if name not in case.evidence.target:
                 raise BractError(f"{key}: the evidence lacks {name}")
-            if not bool(case.evidence.target[name].any()):
+            told = case.evidence.target[name]
+            if name == layers.position.name:
+                told = layers.position.gradient(told)
+            if not bool(told.any()):
                 raise BractError(
-                    f"{key}: the gradient of {name} is zero: it is frozen, or behind an "
-                    "output layer of zeros, as fresh transformers may have; attack a later round, "
-                    "or use april"
+                    f"{key}: the gradient of {name} is zero at every patch: it is pruned, frozen, "
+                    "or behind an output layer of zeros, as fresh transformers may have; attack a "
+                    "later round, or use april"
                 )
         return case
 
