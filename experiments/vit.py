@@ -7,7 +7,8 @@ the client's real defense. *oblivious* takes the upload at face value, *adaptive
 ``refused`` counts uploads that it refuses, whose images are none. ``vit`` has patches of 4 pixels,
 width 192 and 6 blocks; ``vit_b_16`` is torchvision's. PSNR is capped at 100 dB. Which weights of
 smooth images are tried was decided on photographs that are not among these; the attack chooses
-among them without the truth. CPU seconds are the process' own on one thread, an image, evidence included.
+among them without the truth. CPU seconds are the process' own on one thread, an image, evidence
+included.
 """
 
 import time
