@@ -74,7 +74,9 @@ def blind_score(images: Tensor, labels: Tensor, members: Flags, *, seed: int) ->
 
 def _features(images: Tensor, labels: Tensor) -> Array:
     flat = images.flatten(2) if images.dim() > 2 else images.flatten(1)[:, None]
-    parts = [flat.mean(-1), flat.std(-1), flat.amin(-1), flat.amax(-1)]
+    # A feature of a row is a channel of one value, which has no deviation.
+    spread = flat.std(-1, correction=min(1, flat.shape[-1] - 1))
+    parts = [flat.mean(-1), spread, flat.amin(-1), flat.amax(-1)]
     small = images
     if images.dim() == 4 and max(images.shape[2:]) > SIDE:
         small = F.adaptive_avg_pool2d(images, SIDE)

@@ -183,6 +183,8 @@ class Scorer:
                 del scored[capture.client]
 
     def _open(self, capture: Capture) -> LocalModel:
+        if (loss := capture.declaration.loss) != "cross_entropy":
+            raise BractError(f"loss {loss!r} is declared; membership scores know 'cross_entropy'")
         return local_model(
             self._seen.open(capture),
             tier=self._seen.tier_of(capture),
