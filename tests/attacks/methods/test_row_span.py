@@ -8,7 +8,8 @@ from bract.attacks import Budget, Case, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.row_span.row_span import class_counts
 from bract.attacks.methods.row_span.spans import Span, Spans
 from bract.attacks.problem.case import open_case
-from experiments.harness.rows import SentRows, features_right, score_rows, send_rows
+from bract.data.views import data_spec
+from experiments.harness.rows import SentRows, config_of, features_right, score_rows, send_rows
 
 
 def attacked(sent: SentRows, rounds: int = 12) -> Reconstruction | Refusal:
@@ -39,6 +40,19 @@ def test_a_batch_larger_than_a_row_has_columns_is_found() -> None:
     found = attacked(sent, rounds=20)
     assert isinstance(found, Reconstruction), found
     assert features_right(score_rows(sent, found)) > 0.9
+
+
+def test_categories_are_found_through_their_embeddings() -> None:
+    spec = data_spec(config_of("diabetes"))
+    assert spec.table is not None
+    columns = tuple(
+        replace(c, encoder=None if c.is_number else "embedding") for c in spec.table.columns
+    )
+    embedded = replace(spec, table=replace(spec.table, columns=columns))
+    sent = send_rows("diabetes", 4, seed=0, model="table-embedding", spec=embedded)
+    found = attacked(sent)
+    assert isinstance(found, Reconstruction), found
+    assert features_right(score_rows(sent, found)) == 1.0
 
 
 def test_rows_are_found_after_local_epochs() -> None:
