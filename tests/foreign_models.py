@@ -5,7 +5,7 @@ Each is made by a callable without arguments, which a capture names as ``foreign
 
 from __future__ import annotations
 
-from types import FunctionType
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,6 @@ MODELS = (
 """Every model of this file."""
 
 
-def named(make: FunctionType) -> str:
+def named(make: Callable[[], nn.Module]) -> str:
     """Return the trusted reference by which a declaration names one of the models."""
-    return own_word(f"{__name__}:{make.__name__}")
+    return own_word(f"{__name__}:{make.__qualname__}")
