@@ -1,0 +1,1 @@
+"""Tokens of a language model from the subspaces that its gradients span."""

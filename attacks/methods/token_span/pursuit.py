@@ -1,0 +1,123 @@
+"""Tokens behind the gradient of a low-rank adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bract.attacks.methods.token_span.span import Span
+from bract.attacks.methods.token_span.stages import Layer, inputs_of
+
+KEPT = 4096
+"""Tokens that a first look keeps, by the largest share of their embedding inside the subspace."""
+
+_EXPLAINED = 1e-6
+"""Share of the subspace from which on what the chosen tokens leave of it is rounding."""
+
+_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class Pursued:
+    """Tokens and positions, in the order in which they were chosen.
+
+    Attributes
+    ----------
+    tokens, positions
+        int64 ``(N,)``.
+    unexplained
+        Directions of the subspace that no chosen token explains; 0 where all of them are.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    unexplained: int
+
+
+@torch.no_grad()
+def pursue(
+    model: nn.Module,
+    layer: Layer,
+    span: Span,
+    tokens: Tensor,
+    *,
+    length: int,
+    most: int,
+    one_each: bool,
+    stop: Callable[[], bool],
+) -> Pursued:
+    """Return tokens whose embeddings span a subspace that has fewer dimensions than tokens.
+
+    The gradient of an adapter's first factor A, ``(B^T D)^T X``, has as few rows as the adapter has
+    ranks: combinations of the embeddings X, not the embeddings. They are a sparse code with common
+    support of several vectors in the dictionary of all tokens at all positions, which
+    rank-aware order-recursive matching pursuit finds (Davies and Eldar, 2012, "Rank awareness in
+    joint sparse recovery", algorithm 3): take the token whose embedding, outside of what is chosen,
+    lies nearest to the subspace, outside of what is chosen. From the step on at which as many tokens
+    are left as the subspace has dimensions, every choice is exact.
+
+    Parameters
+    ----------
+    span
+        Subspace of the adapters' gradients.
+    tokens
+        Token ids to choose from.
+    length
+        Positions of a sequence.
+    most
+        Tokens to choose at most.
+    one_each
+        Whether a position holds a single token: one sequence in the update.
+    """
+    kept = _likely(model, layer, span, tokens, length)
+    atoms = _embeddings(model, layer, kept, length)
+    left = atoms.square().sum(dim=-1)
+    rest, taken = span.basis, torch.empty(0, span.basis.shape[1], dtype=torch.float64)
+    open_pairs = torch.ones(len(kept), length, dtype=torch.bool)
+    chosen: list[tuple[int, int]] = []
+    while len(rest) and len(chosen) < most and bool(open_pairs.any()) and not stop():
+        inside = (atoms @ rest.to(atoms.dtype).T).square().sum(dim=-1)
+        share = torch.where(open_pairs, inside / left.clamp_min(1e-3 * left.max()), -1.0)
+        token, position = divmod(int(share.argmax()), length)
+        chosen.append((token, position))
+        open_pairs[token, position] = False
+        if one_each:
+            open_pairs[:, position] = False
+        atom = atoms[token, position].double()
+        fresh = atom - taken.T @ (taken @ atom)
+        fresh = fresh - taken.T @ (taken @ fresh)
+        fresh = fresh / fresh.norm()
+        taken = torch.cat([taken, fresh[None]])
+        left = left - (atoms @ fresh.to(atoms.dtype)).square()
+        rest = _outside(span.basis, taken)
+    pairs = torch.tensor(chosen, dtype=torch.int64).reshape(-1, 2)
+    return Pursued(kept[pairs[:, 0]], pairs[:, 1], len(rest))
+
+
+def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: int) -> Tensor:
+    """Return the tokens with the largest share of their embedding in the subspace."""
+    if len(tokens) <= KEPT:
+        return tokens
+    shares = []
+    for chunk in tokens.split(_AT_ONCE):
+        shares.append(1.0 - span.distance(_embeddings(model, layer, chunk, length)).amin(dim=1))
+    return tokens[torch.cat(shares).topk(KEPT).indices]
+
+
+def _embeddings(model: nn.Module, layer: Layer, tokens: Tensor, length: int) -> Tensor:
+    """Return what enters the layer for each token at each position, ``(N, T, width)``."""
+    parts = []
+    for chunk in tokens.split(_AT_ONCE):
+        repeated = chunk[:, None].expand(-1, length).contiguous()
+        parts.append(inputs_of(model, [layer.module], repeated)[layer.module])
+    return torch.cat(parts)
+
+
+def _outside(basis: Tensor, taken: Tensor) -> Tensor:
+    """Return an orthonormal basis of a subspace without what is taken."""
+    rest = basis - (basis @ taken.T) @ taken
+    _, values, rows = torch.linalg.svd(rest, full_matrices=False)
+    return rows[values > _EXPLAINED]

@@ -1,0 +1,99 @@
+"""Subspaces that gradients of linear layers span, and distances to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bract.errors import BractError
+
+_GAP = 30.0
+"""Ratio of neighbouring singular values from which on the smaller one counts as rounding."""
+
+_APART = 5.0
+"""Ratio of neighbouring distances from which on they separate tokens that are there from others."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Subspace of a layer's input space.
+
+    Attributes
+    ----------
+    basis
+        Orthonormal rows, float64 ``(rank, width)``.
+    gap
+        Ratio of the smallest singular value that was kept to the largest that was dropped.
+    """
+
+    basis: Tensor
+    gap: float
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the subspace."""
+        return len(self.basis)
+
+    @property
+    def full(self) -> bool:
+        """Whether every vector lies in it, so that it tells nothing."""
+        return self.rank >= self.basis.shape[1]
+
+    def distance(self, inputs: Tensor) -> Tensor:
+        """Return the share in [0, 1] of the norm of inputs ``(..., width)`` outside of it."""
+        basis = self.basis.to(inputs.dtype)
+        outside = inputs - (inputs @ basis.T) @ basis
+        return outside.norm(dim=-1) / inputs.norm(dim=-1).clamp_min(1e-30)
+
+
+def span_of(gradients: Sequence[Tensor]) -> Span:
+    """Return the span of the rows of gradients ``(outputs, width)`` with one common input.
+
+    The gradient of ``Y = X W^T`` is ``D^T X``: its rows lie in the span of the inputs X, and span
+    it where the output gradients D of the tokens are independent (DAGER, Petrov et al., NeurIPS
+    2024, theorem 5.1). The rank is where singular values fall to rounding.
+
+    Raises
+    ------
+    BractError
+        If the values do not fall: noise, or at least as many tokens as dimensions.
+    """
+    rows = [g.double() for g in gradients if bool(g.any())]
+    if not rows:
+        raise BractError(
+            "the gradient of the first linear layers is zero; of adapters it is until their second "
+            "factor has been trained"
+        )
+    joined = torch.cat([g / g.norm() for g in rows])
+    _, values, basis = torch.linalg.svd(joined, full_matrices=False)
+    ratios = values[:-1] / values[1:].clamp_min(1e-300)
+    rank = len(values) if not len(ratios) else int(ratios.argmax()) + 1
+    gap = float(ratios[rank - 1]) if rank <= len(ratios) else float("inf")
+    if gap < _GAP:
+        if len(values) < basis.shape[1]:
+            return Span(basis, float("inf"))
+        raise BractError(
+            "the singular values of the first linear layers do not fall to rounding: noise, or at "
+            f"least as many tokens as the {basis.shape[1]} dimensions of an embedding"
+        )
+    return Span(basis[:rank], gap)
+
+
+def separating(distances: Tensor, most: int) -> float | None:
+    """Return a distance that separates what lies in a subspace from what does not; None if none.
+
+    Chosen without the truth: the middle, on a logarithmic scale, of the widest gap among the
+    ``most`` smallest distances.
+    """
+    smallest = distances.flatten().topk(min(most, distances.numel()), largest=False).values
+    ordered = smallest.sort().values.clamp_min(1e-9)
+    if len(ordered) < 2:
+        return None
+    ratios = ordered[1:] / ordered[:-1]
+    at = int(ratios.argmax())
+    if float(ratios[at]) < _APART:
+        return None
+    return float((ordered[at] * ordered[at + 1]).sqrt())

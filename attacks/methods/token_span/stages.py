@@ -1,0 +1,190 @@
+"""Find the linear layers of a language model by what enters them.
+
+A *local* layer sees, at each position, the embedding of that position's token alone; a *contextual*
+layer sees other tokens too. Both are found with probe sequences, so that names and architectures do
+not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bract.errors import BractError
+
+CONTEXTUAL = 3
+"""Contextual layers that a candidate is checked against; each costs a part of a forward pass."""
+
+_SAME = 1e-5
+"""Relative difference up to which two inputs of a layer count as equal."""
+
+
+class _Seen(Exception):
+    """Every wanted input has been recorded; ends the forward pass."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight whose gradient is ``X^T D`` for the inputs X of its layer.
+
+    Attributes
+    ----------
+    name
+        Name of the parameter.
+    module
+        Name of the module that multiplies its input by it.
+    transposed
+        Whether the weight is ``(inputs, outputs)``, as in GPT-2, and not ``(outputs, inputs)``.
+    """
+
+    name: str
+    module: str
+    transposed: bool
+
+    def rows(self, gradient: Tensor) -> Tensor:
+        """Return the gradient as ``(outputs, inputs)``; its rows are sums of the layer's inputs."""
+        return gradient.T if self.transposed else gradient
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Layers of a language model that a client trained, in the order in which they run.
+
+    Attributes
+    ----------
+    local
+        Groups of layers with one and the same input, each position's token alone.
+    contextual
+        Layers whose input at a position depends on other tokens too.
+    causal
+        Whether that input depends on no later token.
+    positional
+        Whether a local input depends on the position.
+    """
+
+    local: tuple[Layer, ...]
+    contextual: tuple[Layer, ...]
+    causal: bool
+    positional: bool
+
+
+@torch.no_grad()
+def find_stages(
+    model: nn.Module, trained: Sequence[str], *, vocabulary: int, length: int, seed: int = 0
+) -> Stages:
+    """Probe a model for the layers whose gradients show what entered them.
+
+    Parameters
+    ----------
+    model
+        Maps token ids, int64 ``(B, T)``, to anything.
+    trained
+        Names of the parameters whose gradient is known.
+    vocabulary, length
+        Number of token ids, and tokens of a probe; at least 4.
+
+    Raises
+    ------
+    BractError
+        If no trained linear layer sees single tokens.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    probe = torch.randint(vocabulary, (1, length), generator=generator)
+    layers = _linear_layers(model, set(trained))
+    middle = length // 2
+    before, after, rolled = probe.clone(), probe.clone(), probe.roll(1, dims=1)
+    before[:, middle - 1] = (probe[:, middle - 1] + 1 + vocabulary // 2) % vocabulary
+    after[:, middle + 1] = (probe[:, middle + 1] + 1 + vocabulary // 2) % vocabulary
+    plain, changed_before, changed_after, moved = (
+        inputs_of(model, [layer.module for layer in layers], ids)
+        for ids in (probe, before, after, rolled)
+    )
+    usable = [layer for layer in layers if layer.module in plain]
+
+    def differs(layer: Layer, other: dict[str, Tensor], at: int, other_at: int) -> bool:
+        one, two = plain[layer.module][0, at], other[layer.module][0, other_at]
+        return bool((one - two).norm() > _SAME * one.norm())
+
+    contextual = [
+        layer
+        for layer in usable
+        if differs(layer, changed_before, middle, middle)
+        or differs(layer, changed_after, middle, middle)
+    ]
+    local = [layer for layer in usable if layer not in contextual]
+    if not local:
+        raise BractError(
+            "no trained linear layer sees single tokens; what a token adds to the update cannot be "
+            "separated"
+        )
+    first = plain[local[0].module]
+    shared = [
+        layer
+        for layer in local
+        if plain[layer.module].shape == first.shape
+        and bool((plain[layer.module] - first).norm() <= _SAME * first.norm())
+    ]
+    return Stages(
+        local=tuple(shared),
+        contextual=tuple(contextual[:CONTEXTUAL]),
+        causal=not any(differs(layer, changed_after, middle, middle) for layer in contextual),
+        positional=differs(shared[0], moved, middle, middle + 1),
+    )
+
+
+def inputs_of(model: nn.Module, modules: Sequence[str], ids: Tensor) -> dict[str, Tensor]:
+    """Return what enters modules, ``(B, T, width)`` by name; the model runs no further.
+
+    A module that does not run, or whose input has another shape, is left out.
+    """
+    seen: dict[str, Tensor] = {}
+    with _recording(model, modules, seen, tuple(ids.shape)):
+        try:
+            model(ids)
+        except _Seen:
+            pass
+    return seen
+
+
+@contextmanager
+def _recording(
+    model: nn.Module, modules: Sequence[str], seen: dict[str, Tensor], shape: tuple[int, ...]
+) -> Iterator[None]:
+    wanted = set(modules)
+
+    def recorder(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            value = arguments[0]
+            if isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == shape:
+                seen[name] = value.detach()
+            if wanted <= seen.keys():
+                raise _Seen
+
+        return record
+
+    found = dict(model.named_modules())
+    handles = [found[name].register_forward_pre_hook(recorder(name)) for name in wanted]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _linear_layers(model: nn.Module, trained: set[str]) -> list[Layer]:
+    """Return modules with a trained matrix that multiplies what enters them."""
+    found = []
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        full = f"{name}.weight" if name else "weight"
+        if full not in trained or not isinstance(weight, Tensor) or weight.dim() != 2:
+            continue
+        if isinstance(module, nn.Embedding):
+            continue
+        transposed = not isinstance(module, nn.Linear)
+        found.append(Layer(full, name, transposed))
+    return found
