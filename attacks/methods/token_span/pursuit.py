@@ -56,8 +56,8 @@ def pursue(
     support of several vectors in the dictionary of all tokens at all positions, which
     rank-aware order-recursive matching pursuit finds (Davies and Eldar, 2012, "Rank awareness in
     joint sparse recovery", algorithm 3): take the token whose embedding, outside of what is chosen,
-    lies nearest to the subspace, outside of what is chosen. From the step on at which as many tokens
-    are left as the subspace has dimensions, every choice is exact.
+    lies nearest to the subspace, outside of what is chosen. Once no more tokens are left than the
+    subspace has dimensions, every choice is exact.
 
     Parameters
     ----------

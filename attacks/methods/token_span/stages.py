@@ -8,7 +8,7 @@ not matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ _SAME = 1e-5
 """Relative difference up to which two inputs of a layer count as equal."""
 
 
-class _Seen(Exception):
+class _SeenError(Exception):
     """Every wanted input has been recorded; ends the forward pass."""
 
 
@@ -142,11 +142,8 @@ def inputs_of(model: nn.Module, modules: Sequence[str], ids: Tensor) -> dict[str
     A module that does not run, or whose input has another shape, is left out.
     """
     seen: dict[str, Tensor] = {}
-    with _recording(model, modules, seen, tuple(ids.shape)):
-        try:
-            model(ids)
-        except _Seen:
-            pass
+    with _recording(model, modules, seen, tuple(ids.shape)), suppress(_SeenError):
+        model(ids)
     return seen
 
 
@@ -162,7 +159,7 @@ def _recording(
             if isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == shape:
                 seen[name] = value.detach()
             if wanted <= seen.keys():
-                raise _Seen
+                raise _SeenError
 
         return record
 
