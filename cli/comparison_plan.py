@@ -166,7 +166,7 @@ def _fits(config: FederationConfig, name: str, chain: DefenseChain) -> bool:
                     classes=spec.classes,
                     channels=spec.image_shape[0],
                     image_size=spec.image_shape[1],
-                    table=spec.table,
+                    **spec.schemas,
                     activation=config.model.activation,
                 )
             )

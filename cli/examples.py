@@ -12,6 +12,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": (
         "bract demo",
         "bract demo --data table",
+        "bract demo --data text",
         "bract demo --quick --runs /tmp/runs",
     ),
     "run": (

@@ -127,11 +127,11 @@ def demo(
     ] = False,
     data: Annotated[
         DemoData,
-        typer.Option("--data", help="Handwritten digits, or rows of a clinic's table."),
+        typer.Option("--data", help="Digits, rows of a clinic's table, or made-up notes."),
     ] = DemoData.DIGITS,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
-    """Run a federation on digits or on a table, attack it, and write the report."""
+    """Run a federation on digits, a table or texts, attack it, and write the report."""
     from bract.cli.launch.warming import warmed_up
     from bract.cli.templates import demo_config
 

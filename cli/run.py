@@ -193,7 +193,7 @@ def _check_dropout(config: FederationConfig, chain: DefenseChain) -> None:
                 classes=spec.classes,
                 channels=spec.image_shape[0],
                 image_size=spec.image_shape[1],
-                table=spec.table,
+                **spec.schemas,
             )
         except BractError:
             return  # it may be on the clients' path alone; the process that makes it reports errors

@@ -25,6 +25,7 @@ class Template(StrEnum):
     DEFENDED = "defended"
     OWN_APP = "own-app"
     TABLE = "table"
+    TEXT = "text"
 
     @property
     def file(self) -> str:

@@ -125,6 +125,7 @@ class Federation:
             mean=self.spec.mean,
             std=self.spec.std,
             table=self.spec.table,
+            text=self.spec.text,
             loss=self.spec.loss,
             **(work | {"dropout": dropout_rate(self.model)}),
             defenses=tuple(self.config.defenses),

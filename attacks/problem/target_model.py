@@ -225,6 +225,7 @@ def target_model_of(observation: Observation) -> TargetModel:
             image_size=height,
             activation=p.activation,
             table=p.table,
+            text=p.text,
         )
         return prepare_model(model, p.defenses)
 

@@ -21,6 +21,7 @@ from pydantic import (
 
 from bract.config.schedule import SCHEDULES, ConstantRate, LrSchedule, scheduled_lr
 from bract.config.table import TableSchema
+from bract.config.text import TextSchema
 from bract.config.work import LocalWork, NotNegative, Positive, Probability, Rate, Section
 from bract.errors import BractError, shown
 from bract.registry import Registry
@@ -72,11 +73,29 @@ Partition = Annotated[
 ]
 
 
+class TextSection(Section):
+    """Texts: their tokenizer, and the columns of a file.
+
+    ``tokenizer`` is the folder that holds ``tokenizer.json``; None takes the words of the embedded
+    notes. ``classes`` are the labels, in an order that all clients share. ``declared`` is a schema
+    that a client declared, in place of the tokenizer's own.
+    """
+
+    tokenizer: Annotated[Path, AfterValidator(_usable)] | None = None
+    length: Annotated[int, Field(ge=2, le=1024)] = 32
+    task: Literal["classification", "language-model"] = "classification"
+    column: Annotated[str, Field(min_length=1, max_length=120)] = "text"
+    label: Annotated[str, Field(min_length=1, max_length=120)] = "label"
+    classes: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
+    declared: TextSchema | None = None
+
+
 class DataConfig(Section):
     """What the clients learn from, and how it is split over them.
 
     ``normalisation`` is declared here once: training, attack and scoring all use it. ``input``
-    names the kind of input, of `bract.inputs`. ``table`` is the schema of rows.
+    names the kind of input, of `bract.inputs`. ``table`` is the schema of rows, ``text`` how
+    texts become tokens.
     """
 
     name: str = "digits"
@@ -87,6 +106,7 @@ class DataConfig(Section):
     channels: Literal[1, 3] | None = None
     normalisation: Literal["dataset", "none"] = "dataset"
     table: TableSchema | None = None
+    text: TextSection | None = None
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     partition: Partition = IidPartition()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bract.config.table import TableSchema
+from bract.config.text import TextSchema
 
 
 @dataclass(frozen=True)
@@ -17,13 +19,15 @@ class DataSpec:
     Attributes
     ----------
     image_shape
-        ``(C, H, W)``; of an encoded row ``(features, 1, 1)``.
+        ``(C, H, W)``; of an encoded row ``(features, 1, 1)``, of a text ``(length, 1, 1)``.
     classes
         Number of classes; outputs of the model where it predicts numbers.
     mean, std
         Per channel; the model sees ``(x - mean) / std`` for x in [0, 1].
     table
-        Schema of the rows; None for images.
+        Schema of the rows; None for other inputs.
+    text
+        Schema of the texts; None for other inputs.
     """
 
     image_shape: tuple[int, int, int]
@@ -31,10 +35,18 @@ class DataSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     table: TableSchema | None = None
+    text: TextSchema | None = None
+
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """The schemas by the names that `bract.models.create_model` takes them by."""
+        return {"table": self.table, "text": self.text}
 
     @property
     def loss(self) -> str:
         """Name of the clients' loss, of `bract.models.losses`."""
+        if self.text is not None:
+            return self.text.objective
         return "cross_entropy" if self.table is None else self.table.target.objective
 
     def normalise(self, images: Tensor) -> Tensor:

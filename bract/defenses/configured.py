@@ -25,7 +25,7 @@ def configured_model(config: FederationConfig, spec: DataSpec) -> nn.Module:
         classes=spec.classes,
         channels=channels,
         image_size=size,
-        table=spec.table,
+        **spec.schemas,
         activation=config.model.activation,
     )
     model = prepare_model(model, config.defenses)

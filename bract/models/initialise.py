@@ -31,12 +31,19 @@ def initialise(model: nn.Module, how: str, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if how == "default":
-            for module in model.modules():
-                reset = getattr(module, "reset_parameters", None)
-                if callable(reset):
-                    reset()
+            _reset(model)
         else:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.uniform_(-0.5, 0.5)
     return model
+
+
+def _reset(module: nn.Module) -> None:
+    """Reset a module and what it holds, unless it resets that itself (``resets_children``)."""
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()
+    if not getattr(module, "resets_children", False):
+        for child in module.children():
+            _reset(child)

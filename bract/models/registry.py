@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints
 from torch import Tensor, nn
 
 from bract.config.table import TableSchema
+from bract.config.text import TextSchema
 from bract.errors import BractError, one_line, shown
 from bract.references import TrustedReference, import_reference, is_reference
 from bract.registry import Registry, unknown
@@ -31,7 +32,7 @@ MODELS: Registry[ModelFactory] = Registry(
 )
 
 _WITH_SETTINGS = re.compile(r"([\w-]+)\((.*)\)")
-_COMMON = ("classes", "channels", "image_size", "activation", "table")
+_COMMON = ("classes", "channels", "image_size", "activation", "table", "text")
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU}
 
@@ -53,6 +54,7 @@ def create_model(
     image_size: int,
     activation: str = "sigmoid",
     table: TableSchema | None = None,
+    text: TextSchema | None = None,
 ) -> nn.Module:
     """Build a registered model, or one of the code that this process' user vouches for.
 
@@ -67,7 +69,10 @@ def create_model(
         ``sigmoid`` (twice differentiable everywhere, as the papers attack it) or ``relu``.
     table
         Schema of the rows, ``channels`` features each, which the model then takes as
-        ``(B, channels, 1, 1)`` and sees as ``(B, channels)``; None for images.
+        ``(B, channels, 1, 1)`` and sees as ``(B, channels)``; None for other inputs.
+    text
+        Schema of the texts, which the model takes as ``(B, length, 1, 1)`` and sees as token ids
+        ``(B, length)``; None for other inputs.
 
     Returns
     -------
@@ -75,14 +80,21 @@ def create_model(
         Maps ``(B, channels, image_size, image_size)`` float32 to logits ``(B, classes)``.
     """
     if isinstance(name, TrustedReference):
-        model = _call_factory(name)
-        return model if table is None else of_rows(model)
+        return _reading(_call_factory(name), table, text)
     if is_reference(name):
         raise BractError(
             f"model {shown(name)} is code for which nothing on this machine vouches; not imported"
         )
     factory, settings = _factory(name)
-    takes_schema = "table" in inspect.signature(factory).parameters
+    schemas = {"table": table, "text": text}
+    taken = [kind for kind in schemas if kind in inspect.signature(factory).parameters]
+    if text is None and "text" in taken:
+        raise BractError(f"model {shown(name)} takes texts; set data.input: text")
+    if text is not None and "text" not in taken:
+        raise BractError(
+            f"model {shown(name)} takes no token ids; set model.name to text-encoder or "
+            "text-decoder, or data.input to what the model takes"
+        )
     make: Any = factory
     made: nn.Module = make(
         classes=classes,
@@ -90,14 +102,33 @@ def create_model(
         image_size=image_size,
         activation=activation,
         **settings,
-        **({"table": table} if takes_schema else {}),
+        **{kind: schemas[kind] for kind in taken},
     )
-    return made if table is None else of_rows(made)
+    return _reading(made, table, text)
+
+
+def _reading(model: nn.Module, table: TableSchema | None, text: TextSchema | None) -> nn.Module:
+    if text is not None:
+        return of_tokens(model, text)
+    return model if table is None else of_rows(model)
 
 
 def of_rows(model: nn.Module) -> nn.Module:
     """Flatten what enters a model, so that it sees rows ``(B, features)``; return the model."""
     model.register_forward_pre_hook(_flattened)
+    return model
+
+
+def of_tokens(model: nn.Module, text: TextSchema) -> nn.Module:
+    """Read what enters a model, ``(B, T, 1, 1)`` numbers, as token ids ``(B, T)``; return it."""
+
+    def read(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        ids = inputs[0]
+        if ids.is_floating_point():
+            ids = ids.detach().flatten(1).round().clamp(0, text.vocabulary - 1).long()
+        return (ids, *inputs[1:])
+
+    model.register_forward_pre_hook(read)
     return model
 
 

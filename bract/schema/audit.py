@@ -33,7 +33,10 @@ class Scores(Record):
     ``rank`` is the original's place when candidates are sorted by distance to the reconstruction,
     from 1; None where identification was left open, as where fewer images were reconstructed than
     there are originals. A perceptual distance that is not available here is None. Of a row,
-    ``features`` is the share of columns that are right, ``exact`` whether all are.
+    ``features`` is the share of columns that are right, ``exact`` whether all are. Of a text,
+    ``features`` is the share of its tokens that were recovered, ``precision`` that of recovered
+    tokens that are its own, ``rouge_l`` ROUGE-L, and ``rare`` the share recovered of those
+    that are in fewer than one public text of a hundred: names and numbers.
     """
 
     mse: Public[Number] = None
@@ -47,6 +50,9 @@ class Scores(Record):
     identified_top5: Public[bool | None] = None
     features: Public[Number] = None
     exact: Public[bool | None] = None
+    precision: Public[Number] = None
+    rouge_l: Public[Number] = None
+    rare: Public[Number] = None
 
 
 class Baseline(Record):

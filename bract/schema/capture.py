@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from bract.config.table import TableSchema
+from bract.config.text import TextSchema
 from bract.config.work import Augmentations, Count, NotNegative, Probability
 from bract.errors import BractError, one_line
 from bract.names import check_name
@@ -121,6 +122,8 @@ class ClientDeclaration:
         Per-channel normalisation: the model saw ``(x - mean) / std`` for pixels x in [0, 1].
     table
         Schema of the rows; None for other inputs.
+    text
+        Schema of the texts; None for other inputs.
     loss, optimizer, lr, momentum
         The client's objective and optimizer; ``lr`` is that of this round.
     weight_decay
@@ -152,6 +155,7 @@ class ClientDeclaration:
     mean: Annotated[tuple[Moment, ...], Field(max_length=MOST_FEATURES)] | None = None
     std: Annotated[tuple[Scale, ...], Field(max_length=MOST_FEATURES)] | None = None
     table: TableSchema | None = None
+    text: TextSchema | None = None
     loss: Text = "cross_entropy"
     optimizer: Text = "sgd"
     lr: NotNegative | None = None

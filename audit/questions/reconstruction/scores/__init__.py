@@ -9,10 +9,12 @@ from torch import Tensor
 
 from bract.audit.questions.reconstruction.scores.image import ImageScorer, ScoredImages
 from bract.audit.questions.reconstruction.scores.table import RowScorer
+from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.errors import BractError
 from bract.inputs import Input, References, Truth
 from bract.inputs.image import Image
 from bract.inputs.table import Table
+from bract.inputs.text import Texts
 from bract.schema.audit import Baseline, CalibrationBin, CellResult, Retrieval, Scores
 
 
@@ -60,9 +62,14 @@ def _of_rows(kind: Any, references: References | None) -> Scorer:
     return RowScorer(kind.of_schema(), references)
 
 
+def _of_texts(kind: Any, references: References | None) -> Scorer:
+    return TextScorer(kind.of_schema(), references)
+
+
 SCORERS: dict[type[Input], Callable[[Any, References | None], Scorer]] = {
     Image: lambda _, references: ImageScorer(references),
     Table: _of_rows,
+    Texts: _of_texts,
 }
 """By input; an input that extends another one is scored as that one is."""
 

@@ -55,8 +55,8 @@ class RowScorer:
         candidates = None if self.references is None else self.references.candidates
         identified = candidates is not None and len(images) >= len(truth.images)
         if identified and candidates is not None:
-            apart = distances(self.schema, images[order], originals).diagonal()
-            others = distances(self.schema, images[order], candidates)
+            apart = self.distances(images[order], originals).diagonal()
+            others = self.distances(images[order], candidates)
             ranks = 1 + (others <= apart[:, None]).sum(dim=1)
             rows = [
                 row.model_copy(
@@ -112,8 +112,7 @@ class RowScorer:
         found = []
         for original, label in zip(scored.originals, scored.labels, strict=True):
             pool = torch.cat([self.references.of_class(int(label)), self.references.candidates])
-            right = matches(self.schema, pool, original[None])[:, 0].double().mean(dim=1)
-            found.append(Baseline(features=float(right.max())))
+            found.append(Baseline(features=float(self.shares(pool, original[None]).max())))
         return found
 
     def retrieval(
@@ -133,13 +132,13 @@ class RowScorer:
             for c in counts:
                 others = self.references.of_class(c)
                 if len(others) >= FEWEST:
-                    apart[c] = distances(self.schema, row, others).numpy()
+                    apart[c] = self.distances(row, others).numpy()
             if label not in apart:
                 found.append(None)
                 continue
-            own = distances(self.schema, row, original[None])[:, 0].numpy()
+            own = self.distances(row, original[None])[:, 0].numpy()
             mean = self.references.class_mean(torch.tensor([label]))
-            middle = float(distances(self.schema, row, mean)[0, 0])
+            middle = float(self.distances(row, mean)[0, 0])
             chance = factor * chance_of_any(own, apart, counts, label)
             least = factor * chance_of_any(0.0 * own, apart, counts, label)
             found.append(
@@ -228,12 +227,19 @@ class RowScorer:
             + ("public knowledge." if kind == "public" else "rows of clients: they are private.")
         ]
 
+    def shares(self, rows: Tensor, originals: Tensor) -> Tensor:
+        """Return the share of columns that is right, float64 ``(N, M)``."""
+        return matches(self.schema, rows, originals).double().mean(dim=2)
+
+    def distances(self, rows: Tensor, originals: Tensor) -> Tensor:
+        """Return `distances`, ``(N, M)``."""
+        return distances(self.schema, rows, originals)
+
     def _pair(self, rows: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(order, kept)`` as `bract.audit.questions.reconstruction.scores.image.pair`."""
         from scipy.optimize import linear_sum_assignment
 
-        right = matches(self.schema, rows, originals).double().mean(dim=2)
-        cost = 1.0 - right + _TIE * distances(self.schema, rows, originals)
+        cost = 1.0 - self.shares(rows, originals) + _TIE * self.distances(rows, originals)
         found, kept = linear_sum_assignment(cost.numpy())
         by_original = np.argsort(kept)
         if len(rows) < len(originals):

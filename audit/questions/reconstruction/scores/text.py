@@ -1,0 +1,181 @@
+"""Score reconstructed texts: tokens, order, rare tokens, exact texts, retrieval."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bract.audit.questions.reconstruction.scores.table import RowScorer
+from bract.config.text import TextSchema
+from bract.data.texts import tokenizer_of
+from bract.data.tokens import Tokenizer, content_of, ids_of
+from bract.errors import BractError
+from bract.inputs import References
+from bract.inputs.text import TextReference
+from bract.schema.audit import CellResult, Scores
+
+RARE = 0.01
+"""Share of public texts below which a token counts as rare: a name, or a number."""
+
+Ids = tuple[int, ...]
+
+
+class TextScorer(RowScorer):
+    """Scores texts against the originals of updates, as `RowScorer` scores rows.
+
+    Parameters
+    ----------
+    schema
+        Of the texts.
+    references
+        Texts that no client of the update trained on; None leaves retrieval open.
+    """
+
+    def __init__(self, schema: TextSchema, references: References | None) -> None:
+        self.texts = schema
+        self.references = references
+
+    def shares(self, rows: Tensor, originals: Tensor) -> Tensor:
+        """Return the share of each original's tokens that a text has, float64 ``(N, M)``."""
+        found, wanted = (self._contents(part) for part in (rows, originals))
+        return torch.tensor(
+            [[token_recall(one, other) for other in wanted] for one in found], dtype=torch.float64
+        )
+
+    def distances(self, rows: Tensor, originals: Tensor) -> Tensor:
+        """Return half the share of tokens that lack plus half that out of place, ``(N, M)``."""
+        found, wanted = (ids_of(part, self.texts) for part in (rows, originals))
+        there = wanted != self.texts.padding
+        same = ((found[:, None] == wanted[None]) & there[None]).sum(dim=2)
+        placed = same.double() / there.sum(dim=1).clamp_min(1)
+        return 1.0 - 0.5 * self.shares(rows, originals) - 0.5 * placed
+
+    def cells(
+        self,
+        row: Tensor,
+        found: float,
+        certainty: Tensor | None,
+        original: Tensor | None = None,
+        label: float | None = None,
+    ) -> list[CellResult]:
+        """Return the tokens of one text in order, each beside the original's.
+
+        Parameters
+        ----------
+        row, original
+            Examples ``(T, 1, 1)``.
+        """
+        del found, label, certainty
+        (mine,) = self._contents(row[None])
+        theirs = () if original is None else self._contents(original[None])[0]
+        left = Counter(theirs)
+        cells = []
+        for i in range(max(len(mine), len(theirs))):
+            token = mine[i] if i < len(mine) else None
+            right = None if original is None or token is None else left[token] > 0
+            if right and token is not None:
+                left[token] -= 1
+            cells.append(
+                CellResult(
+                    column=str(i + 1),
+                    value=None if token is None else self._word(token),
+                    original=self._word(theirs[i]) if i < len(theirs) else None,
+                    right=right,
+                )
+            )
+        return cells
+
+    def notes(self) -> list[str]:
+        """Return what the scores assume."""
+        if self._tokenizer is not None:
+            return []
+        return [
+            "No tokenizer of the clients' is named (data.text.tokenizer), so tokens are shown as "
+            "numbers."
+        ]
+
+    def _rows(self, rows: Tensor, originals: Tensor) -> list[Scores]:
+        if rows.shape != originals.shape:
+            raise BractError(
+                f"cannot score texts of {tuple(rows.shape)} against {tuple(originals.shape)}"
+            )
+        pairs = zip(self._contents(rows), self._contents(originals), strict=True)
+        return [self._score(found, wanted) for found, wanted in pairs]
+
+    def _score(self, found: Ids, wanted: Ids) -> Scores:
+        rare = tuple(token for token in wanted if token in self._rare or not self._common)
+        known = self.references is not None and len(rare) > 0
+        return Scores(
+            features=token_recall(found, wanted),
+            exact=found == wanted,
+            precision=token_recall(wanted, found),
+            rouge_l=rouge_l(found, wanted),
+            rare=token_recall(found, rare) if known else None,
+        )
+
+    def _contents(self, examples: Tensor) -> list[Ids]:
+        ids = ids_of(examples.cpu(), self.texts)
+        return [tuple(content_of(one, self.texts).tolist()) for one in ids]
+
+    def _classes(self, labels: Tensor) -> list[int]:
+        return [0] * len(labels)
+
+    def _same_target(self, found: float, label: float) -> bool:
+        return round(found) == round(label)
+
+    def _target_accuracy(
+        self, recovered: Tensor | None, order: Tensor, labels: Tensor
+    ) -> float | None:
+        if self.texts.task == "language-model":
+            return None
+        return super()._target_accuracy(recovered, order, labels)
+
+    @cached_property
+    def _common(self) -> frozenset[int]:
+        """Tokens in at least one public text of a hundred."""
+        if self.references is None:
+            return frozenset()
+        texts = self._contents(self.references.of_class(0))
+        counts = Counter(token for text in texts for token in set(text))
+        return frozenset(t for t, count in counts.items() if count >= RARE * len(texts))
+
+    @cached_property
+    def _rare(self) -> frozenset[int]:
+        return frozenset(range(self.texts.vocabulary)) - self._common
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        if not isinstance(self.references, TextReference):
+            return None
+        try:
+            found = tokenizer_of(self.references.data)
+        except BractError:
+            return None
+        return found if self.texts.tokenizer in ("", found.digest) else None
+
+    def _word(self, token: int) -> str:
+        return str(token) if self._tokenizer is None else self._tokenizer.words([token])[0]
+
+
+def token_recall(found: Ids, wanted: Ids) -> float:
+    """Return the share of the wanted tokens that were found, each as often as it was found."""
+    if not wanted:
+        return 0.0
+    return sum((Counter(found) & Counter(wanted)).values()) / len(wanted)
+
+
+def rouge_l(found: Ids, wanted: Ids) -> float:
+    """Return the F-measure of the longest common subsequence (Lin 2004, section 3.1), beta = 1."""
+    if not found or not wanted:
+        return 0.0
+    lengths = [0] * (len(wanted) + 1)
+    for token in found:
+        before = 0
+        for j, other in enumerate(wanted, start=1):
+            above = lengths[j]
+            lengths[j] = before + 1 if token == other else max(lengths[j], lengths[j - 1])
+            before = above
+    return 2.0 * lengths[-1] / (len(found) + len(wanted))

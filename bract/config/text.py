@@ -1,0 +1,69 @@
+"""The schema of texts: the vocabulary's size, the length, and the tokenizer's fingerprint."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+MOST_TOKENS = 1024
+"""Longest sequence of a schema."""
+
+MOST_VOCABULARY = 1 << 20
+"""Most token ids; `TextSchema.feature_moments` keeps every one apart in float32."""
+
+_CONFIG = ConfigDict(extra="forbid")
+
+TokenId = Annotated[int, Field(ge=0, lt=MOST_VOCABULARY)]
+
+
+@dataclass(frozen=True, config=_CONFIG)
+class TextSchema:
+    """What the tokens of a text are, the same at every client.
+
+    A token id v is the value ``v / (vocabulary - 1)`` in [0, 1] of an example ``(length, 1, 1)``;
+    the model sees the id.
+
+    Attributes
+    ----------
+    vocabulary
+        Number of token ids; the model's embedding has as many rows.
+    length
+        Tokens of a sequence: longer texts are cut, shorter ones filled with ``padding``.
+    padding
+        Token id that fills a sequence.
+    special
+        Token ids that are in every text and hold none of it, such as start and end.
+    task
+        ``classification``: a label a text. ``language-model``: the model predicts each next token,
+        and its output is the loss of a text.
+    tokenizer
+        First sixteen hexadecimal digits of the SHA-256 of ``tokenizer.json``, by which an audit
+        knows whether its tokenizer is the clients'.
+    """
+
+    vocabulary: Annotated[int, Field(ge=2, le=MOST_VOCABULARY)]
+    length: Annotated[int, Field(ge=2, le=MOST_TOKENS)]
+    padding: TokenId = 0
+    special: Annotated[tuple[TokenId, ...], Field(max_length=64)] = ()
+    task: Literal["classification", "language-model"] = "classification"
+    tokenizer: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$|^$")] = ""
+
+    @model_validator(mode="after")
+    def _fits(self) -> TextSchema:
+        for token in (self.padding, *self.special):
+            if token >= self.vocabulary:
+                raise ValueError(
+                    f"token id {token} is beyond the vocabulary of {self.vocabulary} ids"
+                )
+        return self
+
+    @property
+    def objective(self) -> Literal["cross_entropy", "language_model"]:
+        """Name of the loss, of `bract.models.losses`."""
+        return "cross_entropy" if self.task == "classification" else "language_model"
+
+    def feature_moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and standard deviation by which ``(x - mean) / std`` is a token id."""
+        return (0.0,) * self.length, (1.0 / (self.vocabulary - 1),) * self.length

@@ -1,0 +1,222 @@
+"""Texts: embedded made-up notes, and columns of CSV and JSON-lines files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from bract.config import DataConfig
+from bract.config.sections import TextSection
+from bract.config.text import TextSchema
+from bract.data.notes import DEPARTMENTS, clinical_notes
+from bract.data.sources import DATASETS, Dataset, Source, Split
+from bract.data.spec import DataSpec
+from bract.data.tables import MOST_BYTES, read_table
+from bract.data.tokens import Tokenizer, word_tokenizer
+from bract.errors import BractError, one_line, shown
+
+NOTES = 1500
+"""Notes of the embedded set; every fifth is test data."""
+
+_PUBLIC_NOTES = 3000
+"""Notes of another seed whose words are the embedded tokenizer's."""
+
+Labelled = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class TextSource(Source):
+    """Encoded texts, ``(length, 1, 1)`` each, in [0, 1]."""
+
+    encoded: torch.Tensor | None = None
+
+    def images(self, indices: Sequence[int], *, channels: int, size: int) -> torch.Tensor:
+        """Return texts ``(n, length, 1, 1)``."""
+        del channels, size
+        assert self.encoded is not None
+        return self.encoded[torch.as_tensor(list(indices), dtype=torch.int64)]
+
+
+@dataclass(frozen=True)
+class TextDataset(Dataset):
+    """Labelled texts; ``read`` returns those of a split."""
+
+    read: Callable[[DataConfig, Split], Labelled] | None = None
+
+    def spec(self, config: DataConfig) -> DataSpec:
+        """Return the shape ``(length, 1, 1)`` and the schema."""
+        section = section_of(config)
+        schema = schema_of(config)
+        outputs = 1 if schema.task == "language-model" else len(self._classes(config, section))
+        mean, std = schema.feature_moments()
+        return DataSpec((schema.length, 1, 1), outputs, mean, std, text=schema)
+
+    def open_split(self, config: DataConfig, split: Split) -> TextSource:
+        """Tokenize one split."""
+        assert self.read is not None
+        section, schema = section_of(config), schema_of(config)
+        rows = self.read(config, split)
+        encoded = tokenizer_of(config).encode([text for text, _ in rows], schema)
+        if schema.task == "language-model":
+            labels, outputs = torch.zeros(len(rows)), 1
+        else:
+            known = {name: i for i, name in enumerate(self._classes(config, section))}
+            for at, (_, label) in enumerate(rows):
+                if label not in known:
+                    raise BractError(
+                        f"data.text.classes lacks the label {shown(label)} of text {at + 1} of the "
+                        f"{split} split; list every label that any client has"
+                    )
+            labels = torch.tensor([known[label] for _, label in rows], dtype=torch.int64)
+            outputs = len(known)
+        return TextSource(
+            labels=labels,
+            classes=outputs,
+            channels=schema.length,
+            read=lambda i: encoded[i],
+            encoded=encoded,
+        )
+
+    def _classes(self, config: DataConfig, section: TextSection) -> tuple[str, ...]:
+        if section.classes:
+            return section.classes
+        if config.name == "clinical-notes":
+            return DEPARTMENTS
+        raise BractError(
+            f"data.name {config.name!r} needs data.text.classes, the labels in an order that every "
+            "client shares"
+        )
+
+
+def section_of(config: DataConfig) -> TextSection:
+    """Return the section of texts; a `BractError` where the input is another one."""
+    if config.input != "text":
+        raise BractError(
+            f"data.name {config.name!r} holds texts, data.input is {config.input!r}; set "
+            "data.input: text"
+        )
+    return config.text or TextSection()
+
+
+def schema_of(config: DataConfig) -> TextSchema:
+    """Return the declared schema, or that of the section's tokenizer."""
+    section = section_of(config)
+    if section.declared is not None:
+        return section.declared
+    tokenizer = tokenizer_of(config)
+    return TextSchema(
+        vocabulary=tokenizer.vocabulary,
+        length=section.length,
+        padding=tokenizer.padding,
+        special=tokenizer.special,
+        task=section.task,
+        tokenizer=tokenizer.digest,
+    )
+
+
+def tokenizer_of(config: DataConfig) -> Tokenizer:
+    """Return the tokenizer of the section's folder, or that of the embedded notes' words."""
+    section = section_of(config)
+    found = _embedded() if section.tokenizer is None else Tokenizer.read(section.tokenizer)
+    declared = section.declared
+    if declared is not None and declared.tokenizer not in ("", found.digest):
+        raise BractError(
+            f"{found.source}: its fingerprint is {found.digest}, the clients declare "
+            f"{declared.tokenizer}; set data.text.tokenizer to the clients' tokenizer"
+        )
+    return found
+
+
+def with_schema(config: DataConfig, schema: TextSchema | None) -> DataConfig:
+    """Return the data section that holds texts of a declared schema."""
+    section = replace_section(config.text or TextSection(), schema)
+    return config.model_copy(update={"input": "text", "text": section})
+
+
+def replace_section(section: TextSection, schema: TextSchema | None) -> TextSection:
+    """Return the section with another declared schema."""
+    return section.model_copy(update={"declared": schema})
+
+
+@lru_cache(maxsize=1)
+def _embedded() -> Tokenizer:
+    return word_tokenizer([note.text for note in clinical_notes(_PUBLIC_NOTES, seed=1)])
+
+
+def _split(rows: Labelled, split: Split) -> Labelled:
+    """Return every fifth text as test data, the others to train on."""
+    return [row for i, row in enumerate(rows) if (i % 5 == 0) == (split == "test")]
+
+
+def _notes(config: DataConfig, split: Split) -> Labelled:
+    del config
+    notes = clinical_notes(NOTES, seed=0)
+    return _split([(note.text, DEPARTMENTS[note.department]) for note in notes], split)
+
+
+def _file(config: DataConfig, split: Split) -> Labelled:
+    section = section_of(config)
+    if config.path is None:
+        raise BractError("data.name 'text' needs data.path: a file of .csv, .parquet or .jsonl")
+    if config.path.suffix.lower() == ".jsonl":
+        table = _json_lines(config)
+    else:
+        table = read_table(config.path)
+    wanted = [section.column]
+    if section.task == "classification":
+        wanted.append(section.label)
+    for name in wanted:
+        if name not in table:
+            raise BractError(
+                f"{config.path}: has no column {shown(name)}; found "
+                f"{', '.join(map(shown, list(table)[:20]))}; set data.text.column and "
+                "data.text.label"
+            )
+    texts = table[section.column]
+    labels = table[section.label] if section.task == "classification" else [""] * len(texts)
+    for at, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        if not isinstance(text, str) or not text.strip() or label is None:
+            raise BractError(f"{config.path}: row {at + 1} has no text or no label; take it out")
+    return _split([(t, str(label)) for t, label in zip(texts, labels, strict=True)], split)
+
+
+def _json_lines(config: DataConfig) -> dict[str, list[Any]]:
+    path = config.path
+    assert path is not None
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        raise BractError(f"{path}: no such file, or larger than {MOST_BYTES} bytes")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BractError(
+                f"{path}: line {number} is no JSON ({one_line(error, 100)})"
+            ) from error
+        if not isinstance(row, dict):
+            raise BractError(f"{path}: line {number} is no JSON object")
+        rows.append(row)
+    if not rows:
+        raise BractError(f"{path}: holds no rows")
+    return {name: [row.get(name) for row in rows] for name in rows[0]}
+
+
+def _register(name: str, read: Callable[[DataConfig, Split], Labelled]) -> None:
+    dataset: TextDataset
+
+    def open_split(config: DataConfig, split: Split) -> Source:
+        return dataset.open_split(config, split)
+
+    dataset = TextDataset(open_split, 1, None, (), (), read=read)
+    DATASETS.register(name)(dataset)
+
+
+_register("clinical-notes", _notes)
+_register("text", _file)

