@@ -43,6 +43,7 @@ class DemoData(StrEnum):
 
     DIGITS = "digits"
     TABLE = "table"
+    TEXT = "text"
 
     @property
     def file(self) -> str:

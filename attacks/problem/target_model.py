@@ -55,7 +55,8 @@ class TargetModel:
                 module.track_running_stats = False
         self.network = BatchedNetwork.of(self.model)
         self.parameter_names = tuple(name for name, _ in self.model.named_parameters())
-        self.buffer_names = tuple(name for name, _ in self.model.named_buffers())
+        held = self.model.state_dict()
+        self.buffer_names = tuple(name for name, _ in self.model.named_buffers() if name in held)
 
     @cached_property
     def loss(self) -> Loss:

@@ -89,8 +89,8 @@ class LanguageModel(nn.Module):
         if self.whole:
             outputs: Any = self.body(input_ids=ids, attention_mask=mask)
         else:
-            _to_device(body, ids.device)
             own = {name: getattr(self, name.replace(".", "/")) for name in self.names}
+            _follow(body, own[self.names[0]])
             outputs = torch.func.functional_call(
                 body, own, (), {"input_ids": ids, "attention_mask": mask}
             )
@@ -279,9 +279,11 @@ def _deterministic_attention(body: nn.Module) -> None:
     config._attn_implementation = "eager"
 
 
-def _to_device(body: nn.Module, device: torch.device) -> None:
-    if next(body.parameters()).device != device:
-        body.to(device)
+def _follow(body: nn.Module, trained: Tensor) -> None:
+    """Move what is frozen to where, and to the precision in which, the rest is trained."""
+    frozen = next(body.parameters())
+    if (frozen.device, frozen.dtype) != (trained.device, trained.dtype):
+        body.to(trained.device, trained.dtype)
 
 
 def _next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:

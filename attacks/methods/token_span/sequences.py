@@ -16,6 +16,9 @@ AT_ONCE = 2048
 
 MOST_BEAMS = 256
 
+CERTAIN = 5.0
+"""How many times farther from the subspaces every change of one token must lead."""
+
 _SWEEPS = 6
 """Most passes over the positions of a sequence from one start."""
 
@@ -112,7 +115,8 @@ def extend(
             [beams.repeat_interleave(len(tokens), 0), tokens.repeat(len(beams))[:, None]], dim=1
         )
         apart = checked.distances(model, longer)[:, -1]
-        keep = (apart < given.threshold).nonzero().flatten()
+        limit = min(given.threshold, separating(apart, len(apart)) or given.threshold)
+        keep = (apart < limit).nonzero().flatten()
         keep = keep[apart[keep].argsort()][:MOST_BEAMS]
         continued = set((keep // len(tokens)).tolist())
         ended += [beam for i, beam in enumerate(beams) if i not in continued and len(beam)]
@@ -137,7 +141,7 @@ def assemble(
 
     From random tokens of each position, one position after the other takes the token that brings
     all inputs of the contextual layers nearest to their subspaces, until nothing changes. A
-    sequence counts where all of them lie inside.
+    sequence counts as found where every change of one token would lead much farther away.
 
     Parameters
     ----------
@@ -147,7 +151,8 @@ def assemble(
         Sequences to find.
     """
     found: dict[tuple[int, ...], float] = {}
-    while not stop() and sum(apart < given.threshold for apart in found.values()) < count:
+    certain: set[tuple[int, ...]] = set()
+    while not stop() and len(certain) < count:
         length = int(ends[torch.randint(len(ends), (1,), generator=generator)])
         start = torch.stack(
             [
@@ -155,11 +160,14 @@ def assemble(
                 for tokens in given.tokens[:length]
             ]
         )
-        sequence, apart = _settle(model, checked, given, start, stop)
-        found[tuple(sequence.tolist())] = apart
+        sequence, apart, margin = _settle(model, checked, given, start, stop)
+        key = tuple(sequence.tolist())
+        found[key] = apart
+        if margin >= CERTAIN and apart < given.threshold:
+            certain.add(key)
         if all(len(tokens) == 1 for tokens in given.tokens[:length]):
             break
-    best = sorted(found, key=lambda one: found[one])[:count]
+    best = sorted(found, key=lambda one: (one not in certain, found[one]))[:count]
     return [torch.tensor(one) for one in best]
 
 
@@ -169,10 +177,12 @@ def _settle(
     given: Candidates,
     sequence: Tensor,
     stop: Callable[[], bool],
-) -> tuple[Tensor, float]:
+) -> tuple[Tensor, float, float]:
+    """Return where a descent ends, its distance, and how many times farther one change leads."""
     apart = float(checked.distances(model, sequence[None]).amax())
+    margin = float("inf")
     for _ in range(_SWEEPS):
-        before = sequence.clone()
+        before, margin = sequence.clone(), float("inf")
         for position in range(len(sequence)):
             tokens = given.tokens[position]
             if len(tokens) < 2 or stop():
@@ -180,8 +190,11 @@ def _settle(
             trials = sequence.repeat(len(tokens), 1)
             trials[:, position] = tokens
             distances = checked.distances(model, trials)
-            best = int(distances.mean(dim=1).argmin())
+            means = distances.mean(dim=1)
+            best = int(means.argmin())
             sequence, apart = trials[best], float(distances[best].amax())
-        if apart < given.threshold or bool((sequence == before).all()):
+            others = means[torch.arange(len(means)) != best]
+            margin = min(margin, float(others.min() / means[best].clamp_min(1e-12)))
+        if bool((sequence == before).all()):
             break
-    return sequence, apart
+    return sequence, apart, margin

@@ -13,6 +13,9 @@ from bract.errors import BractError
 _GAP = 30.0
 """Ratio of neighbouring singular values from which on the smaller one counts as rounding."""
 
+_ROUNDING = 1e-8
+"""Singular value, as a share of the largest, below which float32 gradients hold nothing."""
+
 _APART = 5.0
 """Ratio of neighbouring distances from which on they separate tokens that are there from others."""
 
@@ -69,17 +72,18 @@ def span_of(gradients: Sequence[Tensor]) -> Span:
         )
     joined = torch.cat([g / g.norm() for g in rows])
     _, values, basis = torch.linalg.svd(joined, full_matrices=False)
-    ratios = values[:-1] / values[1:].clamp_min(1e-300)
-    rank = len(values) if not len(ratios) else int(ratios.argmax()) + 1
-    gap = float(ratios[rank - 1]) if rank <= len(ratios) else float("inf")
-    if gap < _GAP:
+    held = values.clamp_min(_ROUNDING * float(values[0]))
+    ratios = held[:-1] / held[1:]
+    falls = (ratios >= _GAP).nonzero().flatten().tolist()
+    if not falls:
         if len(values) < basis.shape[1]:
             return Span(basis, float("inf"))
         raise BractError(
             "the singular values of the first linear layers do not fall to rounding: noise, or at "
             f"least as many tokens as the {basis.shape[1]} dimensions of an embedding"
         )
-    return Span(basis[:rank], gap)
+    rank = falls[-1] + 1
+    return Span(basis[:rank], float(ratios[rank - 1]))
 
 
 def separating(distances: Tensor, most: int) -> float | None:

@@ -95,7 +95,7 @@ class TokenSpan(Attack):
         ]
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
         run.advance(1.0, 0.0)
-        labels = hard_labels(problem)
+        labels = _labels(problem)
         simulated = problem.simulate(images, labels, problem.unknowns())
         return Outcome(
             images=images,
@@ -105,6 +105,15 @@ class TokenSpan(Attack):
             curves=[[] for _ in range(problem.trials)],
             iterations=0,
         ).made_by("", "span of the first layers")
+
+
+def _labels(problem: Problem) -> Tensor:
+    """Return inferred labels; equal probabilities where the update lacks the output layer."""
+    try:
+        return hard_labels(problem)
+    except BractError:
+        shape = (problem.trials, problem.image_shape[0], problem.classes)
+        return torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
 
 
 def text_schema(case: Case) -> TextSchema:
@@ -216,7 +225,12 @@ class _Search:
             if not span.full:
                 layers.append(layer)
                 spans.append(span)
-        return Checked(tuple(layers), tuple(spans)) if layers else None
+        # Inputs that hardly differ from token to token, as those of even attention, leave a span of
+        # fewer dimensions, in which no text lies.
+        most = max((span.rank for span in spans), default=0)
+        pairs = zip(layers, spans, strict=True)
+        kept = [(layer, span) for layer, span in pairs if span.rank == most]
+        return Checked(*zip(*kept, strict=True)) if kept else None
 
     def _ends(self, given: Candidates) -> Tensor:
         """Return the lengths at which a special token may end a sequence, or the longest one."""

@@ -1,0 +1,165 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bract.attacks import Budget, attack
+from bract.attacks.methods.token_span.span import separating, span_of
+from bract.config.text import TextSchema
+from bract.data.tokens import as_example, ids_of
+from bract.errors import BractError
+from bract.models import create_model
+from bract.models.initialise import initialise
+from bract.models.losses import loss_of
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import buffers_of, parameters_of
+
+pytest.importorskip("transformers")
+
+SCHEMA = TextSchema(vocabulary=120, length=10, special=(0, 1, 2))
+START, END = 1, 2
+
+
+def texts(count: int, *, seed: int, schema: TextSchema = SCHEMA) -> Tensor:
+    """Random texts of different lengths, int64 ``(count, length)``."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.full((count, schema.length), schema.padding)
+    for row in rows:
+        length = int(torch.randint(5, schema.length + 1, (1,), generator=generator))
+        row[:length] = torch.randint(3, schema.vocabulary, (length,), generator=generator)
+        row[0], row[length - 1] = START, END
+    return rows
+
+
+def upload(
+    name: str, ids: Tensor, *, schema: TextSchema = SCHEMA, classes: int = 3, steps: int = 0
+) -> Observation:
+    """The gradient of one batch, after ``steps`` of training on another."""
+    shape = (schema.length, 1, 1)
+    model: Any = create_model(
+        name, classes=classes, channels=schema.length, image_size=1, text=schema
+    )
+    initialise(model, "default", 3)
+    model.eval()
+    objective = loss_of(schema.objective)
+    labels = torch.arange(len(ids)) % classes
+    target = labels.float() if schema.task == "language-model" else labels
+
+    def loss(batch: Tensor) -> Tensor:
+        return objective.mean(model(batch), target[: len(batch)])
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(texts(len(ids), seed=100 + step, schema=schema)).backward()
+        optimizer.step()
+    model.zero_grad()
+    sent, buffers = parameters_of(model), buffers_of(model)
+    loss(ids).backward()
+    mean, std = schema.feature_moments()
+    return Observation(
+        round=1,
+        client="a",
+        parameters=sent,
+        buffers=buffers,
+        returned_buffers={},
+        update={n: p.grad.clone() for n, p in model.named_parameters()},
+        declaration=ClientDeclaration(
+            algorithm="fedsgd",
+            model=name,
+            input="text",
+            image_shape=shape,
+            classes=classes,
+            mean=mean,
+            std=std,
+            text=schema,
+            loss=schema.objective,
+            local_steps=1,
+            batch_size=len(ids),
+            num_examples=len(ids),
+            norm_mode="eval",
+        ),
+    )
+
+
+def found(seen: Observation, count: int, schema: TextSchema = SCHEMA) -> set[tuple[int, ...]]:
+    result = attack("token-span")(seen, budget=Budget(max_images=count))
+    return {tuple(row.tolist()) for row in ids_of(result.images, schema)}
+
+
+def wanted(ids: Tensor) -> set[tuple[int, ...]]:
+    return {tuple(row.tolist()) for row in ids}
+
+
+ENCODER = "text-encoder(width=64, depth=2, heads=2)"
+DECODER = "text-decoder(width=64, depth=2, heads=2)"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_texts_of_an_encoder_come_back_exactly(count: int) -> None:
+    ids = texts(count, seed=1)
+    assert found(upload(ENCODER, ids), count) == wanted(ids)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_texts_of_a_classifying_decoder_come_back_exactly(count: int) -> None:
+    ids = texts(count, seed=2)
+    assert found(upload(DECODER, ids), count) == wanted(ids)
+
+
+def test_texts_of_a_language_model_come_back_but_for_the_token_that_nothing_follows() -> None:
+    schema = replace(SCHEMA, task="language-model")
+    ids = texts(3, seed=3, schema=schema)
+    back = found(upload(DECODER, ids, schema=schema, classes=1), 3, schema)
+    cut = ids.clone()
+    cut[torch.arange(3), (ids != 0).sum(dim=1) - 1] = 0
+    assert back == wanted(cut)
+
+
+def test_a_low_rank_adapter_gives_away_its_tokens_once_it_has_been_trained() -> None:
+    name = "text-encoder(width=64, depth=2, heads=2, lora=4)"
+    ids = texts(1, seed=4)
+    assert found(upload(name, ids, steps=2), 1) == wanted(ids)
+    with pytest.raises(BractError, match="adapters it is until"):
+        found(upload(name, ids), 1)
+
+
+def test_frozen_parameters_are_no_part_of_the_update() -> None:
+    seen = upload("text-encoder(width=64, depth=2, heads=2, lora=4)", texts(1, seed=5), steps=1)
+    assert all("lora" in name or "classifier" in name for name in seen.parameters)
+
+
+def test_noise_is_refused() -> None:
+    seen = upload(ENCODER, texts(1, seed=6))
+    noisy = {n: v + 0.1 * v.abs().max() * torch.randn_like(v) for n, v in seen.update.items()}
+    with pytest.raises(BractError, match="noise"):
+        found(replace(seen, update=noisy), 1)
+
+
+def test_other_inputs_are_refused_by_name() -> None:
+    seen = upload(ENCODER, texts(1, seed=7))
+    with pytest.raises(BractError, match="takes the input text"):
+        attack("token-span")(replace(seen, declaration=replace(seen.declaration, text=None)))
+
+
+def test_a_span_holds_the_rows_that_made_it_and_no_other() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(5, 16, generator=generator)
+    gradient = torch.randn(8, 5, generator=generator) @ inputs
+    span = span_of([gradient])
+    assert span.rank == 5
+    assert float(span.distance(inputs).max()) < 1e-5
+    assert float(span.distance(torch.randn(3, 16, generator=generator)).min()) > 0.3
+
+
+def test_a_threshold_lies_in_the_widest_gap() -> None:
+    assert separating(torch.tensor([1e-6, 2e-6, 0.5, 0.6]), 4) == pytest.approx(1e-3, rel=0.1)
+    assert separating(torch.tensor([0.3, 0.4, 0.5]), 3) is None
+
+
+def test_token_ids_survive_as_numbers() -> None:
+    schema = TextSchema(vocabulary=1 << 20, length=2)
+    ids = torch.tensor([[0, 1], [(1 << 20) - 1, 777_777]])
+    assert torch.equal(ids_of(as_example(ids, schema), schema), ids)
