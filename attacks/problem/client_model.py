@@ -260,6 +260,8 @@ def loss_gradient(
 
     masks, state = split_masks(buffers)
 
+    target_model.follow(parameters)
+
     def total_loss(at: Tensors) -> Tensor:
         logits, added = target_model.outputs(masked(at, masks), state, inputs)
         loss = target_model.loss.each(logits, labels).mean(dim=-1)

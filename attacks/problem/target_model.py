@@ -105,6 +105,19 @@ class TargetModel:
             batched: tuple[Tensor, Tensor] = vmap(one)(parameters | buffers, inputs)
             return batched
 
+    def follow(self, parameters: Tensors) -> None:
+        """Move what the model holds besides its state, such as frozen weights, to a precision.
+
+        Parameters
+        ----------
+        parameters
+            Those that the model is called with next.
+        """
+        wanted = next(iter(parameters.values())).dtype
+        held = next(self.model.parameters(), None)
+        if held is not None and held.dtype != wanted:
+            self.model.to(wanted)
+
     def batch_statistics(
         self, parameters: Tensors, buffers: Tensors, inputs: Tensor
     ) -> dict[str, tuple[Tensor, Tensor]]:

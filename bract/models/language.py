@@ -23,7 +23,7 @@ _BASE_SEED = 20240613
 class LanguageModel(nn.Module):
     """A transformer whose input are token ids ``(B, T)``, of which some parameters are trained.
 
-    Parameters that are not trained are no part of the module's state: they are neither sent nor
+    Parameters that are not trained become buffers outside of the state: they are neither sent nor
     captured, and every party makes them alike from the model's name.
 
     Parameters
@@ -44,39 +44,18 @@ class LanguageModel(nn.Module):
         self, body: nn.Module, schema: TextSchema, trained: list[str], *, fresh: bool
     ) -> None:
         super().__init__()
+        self.body = body
         self.schema = schema
         self.fresh = fresh
-        self.whole = len(trained) == sum(1 for _ in body.parameters())
-        # In a list, so that nn.Module does not take what is frozen for its own.
-        self._held = [body]
-        if self.whole:
-            self.body = body
-        else:
-            parameters = dict(body.named_parameters())
-            for name, value in parameters.items():
-                value.requires_grad_(name in trained)
-            for name in trained:
-                self.register_parameter(name.replace(".", "/"), nn.Parameter(parameters[name].data))
-        self.names = tuple(trained)
+        for name in {name for name, _ in body.named_parameters()} - set(trained):
+            _freeze(body, name)
 
     def reset_parameters(self) -> None:
         """Draw what is trained as transformers draws it, unless the model's name says more."""
-        if self.fresh and self.whole:
+        if self.fresh:
             body: Any = self.body
             for module in body.modules():
                 body._init_weights(module)
-
-    @property
-    def held(self) -> nn.Module:
-        """The body, whatever of it is trained."""
-        return self._held[0]
-
-    @property
-    def own_names(self) -> dict[str, str]:
-        """Names of trained parameters in the body, by their names in this module."""
-        if self.whole:
-            return {f"body.{name}": name for name in self.names}
-        return {name.replace(".", "/"): name for name in self.names}
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids, int64 ``(B, T)``, to logits ``(B, classes)``.
@@ -84,20 +63,21 @@ class LanguageModel(nn.Module):
         Of a language model, to the loss of each text, ``(B, 1)``: the mean negative logarithm of
         the probability of each next token.
         """
-        body = self._held[0]
         mask = (ids != self.schema.padding).long()
-        if self.whole:
-            outputs: Any = self.body(input_ids=ids, attention_mask=mask)
-        else:
-            own = {name: getattr(self, name.replace(".", "/")) for name in self.names}
-            _follow(body, own[self.names[0]])
-            outputs = torch.func.functional_call(
-                body, own, (), {"input_ids": ids, "attention_mask": mask}
-            )
+        outputs: Any = self.body(input_ids=ids, attention_mask=mask)
         if self.schema.task == "classification":
             logits: Tensor = outputs.logits
             return logits
         return _next_token_loss(outputs.logits, ids, mask)
+
+
+def _freeze(body: nn.Module, name: str) -> None:
+    """Turn a parameter into a buffer that no state dict holds."""
+    holder = body.get_submodule(name.rpartition(".")[0])
+    own = name.rpartition(".")[2]
+    value = getattr(holder, own).detach()
+    del holder._parameters[own]
+    holder.register_buffer(own, value, persistent=False)
 
 
 @MODELS.register("text-encoder")
@@ -236,7 +216,9 @@ def _adapted(
             names = _last(body, heads)
         else:
             names = [name for name, _ in body.named_parameters()]
-    return LanguageModel(body, text, names, fresh=not (lora or weights != "random"))
+    return LanguageModel(
+        body, text, names, fresh=not lora and weights == "random" and trained == "all"
+    )
 
 
 def _with_adapters(body: nn.Module, rank: int, targets: list[str], heads: list[str]) -> nn.Module:
@@ -277,13 +259,6 @@ def _deterministic_attention(body: nn.Module) -> None:
     """Use the attention that has a second derivative and batches over trials."""
     config: Any = body.config
     config._attn_implementation = "eager"
-
-
-def _follow(body: nn.Module, trained: Tensor) -> None:
-    """Move what is frozen to where, and to the precision in which, the rest is trained."""
-    frozen = next(body.parameters())
-    if (frozen.device, frozen.dtype) != (trained.device, trained.dtype):
-        body.to(trained.device, trained.dtype)
 
 
 def _next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ from bract.attacks.solve.matching import hard_labels
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
-from bract.models.language import LanguageModel
 from bract.protocol.update import Tensors
 
 _PROBE = 12
@@ -144,8 +143,8 @@ class _Search:
         self.batch = problem.image_shape[0]
         own = {n: v[trial].detach().cpu().float() for n, v in problem.parameters.items()}
         target = {n: v[trial].detach().cpu().float() for n, v in problem.target.items()}
-        self.model, names = _with_parameters(problem.target_model.model, own)
-        self.gradients = {names[n]: v for n, v in target.items() if n in names}
+        self.model = _with_parameters(problem.target_model.model, own)
+        self.gradients = {name: value for name, value in target.items() if name in own}
 
     @cached_property
     def stages(self) -> Stages:
@@ -275,30 +274,10 @@ def _apart(given: Candidates, count: int) -> list[Tensor]:
     ]
 
 
-def _with_parameters(model: nn.Module, own: Tensors) -> tuple[nn.Module, dict[str, str]]:
-    """Return a copy of the network on token ids with these parameters, and its names of them."""
+def _with_parameters(model: nn.Module, own: Tensors) -> nn.Module:
+    """Return a copy of the network with these parameters."""
     found = copy.deepcopy(model).cpu().float().eval()
-    names = {name: name for name in own}
-    network = found
-    if isinstance(found, LanguageModel):
-        names, network = found.own_names, _OnIds(found)
-    values = dict(network.named_parameters())
     with torch.no_grad():
-        for name, value in own.items():
-            inner = names[name] if not isinstance(found, LanguageModel) else f"held.{names[name]}"
-            values[inner].copy_(value)
-    if isinstance(found, LanguageModel):
-        names = {name: f"held.{inner}" for name, inner in names.items()}
-    return network, names
-
-
-class _OnIds(nn.Module):
-    """A transformer called with token ids alone."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.held = model.held
-        self.padding = model.schema.padding
-
-    def forward(self, ids: Tensor) -> object:
-        return self.held(input_ids=ids, attention_mask=torch.ones_like(ids))
+        for name, value in found.named_parameters():
+            value.copy_(own[name])
+    return found

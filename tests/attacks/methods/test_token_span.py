@@ -119,7 +119,7 @@ def test_texts_of_a_language_model_come_back_but_for_the_token_that_nothing_foll
 
 
 def test_a_low_rank_adapter_gives_away_its_tokens_once_it_has_been_trained() -> None:
-    name = "text-encoder(width=64, depth=2, heads=2, lora=4)"
+    name = "text-encoder(width=64, depth=2, heads=2, lora=8)"
     ids = texts(1, seed=4)
     assert found(upload(name, ids, steps=2), 1) == wanted(ids)
     with pytest.raises(BractError, match="adapters it is until"):
