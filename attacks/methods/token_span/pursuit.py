@@ -14,7 +14,7 @@ from bract.attacks.methods.token_span.stages import Layer, inputs_of
 KEPT = 4096
 """Tokens that a first look keeps, by the largest share of their embedding inside the subspace."""
 
-_EXPLAINED = 1e-6
+_EXPLAINED = 1e-3
 """Share of the subspace from which on what the chosen tokens leave of it is rounding."""
 
 _AT_ONCE = 1024

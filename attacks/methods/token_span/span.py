@@ -52,19 +52,26 @@ class Span:
         return outside.norm(dim=-1) / inputs.norm(dim=-1).clamp_min(1e-30)
 
 
-def span_of(gradients: Sequence[Tensor]) -> Span:
+def span_of(gradients: Sequence[Tensor], rounding: Sequence[float] = ()) -> Span:
     """Return the span of the rows of gradients ``(outputs, width)`` with one common input.
 
     The gradient of ``Y = X W^T`` is ``D^T X``: its rows lie in the span of the inputs X, and span
     it where the output gradients D of the tokens are independent (DAGER, Petrov et al., NeurIPS
     2024, theorem 5.1). The rank is where singular values fall to rounding.
 
+    Parameters
+    ----------
+    rounding
+        Standard deviation of each gradient's entries by rounding: what is left of a step of float32
+        weights. Singular values that such noise makes are dropped.
+
     Raises
     ------
     BractError
         If the values do not fall: noise, or at least as many tokens as dimensions.
     """
-    rows = [g.double() for g in gradients if bool(g.any())]
+    kept = [i for i, g in enumerate(gradients) if bool(g.any())]
+    rows = [gradients[i].double() for i in kept]
     if not rows:
         raise BractError(
             "the gradient of the first linear layers is zero; of adapters it is until their second "
@@ -72,9 +79,16 @@ def span_of(gradients: Sequence[Tensor]) -> Span:
         )
     joined = torch.cat([g / g.norm() for g in rows])
     _, values, basis = torch.linalg.svd(joined, full_matrices=False)
-    held = values.clamp_min(_ROUNDING * float(values[0]))
+    floor = max(
+        (_noise(rows[at], rounding[i]) for at, i in enumerate(kept) if i < len(rounding)),
+        default=0.0,
+    )
+    held = values.clamp_min(max(_ROUNDING * float(values[0]), floor))
     ratios = held[:-1] / held[1:]
     falls = (ratios >= _GAP).nonzero().flatten().tolist()
+    above = int((values > floor).sum())
+    if not falls and floor > 0.0 and 0 < above < basis.shape[1]:
+        return Span(basis[:above], _GAP)
     if not falls:
         if len(values) < basis.shape[1]:
             return Span(basis, float("inf"))
@@ -84,6 +98,11 @@ def span_of(gradients: Sequence[Tensor]) -> Span:
         )
     rank = falls[-1] + 1
     return Span(basis[:rank], float(ratios[rank - 1]))
+
+
+def _noise(gradient: Tensor, deviation: float) -> float:
+    """Return the largest singular value of noise of this deviation, as a share of the gradient."""
+    return deviation * sum(side**0.5 for side in gradient.shape) / float(gradient.norm())
 
 
 def separating(distances: Tensor, most: int) -> float | None:

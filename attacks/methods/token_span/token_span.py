@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -23,7 +23,7 @@ from bract.attacks.methods.token_span.sequences import (
     local_distances,
 )
 from bract.attacks.methods.token_span.span import Span, span_of
-from bract.attacks.methods.token_span.stages import Stages, find_stages
+from bract.attacks.methods.token_span.stages import Layer, Stages, find_stages
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
@@ -40,6 +40,9 @@ _PROBE = 12
 
 _SECONDS = 120.0
 """Wall time of one trial where the budget names none."""
+
+_EPSILON = 2.0**-24
+"""Relative rounding of a float32 number, at most."""
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
@@ -145,6 +148,7 @@ class _Search:
         target = {n: v[trial].detach().cpu().float() for n, v in problem.target.items()}
         self.model = _with_parameters(problem.target_model.model, own)
         self.gradients = {name: value for name, value in target.items() if name in own}
+        self.rounding = _rounding(problem.cases[trial], own)
 
     @cached_property
     def stages(self) -> Stages:
@@ -157,7 +161,13 @@ class _Search:
     @cached_property
     def span(self) -> Span:
         """Span of the first layers' inputs."""
-        return span_of([layer.rows(self.gradients[layer.name]) for layer in self.stages.local])
+        return self._span_of(self.stages.local)
+
+    def _span_of(self, layers: Sequence[Layer]) -> Span:
+        return span_of(
+            [layer.rows(self.gradients[layer.name]) for layer in layers],
+            [self.rounding[layer.name] for layer in layers],
+        )
 
     @cached_property
     def tokens(self) -> Tensor:
@@ -218,7 +228,7 @@ class _Search:
         layers, spans = [], []
         for layer in self.stages.contextual:
             try:
-                span = span_of([layer.rows(self.gradients[layer.name])])
+                span = self._span_of([layer])
             except BractError:
                 continue
             if not span.full:
@@ -272,6 +282,15 @@ def _apart(given: Candidates, count: int) -> list[Tensor]:
         for row in range(count)
         if longest
     ]
+
+
+def _rounding(case: Case, own: Tensors) -> dict[str, float]:
+    """Return the deviation that float32 weights leave in a gradient read off their difference."""
+    declared = case.observation.declaration
+    if declared.algorithm == "fedsgd" or not declared.lr:
+        return dict.fromkeys(own, 0.0)
+    scale = _EPSILON / (declared.lr * max(1, declared.local_steps or 1))
+    return {name: scale * float(value.square().mean().sqrt()) for name, value in own.items()}
 
 
 def _with_parameters(model: nn.Module, own: Tensors) -> nn.Module:

@@ -140,7 +140,7 @@ def test_noise_is_refused() -> None:
 
 def test_other_inputs_are_refused_by_name() -> None:
     seen = upload(ENCODER, texts(1, seed=7))
-    with pytest.raises(BractError, match="takes the input text"):
+    with pytest.raises(BractError, match="takes texts"):
         attack("token-span")(replace(seen, declaration=replace(seen.declaration, text=None)))
 
 

@@ -1,0 +1,136 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bract.audit.questions.reconstruction.scores import scorer_of
+from bract.audit.questions.reconstruction.scores.text import rouge_l, token_recall
+from bract.config import DataConfig
+from bract.config.sections import TextSection
+from bract.data.texts import schema_of
+from bract.data.tokens import as_example, content_of, ids_of
+from bract.data.views import data_spec
+from bract.errors import BractError
+from bract.inputs import INPUTS
+from bract.inputs.base import kept_examples
+from bract.inputs.text import TextReference, Texts
+from bract.models import create_model
+from bract.protocol.observation import ClientDeclaration
+
+pytest.importorskip("tokenizers")
+
+NOTES = DataConfig(name="clinical-notes", input="text", text=TextSection(length=24))
+SCHEMA = schema_of(NOTES)
+DECLARED = ClientDeclaration(input="text", text=SCHEMA)
+
+
+def test_the_embedded_notes_become_tokens_and_labels() -> None:
+    source = TextReference(NOTES, 0)
+    assert source.candidates.shape[1:] == (24, 1, 1)
+    spec = data_spec(NOTES)
+    assert spec.classes == 5 and spec.text == SCHEMA and spec.loss == "cross_entropy"
+    ids = ids_of(spec.normalise(source.candidates) / (SCHEMA.vocabulary - 1), SCHEMA)
+    assert torch.equal(ids, ids_of(source.candidates, SCHEMA))
+    assert len(content_of(ids[0], SCHEMA)) > 3
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> DataConfig:
+    path = folder / "notes.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    section = TextSection(length=8, classes=("well", "ill"))
+    return DataConfig(name="text", input="text", path=path, text=section)
+
+
+def test_a_file_of_json_lines_is_read(tmp_path: Path) -> None:
+    config = write(tmp_path, [{"text": f"a note {i}", "label": "ill"} for i in range(10)])
+    reference = TextReference(config, 0)
+    assert len(reference.candidates) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"text": "a note", "label": "other"}, "classes lacks the label 'other' of text 1"),
+        ({"note": "a note", "label": "ill"}, "has no column 'text'"),
+        ({"text": "", "label": "ill"}, "row 1 has no text"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, row: dict[str, Any], named: str) -> None:
+    with pytest.raises(BractError, match=named):
+        _ = TextReference(write(tmp_path, [row]), 0).candidates
+
+
+def test_another_tokenizer_is_refused() -> None:
+    from dataclasses import replace
+
+    data = Texts.declared(DECLARED).fitted(
+        NOTES, ClientDeclaration(input="text", text=replace(SCHEMA, tokenizer="0" * 16))
+    )
+    with pytest.raises(BractError, match="its fingerprint is"):
+        _ = TextReference(data, 0).candidates
+
+
+def test_batches_of_token_ids_are_recognised_by_name() -> None:
+    batch = {"input_ids": torch.randint(9, (3, 5)), "labels": torch.tensor([0, 1, 0])}
+    found = kept_examples(batch)
+    assert found is not None and torch.equal(found[0].long(), batch["input_ids"])
+
+
+def test_token_ids_that_a_client_kept_become_examples_again() -> None:
+    ids = torch.randint(4, SCHEMA.vocabulary, (2, 20))
+    truth = (
+        INPUTS["text"]
+        .declared(DECLARED)
+        .read({"inputs": ids.float(), "labels": torch.tensor([0, 1])}, DECLARED)
+    )
+    assert torch.equal(ids_of(truth.images, SCHEMA)[:, :20], ids)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [
+        (torch.full((1, 20), 1e7), "no token ids"),
+        (torch.full((1, 20), 0.5), "no token ids"),
+        (torch.ones(1, 99), "the declared length is"),
+    ],
+)
+def test_a_truth_that_holds_no_texts_is_refused(inputs: torch.Tensor, named: str) -> None:
+    with pytest.raises(BractError, match=named):
+        Texts.declared(DECLARED).read({"inputs": inputs, "labels": torch.tensor([0])}, DECLARED)
+
+
+def test_a_saved_text_is_a_list_of_token_ids(tmp_path: Path) -> None:
+    example = as_example(torch.tensor([5, 6, 7] + [0] * 21), SCHEMA)
+    name = Texts(SCHEMA).save(example, tmp_path / "a.json", 0, "original")
+    content = (tmp_path / name).read_bytes()
+    Texts.check_saved(name, content)
+    assert json.loads(content) == [5, 6, 7]
+    for wrong in (b"{}", b"[1.5]", b"[-1]", b"\xff"):
+        with pytest.raises(BractError, match="token ids"):
+            Texts.check_saved(name, wrong)
+
+
+def test_scores_count_tokens_order_and_rare_ones() -> None:
+    assert token_recall((1, 2, 2), (2, 2, 3, 4)) == 0.5
+    # The longest common subsequence of ABCD and ACBD has three tokens.
+    assert rouge_l((1, 2, 3, 4), (1, 3, 2, 4)) == pytest.approx(0.75)
+    scorer = scorer_of(Texts(SCHEMA), TextReference(NOTES, 0))
+    reference = TextReference(NOTES, 0)
+    from bract.inputs import Truth
+
+    truth = Truth(reference.candidates[:3], torch.tensor([0, 1, 2]))
+    scored = scorer.score(truth.images.flip(0), truth, recovered=torch.tensor([2, 1, 0]))
+    assert [row.features for row in scored.rows] == [1.0] * 3
+    assert all(row.exact and row.rouge_l == 1.0 for row in scored.rows)
+    assert scored.label_accuracy == 1.0
+    cells = scorer.cells(truth.images[0], 0.0, None, truth.images[1])
+    assert cells[0].value and any(cell.right is False for cell in cells)
+
+
+def test_a_model_of_images_takes_no_texts() -> None:
+    with pytest.raises(BractError, match="takes no token ids"):
+        create_model("lenet", classes=5, channels=24, image_size=1, text=SCHEMA)
+    with pytest.raises(BractError, match="takes texts"):
+        create_model("text-encoder", classes=5, channels=1, image_size=32)
