@@ -71,18 +71,21 @@ def span_of(gradients: Sequence[Tensor], rounding: Sequence[float] = ()) -> Span
         If the values do not fall: noise, or at least as many tokens as dimensions.
     """
     kept = [i for i, g in enumerate(gradients) if bool(g.any())]
-    rows = [gradients[i].double() for i in kept]
-    if not rows:
+    if not kept:
         raise BractError(
             "the gradient of the first linear layers is zero; of adapters it is until their second "
             "factor has been trained"
         )
-    joined = torch.cat([g / g.norm() for g in rows])
+    rows = [gradients[i].double() for i in kept]
+    known = [rounding[i] for i in kept if i < len(rounding) and rounding[i] > 0.0]
+    if len(known) == len(rows):
+        # Rounding then has the deviation 1 in all of them.
+        joined = torch.cat([g / deviation for g, deviation in zip(rows, known, strict=True)])
+        floor = sum(side**0.5 for side in joined.shape)
+    else:
+        joined = torch.cat([g / g.norm() for g in rows])
+        floor = 0.0
     _, values, basis = torch.linalg.svd(joined, full_matrices=False)
-    floor = max(
-        (_noise(rows[at], rounding[i]) for at, i in enumerate(kept) if i < len(rounding)),
-        default=0.0,
-    )
     held = values.clamp_min(max(_ROUNDING * float(values[0]), floor))
     ratios = held[:-1] / held[1:]
     falls = (ratios >= _GAP).nonzero().flatten().tolist()
@@ -98,11 +101,6 @@ def span_of(gradients: Sequence[Tensor], rounding: Sequence[float] = ()) -> Span
         )
     rank = falls[-1] + 1
     return Span(basis[:rank], float(ratios[rank - 1]))
-
-
-def _noise(gradient: Tensor, deviation: float) -> float:
-    """Return the largest singular value of noise of this deviation, as a share of the gradient."""
-    return deviation * sum(side**0.5 for side in gradient.shape) / float(gradient.norm())
 
 
 def separating(distances: Tensor, most: int) -> float | None:

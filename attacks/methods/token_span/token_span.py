@@ -193,6 +193,8 @@ class _Search:
                 not layer.transposed for layer in self.stages.local
             )
             sequences = self._pursued(count) if low_rank else self._spanned(count)
+            if count == 1:
+                sequences = self._at_least_present(sequences)
         if not sequences:
             raise BractError(
                 f"{self.key}: no token stands out of the span of the first layers: noise, a "
@@ -202,6 +204,15 @@ class _Search:
         for row, sequence in zip(ids, sequences[:count], strict=False):
             row[: len(sequence)] = sequence
         return as_example(ids, self.schema)
+
+    def _at_least_present(self, sequences: list[Tensor]) -> list[Tensor]:
+        """Return one text, or the tokens with rows of the embedding's gradient, in any order."""
+        found = sequences[0] if sequences else torch.empty(0, dtype=torch.int64)
+        present = self.tokens if len(self.tokens) < self.schema.vocabulary // 2 else found
+        lacking = present[~torch.isin(present, found)]
+        if 2 * len(lacking) <= len(present):
+            return sequences
+        return [torch.cat([found, lacking])[: self.schema.length]]
 
     def _spanned(self, count: int) -> list[Tensor]:
         layer = self.stages.local[0]
