@@ -37,7 +37,7 @@ class Texts(Input):
 
     name = "text"
     noun = "text"
-    suffix = ".json"
+    suffix = ".tokens"
 
     schema: TextSchema | None = None
 
