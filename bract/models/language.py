@@ -86,7 +86,7 @@ def text_encoder(
     classes: int,
     channels: int,
     image_size: int,
-    text: TextSchema,
+    text: TextSchema | None = None,
     activation: str = "sigmoid",
     width: int = 128,
     depth: int = 2,
@@ -113,6 +113,7 @@ def text_encoder(
     del channels, image_size, activation
     from transformers import BertConfig, BertForSequenceClassification
 
+    text = _schema("text-encoder", text)
     _check(width, depth, heads, lora)
 
     def build() -> nn.Module:
@@ -130,7 +131,7 @@ def text_encoder(
                     intermediate_size=4 * width,
                     max_position_embeddings=text.length,
                     pad_token_id=text.padding,
-                    num_labels=classes,
+                    **_labels(classes),
                 )
             )
         _check_vocabulary(body, text)
@@ -153,7 +154,7 @@ def text_decoder(
     classes: int,
     channels: int,
     image_size: int,
-    text: TextSchema,
+    text: TextSchema | None = None,
     activation: str = "sigmoid",
     width: int = 128,
     depth: int = 2,
@@ -168,6 +169,7 @@ def text_decoder(
     del channels, image_size, activation
     from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
+    text = _schema("text-decoder", text)
     _check(width, depth, heads, lora)
 
     def build() -> nn.Module:
@@ -180,13 +182,23 @@ def text_decoder(
             bos_token_id=None,
             eos_token_id=None,
             pad_token_id=text.padding,
-            num_labels=classes,
+            **_labels(classes),
         )
         kind = GPT2LMHeadModel if text.task == "language-model" else GPT2ForSequenceClassification
         body: nn.Module = kind(config)
         return body
 
     return _adapted(build, text, lora, trained, targets=["c_attn"], heads=["score"])
+
+
+def _schema(name: str, text: TextSchema | None) -> TextSchema:
+    if text is None:
+        raise BractError(f"model {name!r} takes texts; set data.input: text")
+    return text
+
+
+def _labels(classes: int) -> dict[str, Any]:
+    return {"num_labels": classes}
 
 
 def _adapted(
@@ -230,7 +242,7 @@ def _with_adapters(body: nn.Module, rank: int, targets: list[str], heads: list[s
         ) from error
     held = [name for name in heads if any(name in n for n, _ in body.named_modules())]
     found: nn.Module = get_peft_model(
-        body,  # type: ignore[arg-type]
+        body,
         LoraConfig(
             r=rank,
             lora_alpha=2 * rank,

@@ -88,8 +88,6 @@ def create_model(
     factory, settings = _factory(name)
     schemas = {"table": table, "text": text}
     taken = [kind for kind in schemas if kind in inspect.signature(factory).parameters]
-    if text is None and "text" in taken:
-        raise BractError(f"model {shown(name)} takes texts; set data.input: text")
     if text is not None and "text" not in taken:
         raise BractError(
             f"model {shown(name)} takes no token ids; set model.name to text-encoder or "

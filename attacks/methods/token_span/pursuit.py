@@ -120,4 +120,5 @@ def _outside(basis: Tensor, taken: Tensor) -> Tensor:
     """Return an orthonormal basis of a subspace without what is taken."""
     rest = basis - (basis @ taken.T) @ taken
     _, values, rows = torch.linalg.svd(rest, full_matrices=False)
-    return rows[values > _EXPLAINED]
+    kept: Tensor = rows[values > _EXPLAINED]
+    return kept

@@ -49,7 +49,8 @@ class Span:
         """Return the share in [0, 1] of the norm of inputs ``(..., width)`` outside of it."""
         basis = self.basis.to(inputs.dtype)
         outside = inputs - (inputs @ basis.T) @ basis
-        return outside.norm(dim=-1) / inputs.norm(dim=-1).clamp_min(1e-30)
+        share: Tensor = outside.norm(dim=-1) / inputs.norm(dim=-1).clamp_min(1e-30)
+        return share
 
 
 def span_of(gradients: Sequence[Tensor], rounding: Sequence[float] = ()) -> Span:

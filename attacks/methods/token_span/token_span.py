@@ -179,7 +179,7 @@ class _Search:
             if weight.shape[0] != module.num_embeddings or weight.shape[0] < self.schema.vocabulary:
                 continue
             rows = weight[: self.schema.vocabulary].norm(dim=1)
-            present = (rows > 0.0).nonzero().flatten()
+            present: Tensor = (rows > 0.0).nonzero().flatten()
             if 0 < len(present) < self.schema.vocabulary // 2:
                 return present
         return torch.arange(self.schema.vocabulary)
