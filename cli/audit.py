@@ -27,6 +27,7 @@ from bract.config import FederationConfig, build_config
 from bract.config.audit import TIERS, Tier
 from bract.config.config import AuditConfig, AuditRequest
 from bract.errors import BractError
+from bract.inputs import INPUTS
 from bract.registry import unknown
 from bract.rundir import RunDirectory
 from bract.schema import Answer, AuditResult
@@ -305,8 +306,9 @@ def _describe(result: AuditResult) -> str:
     right = [row.features for row in scores if row.features is not None]
     if right:
         share, exact = sum(right) / len(right), sum(bool(row.exact) for row in scores)
+        noun = INPUTS[result.input].noun if result.input in INPUTS else "example"
         return (
-            f"{who}: {len(scores)} rows, {share:.0%} of their features right, {exact} rows exact, "
+            f"{who}: {len(scores)} {noun}s, {share:.0%} of each right, {exact} exact, "
             f"{result.seconds or 0.0:.0f} s"
         )
     if not known:

@@ -231,7 +231,7 @@ class Auto(Attacker):
 
     name: ClassVar[str] = "auto"
     title: ClassVar[str] = "Auto"
-    inputs: ClassVar[tuple[str, ...]] = ("image", "table")
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table", "text")
     portfolio: ClassVar[bool] = True
 
     pool: tuple[str, ...] = field(default_factory=_competing)
