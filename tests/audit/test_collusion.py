@@ -245,6 +245,18 @@ def test_the_aggregate_is_attacked_in_the_colluding_tier_beside_the_clients(copi
         assert not any("the aggregate itself" in item for item in missing)
 
 
+def test_epsilon_is_asked_of_single_clients_beside_an_aggregate(copied: Any) -> None:
+    run, key = copied("shared")
+    settings = {"questions": ["epsilon"], "rounds": [1]}
+    choice = request_of(run.root, settings, tier="colluding", key=key, models=[MODEL])
+    job = Audit(run, choice)
+    assert "aggregate" in {c.client for batch in job.plan() for c in batch.captures}
+    (answer,) = job.execute(job.plan())
+    assert [one["client"] for one in answer.to_dict()["clients"]] == [
+        "client-0", "client-1", "client-2",
+    ]  # fmt: skip
+
+
 def test_an_aggregate_of_defended_updates_is_said_to_be_read_as_it_is(
     whole_key: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,19 +54,19 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
     @classmethod
     def offered(cls, seen: Observations) -> bool:
         """Whether any chosen client kept canaries."""
-        return any(canaries_file(seen.truth_folder, c.client).is_file() for c in seen.chosen)
+        return any(canaries_file(seen.truth_folder, c).is_file() for c in _clients(seen.chosen))
 
     def holds(self, captures: Sequence[Capture]) -> dict[str, str]:
         """Return what the answer depends on, the canaries included."""
-        clients = sorted({c.client for c in captures})
-        paths = [canaries_file(self.seen.truth_folder, client) for client in clients]
+        folder = self.seen.truth_folder
+        paths = [canaries_file(folder, client) for client in _clients(captures)]
         return super().holds(captures) | {"canaries": self.basis.digest(paths)}
 
     def ask(
         self, batch: Batch, progress: Callable[[Progress], None] | None = None
     ) -> Iterator[EpsilonAnswer]:
         """Yield one answer about the whole run."""
-        clients = sorted({c.client for c in batch.captures if not c.members})
+        clients = _clients(batch.captures)
         left: list[str] = []
         found = [
             self._client(
@@ -270,3 +270,8 @@ def _delta(seen: Observations, captures: Sequence[Capture]) -> float:
         except BractError:
             continue
     return DELTA
+
+
+def _clients(captures: Sequence[Capture]) -> list[str]:
+    """Return who sent single uploads: an aggregate has no canaries of its own."""
+    return sorted({c.client for c in captures if not c.members})
