@@ -147,7 +147,7 @@ def command_lines(text: str) -> Iterator[str]:
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             if line.strip().startswith("bract "):
-                yield line
+                yield re.sub(r"\s>\s\S+$", "", line)  # the shell writes the file
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
