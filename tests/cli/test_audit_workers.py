@@ -195,7 +195,7 @@ def test_options_of_workers_go_with_ray() -> None:
     pytest.importorskip("ray")
     with pytest.raises(BractError, match="--device cuda:1 with --ray"):
         asked_for("auto", AuditRequest(device="cuda:1"))
-    with pytest.raises(BractError, match="hands out whole GPUs"):
+    with pytest.raises(BractError, match="above 1, Ray gives whole GPUs"):
         asked_for("auto", AuditRequest(gpus=1.5))
 
 
@@ -220,13 +220,13 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         pass
 
 
-def test_an_address_where_nobody_answers_is_refused() -> None:
+def test_an_address_where_no_ray_answers_is_refused() -> None:
     pytest.importorskip("ray")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         with (
-            pytest.raises(BractError, match=rf"--ray 127.0.0.1:{port}: nobody answers there"),
+            pytest.raises(BractError, match=rf"--ray 127.0.0.1:{port}: no Ray answers there"),
             connected(Asked(f"127.0.0.1:{port}")),
         ):
             pass

@@ -46,6 +46,6 @@ def test_an_app_s_loader_of_held_out_records_is_kept_beside_its_members(
     message = Message(RecordDict({"config": config}), dst_node_id=7, message_type="train")
     context = Context(1, 7, {}, RecordDict(), {})
     list(keep([records(0, 5)], message, context, tmp_path, held_out=[records(10, 14)]))
-    content = load_file(tmp_path / "node-7" / "candidates.safetensors")
+    content = load_file(tmp_path / "1" / "node-7" / "candidates.safetensors")
     assert content["first_round"].tolist() == [0] * 4 + [2] * 5
     assert torch.equal(content["inputs"], torch.cat([records(10, 14)[0], records(0, 5)[0]]))

@@ -214,6 +214,6 @@ def test_the_audit_builds_the_locked_model_of_a_stranger(tmp_path: Path) -> None
     assert not hasattr(case, "reason"), case
 
 
-def test_a_model_without_batch_normalisation_is_refused_by_name() -> None:
-    with pytest.raises(BractError, match="needs a model with batch normalisation"):
+def test_a_model_without_normalisation_is_refused_by_name() -> None:
+    with pytest.raises(BractError, match="needs a model with batch or layer normalisation"):
         keylock(nn.Linear(2, 2))

@@ -28,7 +28,7 @@ def test_runs_lie_in_the_kit_unless_the_environment_says_otherwise(
 ) -> None:
     seen: list[str] = []
 
-    def started(**_: Any) -> None:
+    def started(*_: Any, **__: Any) -> None:
         seen.append(os.environ[CAPTURES])
 
     monkeypatch.setattr(starting, f"start_{which}", started)
