@@ -207,14 +207,6 @@ class Attack(Attacker):
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Attack every trial within the limits of ``run``."""
 
-    def _solve(self, problem: Problem, run: Run) -> Outcome:
-        found = self.solve(problem, run)
-        if not isinstance(found, Outcome):
-            raise BractError(
-                f"attack {self.name}: solve returned a {type(found).__name__}, expected an Outcome"
-            )
-        return found.checked(problem)
-
     @property
     def matches(self) -> bool:
         """Whether the attack matches anything, so that unknowns of the client can be judged."""
@@ -232,10 +224,11 @@ class Attack(Attacker):
         return replace(self, **changes | ({"bn": 0.0} if "bn" in known else {}))
 
     def _attempt(self, cases: list[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
+        solve = partial(_checked_outcome, self)
         try:
             with blaming(type(self)):
                 solved = task.engine.run(
-                    partial(from_best_start, self._solve) if self.matches else self._solve,
+                    partial(from_best_start, solve) if self.matches else solve,
                     cases,
                     budget=task.budget,
                     default_iterations=self.iterations,
@@ -282,6 +275,16 @@ class Attack(Attacker):
             seconds=case.seconds + sum(trial.seconds for trial in own),
             settings=own[best].settings,
         )
+
+
+def _checked_outcome(attack: Attack, problem: Problem, run: Run) -> Outcome:
+    # No method: one of the same name in an attack's class would replace it, or be replaced.
+    found = attack.solve(problem, run)
+    if not isinstance(found, Outcome):
+        raise BractError(
+            f"attack {attack.name}: solve returned a {type(found).__name__}, expected an Outcome"
+        )
+    return found.checked(problem)
 
 
 def _explained(case: Case, trial: Trial) -> Trial:
