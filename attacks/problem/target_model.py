@@ -218,9 +218,14 @@ def target_model_of(observation: Observation) -> TargetModel:
     if p.model is None or p.image_shape is None or p.classes is None:
         raise AssertionError("checked above")
     try:
-        loss_of(p.loss)
+        loss = loss_of(p.loss)
     except BractError as error:
         raise BractError(f"{observation.key}: {error}") from None
+    if loss.values and p.classes != 1:
+        raise BractError(
+            f"{observation.key}: loss {p.loss!r} is declared, which is of a single output, and "
+            f"{p.classes} classes; declare the loss that the clients trained with"
+        )
     if p.table is not None and p.table.width != p.image_shape[0]:
         raise BractError(
             f"{observation.key}: the schema has {p.table.width} features, the declared row "
