@@ -3,18 +3,18 @@ from typing import Any
 
 import pytest
 import torch
+from model_zoo import image_models
 from torch import nn
 from torch.nn import functional as F
 
 from bract.client.defenses import DefenseError, FedKL, ProtectContext, build_defenses
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
-from bract.models import MODELS, create_model
+from bract.models import create_model
 from bract.models.keylock import Lock, key_locks, trainable_parameters, with_random_key
 from bract.protocol.update import difference, parameters_of
 
 CONTEXT = ProtectContext(seed=4)
-ZOO = [name for name in MODELS if not name.startswith("test-")]
 
 
 def make(name: Any = "lenet-bn", activation: Any = "relu") -> Any:
@@ -32,7 +32,7 @@ def locked(
     return chain, model, state
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", image_models())
 def test_the_first_normalisation_of_any_model_is_locked_and_keeps_its_name(name: Any) -> None:
     with torch.device("meta"):
         plain = make(name)

@@ -124,7 +124,7 @@ def test_what_was_sent_is_held_against_its_hash_by_every_reader(
     with pytest.raises(BractError, match=r"client-0: .*SHA-256 differs"):
         ObservationStore(tmp_path).load(folder)
     path.unlink()
-    with pytest.raises(BractError, match="is not beside it; copy whole rounds"):
+    with pytest.raises(BractError, match="is not in its folder; copy whole rounds"):
         ObservationStore(tmp_path).load(folder)
     assert list(store) == []
 
@@ -320,7 +320,9 @@ def test_an_update_that_says_it_is_too_large_is_not_unpacked(
     bomb(folder, size)
     changed(folder, packed=size)
     monkeypatch.setattr("pyarrow.Codec", None)
-    with pytest.raises(BractError, match=r"unpacks to .*, and what was sent allows 1\.1 MB"):
+    with pytest.raises(
+        BractError, match=r"claims to unpack to .*, and what was sent allows 1\.1 MB"
+    ):
         ObservationStore(tmp_path).load(folder)
 
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from model_zoo import image_models
 from torch import nn
 from torch.nn import functional as F
 
 from bract.errors import BractError
-from bract.models import MODELS, create_model
+from bract.models import create_model
 from bract.models.dropout import (
     SeededDropout,
     dropout_rate,
@@ -39,7 +40,7 @@ def test_a_mask_is_drawn_from_the_generator_and_scales_what_is_kept() -> None:
     assert torch.equal(layer.eval()(features), features)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", image_models())
 def test_every_model_of_the_zoo_takes_dropout_and_keeps_its_tensors(name: str) -> None:
     with torch.device("meta"):
         plain, dropped = (create_model(name, classes=10, channels=3, image_size=64) for _ in "ab")

@@ -94,7 +94,7 @@ def test_the_gradient_of_local_training_is_the_update_over_lr_and_steps() -> Non
     ("changes", "message"),
     [
         ({"update": {"w": torch.zeros(2, 3)}}, "lacks b"),
-        ({"update": {"w": torch.zeros(3, 2), "b": torch.zeros(2)}}, r"came back as \(3, 2\)"),
+        ({"update": {"w": torch.zeros(3, 2), "b": torch.zeros(2)}}, r"was returned as \(3, 2\)"),
         ({"update": {"w": torch.zeros(2, 3), "b": torch.tensor([1.0, torch.nan])}}, "b holds NaN"),
         (
             {"update": {}, "ciphertexts": {"c": torch.zeros(4, dtype=torch.uint8)}},

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_zoo import image_models
 from torch import nn
 
 from bract.attacks import ATTACKS, GRNN, IG, Budget, attack
@@ -17,14 +18,15 @@ from bract.attacks.solve.defaults import family_of
 from bract.attacks.solve.regularizers import TotalVariation
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
-from bract.models import MODELS, create_model
+from bract.models import create_model
 from bract.references import own_word
 
 SHALLOW = ModelTraits(weight_layers=4, smooth=True)
 DEEP = ModelTraits(weight_layers=20, smooth=False)
 SHAPE = (3, 32, 32)
-ZOO = [name for name in MODELS if MODELS[name].__module__.startswith("bract.models.")]
+ZOO = image_models()
 """bract's own models, whatever other packages and tests register."""
+SHALLOW_ONES = ("lenet", "linear", "logistic", "mlp")
 
 
 def zoo_model(name: str, activation: str = "sigmoid") -> nn.Module:
@@ -47,11 +49,11 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> Any:
     return names
 
 
-def test_lenets_and_perceptrons_are_shallow_and_the_other_models_of_the_zoo_deep() -> None:
+def test_lenets_perceptrons_and_linear_models_are_shallow_and_the_other_models_deep() -> None:
     assert {"lenet", "resnet20"} < set(ZOO)
     for name in ZOO:
         traits = traits_of(zoo_model(name), SHAPE)
-        wanted = "shallow" if name.startswith(("lenet", "mlp")) else "deep"
+        wanted = "shallow" if name.startswith(SHALLOW_ONES) else "deep"
         assert family_of(traits) == wanted, name
 
 
