@@ -185,7 +185,9 @@ def _inverter(
     if run.seconds is None and key in _trained:
         _trained.move_to_end(key)
         return _trained[key], run.iterations or 0
-    training = InverterTraining(problem, prior, settings, int(identity, 16) % 2**31)
+    # Not of the identity: what a declaration leaves unsaid must not change what is drawn.
+    seed = derive_seed(problem.seed, "inverter", problem.restarts[0])
+    training = InverterTraining(problem, prior, settings, seed)
     steps = training.run(run)
     made = training.inverter.eval().requires_grad_(False)
     if run.seconds is None:

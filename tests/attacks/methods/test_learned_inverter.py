@@ -88,6 +88,18 @@ def test_uploads_of_one_model_share_one_inverter_and_the_result_is_each_ones_own
     assert not torch.allclose(other.images, many[0].images, atol=1e-4)
 
 
+def test_what_is_drawn_depends_on_the_seed_and_not_on_the_words_of_a_declaration(
+    prior: TrainedPrior, tiny: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack, budget = LearnedInverter(finish="none", width=16), Budget(iterations=3)
+    seen = observe(tiny[0][:1], tiny[1][:1])
+    (one,) = reconstruct([seen], attack, budget=budget, public=prior)
+    monkeypatch.setattr(inverter, "_identity", lambda *_: "0" * 16)
+    (two,) = reconstruct([seen], attack, budget=budget, public=prior)
+    assert isinstance(one, Reconstruction) and isinstance(two, Reconstruction)
+    assert torch.equal(one.images, two.images)
+
+
 def test_a_training_that_was_interrupted_goes_on_where_it_stopped(
     prior: TrainedPrior,
     tiny: tuple[Tensor, Tensor],
