@@ -119,7 +119,7 @@ def test_an_address_where_nobody_answers_is_one_error(tmp_path: Path) -> None:
         code, errors = command.finish()
     assert code == 2
     (said,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert f"--ray 127.0.0.1:{port}: nobody answers there" in said
+    assert f"--ray 127.0.0.1:{port}: no Ray answers there" in said
     assert "Traceback" not in errors
     assert command.nothing_is_left()
     assert not (tmp_path / "run" / "audit").exists()
