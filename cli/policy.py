@@ -40,11 +40,12 @@ def check_policy(
     from bract.client.policy import check_run, load_policy
     from bract.client.site import Site
     from bract.config import load_config
+    from bract.config.sections import named_folders
 
     found = load_policy(file)
     if against is not None:
         config = load_config(against)
-        paths = () if config.data.path is None else (config.data.path,)
+        paths = named_folders(config.data)
         site = Site(name="site", partition=0, data_paths=paths, download=config.data.download)
         check_run(found, site, config, defenses_of(config))
     if output.is_json:

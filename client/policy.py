@@ -135,6 +135,14 @@ class DataPolicy(_Section):
                 f"data.path is the site's to allow, the run has {shown(str(path))}; set data in "
                 "site.yaml, data.paths in the policy, or data-paths in the node config"
             )
+        tokenizer = None if data.text is None else data.text.tokenizer
+        folders = [*(self.paths or site.data_paths), *filter(None, [site.data_path])]
+        if tokenizer is not None and not _inside(tokenizer, folders):
+            found.append(
+                f"data.text.tokenizer is the site's to allow, the run has {shown(str(tokenizer))}; "
+                "put it into the site's data folder, or name its folder in data.paths of the "
+                "policy or data-paths in the node config"
+            )
         if data.download and not (site.download if self.download is None else self.download):
             found.append(
                 "data.download must be false, the run has true; set data.download in the policy "

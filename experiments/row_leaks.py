@@ -4,8 +4,8 @@
 
 A run is one client's batch of eight rows, beside as many rows that were made without its upload:
 mode and mean of the class, random rows of the test split or of the true label in it, or rows of
-another client. The rule's margin was chosen on breast cancer and
-affairs (``fair``); the other sets chose nothing. ``alarms`` is the share of runs in which any row
+another client. The rule's margin was set beforehand; the rule was tried on breast cancer and
+affairs (``fair``), the other sets chose nothing. ``alarms`` is the share of runs in which any row
 counts as leaked; the rule promises at most 5 %. ``named`` is the share of rows that leak where all
 are exact copies, and ``undecided`` that of rows of which it cannot be decided.
 """

@@ -23,6 +23,9 @@ from bract.protocol.update import Tensors
 _MOST_EXCESS = 2**26
 """Parameters by which a declared model may exceed a captured one and is still built to compare."""
 
+_MOST_FROZEN = 2**29
+"""Numbers besides its parameters, such as frozen weights, with which a declared model is built."""
+
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -261,6 +264,13 @@ def target_model_of(observation: Observation) -> TargetModel:
 def _check_outline(observation: Observation, outline: nn.Module) -> None:
     """Refuse a declared model that is far larger than what was captured, before it is built."""
     declared = sum(value.numel() for value in outline.parameters())
+    frozen = sum(value.numel() for value in outline.buffers())
+    if frozen > _MOST_FROZEN:
+        raise BractError(
+            f"{observation.key}: model {observation.declaration.model!r} holds {frozen} numbers "
+            f"that are never sent, {_MOST_FROZEN} are built at most; declare the model that the "
+            "clients trained"
+        )
     captured = sum(value.numel() for value in observation.parameters.values())
     if declared > captured + _MOST_EXCESS:
         p = observation.declaration

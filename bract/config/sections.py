@@ -111,6 +111,12 @@ class DataConfig(Section):
     partition: Partition = IidPartition()
 
 
+def named_folders(data: DataConfig) -> tuple[Path, ...]:
+    """Return the folders and files that a section names on the machine of a client."""
+    named = (data.path, None if data.text is None else data.text.tokenizer)
+    return tuple(path for path in named if path is not None)
+
+
 class ModelConfig(Section):
     """The global model: a registered name, or ``package.module:callable``.
 

@@ -68,6 +68,8 @@ class Input(ABC):
         The name in configurations (``data.input``), in declarations and in ``bract.yaml``.
     is_described
         Whether ``bract describe`` infers it from captures; others are declared with the hook.
+    third_party
+        Whether apps of others are audited with it, and not bract's own federations alone.
     noun
         What one example is called on a page, in the singular.
     suffix
@@ -79,6 +81,7 @@ class Input(ABC):
 
     name: ClassVar[str]
     is_described: ClassVar[bool] = False
+    third_party: ClassVar[bool] = True
     noun: ClassVar[str] = "example"
     neighbours: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
@@ -143,7 +146,8 @@ INPUTS: Registry[type[Input]] = Registry("input", group="bract.inputs", check=pa
 
 def what_is_audited() -> str:
     """Name what an audit handles, in one clause; the same one wherever it is said."""
-    return f"an audit handles PyTorch models of these inputs: {', '.join(sorted(INPUTS))}"
+    named = sorted(name for name in INPUTS if INPUTS[name].third_party)
+    return f"an audit handles PyTorch models of these inputs: {', '.join(named)}"
 
 
 def input_of(declaration: ClientDeclaration) -> Input:
@@ -153,5 +157,6 @@ def input_of(declaration: ClientDeclaration) -> Input:
 
 def kept_examples(batch: object) -> tuple[Tensor, Tensor] | None:
     """Return the model inputs and labels of a batch, by the first input that recognises it."""
-    found = (INPUTS[name]().examples(batch) for name in INPUTS)
+    kinds = (INPUTS[name] for name in INPUTS if INPUTS[name].third_party)
+    found = (kind().examples(batch) for kind in kinds)
     return next((one for one in found if one is not None), None)

@@ -36,6 +36,7 @@ class Texts(Input):
     """
 
     name = "text"
+    third_party = False
     noun = "text"
     suffix = ".tokens"
 
@@ -121,8 +122,8 @@ class Texts(Input):
         """Return the declared schema; a `BractError` where there is none."""
         if self.schema is None:
             raise BractError(
-                "the client declares the input text and no schema; declare it (data.text, or "
-                "input.text of bract.yaml): without it no text can be read"
+                "the client declares the input text and no schema; set data.text: "
+                "without it no text can be read"
             )
         return self.schema
 

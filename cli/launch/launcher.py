@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from bract.cli.console import say
 from bract.cli.keygen import client_key, write_keys
 from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
+from bract.config.sections import named_folders
 from bract.deploy import sockets
 from bract.deploy.flower import NODE_CONFIG
 from bract.deploy.pinned import APP, DEFAULT_APP
@@ -309,8 +311,9 @@ class LocalFederation:
         }
         if is_reference(self.config.model.name):
             node["models"] = str(self.config.model.name)
-        if self.config.data.path is not None:
-            node["data-paths"] = utf8(self.config.data.path)
+        folders = named_folders(self.config.data)
+        if folders:
+            node["data-paths"] = os.pathsep.join(utf8(folder) for folder in folders)
         if self.config.data.download:
             node["download"] = True
         if self.launch.private_seed is not None:

@@ -93,6 +93,10 @@ def test_a_site_that_lists_what_is_no_reference_takes_no_part() -> None:
     [
         ({"path": "/home"}, "data.path is the site's to allow, the run has '/home'"),
         ({"path": "../elsewhere"}, "data.path is the site's to allow"),
+        (
+            {"name": "clinical-notes", "input": "text", "text": {"tokenizer": "/home"}},
+            "data.text.tokenizer is the site's to allow, the run has '/home'",
+        ),
         ({"download": True}, "data.download must be false"),
     ],
 )

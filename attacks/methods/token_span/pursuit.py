@@ -17,7 +17,10 @@ KEPT = 4096
 _EXPLAINED = 1e-3
 """Share of the subspace from which on what the chosen tokens leave of it is rounding."""
 
-_AT_ONCE = 1024
+_HELD = 1 << 27
+"""Numbers of embeddings that are held in memory."""
+
+_AT_ONCE = 32768
 
 
 @dataclass(frozen=True)
@@ -99,18 +102,19 @@ def pursue(
 
 def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: int) -> Tensor:
     """Return the tokens with the largest share of their embedding in the subspace."""
-    if len(tokens) <= KEPT:
+    most = max(1, min(KEPT, _HELD // (length * span.basis.shape[1])))
+    if len(tokens) <= most:
         return tokens
     shares = []
-    for chunk in tokens.split(_AT_ONCE):
+    for chunk in tokens.split(max(1, _AT_ONCE // length)):
         shares.append(1.0 - span.distance(_embeddings(model, layer, chunk, length)).amin(dim=1))
-    return tokens[torch.cat(shares).topk(KEPT).indices]
+    return tokens[torch.cat(shares).topk(most).indices]
 
 
 def _embeddings(model: nn.Module, layer: Layer, tokens: Tensor, length: int) -> Tensor:
     """Return what enters the layer for each token at each position, ``(N, T, width)``."""
     parts = []
-    for chunk in tokens.split(_AT_ONCE):
+    for chunk in tokens.split(max(1, _AT_ONCE // length)):
         repeated = chunk[:, None].expand(-1, length).contiguous()
         parts.append(inputs_of(model, [layer.module], repeated)[layer.module])
     return torch.cat(parts)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from bract.attacks.methods.token_span.span import Span, separating
 from bract.attacks.methods.token_span.stages import Layer, inputs_of
 
-AT_ONCE = 2048
-"""Sequences in one forward pass."""
+AT_ONCE = 32768
+"""Tokens in one forward pass, of at least one sequence."""
 
 MOST_BEAMS = 256
 
@@ -50,7 +50,7 @@ class Checked:
         """Return the distance of each position of sequences ``(N, T)`` from the subspaces."""
         parts = []
         names = [layer.module for layer in self.layers]
-        for chunk in ids.split(AT_ONCE):
+        for chunk in ids.split(max(1, AT_ONCE // ids.shape[1])):
             entering = inputs_of(model, names, chunk)
             apart = [
                 span.distance(entering[layer.module])
@@ -66,7 +66,7 @@ def local_distances(
 ) -> Tensor:
     """Return the distance of each token at each position, ``(len(tokens), length)``."""
     parts = []
-    for chunk in tokens.split(AT_ONCE):
+    for chunk in tokens.split(max(1, AT_ONCE // length)):
         repeated = chunk[:, None].expand(-1, length).contiguous()
         parts.append(span.distance(inputs_of(model, [layer.module], repeated)[layer.module]))
     return torch.cat(parts)

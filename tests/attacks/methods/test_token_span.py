@@ -166,3 +166,10 @@ def test_token_ids_survive_as_numbers() -> None:
     schema = TextSchema(vocabulary=1 << 20, length=2)
     ids = torch.tensor([[0, 1], [(1 << 20) - 1, 777_777]])
     assert torch.equal(ids_of(as_example(ids, schema), schema), ids)
+
+
+def test_a_declared_model_with_a_huge_frozen_base_is_not_built() -> None:
+    seen = upload("text-encoder(width=64, depth=2, heads=2, lora=4)", texts(1, seed=8))
+    huge = "text-encoder(width=4096, depth=48, heads=2, lora=1)"
+    with pytest.raises(BractError, match="numbers that are never sent"):
+        found(replace(seen, declaration=replace(seen.declaration, model=huge)), 1)
