@@ -103,7 +103,14 @@ class Observations:
 
     @cached_property
     def data(self) -> DataConfig | None:
-        """Test data that reconstructions are held against; None where none are named."""
+        """Test data that reconstructions are held against; None where none are named.
+
+        Never downloaded: the configuration may be another party's.
+        """
+        named = self._named_data()
+        return None if named is None else named.model_copy(update={"download": False})
+
+    def _named_data(self) -> DataConfig | None:
         if self.run.is_configured:
             return self.config.data
         description = self.run.description()

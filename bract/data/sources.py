@@ -148,7 +148,7 @@ def _torchvision(class_name: str, folder: str) -> Callable[[DataConfig, Split], 
             raise BractError(
                 f"data.name {config.name!r}: not found below {root} "
                 f"({' '.join(str(error).split())}); set data.path to the folder that holds "
-                f"{folder}, or data.download: true"
+                f"{folder}, or let a client download it there by data.download: true"
             ) from error
         labels = torch.as_tensor(dataset.targets, dtype=torch.int64)
         first = to_tensor(dataset[0][0])
