@@ -106,6 +106,25 @@ def deep_mlp() -> nn.Module:
     return _perceptron(nn.LeakyReLU(), nn.Tanh(), nn.ReLU())
 
 
+class BottleneckNet(nn.Module):
+    """The shape of Flower's example for Lightning: its forward is the embedding alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = SIZE * SIZE
+        self.encoder = nn.Sequential(nn.Linear(wide, 32), nn.ReLU(), nn.Linear(32, 3))
+        self.decoder = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, wide))
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedding: Tensor = self.encoder(x)
+        return embedding
+
+
+def bottleneck() -> nn.Module:
+    """An autoencoder, which is no classifier and so none of `MODELS`."""
+    return BottleneckNet()
+
+
 MODELS = (
     relu_cnn,
     tanh_cnn,

@@ -248,6 +248,7 @@ def target_model_of(observation: Observation) -> TargetModel:
             activation=p.activation,
             table=p.table,
             text=p.text,
+            loss=p.loss,
         )
         return prepare_model(model, p.defenses)
 

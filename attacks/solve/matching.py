@@ -71,8 +71,11 @@ def hard_labels(problem: Problem) -> Tensor:
     """Inferred labels as one-hot rows, ``(L, B, classes)``.
 
     After several unrolled steps each restart tries the next likely sequence. Targets that are
-    numbers are ``(L, B, 1)``.
+    numbers are ``(L, B, 1)``, and zeros under a loss without labels.
     """
+    if not problem.target_model.loss.labelled:
+        shape = (problem.trials, problem.image_shape[0], problem.classes)
+        return torch.zeros(shape, device=problem.device, dtype=problem.dtype)
     if problem.target_model.loss.values:
         found = torch.stack([infer_targets(case) for case in problem.cases])
         return found.to(problem.device, problem.dtype)

@@ -37,6 +37,8 @@ from bract.defenses.entries import prepare_model
 from bract.errors import BractError, listed, one_line
 from bract.inputs.base import what_is_audited
 from bract.models import create_model
+from bract.models.autoencoder import Autoencoder
+from bract.models.losses import RECONSTRUCTION, loss_of
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.references import vouched
 from bract.schema.description import AppDescription, build_description
@@ -102,6 +104,7 @@ def complete(
     work.choose_model()
     if truth is not None:
         work.read_truth(truth)
+    work.choose_loss()
     work.choose_input()
     work.choose_norm_mode()
     work.choose_steps()
@@ -250,6 +253,57 @@ class _Work:
                 "have more contrast than that, input.std is too small and every PSNR too high"
             )
 
+    def choose_loss(self) -> None:
+        """Take the model as an autoencoder where it is declared as one, or rebuilds its input."""
+        declared = self.declaration()
+        shape = declared.image_shape
+        if declared.loss == RECONSTRUCTION:
+            if shape is None:
+                shape = next(filter(self._rebuilds, self._shapes()), None)
+            if shape is None:
+                raise BractError(
+                    f"bract.yaml: loss is {RECONSTRUCTION}, and model {declared.model} rebuilds "
+                    "none of the usual square images; give --set input.shape=[channels,height,"
+                    "width]"
+                )
+        elif self.given.loss is not None or declared.table is not None:
+            return
+        else:
+            shapes = [shape] if shape is not None else self._shapes()
+            shape = None
+            if not any(self._classifies(one) for one in shapes):
+                shape = next(filter(self._rebuilds, shapes), None)
+            if shape is None:
+                return
+            self.guess(
+                "",
+                "loss",
+                RECONSTRUCTION,
+                f"the model classifies no image, and rebuilds one of {_times(shape)}",
+            )
+        if declared.image_shape is None:
+            reason = "of the usual sizes the model rebuilds this one"
+            self.guess("input", "shape", list(shape), reason)
+        self.model = Autoencoder(self.model, shape)
+        self.content["classes"] = 1
+
+    def _shapes(self) -> list[tuple[int, int, int]]:
+        return [(channels, side, side) for channels in self._channels() for side in SIDES]
+
+    def _classifies(self, shape: tuple[int, int, int]) -> bool:
+        """Whether the model maps an image to classes, fewer than the values of the image."""
+        outputs = self._outputs(shape)
+        if isinstance(outputs, str):
+            return False
+        return outputs.dim() == 2 and outputs.shape[1] < math.prod(shape)
+
+    def _rebuilds(self, shape: tuple[int, int, int]) -> bool:
+        try:
+            Autoencoder(self.model, shape)
+        except BractError:
+            return False
+        return True
+
     def choose_input(self) -> None:
         declared = self.declaration()
         if declared.image_shape is not None:
@@ -271,7 +325,7 @@ class _Work:
         if outputs.dim() != 2:
             raise BractError(
                 f"model {declared.model} returns {_times(tuple(outputs.shape))} for two images, "
-                "expected (2, classes); attacks know classifiers"
+                "expected (2, classes) of a classifier, or two images of an autoencoder"
             )
         classes = int(outputs.shape[1])
         if declared.classes is not None and declared.classes != classes:
@@ -281,7 +335,8 @@ class _Work:
             )
         self.content["classes"] = classes
         self.confirmed.append(
-            f"one forward pass: {_times(shape or ())} images to {classes} classes"
+            f"one forward pass: {_times(shape or ())} images to "
+            + (f"{classes} classes" if loss_of(self.declaration().loss).labelled else "themselves")
         )
         if (
             declared.mean is None
@@ -554,16 +609,14 @@ class _Work:
     def _infer_shape(self) -> Tensor:
         tried: dict[tuple[int, int, int], Tensor] = {}
         reasons = []
-        for channels in self._channels():
-            for side in SIDES:
-                shape = (channels, side, side)
-                outputs = self._outputs(shape)
-                if isinstance(outputs, str):
-                    reasons.append(outputs)
-                elif outputs.dim() != 2:
-                    reasons.append(f"it returns {_times(tuple(outputs.shape))} for two images")
-                else:
-                    tried[shape] = outputs
+        for shape in self._shapes():
+            outputs = self._outputs(shape)
+            if isinstance(outputs, str):
+                reasons.append(outputs)
+            elif outputs.dim() != 2:
+                reasons.append(f"it returns {_times(tuple(outputs.shape))} for two images")
+            else:
+                tried[shape] = outputs
         if not tried:
             raise BractError(
                 f"model {self.declaration().model} takes none of the usual square images: "
@@ -592,8 +645,8 @@ class _Work:
         if sides:
             return (
                 f"it begins with a linear layer of {_wide(first)} inputs, {sides[0]}×{sides[0]} "
-                "pixels; if it classifies them, name a callable that makes it with nn.Flatten "
-                "before it (an autoencoder is not audited: attacks know classifiers)"
+                "pixels; name a callable that makes it with nn.Flatten before it if it classifies "
+                "them, and one whose forward returns the reconstruction if it is an autoencoder"
             )
         if isinstance(first, nn.Linear):
             return (

@@ -19,6 +19,9 @@ CLOSE = 0.5
 """Standard deviations of the target up to which a predicted number counts as right in an accuracy
 of training; only a summary of how training goes."""
 
+RECONSTRUCTION = "reconstruction"
+"""Loss of an autoencoder: the mean squared error between what it returns and its input."""
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -33,6 +36,8 @@ class Loss:
         slope does not determine it.
     values
         Whether a label is a value of one output, rather than probabilities of classes.
+    labelled
+        Whether the loss depends on a label; otherwise the one output is the loss itself.
     right
         Whether a prediction counts as right, ``(B,)`` of outputs ``(B, K)`` and labels ``(B,)``.
     """
@@ -40,6 +45,7 @@ class Loss:
     each: Callable[[Tensor, Tensor], Tensor]
     right: Callable[[Tensor, Tensor], Tensor]
     values: bool = True
+    labelled: bool = True
     label: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -90,8 +96,14 @@ def _binary_logits(outputs: Tensor, labels: Tensor) -> Tensor:
     return (F.softplus(outputs) - labels * outputs).sum(dim=-1)
 
 
+def _itself(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the outputs, which are the loss of each example."""
+    del labels
+    return outputs.sum(dim=-1)
+
+
 def _never(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Accuracy has no meaning where the output is the loss of a text."""
+    """Accuracy has no meaning where the output is the loss itself."""
     del labels
     return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
 
@@ -106,7 +118,8 @@ def _near(outputs: Tensor, labels: Tensor) -> Tensor:
 
 LOSSES: dict[str, Loss] = {
     "cross_entropy": Loss(_cross_entropy, _likeliest, values=False),
-    "language_model": Loss(lambda outputs, _: outputs.sum(dim=-1), _never),
+    "language_model": Loss(_itself, _never, labelled=False),
+    RECONSTRUCTION: Loss(_itself, _never, labelled=False),
     "mse": Loss(_squared, _near, label=lambda output, slope: output - slope / 2),
     "mae": Loss(_absolute, _near),
     "huber": Loss(_huber, _near),

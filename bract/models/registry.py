@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from bract.config.table import TableSchema
 from bract.config.text import TextSchema
 from bract.errors import BractError, one_line, shown
+from bract.models.autoencoder import Autoencoder
+from bract.models.losses import RECONSTRUCTION
 from bract.references import TrustedReference, import_reference, is_reference
 from bract.registry import Registry, unknown
 
@@ -55,6 +57,7 @@ def create_model(
     activation: str = "sigmoid",
     table: TableSchema | None = None,
     text: TextSchema | None = None,
+    loss: str = "cross_entropy",
 ) -> nn.Module:
     """Build a registered model, or one of the code that this process' user vouches for.
 
@@ -73,14 +76,18 @@ def create_model(
     text
         Schema of the texts, which the model takes as ``(B, length, 1, 1)`` and sees as token ids
         ``(B, length)``; None for other inputs.
+    loss
+        What it is trained on; with ``reconstruction`` the model is an autoencoder, and returned as
+        one that maps images to their reconstruction errors (`Autoencoder`).
 
     Returns
     -------
     nn.Module
         Maps ``(B, channels, image_size, image_size)`` float32 to logits ``(B, classes)``.
     """
+    shape = (channels, image_size, image_size)
     if isinstance(name, TrustedReference):
-        return _reading(_call_factory(name), table, text)
+        return _trained_on(loss, _reading(_call_factory(name), table, text), shape)
     if is_reference(name):
         raise BractError(
             f"model {shown(name)} is code for which nothing on this machine vouches; not imported"
@@ -102,7 +109,11 @@ def create_model(
         **settings,
         **{kind: schemas[kind] for kind in taken},
     )
-    return _reading(made, table, text)
+    return _trained_on(loss, _reading(made, table, text), shape)
+
+
+def _trained_on(loss: str, model: nn.Module, shape: tuple[int, int, int]) -> nn.Module:
+    return Autoencoder(model, shape) if loss == RECONSTRUCTION else model
 
 
 def _reading(model: nn.Module, table: TableSchema | None, text: TextSchema | None) -> nn.Module:

@@ -31,7 +31,7 @@ from bract.protocol.update import parameters_of
 from bract.report.facts import gather
 from bract.schema.store import StoreOwner
 
-MODEL = "foreign_models:relu_mlp"
+MODEL, AUTOENCODER = "foreign_models:relu_mlp", "foreign_models:bottleneck"
 KNOWN = {
     "input.shape": "[1, 8, 8]",
     "input.mean": "[0]",
@@ -52,11 +52,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(foreign_models.__file__).parent))
 
 
-def own_app(root: Path, *, defense: str | None = None, truth: bool = True) -> Path:
+def own_app(
+    root: Path, *, model: str = MODEL, defense: str | None = None, truth: bool = True
+) -> Path:
     """An app of its own that ran once: captures of one client, which declare next to nothing."""
     images, labels = load_test_data(DataConfig(name="digits", image_size=8))
-    model = foreign_models.relu_mlp()
-    loss = F.cross_entropy(model(images[:1]), labels[:1])
+    model = getattr(foreign_models, model.partition(":")[2])()
+    loss = _loss(model, images[:1], labels[:1])
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     names = [name for name, _ in model.named_parameters()]
     update = {n: 0.1 * g for n, g in zip(names, gradients, strict=True)}
@@ -82,6 +84,13 @@ def own_app(root: Path, *, defense: str | None = None, truth: bool = True) -> Pa
     return root
 
 
+def _loss(model: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if not hasattr(model, "decoder"):
+        return F.cross_entropy(model(images), labels)
+    rows = images.flatten(1)
+    return F.mse_loss(model.decoder(model.encoder(rows)), rows)
+
+
 def typed(line: str, **values: str) -> Result:
     """Type a command as it was printed, with little time for attacks."""
     for name, value in values.items():
@@ -105,18 +114,20 @@ def advised(run: Path) -> list[str]:
     return [step.command for step in gather(run).verdict.next_steps if step.command]
 
 
-def describe(folder: str = ".") -> Result:
+def describe(folder: str = ".", model: str = MODEL) -> Result:
     options = " ".join(f"--set {shlex.quote(f'{k}={v}')}" for k, v in KNOWN.items())
-    return typed(f"bract describe {folder} --model {MODEL} {options}")
+    return typed(f"bract describe {folder} --model {model} {options}")
 
 
-@pytest.mark.parametrize("defense", [None, "guardian"])
+@pytest.mark.parametrize(
+    ("model", "defense"), [(MODEL, None), (MODEL, "guardian"), (AUTOENCODER, None)]
+)
 def test_an_own_app_is_led_from_its_captures_to_every_step_of_its_page(
-    tmp_path: Path, defense: str | None
+    tmp_path: Path, model: str, defense: str | None
 ) -> None:
-    run = own_app(tmp_path, defense=defense) / "captures" / "77"
-    audit = following(describe())
-    assert f"--model {MODEL}" in audit
+    run = own_app(tmp_path, model=model, defense=defense) / "captures" / "77"
+    audit = following(describe(model=model))
+    assert f"--model {model}" in audit
     audited = typed(f"{audit} --budget 1m --attack ig")
     typed(following(audited))
     steps = advised(run)
@@ -133,6 +144,17 @@ def test_an_own_app_is_led_from_its_captures_to_every_step_of_its_page(
     again = advised(run)
     tiers = {line for line in steps if "--tier" in line}
     assert not tiers & set(again), "a tier that was tried is advised again"
+
+
+def test_an_autoencoder_is_recognised_and_its_image_leaks_without_a_label(tmp_path: Path) -> None:
+    run = own_app(tmp_path, model=AUTOENCODER) / "captures" / "77"
+    described = describe(model=AUTOENCODER)
+    assert "guessed: loss reconstruction (the model classifies no image" in described.output
+    typed(f"{following(described)} --budget 1m --attack analytic")
+    (image,) = [i for o in gather(run).observations for i in o.images]
+    assert image.scores is not None and (image.scores.psnr or 0.0) > 60.0
+    assert image.label is None and image.true_label is None
+    typed("bract report .")
 
 
 def test_an_own_app_without_truth_is_told_how_to_be_scored(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from bract.config import DataConfig
 from bract.errors import BractError
 from bract.inputs import Input, References, Truth
 from bract.inputs.base import input_of
+from bract.models.losses import loss_of
 from bract.schema.audit import ImageResult, InformationEstimate, ScoreRecord, Signals
 
 _log = logging.getLogger(__name__)
@@ -68,22 +69,30 @@ class Judge:
 
     def judge(self, attempt: Attempt, truth: Truth | None, path: Path) -> ScoreRecord:
         """Save the images beside ``path`` and return what was measured, with scores for a truth."""
-        result, kind = attempt.result, input_of(attempt.case.observation.declaration)
+        declaration = attempt.case.observation.declaration
+        result, kind = attempt.result, input_of(declaration)
+        labelled = loss_of(declaration.loss).labelled
         found = self._diagnose(attempt, attempt.own or truth)
         if truth is None:
             plain = scorer_of(kind, None)
-            images = [_image(kind, plain, result, i, i, path) for i in range(len(result.images))]
+            images = [
+                _image(kind, plain, result, i, i, path, labelled=labelled)
+                for i in range(len(result.images))
+            ]
             return ScoreRecord(images=images, signals=found, notes=plain.notes())
         scorer = self.scorer(kind, truth)
-        scored = scorer.score(result.images, truth, recovered=result.targets)
+        named = result.targets if labelled else None
+        scored = scorer.score(result.images, truth, recovered=named)
         made = self._baselines.made(attempt.case, result, scored, scorer.references)
         baselines = scorer.baselines(made, scored, truth, len(result.images))
         retrieved = scorer.retrieval(result.images, scored, truth)
         oracle = scorer.oracle([trial.images for trial in result.trials], scored)
         images = [
-            _image(kind, scorer, result, i, int(scored.order[i]), path, scored).model_copy(
+            _image(
+                kind, scorer, result, i, int(scored.order[i]), path, scored, labelled=labelled
+            ).model_copy(
                 update={
-                    "true_label": int(scored.labels[i]),
+                    "true_label": int(scored.labels[i]) if labelled else None,
                     "original": kind.save(scored.originals[i], path, i, "original"),
                     "scores": row,
                     "oracle": oracle[i],
@@ -152,6 +161,8 @@ def _image(
     row: int,
     path: Path,
     scored: ScoredImages | None = None,
+    *,
+    labelled: bool,
 ) -> ImageResult:
     """Save one reconstruction; return what the attacker knows of it."""
     probabilities = result.label_probabilities[row]
@@ -159,8 +170,8 @@ def _image(
     beside = (None, None) if scored is None else (scored.originals[index], scored.labels[index])
     return ImageResult(
         index=index,
-        label=int(probabilities.argmax()),
-        label_confidence=float(probabilities.max()),
+        label=int(probabilities.argmax()) if labelled else None,
+        label_confidence=float(probabilities.max()) if labelled else None,
         cells=scorer.cells(
             result.images[row],
             float(result.targets[row]),
