@@ -59,6 +59,7 @@ class Basis:
         self._observer = seen.observer
         self._run, self._config = seen.run, seen.config
         self._captures, self._truth = seen.captures, seen.truth_folder
+        self._sums = seen.sums
         self._tests = data is not None
         installed = package_versions()
         dataset = None if data is None else DATASETS.get(data.name)
@@ -88,7 +89,11 @@ class Basis:
             first = {c.client: c for c in reversed(members)}.values()
             earlier = [one for c in first for one in self._captures.before(c)]
             found["history"] = self._files(self._captured(earlier))
-        if self._request.tier == "colluding" and self._request.key is not None:
+        if capture.members and self._sums is not None:
+            found["aggregates"] = self._files(
+                [path for one in capture.rounds for path in self._sums.files(one.round)]
+            )
+        elif self._request.tier == "colluding" and self._request.key is not None:
             lr = self._config.strategy.server_lr
             last = f"round-{capture.round:04d}.safetensors"
             kept = [

@@ -25,6 +25,7 @@ from bract.schema.description import DESCRIPTION
 
 if TYPE_CHECKING:
     from bract.audit.collusion import Collusion
+    from bract.audit.sums import MaskedSums
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,13 @@ class Observations:
         self.config: FederationConfig = run.config()
         self.device = Engine(device=request.device).torch_device()
         self._collusion: Collusion | None = None
-        if request.tier == "colluding" and request.key is not None:
+        self.captures = Captures.of_run(run, request.models)
+        self.sums: MaskedSums | None = None
+        if self.config.encryption.uses_masks and run.aggregates.is_dir():
+            from bract.audit.sums import MaskedSums
+
+            self.sums = MaskedSums(run, self.captures, request.key)
+        elif request.tier == "colluding" and request.key is not None:
             # What an encrypted run keeps is read with Flower's records; no other audit needs them.
             from bract.audit.collusion import Collusion
 
@@ -68,7 +75,6 @@ class Observations:
                 "the surrogate tier and a prior go together: --tier surrogate --prior FILE; "
                 "`bract prior train` makes one"
             )
-        self.captures = Captures.of_run(run, request.models)
         self.observer = None
         if request.observer is not None:
             if request.tier != "oblivious":
@@ -89,9 +95,10 @@ class Observations:
             check_at_hand(self.config, self.run.root)
         if self.observer is not None:
             found = self.observer.captures()
-        if self._collusion is not None:
+        summing = self._collusion or self.sums
+        if summing is not None and self.observer is None:
             numbers = dict.fromkeys(capture.round for capture in found)
-            found += self._collusion.aggregates(self.captures.of_round(r) for r in numbers)
+            found += summing.aggregates(self.captures.of_round(r) for r in numbers)
         rounds, clients = self.request.rounds, self.request.clients
         chosen = select(
             found,
@@ -137,8 +144,9 @@ class Observations:
         self.captures.check_model(capture)
         if self.observer is not None:
             return self.observer.open(capture)
-        if capture.members and self._collusion is not None:
-            return self._collusion.aggregate(capture)
+        summing = self._collusion or self.sums
+        if capture.members and summing is not None:
+            return summing.aggregate(capture)
         observation = self.captures.load(capture)
         return observation if self._collusion is None else self._collusion.open(observation)
 

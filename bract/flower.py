@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from flwr.cli.utils import (
         init_http_client_from_connection as init_http_client_from_connection,
     )
+    from flwr.common.secure_aggregation.crypto.shamir import combine_shares as combine_shares
+    from flwr.common.secure_aggregation.crypto.shamir import create_shares as create_shares
     from flwr.proto.control_pb2 import ListNodesRequest as ListNodesRequest
     from flwr.proto.control_pb2 import ListRunsRequest as ListRunsRequest
     from flwr.proto.control_pb2 import RegisterNodeRequest as RegisterNodeRequest
@@ -43,6 +45,7 @@ SERIES = "1.41"
 REQUIREMENT = "flwr>=1.41,<1.42"
 
 _CONTROL = "flwr.proto.control_pb2"
+_SHAMIR = "flwr.common.secure_aggregation.crypto.shamir"
 
 NAMES = {
     # Messages in one process: Flower refuses to create one without an identity.
@@ -67,6 +70,9 @@ NAMES = {
     "StopRunRequest": _CONTROL,
     "RegisterNodeRequest": _CONTROL,
     "UnregisterNodeRequest": _CONTROL,
+    # Masked sums: Shamir shares of the masks' seeds (over GF(2^128), by PyCryptodome).
+    "create_shares": _SHAMIR,
+    "combine_shares": _SHAMIR,
 }
 """Names that can be imported from here, and where they are."""
 

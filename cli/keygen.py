@@ -7,11 +7,13 @@ from pathlib import Path
 from bract.cli.console import print_json, say, working
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError
+from bract.files import write_text
 from bract.permissions import make_private_folder
 
 PUBLIC = "public.pem"
 PRIVATE = "private.pem"
 IDENTITY = "identity.pem"
+PEERS = "peers.txt"
 
 
 def client_key(folder: Path, client: int, threshold: int | None) -> Path:
@@ -66,6 +68,30 @@ def write_keys(folder: Path, config: EncryptionConfig, clients: int) -> list[Pat
     except OSError as error:
         raise BractError(f"{folder}: cannot be written ({error.strerror or error})") from error
     return [folder / PUBLIC, *secret]
+
+
+def client_identity(folder: Path, client: int) -> Path:
+    """Return the identity file of client ``client`` (from 0) among those of `write_identities`."""
+    return folder / f"identity-{client}.pem"
+
+
+def write_identities(folder: Path, clients: int) -> None:
+    """Write an X25519 key pair a client, mode 0600, and the public halves as one file of peers."""
+    from bract.paillier.exchange import make_identity
+    from bract.paillier.keyfile import save_identity
+    from bract.protocol.ciphertexts import readable
+
+    identities = [make_identity() for _ in range(clients)]
+    try:
+        make_private_folder(folder, private=True)
+        with readable():
+            for client, identity in enumerate(identities):
+                path = client_identity(folder, client)
+                path.unlink(missing_ok=True)  # of an earlier start that was cut off
+                save_identity(identity, path)
+        write_text(folder / PEERS, "".join(f"{i.public.hex()}\n" for i in identities))
+    except OSError as error:
+        raise BractError(f"{folder}: cannot be written ({error.strerror or error})") from error
 
 
 def keygen(folder: Path, config: EncryptionConfig, clients: int, *, as_json: bool = False) -> None:

@@ -95,7 +95,7 @@ def check_start(
     sent = message.content.array_records.get(ARRAYS)
     # An encrypted run sends its first model to a client without one, in any round; a plain one
     # sends the model of the round.
-    starts = config.encryption.enabled or (request.server_round or 0) <= 1
+    starts = config.encryption.uses_paillier or (request.server_round or 0) <= 1
     if starts and sent is not None:
         check_initial(config, spec, from_arrays(sent))
     elif not answers.has_trained(config.name):

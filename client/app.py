@@ -6,16 +6,17 @@ import itertools
 import math
 import time
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import bract
-from bract.client.session import Session, open_encrypted, open_session
+from bract.client.session import Session, open_encrypted, open_masked, open_session
 from bract.client.training import train_locally
 from bract.data.views import ClientData
 from bract.errors import BractError, shown
 from bract.protocol.fused import MODELS_KEY, answer_fused
 from bract.protocol.records import (
+    DECLARED,
     METRICS,
     NUM_EXAMPLES_KEY,
     PACKING_KEY,
@@ -184,6 +185,46 @@ def partial(message: Message, context: Context) -> Message:
     """Help to decrypt aggregates with this client's key share."""
     with open_encrypted(message, context) as client:
         return Message(client.partial(message.content), reply_to=message)
+
+
+@app.query("advertise")
+def advertise(message: Message, context: Context) -> Message:
+    """Announce this client's keys of a masked sum."""
+    with open_masked(message, context) as client:
+        return _by_name(client.site.name, client.advertise(), message)
+
+
+@app.query("share")
+def share(message: Message, context: Context) -> Message:
+    """Share the seeds of this client's masks among its neighbours."""
+    with open_masked(message, context) as client:
+        return _by_name(client.site.name, client.share(message.content), message)
+
+
+@app.query("open")
+def open_shares(message: Message, context: Context) -> Message:
+    """Take the shares of the neighbours' seeds."""
+    with open_masked(message, context) as client:
+        return _by_name(client.site.name, client.open(message.content), message)
+
+
+@app.query("agree")
+def agree_on_survivors(message: Message, context: Context) -> Message:
+    """Seal who answered for the neighbours."""
+    with open_masked(message, context) as client:
+        return _by_name(client.site.name, client.agree(message.content), message)
+
+
+@app.query("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    """Reveal one share of each client, of whom the sum takes off masks."""
+    with open_masked(message, context) as client:
+        return _by_name(client.site.name, client.unmask(message.content), message)
+
+
+def _by_name(client: str, content: RecordDict, message: Message) -> Message:
+    content[DECLARED] = ConfigRecord({"client": client})
+    return Message(content, reply_to=message)
 
 
 def _proximal_mu(value: object) -> float:

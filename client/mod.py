@@ -51,6 +51,8 @@ ROUNDS_KEY = "num-server-rounds"
 
 _UNSEEN = (
     "plain_updates",
+    "plain_sums",
+    "min_summed_clients",
     "models",
     "data",
     "local_steps",

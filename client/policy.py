@@ -159,7 +159,12 @@ class SitePolicy(_Section):
     require
         Defenses that must be on, with bounds on their hyper-parameters.
     plain_updates
-        Whether an update may leave that is not encrypted.
+        Whether an update may leave that is neither encrypted nor masked.
+    plain_sums
+        Whether the server may learn the sum of updates, as it does of masked ones.
+    min_summed_clients
+        Fewest clients whose masked updates are summed: a run of fewer is refused, and a sum of
+        fewer is not unmasked where others have dropped out. A run always needs 3 to begin.
     models
         Allowed values of ``model.name``, references to the site's own code among them; None
         allows every registered name.
@@ -198,6 +203,8 @@ class SitePolicy(_Section):
 
     require: list[Requirement] = Field(default_factory=list)
     plain_updates: bool = True
+    plain_sums: bool = True
+    min_summed_clients: Annotated[int, Field(ge=2)] = 2
     models: list[str] | None = None
     data: DataPolicy = DataPolicy()
     local_steps: Bounds = Bounds()
@@ -344,6 +351,11 @@ def check_run(
     problems = _defense_violations(policy, defenses)
     if not policy.plain_updates and not config.encryption.enabled:
         problems.append("encryption must be on, the run would send updates unencrypted")
+    if not policy.plain_sums and config.encryption.uses_masks:
+        problems.append(
+            "plain_sums is false, and the server of masked sums learns each round's sum; take "
+            "encryption: paillier"
+        )
     if policy.models is not None and config.model.name not in policy.models:
         problems.append(
             f"model.name must be one of {policy.models}, the run has {config.model.name!r}"

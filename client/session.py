@@ -40,6 +40,7 @@ from bract.protocol.update import Tensors, buffers_of
 
 if TYPE_CHECKING:
     from bract.client.encrypted.client import EncryptedClient
+    from bract.client.masked import MaskedClient
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class Session:
     instructions: ConfigRecord
     server_round: int
     encrypted: EncryptedClient | None = None
+    masked: MaskedClient | None = None
+    received: ArrayRecord | None = None
     instead: RecordDict | None = None
     """What to answer in place of work: what this client lacks (a key, an aggregate), or the reply
     of before where this is the same message once more."""
@@ -166,7 +169,7 @@ class Session:
         unless the site's policy allows it: they reveal of the batch what the update was to hide.
         """
         metrics = {"local_steps": float(result.steps)}
-        hidden = bool(len(self.defending.chain)) or self.encrypted is not None
+        hidden = bool(len(self.defending.chain)) or self.config.encryption.enabled
         if self.policy.tells_training(hidden=hidden):
             metrics |= {"train_loss": result.loss, "train_accuracy": result.accuracy}
         strategy = self.config.strategy
@@ -263,13 +266,18 @@ class Session:
     def encrypt(
         self, update: Tensors, buffers: Tensors
     ) -> tuple[dict[str, ArrayRecord], dict[str, float]]:
-        """Encrypt what `protect` returned, where the run asks for it.
+        """Encrypt or mask what `protect` returned, where the run asks for it.
 
         Returns
         -------
         tuple of dict and dict
             The arguments of `write_reply` besides the update, and figures for the server.
         """
+        if self.masked is not None:
+            assert self.received is not None
+            received = from_arrays(self.received)
+            masked, figures = self.masked.mask(update, received, buffers)
+            return {"ciphertexts": to_arrays(masked.to_tensors())}, figures
         if self.encrypted is None:
             return {}, {}
         ciphertexts, figures = self.encrypted.encrypt(update, buffers)
@@ -313,6 +321,14 @@ def open_encrypted(message: Message, context: Context) -> Iterator[EncryptedClie
 
 
 @contextmanager
+def open_masked(message: Message, context: Context) -> Iterator[MaskedClient]:
+    """Open a message about masks; no model is needed for it."""
+    with _named(context) as site:
+        agreed = agree(site, message, context)
+        yield _masked_client(agreed.config, site, agreed.policy, message, context)
+
+
+@contextmanager
 def _named(context: Context) -> Iterator[Site]:
     log_to_stderr()
     name, folder = f"node-{context.node_id}", None
@@ -340,9 +356,23 @@ def _encrypted_client(
     # gmpy2 and phe are loaded by the clients of encrypted runs only.
     from bract.client.encrypted.client import EncryptedClient
 
-    if not config.encryption.enabled:
-        raise BractError("was asked for a key, but the run has encryption.scheme: none")
+    if not config.encryption.uses_paillier:
+        raise BractError(
+            f"was asked for a key, but the run has encryption.scheme: {config.encryption.scheme}"
+        )
     return EncryptedClient(config, site, context, message.content)
+
+
+def _masked_client(
+    config: FederationConfig, site: Site, policy: SitePolicy, message: Message, context: Context
+) -> MaskedClient:
+    from bract.client.masked import MaskedClient
+
+    if not config.encryption.uses_masks:
+        raise BractError(
+            f"was asked for masks, but the run has encryption.scheme: {config.encryption.scheme}"
+        )
+    return MaskedClient(config, site, policy, context, message.content)
 
 
 def _open(site: Site, message: Message, context: Context) -> Session:
@@ -359,8 +389,11 @@ def _open(site: Site, message: Message, context: Context) -> Session:
     if instead is None and agreed.policy.initial_model == "from-seed":
         check_start(config, spec, message, request, answers)
     defending = Defending.open(chain, config, site, context, server_round)
-    encrypted = None
-    if config.encryption.enabled and instead is None:
+    encrypted = masked = None
+    if config.encryption.uses_masks and request.trains and instead is None:
+        masked = _masked_client(config, site, agreed.policy, message, context)
+        masked.check_ready()
+    if config.encryption.uses_paillier and instead is None:
         encrypted = _encrypted_client(config, site, message, context)
         if not encrypted.catch_up(message.content, server_round):
             instead = encrypted.hello().to_content()
@@ -379,6 +412,8 @@ def _open(site: Site, message: Message, context: Context) -> Session:
         instructions=agreed.instructions,
         server_round=server_round,
         encrypted=encrypted,
+        masked=masked,
+        received=message.content.array_records.get(ARRAYS),
         instead=instead,
     )
     if instead is not None:

@@ -20,7 +20,9 @@ from bract.files import write_tensors, write_text
 from bract.inputs.base import kept_examples, what_is_audited
 from bract.names import node_name
 from bract.permissions import make_private_folder
+from bract.protocol.aggregates import masked_name
 from bract.protocol.records import ROUND_KEY
+from bract.protocol.update import Tensors
 
 _log = logging.getLogger(__name__)
 
@@ -177,6 +179,12 @@ def save_truth(folder: Path, server_round: int, images: Tensor, labels: Tensor) 
         float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, in order of first use.
     """
     return _save(folder, server_round, {"images": images, "labels": labels})
+
+
+def save_masked(folder: Path, server_round: int, update: Tensors) -> Path:
+    """Write what this client's masked update adds to a round's mean, before its weight."""
+    make_private_folder(folder)
+    return write_tensors(folder / masked_name(server_round), update, private=True)
 
 
 def _save(folder: Path, server_round: int, tensors: Mapping[str, Tensor]) -> Path:

@@ -180,10 +180,15 @@ def revoke_site(provisioned: Provisioned, name: str) -> list[str]:
         f"set another in its site.yaml, or add a site"
         for site, part in beyond.items()
     ]
-    if config.encryption.enabled:
+    if config.encryption.uses_paillier:
         notes.append(
             f"{name} still holds its Paillier key or share; provision anew where it must not "
             "decrypt what others send"
+        )
+    if config.encryption.uses_masks:
+        notes.append(
+            f"{name}'s identity is among the other sites' peers; take it out of their files, or "
+            "provision anew"
         )
     return notes
 

@@ -61,7 +61,7 @@ def with_secrets(
     from bract.protocol.ciphertexts import readable
 
     with readable():
-        if encryption.keys == "in-band":
+        if encryption.uses_identities:
             identities = {name: _identity(requests.get(name)) for name in names}
             public = tuple(identity for identity, _ in identities.values())
             peers = "".join(f"{identity}\n" for identity in public)

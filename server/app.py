@@ -113,5 +113,5 @@ def _reason(error: Exception) -> str:
 
 
 def _federation(config: FederationConfig, run: RunDirectory) -> Federation:
-    kind = EncryptedFederation if config.encryption.enabled else Federation
+    kind = EncryptedFederation if config.encryption.uses_paillier else Federation
     return kind(config, run)

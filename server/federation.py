@@ -137,7 +137,13 @@ class Federation:
         return initialise(model, self.config.model.init, derive_seed(self.config.seed, "model"))
 
     def _new_strategy(self) -> FedAvg:
-        return create_strategy(self.config, first_round=self.done + 1)
+        aggregates = None
+        if self.config.encryption.uses_masks and self.config.capture.enabled:
+            # An audit attacks each round's mean, which the server learns.
+            from bract.protocol.aggregates import Aggregates
+
+            aggregates = Aggregates(self.run.aggregates)
+        return create_strategy(self.config, first_round=self.done + 1, aggregates=aggregates)
 
     def _resume(self) -> int:
         """Load the last model of an interrupted run; return how many rounds it has seen."""

@@ -34,7 +34,8 @@ def create_strategy(
     first_round
         Number of the first round, above 1 where an interrupted run is resumed.
     aggregates
-        Where an encrypted run keeps its aggregates; in memory if not given.
+        Where an encrypted run keeps its aggregates; in memory if not given. Of masked sums they
+        serve an audit alone.
     """
     section, kind = config.strategy, strategy_class(config.strategy)
     # The other keys of a section are arguments of its strategy.
@@ -47,6 +48,12 @@ def create_strategy(
         options["validation_timeout"] = section.timeout
     if not config.encryption.enabled:
         return kind(**options)
+    if config.encryption.uses_masks:
+        from bract.strategies.masked.secure import masked
+
+        return masked(kind)(
+            encryption=config.encryption, aggregates=aggregates, timeout=section.timeout, **options
+        )
     # gmpy2 and phe are loaded by encrypted runs only.
     from bract.strategies.encrypted.secure import encrypted
 

@@ -115,7 +115,7 @@ def train(folder: Path, config: FederationConfig, grid: LoopbackGrid) -> RunDire
     """Run the server's side, as the ServerApp does."""
     run = RunDirectory(folder / "run")
     run.create(config)
-    kind = EncryptedFederation if config.encryption.enabled else Federation
+    kind = EncryptedFederation if config.encryption.uses_paillier else Federation
     kind(config, run).train(grid)
     return run
 

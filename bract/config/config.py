@@ -122,7 +122,8 @@ class FederationConfig(Section):
     encryption: Annotated[
         EncryptionConfig,
         BeforeValidator(
-            _scheme_alone, json_schema_input_type=Literal["none", "paillier"] | EncryptionConfig
+            _scheme_alone,
+            json_schema_input_type=Literal["none", "paillier", "masks"] | EncryptionConfig,
         ),
     ] = EncryptionConfig()
     capture: CaptureConfig = CaptureConfig()

@@ -6,6 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bract.masks.roster import lost_odds, usual_neighbours, usual_threshold
+
+_PAILLIER_ONLY = ("key_bits", "randomness", "degree", "keys", "powers", "key_id")
+_MASKS_ONLY = ("neighbours", "consistency")
+
 
 class EncryptionConfig(BaseModel):
     """How updates are encrypted, see docs/encryption.md; ``encryption: paillier`` is enough.
@@ -18,11 +23,16 @@ class EncryptionConfig(BaseModel):
     uploads double, or the ``server``, at some 100 microseconds a value (docs/encryption.md).
     ``key_id``: the run's key, where the operator of the server knows it. ``identities``: the public
     identities of the clients, from ``bract keygen --identity``; others are not admitted.
+
+    ``masks`` sums masked updates in place of ciphertexts, and the server learns the sum. Its
+    ``threshold`` is how many holders of shares rebuild a seed, ``neighbours`` with how many others
+    a client shares masks (null: all up to 50 clients, then five times the binary logarithm), and
+    ``consistency`` whether clients compare who answered before they reveal a share.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    scheme: Literal["none", "paillier"] = "none"
+    scheme: Literal["none", "paillier", "masks"] = "none"
     key_bits: Literal[2048, 3072] = 2048
     randomness: Literal["djn", "standard"] = "djn"
     bits: Annotated[int, Field(ge=2, le=32)] = 16
@@ -35,11 +45,39 @@ class EncryptionConfig(BaseModel):
     powers: Literal["clients", "server"] = "clients"
     key_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
     identities: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
+    neighbours: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
+    consistency: bool = True
 
     @property
     def enabled(self) -> bool:
-        """Whether updates are encrypted."""
+        """Whether no single update reaches the server in the clear."""
         return self.scheme != "none"
+
+    @property
+    def uses_paillier(self) -> bool:
+        """Whether the clients keep the model, and the server adds ciphertexts."""
+        return self.scheme == "paillier"
+
+    @property
+    def uses_masks(self) -> bool:
+        """Whether the server adds masked updates, and learns their sum."""
+        return self.scheme == "masks"
+
+    @property
+    def uses_key_files(self) -> bool:
+        """Whether each client brings a file of a Paillier key or share."""
+        return self.uses_paillier and self.keys == "provisioned"
+
+    @property
+    def uses_identities(self) -> bool:
+        """Whether clients seal boxes for each other through the server."""
+        return self.uses_masks or (self.uses_paillier and self.keys == "in-band")
+
+    def mask_plan(self, clients: int) -> tuple[int, int]:
+        """Return with how many neighbours so many clients share masks, and the threshold."""
+        neighbours = min(self.neighbours or usual_neighbours(clients), max(clients - 1, 1))
+        usual = usual_threshold(clients, neighbours, consistency=self.consistency)
+        return neighbours, usual if self.threshold is None else self.threshold
 
     @property
     def sends_powers(self) -> bool:
@@ -58,8 +96,18 @@ class EncryptionConfig(BaseModel):
         p_hat
             FedBoosting's share of a client in its own fused model; None for other strategies.
         """
+        if self.enabled:
+            others = _MASKS_ONLY if self.uses_paillier else _PAILLIER_ONLY
+            fields = type(self).model_fields
+            foreign = [n for n in others if getattr(self, n) != fields[n].default]
+            if foreign:
+                return f"encryption.{foreign[0]} has no use with {self.scheme}; remove it"
         if not self.enabled:
             return None
+        if self.uses_masks:
+            problem = self._masks_problem(clients, fuses=p_hat is not None)
+            if problem is not None:
+                return problem
         if clients > self.max_weight_sum:
             return (
                 f"encryption.max_weight_sum is {self.max_weight_sum}, but {clients} clients of "
@@ -91,6 +139,8 @@ class EncryptionConfig(BaseModel):
         """Return warnings on what encryption cannot hide in this run."""
         if not self.enabled:
             return []
+        if self.uses_masks:
+            return self._masks_cautions(clients)
         found = []
         if clients < 3:
             found.append(
@@ -111,5 +161,49 @@ class EncryptionConfig(BaseModel):
             found.append(
                 "the first client deals the key shares and sees the whole key while it does; "
                 "where no client may, run `bract keygen --threshold` and provision the files"
+            )
+        return found
+
+    def _masks_problem(self, clients: int, *, fuses: bool) -> str | None:
+        if fuses:
+            return (
+                "strategy fedboosting scores models fused of single clients' updates, which masks "
+                "hide from the server that would fuse them; take encryption: paillier, or fedavg"
+            )
+        if clients < 3:
+            return (
+                f"encryption: masks needs 3 clients or more, there are {clients}: of a sum of two "
+                "each knows the other's update"
+            )
+        neighbours, threshold = self.mask_plan(clients)
+        if threshold > neighbours + 1:
+            return (
+                f"encryption.threshold is {threshold}, but {neighbours + 1} clients hold shares of "
+                f"a seed ({clients} clients, {neighbours} neighbours); lower it"
+            )
+        if self.consistency and 2 * threshold <= neighbours + 1:
+            return (
+                f"encryption.threshold is {threshold} of {neighbours + 1} holders: a server could "
+                "name other survivors to one half than to the other, and find helpers for both; "
+                f"raise it to {(neighbours + 1) // 2 + 1}, or set encryption.consistency: false "
+                "where the server is taken to follow the protocol"
+            )
+        return None
+
+    def _masks_cautions(self, clients: int) -> list[str]:
+        found = []
+        if not self.identities:
+            found.append(
+                "encryption: masks without encryption.identities and the clients' peers holds "
+                "against a server that follows the protocol: one that puts its own keys in the "
+                "clients' places unmasks every update"
+            )
+        neighbours, threshold = self.mask_plan(clients)
+        odds = lost_odds(clients, neighbours, threshold, clients // 3)
+        if odds > 0.01:
+            found.append(
+                f"where a third of {clients} clients drop out, a sum is lost with a probability of "
+                f"up to {odds:.2g}: {neighbours} neighbours and a threshold of {threshold}; raise "
+                "encryption.neighbours, or lower encryption.threshold"
             )
         return found

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from bract.config import DataConfig, FederationConfig
 from bract.data.partition import partition_indices
-from bract.data.sources import DATASETS, open_source
+from bract.data.sources import DATASETS, Source, open_source
 from bract.data.spec import DataSpec
 from bract.errors import BractError
 
-__all__ = ["ClientData", "DataSpec", "client_data", "data_spec", "test_data"]
+__all__ = ["ClientData", "DataSpec", "client_data", "data_spec", "test_data", "training_examples"]
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,7 @@ def client_data(config: FederationConfig, client: int) -> ClientData:
     """Decode the examples of one client (from 0), its validation share set apart."""
     source = open_source(config.data, "train")
     spec = data_spec(config.data)
-    indices = partition_indices(
-        source.labels,
-        config.data.partition,
-        clients=config.clients,
-        client=client,
-        seed=config.seed,
-    )
-    held_out = int(len(indices) * config.data.validation)
-    if len(indices) == 0:
-        raise BractError(
-            f"data.partition gives client {client} no examples; "
-            "raise alpha or min_examples, or lower clients"
-        )
+    indices, held_out = _indices(source, config, client)
     channels, size, _ = spec.image_shape
 
     def decode(part: list[int]) -> tuple[Tensor, Tensor]:
@@ -60,6 +48,29 @@ def client_data(config: FederationConfig, client: int) -> ClientData:
     images, labels = decode(indices[held_out:])
     validation_images, validation_labels = decode(indices[:held_out])
     return ClientData(images, labels, validation_images, validation_labels)
+
+
+def training_examples(config: FederationConfig, client: int) -> int:
+    """Return how many examples `client_data` gives one client to train on; none is decoded."""
+    indices, held_out = _indices(open_source(config.data, "train"), config, client)
+    return len(indices) - held_out
+
+
+def _indices(source: Source, config: FederationConfig, client: int) -> tuple[list[int], int]:
+    """Return which examples are one client's, and how many of them, the first, are held out."""
+    indices = partition_indices(
+        source.labels,
+        config.data.partition,
+        clients=config.clients,
+        client=client,
+        seed=config.seed,
+    )
+    if len(indices) == 0:
+        raise BractError(
+            f"data.partition gives client {client} no examples; "
+            "raise alpha or min_examples, or lower clients"
+        )
+    return indices, int(len(indices) * config.data.validation)
 
 
 def test_data(config: DataConfig) -> tuple[Tensor, Tensor]:

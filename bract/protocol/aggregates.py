@@ -61,7 +61,7 @@ class Aggregates:
                 f"{folder}: the aggregates of the earlier run cannot be read "
                 f"({one_line(error, 200)}); restore the folder, or start a new run"
             ) from error
-        while self._path(self._last + 1).is_file():
+        while self.path(self._last + 1).is_file():
             self._last += 1
 
     @property
@@ -103,15 +103,29 @@ class Aggregates:
         if self._folder is None:
             self._records[self._last] = aggregate
             return
-        write_tensors(self._path(self._last), aggregate)
+        write_tensors(self.path(self._last), aggregate)
         self._records = {self._last: aggregate}
+
+    def put(self, number: int, aggregate: Tensors) -> None:
+        """Keep one round's aggregate, in place of an earlier one of that round."""
+        if self._folder is None:
+            self._records[number] = aggregate
+        else:
+            write_tensors(self.path(number), aggregate)
+        self._last = max(self._last, number)
 
     def aggregate(self, number: int) -> Tensors:
         """Return one round's aggregate."""
         if number not in self._records:
-            return load_file(self._path(number))
+            return load_file(self.path(number))
         return self._records[number]
 
-    def _path(self, number: int) -> Path:
+    def path(self, number: int) -> Path:
+        """Return where a round's aggregate is, in a run that has a folder of them."""
         assert self._folder is not None
         return self._folder / f"round-{number:04d}.safetensors"
+
+
+def masked_name(number: int) -> str:
+    """Name of the file in which a client that keeps truth keeps its own share of a round's sum."""
+    return f"masked-{number:04d}.safetensors"

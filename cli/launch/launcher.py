@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Self
 from bract.cli import signals
 from bract.cli.bundle import app_manifest
 from bract.cli.console import say
-from bract.cli.keygen import client_key, write_keys
+from bract.cli.keygen import (
+    PEERS,
+    client_identity,
+    client_key,
+    write_identities,
+    write_keys,
+)
 from bract.cli.launch.processes import Processes, threads_of
 from bract.config import FederationConfig
 from bract.config.sections import named_folders
@@ -318,7 +324,12 @@ class LocalFederation:
             node["download"] = True
         if self.launch.private_seed is not None:
             node["private-seed-file"] = utf8(self._private_seed(client, self.launch.private_seed))
-        if self.config.encryption.enabled:
+        if self.config.encryption.uses_masks:
+            node |= {
+                "identity-key": utf8(client_identity(self.run.keys, client)),
+                "peers": utf8(self.run.keys / PEERS),
+            }
+        if self.config.encryption.uses_paillier:
             # The test split is on this machine anyway, and the server has no model to judge.
             node["public-test"] = True
         if keys:
@@ -342,9 +353,11 @@ class LocalFederation:
         return write_text(file, f"{own}\n", private=True)
 
     def _keys(self) -> list[Path]:
-        """Return each client's key file, after generating those of a run that has none yet."""
+        """Return each client's Paillier key file, after making the keys that the run lacks."""
         encryption = self.config.encryption
-        if not encryption.enabled or encryption.keys != "provisioned":
+        if encryption.uses_masks and not (self.run.keys / PEERS).is_file():
+            write_identities(self.run.keys, self.config.clients)
+        if not encryption.uses_key_files:
             return []
         files = [
             client_key(self.run.keys, client, encryption.threshold)

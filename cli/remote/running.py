@@ -119,7 +119,7 @@ def check_remote(config: FederationConfig) -> None:
     if config.sites is not None:
         config.check_chosen_clients(config.sites, config.name)
     encryption = config.encryption
-    if encryption.enabled and encryption.keys == "provisioned" and encryption.key_id is None:
+    if encryption.uses_key_files and encryption.key_id is None:
         raise BractError(
             "encryption.keys: provisioned without encryption.key_id: `bract run` makes keys for "
             "clients that it starts itself, and the sites of a remote SuperLink bring theirs; "

@@ -27,7 +27,7 @@ from bract.config import FederationConfig
 from bract.errors import BractError
 from bract.paillier.errors import UndecryptableError
 from bract.paillier.exchange import Identity
-from bract.paillier.keyfile import dump_public, read_identity
+from bract.paillier.keyfile import dump_public
 from bract.paillier.sharing import KeyShare
 from bract.protocol.arrays import from_arrays
 from bract.protocol.ciphertexts import (
@@ -36,7 +36,6 @@ from bract.protocol.ciphertexts import (
     check_plan,
     decrypt_mean,
     encrypt_update,
-    readable,
 )
 from bract.protocol.keyexchange import (
     KEY_BOX,
@@ -374,16 +373,7 @@ class EncryptedClient:
 
     def _identity(self) -> Identity | None:
         """Return the X25519 key pair of the site, or the one drawn for this run; None before."""
-        if self.pins.identity_key is None:
-            return self._state.identity
-        try:
-            with readable():
-                return read_identity(self.pins.identity_key)
-        except OSError as error:
-            raise BractError(
-                f"{self.pins.identity_key}: the identity key cannot be read "
-                f"({error.strerror or error})"
-            ) from error
+        return self._state.identity if self.pins.identity_key is None else self.pins.identity()
 
     def _known_identity(self) -> Identity:
         identity = self._identity()

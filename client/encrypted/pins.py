@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bract.config import FederationConfig
 from bract.errors import BractError, one_line, shown
+
+if TYPE_CHECKING:
+    from bract.paillier.exchange import Identity
 
 _HEX_DIGITS = 64
 
@@ -63,6 +67,28 @@ class Pins:
             peers=_read_peers(Path(texts["peers"])) if "peers" in texts else None,
         )
 
+    def identity(self) -> Identity | None:
+        """Return this site's own X25519 key pair; None where the node config names no file.
+
+        Raises
+        ------
+        BractError
+            If it cannot be read.
+        """
+        if self.identity_key is None:
+            return None
+        # gmpy2 and phe are loaded by clients that seal boxes only.
+        from bract.paillier.keyfile import read_identity
+        from bract.protocol.ciphertexts import readable
+
+        try:
+            with readable():
+                return read_identity(self.identity_key)
+        except OSError as error:
+            raise BractError(
+                f"{self.identity_key}: the identity key cannot be read ({error.strerror or error})"
+            ) from error
+
     def check_run(self, config: FederationConfig, key_file: Path | None) -> None:
         """Refuse a run that would send updates in the clear, or bring another key."""
         if not config.encryption.enabled:
@@ -76,6 +102,19 @@ class Pins:
                 raise BractError(
                     "this client's node config demands encryption, but the run would send updates "
                     "unencrypted; set encryption: paillier"
+                )
+        elif config.encryption.uses_masks:
+            if key_file is not None or self.key_id is not None:
+                raise BractError(
+                    "this client was given a Paillier key, but the run sums masked updates, and "
+                    "its server learns the sum; set encryption: paillier, or take paillier-key and "
+                    "key-id out of the node config"
+                )
+            if self.peers is not None and not config.encryption.consistency:
+                raise BractError(
+                    "this client's node config pins its peers, so it does not rely on the server, "
+                    "but the run has encryption.consistency: false; set it to true, or take peers "
+                    "out of the node config"
                 )
         elif key_file is not None and config.encryption.keys != "provisioned":
             raise BractError(

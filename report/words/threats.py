@@ -68,7 +68,7 @@ def _saw(files: RunFiles) -> list[SeenRow]:
         detail = f"{encrypted} of {len(captures)} uploads were encrypted."
         plain = _row("Each client's update in the clear", "partly", detail)
     return [
-        _parameters(encrypted, len(captures)),
+        _parameters(sum(d.encryption not in ("none", "masks") for d in declared), len(captures)),
         plain,
         *_keys(files.config if encrypted else None),
         _statistics(captures),
@@ -89,6 +89,13 @@ def _parameters(encrypted: int, captures: int) -> SeenRow:
 def _keys(config: FederationConfig | None) -> list[SeenRow]:
     if config is None or not config.encryption.enabled:
         return []
+    if config.encryption.uses_masks:
+        neighbours, need = config.encryption.mask_plan(config.clients)
+        detail = (
+            f"The masks cancel in it; {need} of the {neighbours + 1} clients that hold shares of a "
+            "seed take the others off. No update alone, unless so many of them help the server."
+        )
+        return [_row("Each round's sum of updates", "yes", detail)]
     question = "The key that decrypts uploads"
     threshold = config.encryption.threshold
     detail = "No key; every client holds the whole one, so any client and the server read all."

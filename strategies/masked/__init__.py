@@ -1,0 +1,1 @@
+"""Masked sums: the strategies and their phases."""

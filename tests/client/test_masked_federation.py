@@ -1,0 +1,301 @@
+"""Masked runs of the real ClientApp: the plain quantised sum, dropouts, and what goes wrong."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from encrypted_runs import SIZES, TamperingGrid, phases, small, small_grid, train
+from safetensors.torch import load_file
+
+from bract.config import build_config
+from bract.errors import BractError, RunFailedError
+from bract.masks.layout import MaskLayout
+from bract.protocol.aggregates import Aggregates
+from bract.protocol.masking import MaskedUpdate
+from bract.protocol.observation import ObservationStore
+from bract.protocol.update import flatten
+
+MASKS = {"scheme": "masks", "clip": 0.5}
+BAD = 3
+"""Node of the bad client, which calls itself client-2."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def masked(folder: Path, *, faults: Any = None, tamper: Any = None, **changes: Any) -> Any:
+    encryption = {**MASKS, **changes.pop("encryption", {})}
+    state = changes.pop("state", True)
+    config = small(encryption=encryption, **changes)
+    options: dict[str, Any] = {} if faults is None else {"faults": faults}
+    kind: Any = TamperingGrid if tamper else type(small_grid(folder / "unused", config))
+    if tamper:
+        options["tamper"] = tamper
+    grid = small_grid(folder, config, state=state, kind=kind, **options)
+    return train(folder, config, grid), grid
+
+
+def of(message: Any, kind: str, number: int = 1, node: int = BAD) -> bool:
+    return (
+        message.metadata.message_type == kind
+        and message.metadata.dst_node_id == node
+        and message.content["config"]["server-round"] == number
+    )
+
+
+def furthest(run: Any, other: Any) -> float:
+    found, wanted = (load_file(r.models / "final.safetensors") for r in (run, other))
+    return max(float((found[n] - wanted[n]).abs().max()) for n in wanted)
+
+
+def test_the_mean_is_that_of_the_plain_quantised_updates_to_the_bit(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain", small(), small_grid(tmp_path / "plain", small()))
+    run, grid = masked(tmp_path / "masked")
+    uploads = [o for o in ObservationStore(plain.captures) if o.round == 1]
+    values = {o.client: flatten({n: v.double() for n, v in o.update.items()}) for o in uploads}
+    layout = MaskLayout(next(iter(values.values())).numel(), 0.5, 16, 31)
+    weights = dict(zip(sorted(values), (6, 3, 1), strict=True))
+    assert sum(SIZES) == 100
+    codes = [layout.fixed_point.encode(values[c].numpy())[0] * weights[c] for c in weights]
+    wanted = layout.fixed_point.decode(np.sum(codes, axis=0, dtype=np.uint64), 10)
+    found = flatten(
+        {n: Aggregates(run.aggregates).aggregate(1)[n] for n in uploads[0].update}
+    ).numpy()
+    assert np.array_equal(found, wanted)
+    assert furthest(run, plain) <= layout.fixed_point.bound + 1e-6
+    assert phases(grid)[:6] == [
+        "query.advertise",
+        "query.share",
+        "query.open",
+        "train",
+        "query.agree",
+        "query.unmask",
+    ]
+    weight = {c: row.weight for c, row in run.metrics()[1].clients.items()}
+    assert weight == {"client-0": 0.6, "client-1": 0.3, "client-2": 0.1}
+
+
+def test_the_server_holds_no_update_and_an_upload_looks_like_noise(tmp_path: Path) -> None:
+    run, _ = masked(tmp_path)
+    for observation in ObservationStore(run.captures):
+        assert not observation.update
+        assert observation.declaration.encryption == "masks"
+        sent = MaskedUpdate.from_tensors(observation.ciphertexts)
+        values = sent.parts["parameters"].reshape(-1, 3)[:, 0]
+        assert len(np.unique(values)) > 200
+        assert "train_loss" not in observation.provenance["metrics"]
+
+
+def test_two_phases_less_without_consistency(tmp_path: Path) -> None:
+    run, grid = masked(tmp_path, encryption={"consistency": False})
+    assert "query.agree" not in phases(grid)
+    assert len(run.metrics()[1].clients) == 3
+
+
+@pytest.mark.parametrize("phase", ["query.open", "train"])
+def test_a_client_that_drops_out_leaves_the_others_sum(tmp_path: Path, phase: str) -> None:
+    run, _ = masked(
+        tmp_path / "masked",
+        faults=lambda m: "gone" if of(m, phase) else None,
+        strategy={"tolerate_failures": True},
+    )
+    config = small(strategy={"tolerate_failures": True})
+    plain = train(
+        tmp_path / "plain",
+        config,
+        small_grid(tmp_path / "plain", config, faults=lambda m: "gone" if of(m, "train") else None),
+    )
+    assert set(run.metrics()[1].clients) == {"client-0", "client-1"}
+    assert furthest(run, plain) <= MaskLayout(1, 0.5).fixed_point.bound + 1e-6
+
+
+@pytest.mark.parametrize("phase", ["query.agree", "query.unmask"])
+def test_a_client_that_leaves_after_its_upload_stays_in_the_sum(tmp_path: Path, phase: str) -> None:
+    run, _ = masked(
+        tmp_path,
+        faults=lambda m: "gone" if of(m, phase) else None,
+        strategy={"tolerate_failures": True},
+        rounds=2,
+    )
+    assert [len(row.clients) for row in run.metrics()[1:]] == [3, 3]
+
+
+def test_dropouts_are_the_end_of_a_run_that_tolerates_none(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"client-2|node-3"):
+        masked(tmp_path, faults=lambda m: "gone" if of(m, "train") else None)
+    with pytest.raises(RunFailedError, match="too few for a masked sum"):
+        masked(tmp_path / "two", faults=lambda m: "gone" if of(m, "query.share") else None)
+
+
+def test_a_restart_without_state_costs_one_round(tmp_path: Path) -> None:
+    forgot: list[int] = []
+
+    def forget(message: Any, reply: Any) -> None:
+        if of(message, "query.open", 1):
+            grid_of[0].contexts[BAD].state.clear()
+            forgot.append(1)
+
+    grid_of: list[Any] = []
+    config = small(encryption=MASKS, rounds=2, strategy={"tolerate_failures": True})
+    grid = small_grid(tmp_path, config, state=False, kind=TamperingGrid, tamper=forget)
+    grid_of.append(grid)
+    run = train(tmp_path, config, grid)
+    rows = run.metrics()
+    assert forgot
+    assert [len(row.clients) for row in rows[1:]] == [2, 3]
+    assert "has no masks of round 1 (none)" in rows[1].failures[0].reason
+
+
+def change(message: Any, reply: Any, kind: str, alter: Any, number: int = 1) -> None:
+    if of(message, kind, number):
+        alter(reply)
+
+
+def later(part: str) -> Any:
+    def alter(reply: Any) -> None:
+        tensors = {n: a.numpy() for n, a in reply.content.array_records["ciphertexts"].items()}
+        update = MaskedUpdate.from_tensors({n: torch.from_numpy(t) for n, t in tensors.items()})
+        fields: dict[str, Any] = {
+            "round": {"number": 7},
+            "roster": {"digest": "00" * 32},
+            "bytes": {"parts": {"parameters": update.parts["parameters"][:-3]}},
+        }[part]
+        from bract.protocol.arrays import to_arrays
+
+        wrong = MaskedUpdate(**{**update.__dict__, **fields})
+        reply.content["ciphertexts"] = to_arrays(wrong.to_tensors())
+
+    return alter
+
+
+@pytest.mark.parametrize(
+    ("part", "found"),
+    [
+        ("round", "sent masks of round 7"),
+        ("roster", "this is round 1 and roster"),
+        ("bytes", "sent parameters as (3627,)"),
+    ],
+)
+def test_a_wrong_masked_update_costs_its_sender(tmp_path: Path, part: str, found: str) -> None:
+    run, _ = masked(
+        tmp_path,
+        tamper=lambda m, r: change(m, r, "train", later(part)),
+        strategy={"tolerate_failures": True},
+    )
+    row = run.metrics()[1]
+    assert set(row.clients) == {"client-0", "client-1"}
+    assert row.failures[0].client == "client-2"
+    assert found in row.failures[0].reason
+
+
+def test_a_wrong_share_names_its_helper_and_the_sum_is_right(tmp_path: Path) -> None:
+    def alter(reply: Any) -> None:
+        record = reply.content.config_records["masks"]
+        record["values"] = [v[:-1] + bytes([v[-1] ^ 1]) for v in record["values"]]
+
+    run, _ = masked(tmp_path / "bad", tamper=lambda m, r: change(m, r, "query.unmask", alter))
+    good, _ = masked(tmp_path / "good")
+    assert "gave a wrong share" in run.metrics()[1].failures[0].reason
+    assert run.metrics()[1].failures[0].client == "client-2"
+    assert furthest(run, good) == 0.0
+
+
+def test_boxes_that_do_not_open_leave_their_sender_out_before_anyone_trains(
+    tmp_path: Path,
+) -> None:
+    def alter(reply: Any) -> None:
+        record = reply.content.config_records["masks"]
+        record["boxes"] = [b[:-1] + bytes([b[-1] ^ 1]) if b else b for b in record["boxes"]]
+
+    sizes = [30, 30, 30, 10]
+    config = build_config(
+        {
+            **small(encryption=MASKS, strategy={"tolerate_failures": True}).model_dump(mode="json"),
+            "clients": 4,
+            "data": {
+                "image_size": 8,
+                "validation": 0.0,
+                "partition": {"kind": "sizes", "sizes": sizes},
+            },
+        }
+    ).as_own_word()
+    tamper: Any = lambda m, r: change(m, r, "query.share", alter)  # noqa: E731
+    grid = small_grid(tmp_path, config, kind=TamperingGrid, tamper=tamper)
+    run = train(tmp_path, config, grid)
+    row = run.metrics()[1]
+    assert set(row.clients) == {"client-0", "client-1", "client-3"}
+    assert "sent wrong shares of its seeds to client-0, client-1, client-3" in str(row.failures)
+
+
+def test_another_seed_costs_the_round_and_its_owner_all_later_ones(tmp_path: Path) -> None:
+    def alter(reply: Any) -> None:
+        reply.content.config_records["masks"]["seed"] = bytes(32)
+
+    sizes = [30, 30, 30, 10]
+    config = build_config(
+        {
+            **small(encryption=MASKS, strategy={"tolerate_failures": True}).model_dump(mode="json"),
+            "clients": 4,
+            "rounds": 2,
+            "data": {
+                "image_size": 8,
+                "validation": 0.0,
+                "partition": {"kind": "sizes", "sizes": sizes},
+            },
+        }
+    ).as_own_word()
+    tamper: Any = lambda m, r: change(m, r, "query.share", alter)  # noqa: E731
+    grid = small_grid(tmp_path, config, kind=TamperingGrid, tamper=tamper)
+    run = train(tmp_path, config, grid)
+    rows = run.metrics()
+    assert rows[0].evaluation == rows[1].evaluation
+    assert set(rows[2].clients) == {"client-0", "client-1", "client-3"}
+    assert "shared another seed" in str(rows[2].failures)
+
+
+def test_fedboosting_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BractError, match="fedboosting scores models fused of single clients"):
+        small(encryption=MASKS, strategy={"name": "fedboosting"}, data={"validation": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("encryption", "found"),
+    [
+        ({"threshold": 4}, "encryption.threshold is 4, but 3 clients hold shares"),
+        ({"key_bits": 3072}, "encryption.key_bits has no use with masks"),
+        ({"max_weight_sum": 2}, "encryption.max_weight_sum is 2"),
+    ],
+)
+def test_settings_that_masks_cannot_have(encryption: Any, found: str) -> None:
+    with pytest.raises(BractError, match=found):
+        small(encryption={**MASKS, **encryption})
+
+
+def test_two_clients_are_too_few() -> None:
+    with pytest.raises(BractError, match="needs 3 clients or more, there are 2"):
+        build_config({"clients": 2, "encryption": "masks"})
+
+
+def test_a_threshold_of_half_needs_a_server_that_follows_the_protocol() -> None:
+    with pytest.raises(BractError, match="raise it to 3"):
+        build_config({"clients": 4, "encryption": {"scheme": "masks", "threshold": 2}})
+
+
+def test_a_site_refuses_small_sums_and_sums_in_the_clear(tmp_path: Path) -> None:
+    for text, found in (
+        ("min_summed_clients: 4", "joins those of 4 or more"),
+        ("plain_sums: false", "plain_sums is false"),
+    ):
+        folder = tmp_path / text[:8]
+        folder.mkdir()
+        (folder / "policy.yaml").write_text(text)
+        config = small(encryption=MASKS)
+        grid = small_grid(folder, config)
+        grid.contexts[1].node_config["policy"] = str(folder / "policy.yaml")
+        with pytest.raises(RunFailedError, match=found):
+            train(folder, config, grid)
