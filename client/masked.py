@@ -140,9 +140,15 @@ class MaskedClient:
         Raises
         ------
         BractError
-            If it has no roster and shares of this round.
+            If it has no roster and shares of this round, or has masked an update of this round.
         """
-        if self._party().roster is None:
+        party = self._party()
+        if party.masked:
+            raise BractError(
+                f"was asked to train twice in round {self.number}; the masks of a round are good "
+                "for one update"
+            )
+        if party.roster is None:
             raise BractError(
                 f"has no masks of round {self.number}: the clients of the sum were not named; "
                 "nothing was trained"

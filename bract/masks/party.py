@@ -90,6 +90,7 @@ class Party:
         seed: Seed of its own mask.
         roster: The clients of the sum, once it has dealt.
         held: Shares of others' seeds and of its own, by their owner.
+        masked: Whether the masks were used; they are good for one update.
         survivors: Who answered, as it was told first; what it gives away follows from it alone.
     """
 
@@ -194,9 +195,15 @@ class Party:
 
         Raises:
             MaskError: The shares of too few neighbours are here: the masks could be for clients
-                that a server has made up.
+                that a server has made up. Or the masks were used: the difference of two vectors
+                under the same masks is that of their values.
         """
         roster = self._roster
+        if self.masked:
+            raise MaskError(
+                f"round {self.number}: an update was masked before; another one under the same "
+                "masks would give their difference away"
+            )
         if len(self.held) < roster.threshold:
             raise MaskError(
                 f"shares of {len(self.held) - 1} other clients are here, the threshold is "

@@ -202,6 +202,15 @@ def test_a_sum_of_fewer_clients_than_the_site_wants_is_not_unmasked(least: int) 
         group.parties[11].agree((11, 12), group.identities[11], least)
 
 
+def test_masks_are_used_once() -> None:
+    group = Group.of(WEIGHTS, threshold=2)
+    values = values_of(group)
+    group.upload(LAYOUT, {11: values[11]})
+    group.keep()
+    with pytest.raises(MaskError, match="masked before"):
+        group.upload(LAYOUT, {11: values[12]})
+
+
 def test_masks_of_another_round_are_refused() -> None:
     group = Group.of(WEIGHTS, threshold=2, number=2)
     party = Party.begin(11, "run", 3)
