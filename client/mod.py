@@ -125,7 +125,7 @@ class DefenseMod:
             chain = self._chain(context)
             active = bool(len(chain))
             check(policy, chain)
-            _check_visible(policy)
+            check_visible(policy)
             if active and kind == MessageType.TRAIN and policy.max_epsilon is not None:
                 self._check_buffers(msg.content.array_records)
             _check_models(msg, policy)
@@ -145,7 +145,7 @@ class DefenseMod:
                 _check_split(reply, policy)
             answers.keep(request, reply.content)
         except BractError as error:
-            return _refuse(msg, context, error)
+            return refuse(msg, context, error)
         return reply
 
     def _answer(
@@ -167,8 +167,8 @@ class DefenseMod:
         if msg.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
             if len(chain):
                 self._protect(sent, reply, own, policy, chain)
-            _withhold(reply, policy, hidden=bool(len(chain)))
-        _round(reply, policy)
+            withhold(reply, policy, hidden=bool(len(chain)))
+        round_metrics(reply, policy)
         return reply
 
     def _judge(self, msg: Message, context: Context, call_next: Handler) -> Message:
@@ -180,7 +180,7 @@ class DefenseMod:
             with OwnModel(chain, self._store(context)).taking():
                 return call_next(msg, context)
         except BractError as error:
-            return _refuse(msg, context, error)
+            return refuse(msg, context, error)
 
     def _chain(self, context: Context) -> DefenseChain:
         """Return the defenses of this site; none where it turned them off."""
@@ -321,14 +321,23 @@ def _request(msg: Message, context: Context) -> Request:
     )
 
 
-def _check_visible(policy: SitePolicy) -> None:
-    """Refuse a policy with keys that a mod cannot check, rather than ignore them."""
+def check_visible(policy: SitePolicy, *, encrypts: bool = False) -> None:
+    """Refuse a policy with keys that a mod cannot check, rather than ignore them.
+
+    Parameters
+    ----------
+    encrypts
+        Whether the mod sends no plain updates.
+    """
     unseen = [
-        key for key in _UNSEEN if getattr(policy, key) != SitePolicy.model_fields[key].get_default()
+        key
+        for key in _UNSEEN
+        if getattr(policy, key) != SitePolicy.model_fields[key].get_default()
+        and not (encrypts and key == "plain_updates")
     ]
     if unseen:
         raise PolicyError(
-            f"this site's policy sets {', '.join(unseen)}, which DefenseMod cannot hold an app "
+            f"this site's policy sets {', '.join(unseen)}, which a mod cannot hold an app "
             "to; run bract's own ClientApp, or take them out of the policy"
         )
 
@@ -349,7 +358,7 @@ def _check_split(reply: Message, policy: SitePolicy) -> None:
             )
 
 
-def _withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
+def withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
     """Replace measured values by NaN; whole numbers are counts, and stay."""
     if policy.tells_training(hidden=hidden):
         return
@@ -366,7 +375,7 @@ def _withhold(reply: Message, policy: SitePolicy, *, hidden: bool) -> None:
                 record[name] = [math.nan if isinstance(v, float) else v for v in value]
 
 
-def _round(reply: Message, policy: SitePolicy) -> None:
+def round_metrics(reply: Message, policy: SitePolicy) -> None:
     """Round measured values; the number of examples is a count, also where it is a float."""
     for record in reply.content.metric_records.values():
         for name, value in list(record.items()):
@@ -394,7 +403,8 @@ def _describe(value: Tensor) -> str:
     return f"{value.dtype} {tuple(value.shape)}"
 
 
-def _refuse(msg: Message, context: Context, error: BractError) -> Message:
+def refuse(msg: Message, context: Context, error: BractError) -> Message:
+    """Return the error that is sent in place of an answer, and note it on the site's disk."""
     _log.error("%s", error)
     note_refusal(_folder(context), _client(context), error)
     return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(error)), reply_to=msg)

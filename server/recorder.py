@@ -185,6 +185,9 @@ class Recorder:
             claimed: dict[str, Any] = {"num_examples": answer.num_examples, **answer.declaration}
             metrics = answer.metrics
             groups = _groups(request, answer)
+            if answer.ciphertexts and mine.encryption == ClientDeclaration.encryption:
+                # An app of its own declares nothing; that these are ciphertexts shows.
+                mine = mine.updated({"encryption": "paillier"})
         else:
             metrics = read_metrics(
                 {k: v for r in reply.content.metric_records.values() for k, v in r.items()}

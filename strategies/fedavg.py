@@ -167,13 +167,19 @@ class FedAvg(FlowerFedAvg):
         self.waiting.until(lambda: self._present(grid), self.min_available_nodes)
         number = server_round + self.first_round - 1
         config[PACKING_KEY] = True
-        self._asked = list(super().configure_train(number, arrays, config, grid))
+        self._asked = list(self._sample(number, arrays, config, grid))
         readers = [m for m in self._asked if m.metadata.dst_node_id in self.reads_packed]
         if readers and self._sent:
             packed = to_packed(self._sent)
             for message in readers:
                 message.content = RecordDict({**message.content, ARRAYS: packed})
         return self._asked
+
+    def _sample(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of a round to the nodes that are drawn."""
+        return super().configure_train(number, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

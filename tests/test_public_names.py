@@ -18,7 +18,7 @@ PUBLIC = {
         Reconstruction Refusal Run attack declared hard_labels minimise noise reconstruct""",
     "audit": "",
     "cli": "",
-    "client": "DefenseMod keep",
+    "client": "DefenseMod EncryptedClientApp keep",
     "config": "DataConfig FederationConfig StrategySection build_config dump_config load_config",
     "data": "DATASETS Dataset Source",
     "defenses": "AdaDefense DEFENSES Defense FedKL Guardian ProtectContext Stage keylock",
@@ -31,7 +31,7 @@ PUBLIC = {
     "report": "write_report",
     "schema": "Answer AuditResult ClientDeclaration Number ObservationFile Public Report",
     "server": "HonestButCurious",
-    "strategies": "FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
+    "strategies": "Encrypted FedAvg FedBoosting FedProx RoundOutcome STRATEGIES",
 }
 
 

@@ -476,7 +476,7 @@ def test_a_policy_that_a_mod_cannot_hold_an_app_to_is_refused(tmp_path: Path) ->
     (tmp_path / "policy.yaml").write_text("{models: [lenet], data: {names: [digits]}}")
     node = {"policy": str(tmp_path / "policy.yaml")}
     reply, app, _ = exchange([DefenseMod("adadefense")], node_config=node)
-    assert "policy sets models, data, which DefenseMod cannot hold" in reply.error.reason
+    assert "policy sets models, data, which a mod cannot hold" in reply.error.reason
     assert app.calls == []
 
 

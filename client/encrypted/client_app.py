@@ -1,0 +1,214 @@
+"""Encryption for any ClientApp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+import bract
+from bract.client.defenses import build_defenses
+from bract.client.encrypted.pins import Pins
+from bract.client.failures import hiding
+from bract.client.mod import Handler, check_visible, refuse, round_metrics, withhold
+from bract.client.policy import SitePolicy, check, load_policy
+from bract.client.private import warn_of_open_folders
+from bract.client.site import Site
+from bract.config import build_config
+from bract.errors import BractError, shown
+from bract.protocol.arrays import to_arrays
+from bract.protocol.keyexchange import DEAL_TYPE, FINAL_TYPE, HELLO_TYPE, PARTIAL_TYPE
+from bract.protocol.records import (
+    ARRAYS,
+    CONFIG,
+    DEFENSES,
+    NUM_EXAMPLES_KEY,
+    ROUND_KEY,
+    VERSION_KEY,
+    examples_of,
+    instruction,
+    instructions_of,
+    read_metrics,
+    read_weights,
+    write_final,
+    write_reply,
+)
+from bract.strict_json import parse_json
+from bract.versions import check_release
+
+if TYPE_CHECKING:
+    from bract.client.encrypted.client import EncryptedClient
+
+NAME = "own-app"
+"""Name under which a site keeps what belongs to such a run."""
+
+_NO_EVALUATE = "No evaluate function registered"
+"""How Flower's error begins of an app without a function to evaluate with."""
+
+
+class EncryptedClientApp(ClientApp):
+    """A ClientApp whose every update leaves encrypted.
+
+    The app's functions get the plain global model, which this client keeps and the server never
+    holds, and return local weights as usual. What leaves are ciphertexts, the number of examples
+    and rounded metrics. The server's strategy is `bract.strategies.Encrypted`, with the same
+    arguments. Every other message, and every failure, is answered with an error: no update leaves
+    in the clear. The key is ``paillier-key`` of the node config, or comes in-band.
+
+    Mods run inside: with `bract.client.DefenseMod` what is encrypted is the defended update.
+
+    Examples
+    --------
+    ::
+
+        app = EncryptedClientApp(clients=3, mods=[DefenseMod("adadefense")])
+
+    Parameters
+    ----------
+    clients
+        Clients of the run.
+    mods
+        As Flower's ClientApp takes them.
+    encryption
+        Fields of the ``encryption`` section, such as ``clip=4.0`` or ``keys="in-band"``.
+    """
+
+    def __init__(self, *, clients: int, mods: list[Any] | None = None, **encryption: Any) -> None:
+        super().__init__(mods=mods)
+        self.config = build_config(
+            {"name": NAME, "clients": clients, "encryption": {"scheme": "paillier", **encryption}}
+        )
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message; state is read per message, in Flower's fresh process."""
+        return self._answer(message, context, super().__call__)
+
+    def _answer(self, msg: Message, context: Context, call_next: Handler) -> Message:
+        try:
+            path = context.node_config.get("policy")
+            policy = load_policy(None if path is None else Path(str(path)))
+            check_visible(policy, encrypts=True)
+            check_release(str(instruction(msg.content, VERSION_KEY)))
+            client = self._client(context, msg)
+            kind = msg.metadata.message_type
+            if kind == HELLO_TYPE:
+                return Message(client.hello().to_content(), reply_to=msg)
+            if kind == DEAL_TYPE:
+                return Message(client.deal(msg.content), reply_to=msg)
+            if kind == PARTIAL_TYPE:
+                return Message(client.partial(msg.content), reply_to=msg)
+            if kind not in (MessageType.TRAIN, FINAL_TYPE):
+                raise BractError(f"no message of type {kind} is answered in an encrypted run")
+            number = instruction(msg.content, ROUND_KEY)
+            if type(number) is not int:
+                raise BractError(f"the message's {ROUND_KEY} is {shown(number)}")
+            if not client.catch_up(msg.content, number):
+                return Message(client.hello().to_content(), reply_to=msg)
+            work = self._finish if kind == FINAL_TYPE else self._train
+            with hiding(f"EncryptedClientApp: {kind} of round {number}"):
+                return work(msg, context, call_next, client, policy)
+        except BractError as error:
+            return refuse(msg, context, error)
+
+    def _client(self, context: Context, msg: Message) -> EncryptedClient:
+        # gmpy2 and phe are loaded by the clients of encrypted runs only.
+        from bract.client.encrypted.client import EncryptedClient
+
+        site = Site.from_node_config(context.node_config)
+        warn_of_open_folders(context.state, site.state_dir)
+        Pins.from_node_config(context.node_config).check_run(self.config, site.paillier_key)
+        return EncryptedClient(self.config, site, context, msg.content)
+
+    def _train(
+        self,
+        msg: Message,
+        context: Context,
+        call_next: Handler,
+        client: EncryptedClient,
+        policy: SitePolicy,
+    ) -> Message:
+        """Let the app train on the plain model, and reply with ciphertexts."""
+        sent = dict(client.model)
+        reply = _asked(msg, context, call_next, sent, MessageType.TRAIN)
+        chain = _applied(reply)
+        check(policy, build_defenses(chain))
+        withhold(reply, policy, hidden=True)
+        round_metrics(reply, policy)
+        answer = read_weights(reply, sent)
+        ciphertexts, figures = client.encrypt(answer.update, answer.buffers)
+        powers = None
+        if ciphertexts.powers:
+            import torch
+
+            powers = to_arrays({p: torch.from_numpy(v) for p, v in ciphertexts.powers.items()})
+        return write_reply(
+            client=client.site.name,
+            version=bract.__version__,
+            update={},
+            buffers={},
+            num_examples=answer.num_examples,
+            metrics=answer.metrics | figures | client.seconds,
+            declaration={
+                "num_examples": answer.num_examples,
+                "encryption": self.config.encryption.scheme,
+                "defenses": chain,
+            },
+            reply_to=msg,
+            ciphertexts=to_arrays(ciphertexts.to_tensors()),
+            powers=powers,
+        )
+
+    def _finish(
+        self,
+        msg: Message,
+        context: Context,
+        call_next: Handler,
+        client: EncryptedClient,
+        policy: SitePolicy,
+    ) -> Message:
+        """Keep the final model; let the app evaluate it, where it evaluates at all."""
+        client.keep_final()
+        name, model = client.site.name, dict(client.model)
+        try:
+            reply = _asked(msg, context, call_next, model, MessageType.EVALUATE)
+        except ValueError as error:
+            if not str(error).startswith(_NO_EVALUATE):
+                raise
+            return write_final(name, client.seconds, num_examples=0, reply_to=msg)
+        round_metrics(reply, policy)
+        found = _metrics(reply)
+        examples = examples_of(found.pop(NUM_EXAMPLES_KEY, None))
+        if examples < policy.min_validation_images:
+            found = {}
+        return write_final(name, found | client.seconds, num_examples=examples, reply_to=msg)
+
+
+def _asked(
+    msg: Message, context: Context, call_next: Handler, model: Mapping[str, Tensor], kind: str
+) -> Message:
+    """Return the app's reply to a plain message with this model."""
+    content, asked = msg.content, msg.metadata.message_type
+    msg.content = RecordDict({ARRAYS: to_arrays(model), CONFIG: instructions_of(content)})
+    msg.metadata.message_type = kind
+    try:
+        reply = call_next(msg, context)
+    finally:
+        msg.content, msg.metadata.message_type = content, asked
+    if reply.has_error():
+        raise BractError(f"the app replied with an error: {reply.error.reason}")
+    return reply
+
+
+def _applied(reply: Message) -> list[dict[str, Any]]:
+    """Return the defenses that `DefenseMod` applied within this client."""
+    record = reply.content.config_records.get(DEFENSES)
+    return [] if record is None else parse_json(str(record["chain"]), most=16_384)
+
+
+def _metrics(reply: Message) -> dict[str, float]:
+    records = reply.content.metric_records.values()
+    return read_metrics({name: value for record in records for name, value in record.items()})
