@@ -25,36 +25,56 @@ ORDERS: tuple[float, ...] = (
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The noise on one update, in units of the largest distance of two updates (2 ``clip``).
+    """The noise on one update.
 
     Attributes
     ----------
     kind
-        ``gaussian`` in the 2-norm, ``laplace`` in the 1-norm.
+        ``gaussian`` in the 2-norm, ``laplace`` in the 1-norm; ``sampled`` is Gaussian noise on sums
+        over Poisson samples of clipped per-example gradients, in each step of training.
     multiplier
-        Standard deviation of Gaussian noise, or scale of Laplace noise, over 2 ``clip``.
+        Standard deviation of Gaussian noise, or scale of Laplace noise, in units of the largest
+        distance of two updates (2 ``clip``), of ``sampled`` in units of the largest gradient.
+    rate, steps
+        Of ``sampled``: with what probability a step draws an example, and steps of one update.
+    accountant
+        Of ``sampled``: Opacus' accountant, ``rdp`` or ``prv``.
     """
 
-    kind: Literal["gaussian", "laplace"]
+    kind: Literal["gaussian", "laplace", "sampled"]
     multiplier: float
+    rate: float = 1.0
+    steps: int = 1
+    accountant: Literal["rdp", "prv"] = "rdp"
 
     def renyi(self, order: float) -> float:
         """Return a bound on the Renyi divergence of ``order`` > 1.
 
         Gaussian: order / (2 multiplier^2) (Mironov 2017), which also bounds the discrete
         Gaussian's. Laplace: that of randomised response at the same pure epsilon, the most that any
-        purely private mechanism has (Kairouz, Oh and Viswanath 2015), on a grid or not.
+        purely private mechanism has (Kairouz, Oh and Viswanath 2015), on a grid or not. Sampled:
+        Opacus' (Mironov, Talwar and Zhang 2019), of all its steps.
         """
         if self.kind == "gaussian":
             return order / (2.0 * self.multiplier**2)
+        if self.kind == "sampled":
+            from opacus.accountants.analysis.rdp import compute_rdp
+
+            spent = compute_rdp(
+                q=self.rate, noise_multiplier=self.multiplier, steps=self.steps, orders=[order]
+            )
+            return float(spent[0])
         epsilon = 1.0 / self.multiplier
         high, low = order * epsilon, (1.0 - order) * epsilon
         both = high + math.log1p(math.exp(low - high))
         return (both - epsilon - math.log1p(math.exp(-epsilon))) / (order - 1.0)
 
     def to_text(self) -> str:
-        """Write it as ``kind:multiplier``."""
-        return f"{self.kind}:{self.multiplier!r}"
+        """Write it as ``kind:multiplier``, of ``sampled`` with the other fields behind."""
+        text = f"{self.kind}:{self.multiplier!r}"
+        if self.kind == "sampled":
+            text += f":{self.rate!r}:{self.steps}:{self.accountant}"
+        return text
 
     @classmethod
     def from_text(cls, text: str) -> Mechanism:
@@ -63,11 +83,19 @@ class Mechanism:
         Raises
         ------
         ValueError
-            If the text is no such pair.
+            If the text is no such mechanism.
         """
-        kind, _, multiplier = text.partition(":")
+        kind, multiplier, *rest = text.split(":")
         found = float(multiplier)
-        if kind not in ("gaussian", "laplace") or not 0.0 < found < math.inf:
+        if kind not in ("gaussian", "laplace", "sampled") or not 0.0 < found < math.inf:
+            raise ValueError(f"{shown(text)} is no mechanism")
+        if kind == "sampled":
+            rate, steps, accountant = rest
+            if not 0.0 < float(rate) <= 1.0 or accountant not in ("rdp", "prv"):
+                raise ValueError(f"{shown(text)} is no mechanism")
+            prv = accountant == "prv"
+            return cls("sampled", found, float(rate), int(steps), "prv" if prv else "rdp")
+        if rest:
             raise ValueError(f"{shown(text)} is no mechanism")
         return cls("gaussian" if kind == "gaussian" else "laplace", found)
 
@@ -90,7 +118,8 @@ def total_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
 
     Renyi bounds add up; they are converted by proposition 12 of Canonne, Kamath and Steinke
     (2020), as Opacus does. Where all noise is Gaussian and Opacus is installed, its accountant
-    computes the same. The sum of pure epsilons is taken where it is smaller (Laplace noise alone).
+    computes the same, or its PRV accountant where every update was made for that. The sum of pure
+    epsilons is taken where it is smaller (Laplace noise alone).
 
     Parameters
     ----------
@@ -100,7 +129,7 @@ def total_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
     held = {mechanism: count for mechanism, count in counts.items() if count > 0}
     if not held:
         return 0.0
-    if all(m.kind == "gaussian" for m in held) and importlib.util.find_spec("opacus") is not None:
+    if all(m.kind != "laplace" for m in held) and importlib.util.find_spec("opacus") is not None:
         return _opacus(held, delta)
     candidates = [
         sum(count * m.renyi(a) for m, count in held.items())
@@ -114,9 +143,10 @@ def total_epsilon(counts: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def _opacus(counts: Mapping[Mechanism, int], delta: float) -> float:
-    from opacus.accountants import RDPAccountant
+    from opacus.accountants import create_accountant
 
-    accountant = RDPAccountant()
-    # Every update sees all of its images: no subsampling amplifies.
-    accountant.history = [(m.multiplier, 1.0, count) for m, count in counts.items()]
+    numerical = all(m.accountant == "prv" for m in counts)
+    accountant = create_accountant("prv" if numerical else "rdp")
+    # A whole update sees all of its images: no subsampling amplifies.
+    accountant.history = [(m.multiplier, m.rate, m.steps * count) for m, count in counts.items()]
     return float(accountant.get_epsilon(delta))

@@ -11,7 +11,6 @@ from flwr.clientapp import ClientApp
 
 import bract
 from bract.client.session import Session, open_encrypted, open_masked, open_session
-from bract.client.training import train_locally
 from bract.data.views import ClientData
 from bract.errors import BractError, shown
 from bract.protocol.fused import MODELS_KEY, answer_fused
@@ -61,16 +60,7 @@ def _train(
         metrics = session.validate(data)
     step = ("train", session.site.partition, session.server_round)
     with span("train"):
-        result = train_locally(
-            session.model,
-            data.images,
-            data.labels,
-            config=config.training.at(session.server_round, config.rounds),
-            spec=session.spec,
-            seed=derive_seed(config.seed, *step),
-            device=session.device,
-            proximal_mu=proximal_mu,
-        )
+        result = session.train(data, derive_seed(config.seed, *step), proximal_mu)
     trained = time.perf_counter()
     with span("defend"):
         update = session.protect(result, data, canaries)
@@ -86,14 +76,14 @@ def _train(
         version=bract.__version__,
         update=update,
         buffers=result.buffers,
-        num_examples=len(result.used),
+        num_examples=result.num_examples,
         metrics=session.rounded(metrics) | {"seconds": time.perf_counter() - started},
         declaration={
             "local_steps": result.steps,
-            "num_examples": len(result.used),
-            "batch_size": min(config.training.batch_size, len(result.used)),
+            "num_examples": result.num_examples,
+            "batch_size": min(config.training.batch_size, result.num_examples),
             "encryption": config.encryption.scheme,
-            **session.defending.declaration(),
+            **session.declared_defenses(),
         },
         reply_to=message,
         packed=session.instructions.get(PACKING_KEY) is True,

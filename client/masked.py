@@ -280,6 +280,8 @@ class MaskedClient:
             self._put(examples=torch.tensor(count))
         count = int(self._state["examples"])
         training = self.config.training
+        if training.private is not None:
+            return count
         return min(count, planned_steps(training, count) * training.batch_size)
 
     def _party(self) -> Party:

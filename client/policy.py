@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from bract.client.defenses import DefenseChain
 from bract.client.site import Site
 from bract.config import DataConfig, FederationConfig
 from bract.defenses import DEFENSES
+from bract.defenses.entries import read_defense
 from bract.errors import BractError, listed, shown
 from bract.registry import unknown
 from bract.strict_yaml import parse_yaml
@@ -348,13 +349,20 @@ def check_run(
     policy: SitePolicy, site: Site, config: FederationConfig, defenses: DefenseChain
 ) -> None:
     """Refuse a run that its configuration shows to be against the policy."""
-    problems = _defense_violations(policy, defenses)
+    problems = _defense_violations(policy, defenses, config.declared_defenses)
     if not policy.plain_updates and not config.encryption.enabled:
         problems.append("encryption must be on, the run would send updates unencrypted")
     if not policy.plain_sums and config.encryption.uses_masks:
         problems.append(
             "plain_sums is false, and the server of masked sums learns each round's sum; take "
             "encryption: paillier"
+        )
+    private = config.training.private
+    epsilon, most = None if private is None else private.epsilon, policy.max_epsilon
+    if epsilon is not None and most is not None and epsilon > most:
+        problems.append(
+            f"training.private.epsilon must be at most max_epsilon: {most:g}, the run has "
+            f"{epsilon:g}"
         )
     if policy.models is not None and config.model.name not in policy.models:
         problems.append(
@@ -377,8 +385,14 @@ def refuse(problems: list[str], defenses: DefenseChain) -> None:
         )
 
 
-def _defense_violations(policy: SitePolicy, defenses: DefenseChain) -> list[str]:
+def _defense_violations(
+    policy: SitePolicy, defenses: DefenseChain, besides: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
+    """Return how defenses, and those declared ``besides``, fall short of the policy."""
     declared = {entry["name"]: entry for entry in defenses.public()}
+    for entry in besides:
+        if entry["name"] not in declared:
+            declared[entry["name"]] = read_defense(entry).public()
     return [text for requirement in policy.require for text in requirement.violations(declared)]
 
 

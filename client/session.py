@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -19,15 +19,23 @@ from bract.client.answers import Answers
 from bract.client.canaries import Canaries, open_canaries
 from bract.client.candidates import keep_candidates
 from bract.client.defending import Defending
+from bract.client.defenses import DefenseChain
 from bract.client.failures import hiding
 from bract.client.policy import PolicyError, SitePolicy, refuse
 from bract.client.private import warn_of_open_folders
 from bract.client.refusals import note_refusal
 from bract.client.site import Site, pick_device
-from bract.client.training import LocalResult, planned_steps
+from bract.client.training import LocalResult, planned_steps, train_locally
 from bract.client.truth import save_report, save_truth
 from bract.config import FederationConfig
-from bract.data.views import ClientData, DataSpec, client_data, data_spec, test_data
+from bract.data.views import (
+    ClientData,
+    DataSpec,
+    client_data,
+    data_spec,
+    test_data,
+    training_examples,
+)
 from bract.defenses.configured import configured_model
 from bract.errors import BractError, one_line, out_of_memory
 from bract.logs import log_to_stderr
@@ -126,6 +134,39 @@ class Session:
         self.answers.keep(self.request, reply.content)
         return reply
 
+    def train(self, data: ClientData, seed: int, proximal_mu: float) -> LocalResult:
+        """Train the model, with noise on every step where the run asks for per-example privacy."""
+        work: dict[str, Any] = {
+            "config": self.config.training.at(self.server_round, self.config.rounds),
+            "spec": self.spec,
+            "seed": seed,
+            "device": self.device,
+            "proximal_mu": proximal_mu,
+        }
+        if self.config.training.private is None:
+            return train_locally(self.model, data.images, data.labels, **work)
+        # Opacus is loaded by the clients of such runs only.
+        from bract.client.private_training import train_privately
+
+        assert self.mechanism is not None
+        stream = self.defending.context.stream("per-example")
+        return train_privately(
+            self.model,
+            data.images,
+            data.labels,
+            mechanism=self.mechanism,
+            stream=stream,
+            **work,
+        )
+
+    def declared_defenses(self) -> dict[str, Any]:
+        """Return the defenses of this update, as the protocol declares them."""
+        private = self.config.training.private
+        if private is None or self.mechanism is None:
+            return self.defending.declaration()
+        entry = private.declared() | {"noise_multiplier": self.mechanism.multiplier}
+        return {"defenses": [entry, *self.defending.chain.public()]}
+
     def check_training(self, data: ClientData) -> None:
         """Refuse local training that the site's policy does not allow on its data."""
         policy, training, count = self.policy, self.config.training, len(data.images)
@@ -169,7 +210,11 @@ class Session:
         unless the site's policy allows it: they reveal of the batch what the update was to hide.
         """
         metrics = {"local_steps": float(result.steps)}
-        hidden = bool(len(self.defending.chain)) or self.config.encryption.enabled
+        if self.config.training.private is not None:
+            metrics["epsilon_spent"] = self.answers.epsilon()
+            _log.info("epsilon %.4g spent by all updates of this site", metrics["epsilon_spent"])
+        private = self.config.training.private is not None
+        hidden = bool(len(self.defending.chain)) or self.config.encryption.enabled or private
         if self.policy.tells_training(hidden=hidden):
             metrics |= {"train_loss": result.loss, "train_accuracy": result.accuracy}
         strategy = self.config.strategy
@@ -290,7 +335,7 @@ class Session:
     def keep_truth(self, result: LocalResult, data: ClientData) -> None:
         """Write the training images to this client's disk, if its operator switched that on."""
         folder = self.site.truth_dir
-        if folder is None:
+        if folder is None or not result.used:
             return
         kept = result.trained_on(data.images)
         save_truth(folder, self.server_round, kept, data.labels[result.used])
@@ -363,6 +408,17 @@ def _encrypted_client(
     return EncryptedClient(config, site, context, message.content)
 
 
+def _mechanism(site: Site, config: FederationConfig, chain: DefenseChain) -> Mechanism | None:
+    """Return the noise on an update, of training or of the defenses after it."""
+    if config.training.private is None:
+        return mechanism_of(chain)
+    from bract.client.private_training import private_mechanism
+
+    with hiding("opening the data", own=False):
+        count = training_examples(site.local(config), site.part)
+    return private_mechanism(config, count)
+
+
 def _masked_client(
     config: FederationConfig, site: Site, policy: SitePolicy, message: Message, context: Context
 ) -> MaskedClient:
@@ -382,7 +438,7 @@ def _open(site: Site, message: Message, context: Context) -> Session:
     server_round = request.server_round
     assert server_round is not None
     answers = Answers(context.state, directory=site.state_dir, site=site.name, policy=agreed.policy)
-    mechanism = mechanism_of(chain) if request.trains else None
+    mechanism = _mechanism(site, config, chain) if request.trains else None
     instead = answers.admit(request, mechanism)
     with hiding("opening the data", own=False):
         spec = data_spec(site.local(config).data)

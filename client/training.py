@@ -42,6 +42,8 @@ class LocalResult:
     augmented
         The images of ``used`` as they were first trained on, ``(len(used), C, H, W)`` in [0, 1];
         None where nothing was done to them.
+    examples
+        How many examples there were to draw from, where ``used`` is a secret; None elsewhere.
     """
 
     update: Tensors
@@ -51,6 +53,12 @@ class LocalResult:
     steps: int
     used: list[int]
     augmented: Tensor | None = None
+    examples: int | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Examples by which the client weighs."""
+        return len(self.used) if self.examples is None else self.examples
 
     def trained_on(self, images: Tensor, most: int | None = None) -> Tensor:
         """Return the images of ``used``, or the first ``most``, as they were first trained on.
@@ -127,7 +135,7 @@ def train_locally(
         update = {n: g.detach().cpu() for n, g in zip(names, gradients[: len(names)], strict=True)}
         _step_private(trained[len(names) :], gradients[len(names) :], config.lr)
     else:
-        optimizer = _optimizer(model, config)
+        optimizer = optimizer_of(model, config)
         received = [p.detach().clone() for p in model.parameters()] if proximal_mu > 0.0 else []
         for batch in batches:
             optimizer.zero_grad()
@@ -207,7 +215,8 @@ def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> 
             done += 1
 
 
-def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Return the optimizer of local training."""
     if config.optimizer == "adam":
         return torch.optim.Adam(
             trainable_parameters(model), lr=config.lr, weight_decay=config.weight_decay

@@ -128,7 +128,7 @@ class Federation:
             text=self.spec.text,
             loss=self.spec.loss,
             **(work | {"dropout": dropout_rate(self.model)}),
-            defenses=tuple(self.config.defenses),
+            defenses=self.config.declared_defenses,
             encryption=self.config.encryption.scheme,
         )
 

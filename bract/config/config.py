@@ -147,6 +147,12 @@ class FederationConfig(Section):
         return self.model_copy(update={"model": model})
 
     @property
+    def declared_defenses(self) -> tuple[dict[str, Any], ...]:
+        """What every client does to hide its examples, as the protocol declares it."""
+        private = self.training.private
+        return ((private.declared(),) if private else ()) + tuple(self.defenses)
+
+    @property
     def sites(self) -> list[str] | None:
         """The names of the clients if the federation has them; None otherwise."""
         return None if self.deployment is None else [site.name for site in self.deployment.sites]
@@ -183,6 +189,20 @@ class FederationConfig(Section):
         problem = self.encryption.problem(self.clients, p_hat)
         if problem is not None:
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _privacy_covers_what_is_sent(self) -> FederationConfig:
+        if any(entry["name"] == "per-example" for entry in self.defenses):
+            raise ValueError(
+                "defenses names per-example, which is no step after training; set "
+                "training: {private: {epsilon: 8}}"
+            )
+        if self.training.private is not None and self.strategy.name == "fedboosting":
+            raise ValueError(
+                "training.private adds noise to updates, and fedboosting weighs clients by scores "
+                "of their training examples, which get none; take another strategy"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from pydantic import (
     TypeAdapter,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from bract.config.schedule import SCHEDULES, ConstantRate, LrSchedule, scheduled_lr
@@ -148,6 +149,35 @@ def _each_once(names: tuple[Augmentation, ...]) -> tuple[Augmentation, ...]:
     return names
 
 
+class PrivateConfig(Section):
+    """Per-example differential privacy of a client's training, by Opacus.
+
+    Give the noise by ``noise_multiplier``, or by ``epsilon``: then it is the smallest noise for
+    which all rounds together are (epsilon, delta)-private for each example. Every step draws each
+    example with probability ``batch_size`` / examples (Poisson), as the ``accountant`` assumes.
+    ``clipping``: ``ghost`` takes two backward passes in place of per-example gradients, where every
+    layer allows it; ``auto`` where it can.
+    """
+
+    epsilon: Rate | None = None
+    noise_multiplier: Rate | None = None
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    max_grad_norm: Rate = 1.0
+    accountant: Literal["rdp", "prv"] = "rdp"
+    clipping: Literal["auto", "ghost", "each"] = "auto"
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> PrivateConfig:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("give either epsilon or noise_multiplier, not both and not neither")
+        return self
+
+    def declared(self) -> dict[str, Any]:
+        """Return the defense that a protocol declares, without what it leaves open."""
+        content = self.model_dump(exclude={"clipping"}, exclude_none=True)
+        return {"name": "per-example", **content}
+
+
 class TrainingConfig(LocalWork):
     """What a client does with the model in one round.
 
@@ -171,6 +201,7 @@ class TrainingConfig(LocalWork):
         AfterValidator(_each_once),
     ] = ()
     dropout: Probability | None = None
+    private: PrivateConfig | None = None
 
     def at(self, server_round: int, rounds: int) -> TrainingConfig:
         """Return what a client does in one round of a federation of ``rounds`` rounds.

@@ -1,0 +1,271 @@
+"""Per-example privacy: clipped per-example gradients, Opacus' epsilon, and what is refused."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from encrypted_runs import small, small_grid, train
+from torch import nn
+
+from bract.client.accounting import Mechanism, total_epsilon
+from bract.client.private_training import check_layers, private_mechanism, train_privately
+from bract.client.training import train_locally
+from bract.config import build_config
+from bract.config.config import TrainingConfig
+from bract.data.spec import DataSpec
+from bract.data.views import data_spec
+from bract.errors import BractError, RunFailedError
+from bract.models import create_model
+from bract.protocol.observation import ObservationStore
+from bract.randomness import SecretStream
+
+pytest.importorskip("opacus")
+
+PRIVATE = {"noise_multiplier": 1.0, "max_grad_norm": 0.5}
+STREAM = 2**70
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def training(**changes: Any) -> TrainingConfig:
+    section = {"private": PRIVATE, "batch_size": 4, "local_steps": 1, "lr": 0.1, **changes}
+    return build_config({"training": section}).training
+
+
+def spec() -> DataSpec:
+    return data_spec(build_config({"data": {"image_size": 8}}).data)
+
+
+def conv() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(108, 10))
+
+
+def dense() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def data(count: int = 12) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(count, 1, 8, 8, generator=generator)
+    return images, torch.arange(count) % 10
+
+
+def private(model: nn.Module, config: TrainingConfig, mechanism: Mechanism, **options: Any) -> Any:
+    images, labels = data()
+    return train_privately(
+        model,
+        images,
+        labels,
+        config=config,
+        spec=spec(),
+        seed=1,
+        device=torch.device("cpu"),
+        mechanism=mechanism,
+        stream=SecretStream.derived(STREAM, "test"),
+        **options,
+    )
+
+
+def clipped_sum(model: nn.Module, images: Any, labels: Any, bound: float) -> list[torch.Tensor]:
+    """Slow reference: one backward pass an example."""
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for image, label in zip(images, labels, strict=True):
+        loss = nn.functional.cross_entropy(model(spec().normalise(image[None])), label[None])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+        factor = min(1.0, bound / (norm + 1e-6))
+        total = [t + factor * g for t, g in zip(total, gradients, strict=True)]
+    return total
+
+
+@pytest.mark.parametrize("build", [conv, dense])
+@pytest.mark.parametrize("bound", [0.05, 50.0])
+def test_a_step_is_the_sum_of_gradients_clipped_one_by_one(build: Any, bound: float) -> None:
+    section = {"noise_multiplier": 1e-9, "max_grad_norm": bound}
+    config = training(private=section, algorithm="fedsgd", local_steps=None, batch_size=12)
+    result = private(build(), config, Mechanism("sampled", 1e-9, 1.0, 1))
+    images, labels = data()
+    wanted = clipped_sum(build(), images, labels, bound)
+    for found, total in zip(result.update.values(), wanted, strict=True):
+        assert torch.allclose(found, total / 12, atol=1e-6)
+
+
+def test_without_clipping_and_noise_it_is_plain_training() -> None:
+    images, labels = data()
+    section = {"noise_multiplier": 1e-9, "max_grad_norm": 1e4}
+    config = training(private=section, batch_size=12, local_steps=5)
+    found = private(conv(), config, Mechanism("sampled", 1e-9, 1.0, 5), proximal_mu=0.3)
+    wanted = train_locally(
+        conv(),
+        images,
+        labels,
+        config=config,
+        spec=spec(),
+        seed=1,
+        device=torch.device("cpu"),
+        proximal_mu=0.3,
+    )
+    for name, value in wanted.update.items():
+        assert torch.allclose(found.update[name], value, atol=2e-4)
+
+
+def test_ghost_clipping_gives_the_step_of_per_example_gradients() -> None:
+    steps = Mechanism("sampled", 0.7, 0.5, 4)
+    updates = []
+    for clipping in ("ghost", "each"):
+        section = {**PRIVATE, "clipping": clipping}
+        updates.append(private(dense(), training(private=section, local_steps=4), steps).update)
+    for name, value in updates[0].items():
+        assert torch.allclose(updates[1][name], value, atol=1e-6)
+
+
+def test_the_noise_has_the_deviation_that_is_accounted_for() -> None:
+    config = training(local_steps=None, algorithm="fedsgd", batch_size=4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 400))
+    model = nn.Sequential(model, nn.Linear(400, 10))
+    # Of an empty sample noise is all there is.
+    result = private(model, config, Mechanism("sampled", 3.0, 1e-12, 1))
+    values = torch.cat([value.flatten() for value in result.update.values()])
+    assert not result.used
+    assert result.num_examples == 12
+    wanted = 3.0 * 0.5 / 4
+    assert float(values.std()) == pytest.approx(wanted, rel=6 / math.sqrt(2 * len(values)))
+    assert abs(float(values.mean())) < 6 * wanted / math.sqrt(len(values))
+
+
+def test_every_example_is_drawn_with_the_same_probability_by_itself() -> None:
+    from bract.client.private_training import _samples
+
+    rate, count, steps = 0.25, 40, 2000
+    stream = SecretStream.derived(STREAM, "samples")
+    drawn = torch.zeros(steps, count)
+    for step, batch in enumerate(_samples(count, Mechanism("sampled", 1.0, rate, steps), stream)):
+        drawn[step, batch] = 1.0
+    spread = math.sqrt(rate * (1 - rate) / steps)
+    assert float((drawn.mean(0) - rate).abs().max()) < 5 * spread
+    # The size of a sample is binomial, which no fixed batch has.
+    assert float(drawn.sum(1).var()) == pytest.approx(count * rate * (1 - rate), rel=0.15)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_epsilon_is_opacus_own_for_the_same_schedule(accountant: Any) -> None:
+    from opacus.accountants import create_accountant
+
+    spent = total_epsilon({Mechanism("sampled", 1.1, 0.05, 20, accountant): 7}, 1e-5)
+    theirs = create_accountant(accountant)
+    for _ in range(140):
+        theirs.step(noise_multiplier=1.1, sample_rate=0.05)
+    assert spent == theirs.get_epsilon(1e-5)
+
+
+def test_a_configured_epsilon_is_what_the_whole_run_spends() -> None:
+    config = build_config({"rounds": 6, "training": {"batch_size": 8, "private": {"epsilon": 3.0}}})
+    mechanism = private_mechanism(config, 400)
+    assert mechanism is not None
+    assert (mechanism.rate, mechanism.steps) == (0.02, 50)
+    assert 2.98 < total_epsilon({mechanism: 6}, 1e-5) <= 3.0
+    assert total_epsilon({mechanism: 7}, 1e-5) > 3.0
+
+
+def test_a_mechanism_reads_back_the_same_and_composes_with_noise_on_updates() -> None:
+    sampled = Mechanism("sampled", 1.1, 0.05, 20, "prv")
+    assert Mechanism.from_text(sampled.to_text()) == sampled
+    both = {sampled: 3, Mechanism("gaussian", 10.0): 2, Mechanism("laplace", 4.0): 1}
+    assert total_epsilon(both, 1e-5) > total_epsilon({sampled: 3}, 1e-5)
+    for text in ("sampled:1.0", "sampled:1.0:2.0:3:rdp", "gaussian:1.0:0.5:1:rdp"):
+        with pytest.raises(ValueError, match=r"mechanism|unpack"):
+            Mechanism.from_text(text)
+
+
+def test_batch_normalisation_is_refused_with_its_name_and_replacement() -> None:
+    model = create_model("resnet20", classes=10, channels=3, image_size=32).train()
+    with pytest.raises(BractError) as caught:
+        check_layers(model)
+    text = str(caught.value)
+    assert "BatchNorm2d): replace it by GroupNorm(" in text
+    assert "more layers" in text
+    check_layers(conv().train())
+
+
+@pytest.mark.parametrize(
+    ("section", "found"),
+    [
+        ({"max_grad_norm": 0.0, "epsilon": 3}, "training.private.max_grad_norm: found 0.0"),
+        ({"epsilon": 3, "noise_multiplier": 1}, "give either epsilon or noise_multiplier"),
+        ({}, "give either epsilon or noise_multiplier"),
+        ({"epsilon": 3, "accountant": "gdp"}, "training.private.accountant: found 'gdp'"),
+    ],
+)
+def test_wrong_settings(section: Any, found: str) -> None:
+    with pytest.raises(BractError, match=found):
+        build_config({"training": {"private": section}})
+
+
+def test_it_is_no_defense_after_training_and_covers_no_scores() -> None:
+    with pytest.raises(BractError, match=r"set training: \{private"):
+        build_config({"defenses": [{"name": "per-example", "noise_multiplier": 1.0}]})
+    with pytest.raises(BractError, match="fedboosting weighs clients by scores"):
+        build_config({"training": {"private": PRIVATE}, "strategy": {"name": "fedboosting"}})
+
+
+def test_ghost_clipping_of_a_convolution_is_refused_by_name() -> None:
+    config = training(private={**PRIVATE, "clipping": "ghost"})
+    with pytest.raises(BractError, match=r"no such rule for 0 \(Conv2d\)"):
+        private(conv(), config, Mechanism("sampled", 1.0, 0.5, 1))
+
+
+def federation(folder: Path, policy: str = "", **changes: Any) -> Any:
+    section = {"lr": 0.1, "batch_size": 8, "private": {"epsilon": 8.0}, **changes}
+    config = small(training=section, rounds=2)
+    grid = small_grid(folder, config)
+    if policy:
+        (folder / "policy.yaml").write_text(policy)
+        grid.contexts[1].node_config["policy"] = str(folder / "policy.yaml")
+    return train(folder, config, grid)
+
+
+def test_a_federation_trains_privately_and_each_site_counts_what_it_spent(tmp_path: Path) -> None:
+    run = federation(tmp_path)
+    first, second = (row.clients for row in run.metrics()[1:])
+    for name, row in second.items():
+        assert 7.9 < row.other["epsilon_spent"] <= 8.0
+        assert first[name].other["epsilon_spent"] < row.other["epsilon_spent"]
+        assert row.train_loss is None
+    assert {c: row.num_examples for c, row in second.items()} == {
+        "client-0": 60,
+        "client-1": 30,
+        "client-2": 10,
+    }
+    for observation in ObservationStore(run.captures):
+        (entry,) = observation.declaration.defenses
+        assert entry["name"] == "per-example"
+        assert entry["noise_multiplier"] > 0.5
+        assert not observation.provenance["flags"]
+
+
+def test_a_site_holds_a_run_to_its_largest_epsilon(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RunFailedError, match="at most max_epsilon: 4, the run has 8"):
+        federation(tmp_path / "a", "max_epsilon: 4.0")
+    (tmp_path / "b").mkdir()
+    section = {"noise_multiplier": 0.8}
+    with pytest.raises(RunFailedError, match=r"client-0.*would have spent epsilon"):
+        federation(tmp_path / "b", "max_epsilon: 2.0", private=section)
+
+
+def test_a_restarted_client_goes_on_with_what_it_spent(tmp_path: Path) -> None:
+    config = small(training={"private": {"epsilon": 8.0}}, rounds=1)
+    spent = []
+    for number in range(2):
+        grid = small_grid(tmp_path, config)
+        run = train(tmp_path / str(number), config, grid)
+        spent.append(run.metrics()[1].clients["client-0"].other["epsilon_spent"])
+    assert spent[1] > spent[0] > 7.9
