@@ -15,13 +15,15 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
-from safetensors.torch import save
-from torch import Tensor
 
 from bract.errors import WriteFailedError
 from bract.permissions import make_private_folder, open_private
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> Path:
@@ -72,6 +74,8 @@ def tensors_as_bytes(
     tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
 ) -> bytes:
     """Return tensors, of any device, as one safetensors file; the same tensors give the same."""
+    from safetensors.torch import save  # brings torch, which a waiting site does without
+
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     return save(held, dict(about) if about else None)
 

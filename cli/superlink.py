@@ -10,6 +10,7 @@ import typer
 
 import bract
 from bract.cli.console import say
+from bract.deploy.fork_server import Load
 from bract.deploy.pinned import DEFAULT_APP
 from bract.errors import BractError
 
@@ -131,12 +132,14 @@ def supernode(
     health: Annotated[
         bool, typer.Option("--health", help="Answer http://127.0.0.1:PORT/health, nothing else.")
     ] = False,
-    warm: Annotated[
-        bool,
+    load: Annotated[
+        Load | None,
         typer.Option(
-            "--warm/--cold", help="Keep torch imported between messages, in half a GB of memory."
+            "--load",
+            help="Import torch at the start, with the first message, or anew with each.",
+            show_default="start, or as site.yaml says",
         ),
-    ] = True,
+    ] = None,
 ) -> None:
     """Start a SuperNode that runs one installed ClientApp, whatever bundle the server sends."""
     from bract.deploy.serving import start_supernode
@@ -144,12 +147,12 @@ def supernode(
     if kit is not None:
         if superlink is not None or root_certificates or key or insecure or node_config:
             raise BractError(
-                "--kit sets everything but --sockets, --health and --cold; leave the rest out"
+                "--kit sets everything but --sockets, --health and --load; leave the rest out"
             )
         _say_whose(kit)
         from bract.deploy.starting import start_supernode_of
 
-        start_supernode_of(kit, sockets, health=health, warm=warm)
+        start_supernode_of(kit, sockets, health=health, load=load)
     if superlink is None:
         raise BractError("pass --kit DIR, or --superlink HOST:PORT")
     if insecure == (root_certificates is not None):
@@ -163,5 +166,5 @@ def supernode(
         root_certificates=root_certificates,
         key=key,
         health=health,
-        warm=warm,
+        load=load or "start",
     )

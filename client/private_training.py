@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bract.client.accounting import Mechanism
 from bract.client.augmentation import augment
-from bract.client.training import LocalResult, optimizer_of, planned_steps
+from bract.client.training import LocalResult, planned_steps
 from bract.config.config import FederationConfig, TrainingConfig
 from bract.config.sections import PrivateConfig
 from bract.data.views import DataSpec
@@ -25,7 +25,7 @@ from bract.errors import BractError, one_line
 from bract.models.dropout import seed_dropout
 from bract.models.losses import label_rows
 from bract.models.losses import loss_of as objective_of
-from bract.protocol.update import buffers_of, difference, parameters_of
+from bract.protocol.update import buffers_of, difference, parameters_of, trainable_parameters
 from bract.randomness import SecretStream
 from bract.seeds import derive_seed
 
@@ -319,7 +319,7 @@ def _wrapped(
     kind = DPOptimizerFastGradientClipping if ghost else DPOptimizer
     secret = type("SecretNoise", (kind,), {"add_noise": add_noise})
     optimizer = secret(
-        optimizer_of(model, config),
+        _optimizer(model, config),
         noise_multiplier=mechanism.multiplier,
         max_grad_norm=private.max_grad_norm,
         expected_batch_size=min(config.batch_size, count),
@@ -339,3 +339,17 @@ def _samples(count: int, mechanism: Mechanism, stream: SecretStream) -> Iterator
     for _ in range(mechanism.steps):
         drawn = stream.uniform((count,), dtype=torch.float64) < mechanism.rate
         yield torch.nonzero(drawn).flatten().tolist()
+
+
+def _optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Return the optimizer of local training."""
+    if config.optimizer == "adam":
+        return torch.optim.Adam(
+            trainable_parameters(model), lr=config.lr, weight_decay=config.weight_decay
+        )
+    return torch.optim.SGD(
+        trainable_parameters(model),
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.client.augmentation import augment
+from bract.client.steps import Steps
 from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
 from bract.errors import BractError
@@ -135,7 +136,7 @@ def train_locally(
         update = {n: g.detach().cpu() for n, g in zip(names, gradients[: len(names)], strict=True)}
         _step_private(trained[len(names) :], gradients[len(names) :], config.lr)
     else:
-        optimizer = optimizer_of(model, config)
+        optimizer = Steps(trainable_parameters(model), config)
         received = [p.detach().clone() for p in model.parameters()] if proximal_mu > 0.0 else []
         for batch in batches:
             optimizer.zero_grad()
@@ -213,17 +214,3 @@ def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> 
                 return
             yield order[start : start + config.batch_size]
             done += 1
-
-
-def optimizer_of(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """Return the optimizer of local training."""
-    if config.optimizer == "adam":
-        return torch.optim.Adam(
-            trainable_parameters(model), lr=config.lr, weight_decay=config.weight_decay
-        )
-    return torch.optim.SGD(
-        trainable_parameters(model),
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )

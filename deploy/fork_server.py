@@ -1,9 +1,13 @@
 """A fork server: Flower starts a process for every message, and importing torch costs seconds.
 
+It imports once what those processes need and forks a child for each command that
+`bract.deploy.shim` passes over a Unix socket. `bract run` starts one of its own::
+
     python -P -m bract.deploy.fork_server SOCKET [--with-parent]
 
-The server imports Flower, torch and bract once and forks a child for each command that
-`bract.deploy.shim` passes over a Unix socket. It never runs a torch operation nor touches CUDA
+A SuperNode forks one from itself (`start_beside`) once Flower is imported, so that the pages of
+Flower are shared by the SuperNode, this server and the process that starts apps, and torch is
+loaded in one process of a site at most. The server never runs a torch operation nor touches CUDA
 itself, so a child may do both.
 """
 
@@ -11,31 +15,57 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
-from bract.deploy import flower
 from bract.errors import BractError
-from bract.flower import COMMANDS, entry_point
 from bract.permissions import UMASK
 
-_PRELOADED = (
+Load = Literal["start", "message", "each"]
+"""When a site imports torch: at the start; when the first message comes, until none has come for
+`IDLE` seconds; or anew for each, without a fork server."""
+
+IDLE = 600.0
+"""Seconds without a message after which a server that loads with the first message begins anew."""
+
+_APPS = ("flwr-clientapp", "flwr-serverapp")
+"""Commands that run an app, and so need torch; the others do without."""
+
+_ALL = (
     "torch",
     "sklearn.datasets",
     "datasets",
     "flwr_datasets.partitioner",
     "bract.client.app",
     "bract.server.app",
-    "torch._dynamo",  # which an optimizer imports at its first step
+    "torch._dynamo",  # which an optimizer imports when it is made
 )
+"""What the server of `bract run` imports, whose clients begin at once."""
+
+_FIRST = ("torch", "bract.client.app")
+"""What the server of a site imports. It imports the others once an app has used them: a site that
+reads its own pictures never needs scikit-learn."""
+
+_PYTHON = (sys.executable, "-P")
+
+_PAUSE = 2.0
+_SUPEREXEC = 5.0
+"""Seconds that a site's server waits, before it imports, for the process that starts apps: that one
+is to share the pages of Flower alone."""
 
 
 def real_command(name: str) -> str:
@@ -49,28 +79,146 @@ def serve(socket_path: str, *, parent: int | None = None) -> None:
 
     With ``parent`` it ends by itself, within two seconds of the process of that number.
     """
+    from bract.flower import COMMANDS, entry_point
+
     os.umask(UMASK)
     for name in COMMANDS:
         entry_point(name)
-    for module in _PRELOADED:
-        _preload(module)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{socket_path}~")
-    listener.listen(64)
     # The socket appears under its final name only once a connection will be served at once.
+    server = _Server(_listen(f"{socket_path}~"), parent, later=())
+    server.preload(_ALL)
     Path(f"{socket_path}~").rename(socket_path)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    listener.settimeout(None if parent is None else 2.0)
-    while parent in (None, os.getppid()):
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            continue
+    server.run()
+
+
+def command_beside(socket_path: Path, load: Load, name: str) -> list[str]:
+    """Return how to start one of Flower's commands with a fork server beside it."""
+    return [*_PYTHON, "-m", "bract.deploy.fork_server", "--beside", str(socket_path), load, name]
+
+
+def start_beside(socket_path: str, load: Load) -> None:
+    """Fork a server from this process, which has imported Flower and has no thread yet.
+
+    It listens when this returns, and ends within two seconds of this process.
+
+    Parameters
+    ----------
+    socket_path
+        Where it listens; what an earlier one left there is removed.
+    load
+        When it imports torch; not ``each``.
+    """
+    for left in (socket_path, f"{socket_path}~"):
+        Path(left).unlink(missing_ok=True)
+    listener = _listen(socket_path)
+    # What is there now is not looked through for garbage again, so that its pages stay shared.
+    gc.collect()
+    gc.freeze()
+    parent = os.getpid()
+    if os.fork():
+        listener.close()
+        return
+    try:
+        os.setsid()  # Ctrl-C reaches it by way of its parent alone
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        _Server(listener, parent, later=_ALL, load=load).run()
+    except BaseException:  # noqa: BLE001 - the SuperNode's own code must not run twice
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _listen(place: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(place)
+    listener.listen(64)
+    return listener
+
+
+class _Server:
+    """Forks children, and imports for them.
+
+    Parameters
+    ----------
+    parent
+        Process with which it ends; None runs until it is killed.
+    later
+        Modules that are imported here once a child was seen to have imported them.
+    load
+        When it imports torch, or None where everything is imported already.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        parent: int | None,
+        *,
+        later: tuple[str, ...],
+        load: Load | None = None,
+    ) -> None:
+        self.listener, self.parent, self.later, self.load = listener, parent, later, load
+        self.loaded = load is None
+        self.seen, self.report = os.pipe()
+        self.began = self.asked = time.monotonic()
+        self.served = False
+
+    def run(self) -> None:
+        """Serve until the parent is gone."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while self.parent in (None, os.getppid()):
+            ready, _, _ = select.select([self.listener, self.seen], [], [], _PAUSE)
+            if self.seen in ready:
+                self.preload(os.read(self.seen, 4096).decode().split())
+            if self.listener in ready:
+                connection, _ = self.listener.accept()
+                with connection, contextlib.suppress(OSError, ValueError, IndexError):
+                    self._serve(connection)
+            now = time.monotonic()
+            if self.load == "start" and (self.served or now - self.began > _SUPEREXEC):
+                self._load()
+            if self.load == "message" and self.loaded and now - self.asked > IDLE:
+                self._begin_anew()
+
+    def preload(self, modules: tuple[str, ...] | list[str]) -> None:
+        """Import modules for the children to come."""
+        for module in modules:
+            _preload(module)
+        gc.collect()
+        gc.freeze()
+
+    def _load(self) -> None:
+        if not self.loaded:
+            self.loaded = True
+            self.preload(_FIRST)
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(10.0)  # a shim sends its request at once
+        request, descriptors = _receive(connection)
+        self.served = True
+        if request["argv"][0] in _APPS:
+            self.asked = time.monotonic()
+            self._load()
+        lacking = [module for module in self.later if module not in sys.modules]
         if os.fork() == 0:
-            listener.close()
+            self.listener.close()
+            os.close(self.seen)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _run(connection)
-        connection.close()
+            connection.settimeout(None)
+            _run(connection, request, descriptors, lambda: self._report(lacking))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _report(self, lacking: list[str]) -> None:
+        """Name the modules that this child has imported and its server lacks."""
+        used = [module for module in lacking if module in sys.modules]
+        if used and self.load is not None:
+            os.write(self.report, f"{' '.join(used)}\n".encode())
+
+    def _begin_anew(self) -> None:
+        """Replace this process, to release the memory of what it has imported."""
+        self.listener.set_inheritable(True)
+        what = ["-m", "bract.deploy.fork_server", "--on", str(self.listener.fileno())]
+        os.execv(sys.executable, [*_PYTHON, *what])
 
 
 def _preload(module: str) -> None:
@@ -82,14 +230,23 @@ def _preload(module: str) -> None:
             raise
 
 
-def _run(connection: socket.socket) -> None:
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], array.array[int]]:
+    """Return a shim's request and its standard input, output and error."""
+    descriptors = array.array("i")
+    header, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(3 * descriptors.itemsize))
+    descriptors.frombytes(ancillary[0][2])
+    with connection.makefile("rb") as file:
+        return json.loads(file.read(int.from_bytes(header, "big"))), descriptors
+
+
+def _run(
+    connection: socket.socket,
+    request: dict[str, Any],
+    descriptors: array.array[int],
+    report: Callable[[], None],
+) -> None:
     code = 1
     try:
-        descriptors = array.array("i")
-        header, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(3 * descriptors.itemsize))
-        descriptors.frombytes(ancillary[0][2])
-        length = int.from_bytes(header, "big")
-        request = json.loads(connection.makefile("rb").read(length))
         for target, descriptor in enumerate(descriptors):
             os.dup2(descriptor, target)
             os.close(descriptor)
@@ -99,23 +256,48 @@ def _run(connection: socket.socket) -> None:
         os.chdir(request["cwd"])
         sys.argv = request["argv"]
         connection.sendall(b"%d\n" % os.getpid())
-        flower.run(request["argv"][0])
-        code = 0
+        # Brings Flower, which a server that has begun anew does without.
+        from bract.deploy import flower
+
+        try:
+            flower.run(request["argv"][0])
+            code = 0
+        except SystemExit as stop:
+            code = flower.exit_code(stop)
     except BractError as error:
         sys.stderr.write(f"{sys.argv[0]}: {error}\n")
-    except SystemExit as stop:
-        code = flower.exit_code(stop)
     except BaseException:  # noqa: BLE001 - this process ends here, with the reason, as any would
         traceback.print_exc()
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            report()
         try:
             connection.sendall(b"%d\n" % code)
         finally:
             os._exit(code)
 
 
+def main(arguments: list[str]) -> None:
+    """Serve on a path, on a socket that an earlier server left open, or beside a command."""
+    if arguments[0] == "--beside":
+        from bract.deploy import flower
+        from bract.flower import entry_point
+
+        place, load, *command = arguments[1:]
+        os.umask(UMASK)
+        entry_point(command[0])
+        start_beside(place, load)
+        sys.argv[1:] = command
+        flower.main()
+    elif arguments[0] == "--on":
+        listener = socket.socket(fileno=int(arguments[1]))
+        _Server(listener, os.getppid(), later=_ALL, load="message").run()
+    else:
+        serve(arguments[0], parent=os.getppid() if "--with-parent" in arguments else None)
+
+
 if __name__ == "__main__":
-    serve(sys.argv[1], parent=os.getppid() if "--with-parent" in sys.argv else None)
+    main(sys.argv[1:])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from bract.deploy import shim, sockets
 from bract.deploy.flower import NODE_CONFIG, command_line
+from bract.deploy.fork_server import Load, command_beside
 from bract.deploy.pinned import APP, pinned_app
 from bract.deploy.rules import check_version
 from bract.deploy.validity import (
@@ -143,7 +142,7 @@ def start_supernode(
     root_certificates: Path | None,
     key: Path | None,
     health: bool,
-    warm: bool = True,
+    load: Load = "start",
 ) -> NoReturn:
     """Become a SuperNode that runs one installed ClientApp.
 
@@ -165,9 +164,9 @@ def start_supernode(
         Private key with which the SuperNode authenticates; needs TLS.
     health
         Whether ``http://127.0.0.1:<port>/health`` answers, for a container's health check.
-    warm
-        Whether an additional process keeps torch imported, from which the one of each message is
-        forked; else each imports anew.
+    load
+        When a process imports torch from which that of each message is forked. With ``each`` there
+        is none: every message imports anew.
     """
     if root_certificates is not None:
         check_certificate(root_certificates, fix="ask the server's operator for its new CA")
@@ -181,11 +180,11 @@ def start_supernode(
     if health:
         os.environ[sockets.OPEN] = f"127.0.0.1:{port}"
         _check_free(os.environ[sockets.OPEN])
-    _become("flower-supernode", port, folder, options, warm=warm)
+    _become("flower-supernode", port, folder, options, load=load)
 
 
 def _become(
-    name: str, port: int, folder: Path, options: list[str], *, warm: bool = False
+    name: str, port: int, folder: Path, options: list[str], *, load: Load = "each"
 ) -> NoReturn:
     check_version()
     make_private_folder(folder, private=True)
@@ -196,24 +195,14 @@ def _become(
             f"{place}: another {name} answers there; end it first, or take another port or folder "
             "(--sockets)"
         )
-    command = command_line(name, forked=shim.SOCKET in os.environ)
-    if warm and shim.SOCKET not in os.environ:
-        _start_fork_server(place.with_name(FORK_SOCKET))
+    forked = shim.SOCKET in os.environ
+    command = command_line(name, forked=forked)
+    if load != "each" and not forked:
+        fork_socket = place.with_name(FORK_SOCKET)
+        os.environ[shim.SOCKET] = str(fork_socket)
+        command = command_beside(fork_socket, load, name)
     listening = ["--host", sockets.HOST, "--port", str(port)]
     os.execv(command[0], [*command, *listening, *options])
-
-
-def _start_fork_server(place: Path) -> None:
-    """Start a fork server that ends with this process, and name it to what this one becomes.
-
-    Until it is ready, and where it is gone, processes start afresh.
-    """
-    for left in (place, Path(f"{place}~")):
-        left.unlink(missing_ok=True)
-    os.environ[shim.SOCKET] = str(place)
-    command = [sys.executable, "-P", "-m", "bract.deploy.fork_server", str(place), "--with-parent"]
-    # In a session of its own, so that Ctrl-C reaches it by way of its parent alone.
-    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _check_captures_folder() -> None:

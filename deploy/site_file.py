@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from bract.deploy.fork_server import Load
 from bract.deploy.kit import SITE_FILE, Kit, KitError, read_text
 from bract.deploy.pinned import DEFAULT_APP
 from bract.errors import BractError, listed, one_line, shown
@@ -50,6 +51,10 @@ class SiteFile(BaseModel):
         Files of encrypted runs.
     port
         Number in the SuperNode's socket's name.
+    load
+        When torch is imported: ``start``, with the SuperNode; ``message``, when the first message
+        comes, so that a site that waits has less than half the memory and a slower first round;
+        ``each``, anew for every message.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -69,6 +74,7 @@ class SiteFile(BaseModel):
     identity_key: str | None = None
     peers: str | None = None
     port: Annotated[int, Field(ge=1, le=65535)] = 9094
+    load: Load = "start"
 
     def node_config(self, folder: Path) -> str:
         """Return Flower's node configuration for a site whose kit is in ``folder``."""

@@ -11,6 +11,7 @@ from bract.deploy import gateway
 from bract.deploy import kit as kits
 from bract.deploy.audit_log import AUDIT_LOG
 from bract.deploy.expiry import KIT
+from bract.deploy.fork_server import Load
 from bract.deploy.kit import (
     KitError,
     check_files,
@@ -23,9 +24,7 @@ from bract.deploy.serving import (
     start_superlink,
     start_supernode,
 )
-from bract.deploy.site_file import (
-    read_site,
-)
+from bract.deploy.site_file import read_site
 from bract.permissions import make_private_folder
 
 SOCKETS, STATE, RUNS = "sockets", "state", "runs"
@@ -75,9 +74,11 @@ def _say_where_runs_go(folder: Path) -> None:
 
 
 def start_supernode_of(
-    folder: Path, sockets: Path | None, *, health: bool, warm: bool = True
+    folder: Path, sockets: Path | None, *, health: bool, load: Load | None = None
 ) -> NoReturn:
     """Become the SuperNode of a site's kit, once its gateway was checked.
+
+    ``load`` replaces the site file's.
 
     Raises
     ------
@@ -105,7 +106,7 @@ def start_supernode_of(
         root_certificates=folder / kits.CA,
         key=folder / kits.NODE_KEY,
         health=health,
-        warm=warm,
+        load=load or site.load,
     )
 
 

@@ -31,14 +31,18 @@ BRACT = (sys.executable, "-P", "-m", "bract.cli.main")
 
 
 @contextlib.contextmanager
-def deployment(setup: str, clients: int) -> Iterator[Path]:
+def deployment(
+    setup: str, clients: int, *, mark: str | None = None, load: str | None = None
+) -> Iterator[Path]:
     """Start a SuperLink and SuperNodes in one of three setups; give the operator's socket.
+
+    ``mark`` is what its processes carry in their environment; ``load`` is `bract supernode`'s.
 
     `PLAIN` has neither TLS nor authentication, `TLS` both, and `GATEWAY` is what start-up kits
     give: nginx before the SuperLink, TLS on both legs.
     """
     folder = Path(tempfile.mkdtemp(prefix="bract-deployed-"))
-    mark = uuid.uuid4().hex
+    mark = mark or uuid.uuid4().hex
     port, superlink_port = _free_ports(2)
     names = [f"site-{number}" for number in range(clients)]
     config = _federation(names, port, superlink_port)
@@ -86,7 +90,8 @@ def deployment(setup: str, clients: int) -> Iterator[Path]:
             _wait(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
         for name in names:
             kit = folder / "kits" / name
-            start(name, *BRACT, "supernode", *_supernode(setup, kit, superlink_port))
+            when = [] if load is None else ["--load", load]
+            start(name, *BRACT, "supernode", *_supernode(setup, kit, superlink_port), *when)
             _wait(lambda kit=kit: is_healthy(kit / "sockets" / "9094.sock"))
         yield place
     finally:

@@ -1,4 +1,4 @@
-"""Splits of the training data over clients, by flwr-datasets' partitioners."""
+"""Splits of the training data over clients; uneven ones by flwr-datasets' partitioners."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ class Partitions:
                 )
             self._starts = [0, *accumulate(partition.sizes)]
             return
+        if isinstance(partition, IidPartition):
+            # The parts of flwr-datasets' IidPartitioner, without the memory of its imports.
+            each, more = divmod(len(labels), clients)
+            self._starts = [client * each + min(client, more) for client in range(clients + 1)]
+            return
 
         from datasets import Dataset, disable_progress_bars
 
@@ -85,13 +90,9 @@ class Partitions:
         return [int(i) for i in part["index"]]
 
 
-def _partitioner(
-    partition: IidPartition | DirichletPartition | ShardsPartition, clients: int, seed: int
-) -> Any:
-    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, ShardPartitioner
+def _partitioner(partition: DirichletPartition | ShardsPartition, clients: int, seed: int) -> Any:
+    from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
 
-    if isinstance(partition, IidPartition):
-        return IidPartitioner(num_partitions=clients)
     if isinstance(partition, DirichletPartition):
         return DirichletPartitioner(
             num_partitions=clients,

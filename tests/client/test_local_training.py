@@ -1,10 +1,14 @@
 import copy
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from bract.client.steps import Steps
 from bract.client.training import smallest_batch, train_locally
 from bract.config.config import TrainingConfig
 from bract.data.views import DataSpec
@@ -109,3 +113,43 @@ def test_a_batch_of_one_image_that_cannot_be_normalised_is_one_clear_error() -> 
             seed=0,
             device=torch.device("cpu"),
         )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.0},
+        {"momentum": 0.9, "weight_decay": 0.01},
+        {"optimizer": "adam", "weight_decay": 0.01},
+    ],
+)
+def test_steps_are_those_of_torch_s_optimizers(options: Any) -> None:
+    config = TrainingConfig(lr=0.1, **options)
+    mine, theirs = model(), model()
+    if config.optimizer == "adam":
+        kind: Any = torch.optim.Adam
+        optimizer = kind(theirs.parameters(), lr=0.1, weight_decay=config.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, **options)
+    steps = Steps(list(mine.parameters()), config)
+    images, labels = data()
+    for number in range(4):
+        for net, by in ((mine, steps), (theirs, optimizer)):
+            by.zero_grad()
+            loss = nn.functional.cross_entropy(net(images), labels)
+            # A parameter without a gradient is left as it is, and its momentum too.
+            (loss if number != 2 else net[1].bias.sum()).backward()
+            by.step()
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_training_does_not_import_torch_s_compiler() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'tests/client'); from test_local_training import train\n"
+        "train(0.1, optimizer='adam'); train(0.0)\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    root = Path(__file__).parent.parent.parent
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

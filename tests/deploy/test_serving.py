@@ -2,21 +2,24 @@
 
 import asyncio
 import http.client
+import importlib
 import os
 import socket
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bract.cli.launch.reaper import MARK, end_processes, marked_processes
 from bract.deploy import fork_server, serving, shim, sockets
 from bract.deploy.flower import command_line
-from bract.deploy.pinned import DEFAULT_APP
+from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.deploy.sockets import OnlyPaths
 
 ASKED = (
@@ -99,46 +102,94 @@ def test_the_port_of_a_superlink_serves_sites_and_its_socket_the_operator(tmp_pa
         process.wait()
 
 
-PARENT = """
-import sys
-from pathlib import Path
-from bract.deploy.serving import _start_fork_server
-
-_start_fork_server(Path(sys.argv[1]))
-sys.stdin.read()
-"""
+def torch_in(process: psutil.Process) -> bool:
+    return "libtorch_cpu.so" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
 @pytest.mark.processes
-def test_a_warm_supernode_s_fork_server_serves_and_ends_with_it(tmp_path: Path) -> None:
-    place = tmp_path / "fork.sock"
-    place.write_text("left by one that was killed")
+@pytest.mark.parametrize("load", ["start", "message"])
+def test_a_waiting_site_loads_torch_in_one_process_or_in_none(load: str, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
-    parent = subprocess.Popen(
-        [sys.executable, "-P", "-c", PARENT, str(place)],
-        stdin=subprocess.PIPE,
-        env=os.environ | {MARK: mark},
-    )
+    folder = tmp_path / "sockets"
+    folder.mkdir(mode=0o700)
+    place = folder / "fork.sock"
+    place.write_text("left by one that was killed")
+    command = [sys.executable, "-P", "-m", "bract.cli.main", "supernode", "--insecure"]
+    command += ["--superlink", "127.0.0.1:9", "--sockets", str(folder), "--load", load]
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    with (tmp_path / "log").open("wb") as log:
+        supernode = subprocess.Popen(
+            command,
+            env=os.environ | quiet | {MARK: mark, "HOME": str(tmp_path)},
+            stdout=log,
+            stderr=log,
+        )
+
+    def wait_for(ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 180
+        while not ready():
+            assert supernode.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+
+    def with_torch() -> list[int]:
+        return [process.pid for process in marked_processes(mark) if torch_in(process)]
+
     try:
-        deadline = time.monotonic() + 120
-        while not place.is_socket():
-            assert parent.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+        # The SuperNode, its fork server, and the process that starts apps with its shim.
+        wait_for(lambda: len(marked_processes(mark)) == 4)
+        (server,) = [p for p in psutil.Process(supernode.pid).children() if p.children()]
+        if load == "start":
+            wait_for(lambda: with_torch() == [server.pid])
         asked = subprocess.run(
             [*command_line("flwr", forked=True), "--version"],
             env=os.environ | {shim.SOCKET: str(place)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         assert asked.returncode == 0 and "Flower version" in asked.stdout, asked.stderr
-        (server,) = [p for p in marked_processes(mark) if p.pid != parent.pid]
-        parent.kill()
-        parent.wait()
+        assert with_torch() == ([server.pid] if load == "start" else [])
+        # An app that cannot run here; what it needs is imported before it is started.
+        app = subprocess.run(
+            [*command_line("flwr-clientapp", forked=True), "--help"],
+            env=os.environ | {shim.SOCKET: str(place), APP: DEFAULT_APP},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert app.returncode == 0, app.stderr
+        assert with_torch() == [server.pid]
+        supernode.kill()
+        supernode.wait()
         server.wait(60)
     finally:
         end_processes(mark)
-        parent.wait()
+        supernode.wait()
+
+
+def test_what_a_superlink_and_a_supernode_import_is_without_torch() -> None:
+    """Three processes of a site import these; torch is 0.3 GB in each."""
+    modules = ["bract.deploy.flower", "bract.deploy.starting", "bract.deploy.fork_server"]
+    commands = ["flower-superlink", "flower-supernode", "flower-superexec"]
+    code = (
+        f"import sys, {', '.join(modules)}; from bract.flower import entry_point\n"
+        f"[entry_point(name) for name in {commands}]\n"
+        "sys.exit(', '.join({'torch', 'sklearn', 'datasets'} & set(sys.modules)) or None)"
+    )
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+def test_a_site_s_fork_server_imports_what_an_app_has_used(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    server = fork_server._Server(listener, None, later=("colorsys", "imghdr"), load="message")
+    for name in server.later:
+        sys.modules.pop(name, None)
+    importlib.import_module("colorsys")
+    server._report(["colorsys", "imghdr"])
+    assert os.read(server.seen, 100).split() == [b"colorsys"]
+    listener.close()
 
 
 def test_what_an_installation_has_none_of_is_not_imported_ahead(
@@ -151,15 +202,19 @@ def test_what_an_installation_has_none_of_is_not_imported_ahead(
         fork_server._preload("breaks_on_import")
 
 
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_supernode_starts_a_fork_server_unless_it_is_cold(
-    warm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("load", ["start", "message", "each"])
+def test_a_supernode_starts_a_fork_server_unless_each_message_imports(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
+
+    def become(_: str, command: list[str]) -> None:
+        started.append(command)
+        sys.exit("becomes the SuperNode")
+
     without = {key: value for key, value in os.environ.items() if key != shim.SOCKET}
     monkeypatch.setattr(os, "environ", without)
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
-    monkeypatch.setattr(os, "execv", lambda *_: sys.exit("becomes the SuperNode"))
+    monkeypatch.setattr(os, "execv", become)
     with pytest.raises(SystemExit, match="becomes"):
         serving.start_supernode(
             superlink="127.0.0.1:9",
@@ -170,8 +225,9 @@ def test_a_supernode_starts_a_fork_server_unless_it_is_cold(
             root_certificates=None,
             key=None,
             health=False,
-            warm=warm,
+            load=load,
         )
     place = str(tmp_path / "sockets" / "fork.sock")
-    assert [command[-2:] for command in started] == [[place, "--with-parent"]] * warm
-    assert os.environ.get(shim.SOCKET) == (place if warm else None)
+    beside = ["--beside", place, load, "flower-supernode"]
+    assert (started[0][4:8] == beside) is (load != "each")
+    assert os.environ.get(shim.SOCKET) == (None if load == "each" else place)
