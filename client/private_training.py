@@ -23,9 +23,10 @@ from bract.config.sections import PrivateConfig
 from bract.data.views import DataSpec
 from bract.errors import BractError, one_line
 from bract.models.dropout import seed_dropout
+from bract.models.keylock import trainable_parameters
 from bract.models.losses import label_rows
 from bract.models.losses import loss_of as objective_of
-from bract.protocol.update import buffers_of, difference, parameters_of, trainable_parameters
+from bract.protocol.update import buffers_of, difference, parameters_of
 from bract.randomness import SecretStream
 from bract.seeds import derive_seed
 
