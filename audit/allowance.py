@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 LEAST = 0.5
 """Seconds that the search of one attack is given at the least."""
+
+LATE = 0.1
+"""Share of the whole budget by which an attack may overrun what is left, before it is cut off."""
+
+LEAST_LATE = 10.0
+"""Seconds of that at the least: a step between two looks at the clock may take seconds."""
+
+
+class CutOffError(BaseException):
+    """An attack went on when the time of the whole audit was over.
+
+    No `Exception`, which an attack that tries several methods would take for one that failed.
+    """
 
 
 class Allowance:
@@ -19,7 +35,7 @@ class Allowance:
     Parameters
     ----------
     seconds
-        Of the whole audit, from `begin` on.
+        Of the whole audit, from here on: estimating the work counts.
     attacks
         How many attacks there are on single observations.
     """
@@ -29,15 +45,14 @@ class Allowance:
     ) -> None:
         self.seconds, self.left = seconds, max(1, attacks)
         self._clock = clock
-        self._begun: float | None = None
+        self._begun = clock()
         self._over: list[float] = []
         self.share = seconds / self.left
 
     @property
     def remaining(self) -> float:
         """Seconds that are left, not below zero."""
-        spent = 0.0 if self._begun is None else self._clock() - self._begun
-        return max(0.0, self.seconds - spent)
+        return max(0.0, self.seconds - (self._clock() - self._begun))
 
     @property
     def is_spent(self) -> bool:
@@ -45,9 +60,7 @@ class Allowance:
         return bool(self._over) and self.remaining <= 0.0
 
     def begin(self) -> None:
-        """Start the clock with the first attack, and take the share of the next one."""
-        if self._begun is None:
-            self._begun = self._clock()
+        """Take the share of the next attack."""
         over = max(0.0, sum(self._over) / len(self._over)) if self._over else 0.0
         self.share = max(LEAST, self.remaining / self.left - over)
 
@@ -55,3 +68,26 @@ class Allowance:
         """Count attacks as done, which took so many seconds together."""
         self.left = max(1, self.left - attacks)
         self._over.append(seconds / max(1, attacks) - self.share)
+
+    @contextlib.contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Raise `CutOffError` in the block soon after the whole time is over.
+
+        A closed form or a step that never looks at the clock is so ended too, between two
+        instructions of Python. In a thread other than the main one nothing is.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def cut(_: int, __: object) -> None:
+            raise CutOffError
+
+        earlier = signal.signal(signal.SIGALRM, cut)
+        late = max(LEAST_LATE, LATE * self.seconds)
+        signal.setitimer(signal.ITIMER_REAL, max(LEAST, self.remaining) + late)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, earlier)

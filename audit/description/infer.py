@@ -475,9 +475,14 @@ class _Work:
         best, advantage = likeliest_optimizer(found)
         decided = advantage >= DECISIVE and len(self.observation().update) >= FEW_TENSORS
         if work.optimizer is None:
+            fitting = [n for n in OPTIMIZERS if named.lr and self._explains(chosen, n)]
             name = best if decided else "sgd"
             reason = "simulated updates look most like the captured ones"
-            self.guess("training", "optimizer", name, reason if decided else "a convention")
+            if len(fitting) == 1:
+                name, reason = fitting[0], f"alone explains the updates' size with lr {named.lr:g}"
+            elif not decided:
+                reason = "a convention"
+            self.guess("training", "optimizer", name, reason)
         elif work.optimizer not in OPTIMIZERS:
             self.doubts.append(
                 f"optimizer {work.optimizer} is simulated by no attack: the update is matched as "
@@ -512,6 +517,11 @@ class _Work:
             f"momentum {momentum:g}: training.lr of about {rate:g} would explain them, or another "
             "number of local steps"
         )
+
+    def _explains(self, chosen: Sequence[CaptureFacts], name: str) -> bool:
+        """Whether an optimizer leads as far as the captured updates, with the known rate."""
+        within = self._within(chosen, name).values()
+        return any(low <= EXPLAINED and high >= 1 / EXPLAINED for low, high in within)
 
     def _within(
         self, chosen: Sequence[CaptureFacts], name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from typing import ClassVar, Protocol, Self
 from torch import Tensor
 
 from bract.config import DataConfig
+from bract.plugins import PluginError, blaming
 from bract.registry import Registry, named
 from bract.schema import ClientDeclaration
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,20 @@ def input_of(declaration: ClientDeclaration) -> Input:
 
 
 def kept_examples(batch: object) -> tuple[Tensor, Tensor] | None:
-    """Return the model inputs and labels of a batch, by the first input that recognises it."""
-    kinds = (INPUTS[name] for name in INPUTS if INPUTS[name].third_party)
-    found = (kind().examples(batch) for kind in kinds)
-    return next((one for one in found if one is not None), None)
+    """Return the model inputs and labels of a batch, by the first input that recognises it.
+
+    An input of another package that fails is passed over, with one line in the log.
+    """
+    for name in INPUTS:
+        kind = INPUTS[name]
+        if not kind.third_party:
+            continue
+        try:
+            with blaming(kind):
+                found = kind().examples(batch)
+        except PluginError as error:
+            _log.warning("%s", error)
+            continue
+        if found is not None:
+            return found
+    return None

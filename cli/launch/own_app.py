@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bract.app_folder import APP_FOLDER
 from bract.cli import signals
+from bract.cli.console import duration
 from bract.cli.launch.cluster import check_ray
 from bract.cli.launch.launcher import Launch, LocalFederation
 from bract.client.mod import SWITCH_VARIABLE
@@ -28,6 +29,9 @@ NOT_BUNDLED = shutil.ignore_patterns(
     "__pycache__", "captures", "truth", "runs", "build", "dist", ".*", "*.egg-info"
 )
 """What is no part of an app's bundle."""
+
+LONGEST = 3600.0
+"""Seconds after which the run of one variant is given up."""
 
 _INTERVAL = 2.0
 
@@ -55,18 +59,30 @@ class OwnAppFederation(LocalFederation):
         config = build_config({"clients": clients, "name": run.root.name})
         super().__init__(config, run, Launch(fork_server=False, simulate=True))
 
-    def finish(self) -> None:
+    def finish(self, seconds: float = LONGEST) -> None:
         """Run the app to its end.
+
+        Parameters
+        ----------
+        seconds
+            After which the run is given up.
 
         Raises
         ------
         RunFailedError
-            If Flower's run does not end as completed.
+            If Flower's run does not end as completed, or not in time.
         """
         self.run_id = self._submit()
+        deadline = time.monotonic() + seconds
         while not (status := self._flower_status()).startswith("finished"):
             signals.check()
             self.processes.check_alive()
+            if time.monotonic() > deadline:
+                raise RunFailedError(
+                    f"the app's run is {status} after {duration(seconds)} and was given up; lower "
+                    "its rounds or its local epochs in pyproject.toml, or see why it waits: "
+                    f"{self.run.logs / 'superlink.log'}"
+                )
             time.sleep(_INTERVAL)
         if status != "finished:completed":
             raise RunFailedError(f"the app's run ended as {status}; {self._where_to_look()}")

@@ -27,11 +27,11 @@ _KNOWS: dict[Tier, str] = {
 }
 
 TO_COMPLETE = (
-    "Purpose of the training, and its legal basis",
+    "Purpose of the training, its legal basis, necessity and proportionality",
     "Groups of people whose data are used, and how many people",
     "Who operates the server, and in which country",
     "Who may read stored uploads, and when they are deleted",
-    "Decision, name, date",
+    "Advice taken and people heard (Art. 35(2), (9)); decision, name, date",
 )
 """What no training records; the controller fills it in."""
 
@@ -39,10 +39,13 @@ SOURCES = (
     "Art. 35(7) GDPR asks for a description of the processing (a), its necessity and "
     "proportionality (b), the risks to people (c) and the measures (d). This page is evidence for "
     "(a), (c) and (d); it does not replace the assessment. Whether people can be identified is "
-    "judged by all the means reasonably likely to be used, with regard to costs, time and the "
-    "technology available (recital 26 GDPR; EDPB Opinion 28/2024, which counts reconstruction, "
-    "model inversion and membership inference among them). This page covers the means that it "
-    "names, and no others."
+    "judged by “all the means reasonably likely to be used”, by the controller or by another "
+    "person, with regard to “the costs of and the amount of time required for identification”, the "
+    "“available technology at the time of the processing and technological developments” (recital "
+    "26 GDPR). EDPB Opinion 28/2024 applies that test to trained models, and has resistance to "
+    "attacks tested, reconstruction, model inversion, attribute and membership inference among "
+    "them; this page applies it to what clients send while a model is trained. It covers the means "
+    "that it names, and no others."
 )
 
 
@@ -221,7 +224,7 @@ def _not_tried(report: Report) -> list[str]:
 OUT_OF_SCOPE = {
     "active": "an operator who alters the model or the protocol to learn more",
     "membership": "whether one person's record was used at all (membership)",
-    "final model": "what can be learned from the finished model alone",
+    "final model": "what the finished model alone reveals, and attributes inferred without a record",
 }
 """What no attack of the reconstruction covers; a question of that name takes its line away."""
 

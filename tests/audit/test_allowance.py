@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
 from audited import audited_run
 
-from bract.audit.allowance import LEAST, Allowance
+from bract.attacks import ATTACKS, Attack, Outcome, Run, hard_labels
+from bract.attacks.problem.problem import Problem
+from bract.audit import allowance
+from bract.audit.allowance import LEAST, Allowance, CutOffError
 from bract.cli.audit import audit_requests, open_audits, parse_budget
 from bract.schema import AuditResult
 
@@ -83,6 +91,64 @@ def test_an_audit_shares_its_time_and_names_what_it_did_not_reach(tmp_path: Path
     refused = [r.refused for r in found if r.refused is not None]
     assert len(refused) == 2
     assert all("the budget of 0.01 s for the whole audit was spent" in why for why in refused)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deaf(Attack):
+    """Never looks at the clock: a closed form of a minute, in steps that Python can end between."""
+
+    name: ClassVar[str] = "deaf"
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        begun = time.process_time()
+        while time.process_time() < begun + 60.0:
+            try:
+                sum(range(10_000))
+            except Exception:  # noqa: BLE001 - what an attack catches must not be the end of it
+                continue
+        images = torch.full((problem.trials, *problem.image_shape), 0.5)
+        labels = hard_labels(problem)
+        return Outcome(images=images, labels=labels, losses=torch.ones(problem.trials))
+
+
+def test_an_attack_that_never_looks_at_the_clock_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ATTACKS, "_entries", {**ATTACKS._entries, "deaf": Deaf})
+    monkeypatch.setattr(allowance, "LEAST_LATE", 0.2)
+    run = audited_run(tmp_path / "run", 2)
+    (request,) = audit_requests(
+        run.root, {"attacks": ["deaf"], "device": "cpu", "batch": 1, **parse_budget("1s")}
+    )
+    (audit,) = open_audits(run.root, [request])
+    begun = time.process_time()
+    first, second = (r for r in audit.execute(audit.plan()) if isinstance(r, AuditResult))
+    assert time.process_time() - begun < 50.0
+    assert "cut off: the budget of 1 s for the whole audit was over" in (first.refused or "")
+    assert "was spent" in (second.refused or "")
+    # The alarm is off, and the process' own handler is back.
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+    assert signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
+
+
+def test_a_method_that_auto_tries_is_cut_off_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowance, "LEAST_LATE", 0.1)
+    with pytest.raises(CutOffError):  # noqa: SIM117 - the block is what is cut off
+        with Allowance(0.01, 1).bounded():
+            allowed = time.monotonic() + 60.0
+            while time.monotonic() < allowed:
+                try:
+                    sum(range(10_000))
+                except Exception:  # noqa: BLE001 - as `auto` does
+                    continue
+
+
+def test_the_clock_runs_while_the_work_is_estimated() -> None:
+    clock = Clock()
+    allowance = Allowance(60.0, 3, clock)
+    clock.now += 30.0
+    allowance.begin()
+    assert allowance.share == pytest.approx(10.0)
 
 
 def test_attacks_elsewhere_have_even_shares_from_the_start(tmp_path: Path) -> None:

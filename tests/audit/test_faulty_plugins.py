@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from bract.audit.audit import Audit
 from bract.audit.questions import QUESTIONS
 from bract.config.audit import AuditRequest
 from bract.errors import BractError
+from bract.inputs.base import INPUTS, kept_examples
 from bract.models import create_model
 from bract.plugins import PluginError, blaming, package_of
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
+from bract.registry import Registry
 from bract.report.facts import gather
 from bract.rundir import RunDirectory
 
@@ -32,6 +35,7 @@ import torch
 from pydantic import Field
 from bract.attacks import Attack, Outcome, hard_labels
 from bract.audit.questions import Decision, Question
+from bract.inputs.image import Image
 from bract.schema import Answer
 
 
@@ -56,6 +60,20 @@ class Wrong(Attack):
     name: ClassVar[str] = "theirs-wrong"
     def solve(self, problem, run):
         return Outcome(images=torch.zeros(1, 2), labels=hard_labels(problem), losses=torch.ones(1))
+
+
+class Picture(Image):
+    name = "theirs-picture"
+    def examples(self, batch):
+        return batch["picture"].float()
+    def save(self, example, beside, index, role):
+        raise OSError("no such colour")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictured(Simple):
+    name: ClassVar[str] = "theirs-pictured"
+    inputs: ClassVar[tuple[str, ...]] = ("image", "theirs-picture")
 
 
 class NoAnswer(Answer):
@@ -84,12 +102,15 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 2.0\n")
     attacks = {"theirs-simple": "Simple", "theirs-typo": "Typo", "theirs-wrong": "Wrong"}
+    attacks["theirs-pictured"] = "Pictured"
     lines = "".join(f"{name} = theirs_faulty:{kind}\n" for name, kind in attacks.items())
     questions = "[bract.questions]\ntheirs-question = theirs_faulty:Asking\n"
-    (info / "entry_points.txt").write_text(f"[bract.attacks]\n{lines}{questions}")
+    inputs = "[bract.inputs]\ntheirs-picture = theirs_faulty:Picture\n"
+    (info / "entry_points.txt").write_text(f"[bract.attacks]\n{lines}{questions}{inputs}")
     (tmp_path / "theirs_faulty.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in (ATTACKS, QUESTIONS):
+    registries: tuple[Registry[Any], ...] = (ATTACKS, QUESTIONS, INPUTS)
+    for registry in registries:
         for name in ("_entries", "_packages", "_refused"):
             monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
         monkeypatch.setattr(registry, "_loaded", False)
@@ -154,6 +175,35 @@ def test_a_faulty_attack_and_a_faulty_question_cost_themselves_in_an_audit(
     (asked,) = gather(run.root).questions
     assert asked.level == "failed"
     assert "Asking of package theirs 2.0 failed: ZeroDivisionError" in asked.sentence
+
+
+def test_a_faulty_input_costs_its_own_uploads_in_an_audit(package: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    store = ObservationStore(run.captures)
+    store.save(seen())
+    theirs = seen("client-1")
+    changed = theirs.declaration.updated({"input": "theirs-picture"})
+    store.save(replace(theirs, declaration=changed))
+    audit = Audit(run, AuditRequest(attacks=["theirs-pictured"], device="cpu"))
+    list(audit.execute(audit.plan()))
+    refused = {result.client: result.refused for result in audit.results()}
+    assert refused["client-0"] is None
+    reason = refused["client-1"] or ""
+    assert "Picture of package theirs 2.0 failed: OSError: no such colour" in reason
+    assert "\n" not in reason
+
+
+def test_a_faulty_input_stops_no_training_whose_examples_are_kept(
+    package: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = (torch.rand(2, 1, 8, 8), torch.tensor([1, 2]))
+    with caplog.at_level(logging.WARNING):
+        found = kept_examples(batch)
+    assert found is not None and torch.equal(found[0], batch[0])
+    # Whichever input is asked first, the faulty one is no reason to stop.
+    assert kept_examples({"nothing": 1}) is None
+    assert any("Picture of package theirs 2.0 failed: KeyError" in m for m in caplog.messages)
+    assert all("\n" not in message for message in caplog.messages)
 
 
 def test_a_fault_of_bract_s_own_is_not_blamed_on_a_package() -> None:

@@ -114,6 +114,19 @@ LOCKED = {
 """The two lines of a stranger's app that lock its model."""
 
 
+ENCRYPTED = {
+    "client_app": CLIENT.replace(
+        "app = ClientApp(", "app = EncryptedClientApp(clients=2, "
+    ).replace(
+        "from flwr.clientapp import ClientApp", "from bract.client import EncryptedClientApp"
+    ),
+    "server_app": SERVER.replace(
+        "FedAvg(min_available_nodes=2)", "Encrypted(FedAvg(min_available_nodes=2), clients=2)"
+    ).replace("from quickstart", "from bract.strategies import Encrypted\nfrom quickstart"),
+}
+"""The two lines of such an app, one a side, by which it encrypts."""
+
+
 class QuickstartFederation(LocalFederation):
     """Real SuperLink and SuperNodes, with the app above instead of bract's."""
 
@@ -126,7 +139,8 @@ class QuickstartFederation(LocalFederation):
         for name, text in self.files.items():
             (package / f"{name}.py").write_text(text)
         store = str((self.run.root / "captures").absolute())
-        (package / "server_app.py").write_text(SERVER.replace("{store!r}", repr(store)))
+        server = self.files["server_app"].replace("{store!r}", repr(store))
+        (package / "server_app.py").write_text(server)
 
     def finish(self) -> Any:
         self.run_id = self._submit()
@@ -139,10 +153,10 @@ class QuickstartFederation(LocalFederation):
 
 
 def federate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encryption: str = "none", **changed: str
 ) -> tuple[RunDirectory, list[Observation]]:
     """Run the app for two rounds; return what was left."""
-    files = {"__init__": "", "task": TASK, "client_app": CLIENT, **changed}
+    files = {"__init__": "", "task": TASK, "client_app": CLIENT, "server_app": SERVER, **changed}
     # A site runs what its operator installed; what the bundle brings is for the server.
     installed = tmp_path / "installed" / "quickstart"
     installed.mkdir(parents=True)
@@ -152,7 +166,7 @@ def federate(
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, [str(installed.parent), earlier]))
     )
-    config = build_config({"clients": 2, "name": "quickstart"})
+    config = build_config({"clients": 2, "name": "quickstart", "encryption": encryption})
     run = RunDirectory(tmp_path / "run")
     run.create(config)
     federation = QuickstartFederation(config, run, Launch(client_app="quickstart.client_app:app"))
@@ -201,3 +215,21 @@ def test_two_lines_lock_the_model_of_such_an_app_and_the_lock_stays_at_the_clien
     assert all(f.stat().st_mode & 0o777 == 0o600 for f in files)
     keys = [{n: v for n, v in load_file(f).items() if n.startswith("fedkl.")} for f in files]
     assert keys[0] and all(not torch.equal(keys[0][n], keys[1][n]) for n in keys[0] if "key" in n)
+
+
+def test_two_lines_encrypt_what_such_an_app_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, observations = federate(tmp_path, monkeypatch, encryption="paillier", **ENCRYPTED)
+    for observation in observations:
+        assert observation.ciphertexts and not observation.update
+        assert not observation.returned_buffers
+        assert observation.declaration.encryption == "paillier"
+        (declared,) = observation.declaration.defenses
+        assert declared["name"] == "adadefense"
+    kept = [load_file(path) for path in sorted(run.root.rglob("*-final.safetensors"))]
+    assert len(kept) == 2 and set(kept[0]) == set(observations[0].parameters) | {
+        name for name in kept[0] if name.startswith("1.")
+    }
+    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+    assert int(kept[0]["1.num_batches_tracked"]) == 2

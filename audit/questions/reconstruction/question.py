@@ -14,6 +14,7 @@ from bract.attacks import ATTACKS, Budget, Case, Engine, Progress, Reconstructio
 from bract.attacks.base import Attacker
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask, open_cases, open_over_rounds
+from bract.audit.allowance import CutOffError
 from bract.audit.basis import Basis, changes
 from bract.audit.captures import Capture
 from bract.audit.handled import why_unhandled
@@ -337,7 +338,21 @@ class ReconstructionQuestion(Question[AuditResult]):
         )
         cases, left = self._cases(batch, opened, task)
         usable = [case for case in cases if isinstance(case, Case)]
-        return cases, self._results(batch.attack, usable, left)
+        allowance = seen.allowance
+        if allowance is None:
+            return cases, self._results(batch.attack, usable, left)
+        try:
+            with allowance.bounded():
+                return cases, self._results(batch.attack, usable, left)
+        except CutOffError:
+            reason = (
+                f"cut off: the budget of {allowance.seconds:g} s for the whole audit was over, "
+                "and the attack was in a step that does not look at the clock; give it more"
+            )
+            keys = [case.observation.key for case in usable]
+            return cases, [
+                Refusal(attack=batch.attack, observation=key, reason=reason) for key in keys
+            ]
 
     def _results(
         self, name: str, usable: Sequence[Case], task: AttackTask

@@ -12,6 +12,7 @@ import pytest
 
 from bract.cli.launch import own_app
 from bract.cli.launch.own_app import OwnAppFederation
+from bract.errors import RunFailedError
 from bract.rundir import RunDirectory
 
 
@@ -40,3 +41,18 @@ def test_the_app_is_submitted_with_its_number_of_nodes(
     files, engine = submitted
     assert files == ["pyproject.toml", "task.py"]
     assert (engine["num_supernodes"], engine["client_resources_num_cpus"]) == (5, 1)
+
+
+def test_a_run_that_does_not_end_is_given_up_with_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_app, "check_ray", lambda _: None)
+    monkeypatch.setattr(own_app, "_INTERVAL", 0.01)
+    monkeypatch.setattr(OwnAppFederation, "_submit", lambda _: "7")
+    monkeypatch.setattr(OwnAppFederation, "_flower_status", lambda _: "running")
+    federation = OwnAppFederation(tmp_path / "app", RunDirectory(tmp_path / "run"), 2, "off")
+    try:
+        with pytest.raises(RunFailedError, match=r"is running after .* given up; .*superlink\.log"):
+            federation.finish(0.05)
+    finally:
+        federation.processes.end()
