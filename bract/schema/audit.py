@@ -35,8 +35,9 @@ class Scores(Record):
     there are originals. A perceptual distance that is not available here is None. Of a row,
     ``features`` is the share of columns that are right, ``exact`` whether all are. Of a text,
     ``features`` is the share of its tokens that were recovered, ``precision`` that of recovered
-    tokens that are its own, ``rouge_l`` ROUGE-L, and ``rare`` the share recovered of those
-    that are in fewer than one public text of a hundred: names and numbers.
+    tokens that are its own, ``rouge_1``, ``rouge_2`` and ``rouge_l`` the F-measures of ROUGE on
+    tokens, ``longest_run`` the most neighbouring tokens in common, and ``rare`` the share
+    recovered of tokens in fewer than one public text of a hundred: names and numbers.
     """
 
     mse: Public[Number] = None
@@ -51,7 +52,10 @@ class Scores(Record):
     features: Public[Number] = None
     exact: Public[bool | None] = None
     precision: Public[Number] = None
+    rouge_1: Public[Number] = None
+    rouge_2: Public[Number] = None
     rouge_l: Public[Number] = None
+    longest_run: Public[int | None] = None
     rare: Public[Number] = None
 
 

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from bract.audit.questions.reconstruction.scores import scorer_of
-from bract.audit.questions.reconstruction.scores.text import rouge_l, token_recall
+from bract.audit.questions.reconstruction.scores.text import (
+    longest_run,
+    rouge_l,
+    rouge_n,
+    token_recall,
+)
 from bract.config import DataConfig
 from bract.config.sections import TextSection
 from bract.data.texts import schema_of
@@ -117,6 +122,19 @@ def test_scores_count_tokens_order_and_rare_ones() -> None:
     assert token_recall((1, 2, 2), (2, 2, 3, 4)) == 0.5
     # The longest common subsequence of ABCD and ACBD has three tokens.
     assert rouge_l((1, 2, 3, 4), (1, 3, 2, 4)) == pytest.approx(0.75)
+    # Lin 2004, section 3.1: "police killed the gunman" against "police kill the gunman" and "the
+    # gunman kill police"; by hand, bigrams 1 of 3 and 1 of 3, unigrams 3 of 4 each.
+    police, killed, the, gunman, kill = range(5)
+    assert rouge_n((police, kill, the, gunman), (police, killed, the, gunman), 1) == 0.75
+    assert rouge_n((police, kill, the, gunman), (police, killed, the, gunman), 2) == pytest.approx(
+        1 / 3
+    )
+    assert rouge_n((the, gunman, kill, police), (police, killed, the, gunman), 1) == 0.75
+    assert rouge_l((the, gunman, kill, police), (police, killed, the, gunman)) == 0.5
+    # A token counts as often as the other text has it.
+    assert rouge_n((the, the, the), (the, gunman), 1) == pytest.approx(2 / 5)
+    assert rouge_n((the,), (the,), 2) == 0.0
+    assert longest_run((9, 1, 2, 3, 7), (1, 2, 3, 9)) == 3 and longest_run((), (1,)) == 0
     scorer = scorer_of(Texts(SCHEMA), TextReference(NOTES, 0))
     reference = TextReference(NOTES, 0)
     from bract.inputs import Truth
@@ -128,6 +146,32 @@ def test_scores_count_tokens_order_and_rare_ones() -> None:
     assert scored.label_accuracy == 1.0
     cells = scorer.cells(truth.images[0], 0.0, None, truth.images[1])
     assert cells[0].value and any(cell.right is False for cell in cells)
+
+
+def test_weights_of_a_package_are_loaded_and_an_outline_of_them_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=SCHEMA.vocabulary,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=SCHEMA.length,
+    )
+    packaged = transformers.BertModel(config)
+    packaged.save_pretrained(tmp_path)
+    monkeypatch.setattr("bract.models.language.minilm_folder", lambda: tmp_path)
+    name = "text-encoder(weights=minilm)"
+    sizes: dict[str, Any] = {"classes": 3, "channels": 24, "image_size": 1, "text": SCHEMA}
+    with torch.device("meta"):
+        outline = create_model(name, **sizes)
+    model = create_model(name, **sizes)
+    assert all(value.is_meta for value in outline.parameters())
+    own = dict(model.named_parameters())
+    for key, value in packaged.named_parameters():
+        assert torch.equal(own[f"body.bert.{key}"], value)
 
 
 def test_a_model_of_images_takes_no_texts() -> None:

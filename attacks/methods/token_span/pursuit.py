@@ -76,7 +76,7 @@ def pursue(
         Whether a position holds a single token: one sequence in the update.
     """
     kept = _likely(model, layer, span, tokens, length)
-    atoms = _embeddings(model, layer, kept, length)
+    atoms = embeddings(model, layer, kept, length)
     left = atoms.square().sum(dim=-1)
     rest, taken = span.basis, torch.empty(0, span.basis.shape[1], dtype=torch.float64)
     open_pairs = torch.ones(len(kept), length, dtype=torch.bool)
@@ -107,11 +107,11 @@ def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: 
         return tokens
     shares = []
     for chunk in tokens.split(max(1, _AT_ONCE // length)):
-        shares.append(1.0 - span.distance(_embeddings(model, layer, chunk, length)).amin(dim=1))
+        shares.append(1.0 - span.distance(embeddings(model, layer, chunk, length)).amin(dim=1))
     return tokens[torch.cat(shares).topk(most).indices]
 
 
-def _embeddings(model: nn.Module, layer: Layer, tokens: Tensor, length: int) -> Tensor:
+def embeddings(model: nn.Module, layer: Layer, tokens: Tensor, length: int) -> Tensor:
     """Return what enters the layer for each token at each position, ``(N, T, width)``."""
     parts = []
     for chunk in tokens.split(max(1, _AT_ONCE // length)):

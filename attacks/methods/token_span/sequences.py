@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bract.attacks.methods.token_span.linking import Linked
 from bract.attacks.methods.token_span.span import Span, separating
 from bract.attacks.methods.token_span.stages import Layer, inputs_of
 
@@ -132,16 +133,19 @@ def assemble(
     checked: Checked,
     given: Candidates,
     *,
+    linked: Linked,
     ends: Tensor,
+    special: Tensor,
     count: int,
     generator: torch.Generator,
     stop: Callable[[], bool],
 ) -> list[Tensor]:
     """Return sequences of a model whose tokens see each other, best first.
 
-    From random tokens of each position, one position after the other takes the token that brings
-    all inputs of the contextual layers nearest to their subspaces, until nothing changes. A
-    sequence counts as found where every change of one token would lead much farther away.
+    From tokens whose slopes go together with those of one of them, one position after the other
+    takes the token that brings all inputs of the contextual layers nearest to their subspaces,
+    until nothing changes. A sequence counts as found where every change of one token would lead
+    much farther away. Once every token has been tried, searches start from random tokens.
 
     Parameters
     ----------
@@ -152,23 +156,35 @@ def assemble(
     """
     found: dict[tuple[int, ...], float] = {}
     certain: set[tuple[int, ...]] = set()
+    seeds = torch.randperm(len(linked.tokens), generator=generator).tolist()
     while not stop() and len(certain) < count:
-        length = int(ends[torch.randint(len(ends), (1,), generator=generator)])
-        start = torch.stack(
-            [
-                tokens[torch.randint(len(tokens), (1,), generator=generator)][0]
-                for tokens in given.tokens[:length]
-            ]
+        explained = {(token, place) for one in certain for place, token in enumerate(one)}
+        pairs = list(zip(linked.tokens.tolist(), linked.positions.tolist(), strict=True))
+        seeds = [seed for seed in seeds if pairs[seed] not in explained]
+        start = (
+            linked.text(seeds.pop(), ends.tolist(), special)
+            if seeds
+            else _random_start(given, ends, generator)
         )
         sequence, apart, margin = _settle(model, checked, given, start, stop)
         key = tuple(sequence.tolist())
         found[key] = apart
         if margin >= CERTAIN and apart < given.threshold:
             certain.add(key)
-        if all(len(tokens) == 1 for tokens in given.tokens[:length]):
+        if all(len(tokens) == 1 for tokens in given.tokens[: len(sequence)]):
             break
     best = sorted(found, key=lambda one: (one not in certain, found[one]))[:count]
     return [torch.tensor(one) for one in best]
+
+
+def _random_start(given: Candidates, ends: Tensor, generator: torch.Generator) -> Tensor:
+    length = int(ends[torch.randint(len(ends), (1,), generator=generator)])
+    return torch.stack(
+        [
+            tokens[torch.randint(len(tokens), (1,), generator=generator)][0]
+            for tokens in given.tokens[:length]
+        ]
+    )
 
 
 def _settle(

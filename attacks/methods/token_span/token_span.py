@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.base import Attack, Batches, Cost
-from bract.attacks.methods.token_span.pursuit import pursue
+from bract.attacks.methods.token_span.linking import Linked
+from bract.attacks.methods.token_span.pursuit import embeddings, pursue
 from bract.attacks.methods.token_span.sequences import (
     Candidates,
     Checked,
@@ -229,11 +230,24 @@ class _Search:
             self.model,
             checked,
             given,
+            linked=self._linked(given),
             ends=self._ends(given),
+            special=torch.tensor(self.schema.special, dtype=torch.int64),
             count=count,
             generator=self.generator,
             stop=self.stop,
         )
+
+    def _linked(self, given: Candidates) -> Linked:
+        """Return the tokens of all positions with their slopes."""
+        tokens = torch.cat(given.tokens)
+        counts = torch.tensor([len(part) for part in given.tokens])
+        positions = torch.arange(len(given.tokens)).repeat_interleave(counts)
+        local = self.stages.local
+        distinct, places = tokens.unique(return_inverse=True)
+        inputs = embeddings(self.model, local[0], distinct, self.schema.length)[places, positions]
+        gradients = [layer.rows(self.gradients[layer.name]) for layer in local]
+        return Linked.of(tokens, positions, inputs, gradients)
 
     def _checked(self) -> Checked | None:
         layers, spans = [], []

@@ -112,7 +112,10 @@ class TextScorer(RowScorer):
             features=token_recall(found, wanted),
             exact=found == wanted,
             precision=token_recall(wanted, found),
+            rouge_1=rouge_n(found, wanted, 1),
+            rouge_2=rouge_n(found, wanted, 2),
             rouge_l=rouge_l(found, wanted),
+            longest_run=longest_run(found, wanted),
             rare=token_recall(found, rare) if known else None,
         )
 
@@ -165,6 +168,26 @@ def token_recall(found: Ids, wanted: Ids) -> float:
     if not wanted:
         return 0.0
     return sum((Counter(found) & Counter(wanted)).values()) / len(wanted)
+
+
+def rouge_n(found: Ids, wanted: Ids, n: int) -> float:
+    """Return the F-measure of the n-grams that two texts share (Lin 2004, section 2), beta = 1."""
+    ours, theirs = (Counter(zip(*(ids[i:] for i in range(n)), strict=False)) for ids in (found, wanted))
+    if not ours or not theirs:
+        return 0.0
+    return 2.0 * (ours & theirs).total() / (ours.total() + theirs.total())
+
+
+def longest_run(found: Ids, wanted: Ids) -> int:
+    """Return the length of the longest run of neighbouring tokens that two texts share."""
+    longest, before = 0, [0] * (len(wanted) + 1)
+    for token in found:
+        now = [0] * (len(wanted) + 1)
+        for j, other in enumerate(wanted, start=1):
+            if token == other:
+                now[j] = before[j - 1] + 1
+        longest, before = max(longest, *now), now
+    return longest
 
 
 def rouge_l(found: Ids, wanted: Ids) -> float:

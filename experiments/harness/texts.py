@@ -1,0 +1,200 @@
+"""Clients that hold texts, and what they send."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bract.attacks import Reconstruction
+from bract.audit.questions.reconstruction.scores.image import ScoredImages
+from bract.audit.questions.reconstruction.scores.text import TextScorer
+from bract.client.defenses import ProtectContext, build_defenses
+from bract.client.training import planned_steps, train_locally
+from bract.config.config import TrainingConfig
+from bract.config.text import TextSchema
+from bract.data.notes import clinical_notes
+from bract.data.spec import DataSpec
+from bract.data.tokens import Tokenizer, word_tokenizer
+from bract.inputs import Truth
+from bract.inputs.text import KeptTexts
+from bract.models import create_model
+from bract.models.initialise import initialise
+from bract.models.language import minilm_folder
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import Tensors, buffers_of, parameters_of
+
+CLASSES = 5
+LENGTH = 32
+
+FIRST_SEED = {"score": 200, "choose": 0}
+"""Seed of each split's first client: no texts or network both choose a setting and score it."""
+
+_NOTES = 2000
+_PUBLIC = 999_983
+"""Seed of public notes, which is no client's."""
+
+
+@dataclass(frozen=True)
+class SentTexts:
+    """One client's upload of texts, and the texts.
+
+    Attributes
+    ----------
+    history
+        The same client's earlier uploads.
+    """
+
+    captured: Observation
+    history: tuple[Observation, ...]
+    truth: Truth
+    schema: TextSchema
+
+
+@cache
+def tokenizer_named(name: str) -> Tokenizer:
+    """Return the tokenizer ``minilm``, or ``words``, that of the embedded notes."""
+    if name == "minilm":
+        return Tokenizer.read(minilm_folder())
+    return word_tokenizer([note.text for note in clinical_notes(3000, seed=1)])
+
+
+@cache
+def sentences(data: str, split: str) -> tuple[str, ...]:
+    """Return texts: made-up ``notes``, or ``prose`` of Python's language reference.
+
+    Splits share no sentence. ``public`` is a split that no client trains on.
+    """
+    if data == "notes":
+        seed = _PUBLIC if split == "public" else FIRST_SEED[split] + 7
+        return tuple(note.text for note in clinical_notes(_NOTES, seed=seed))
+    from pydoc_data import topics
+
+    whole = " ".join(" ".join(text.split()) for text in topics.topics.values())
+    found = {
+        one.strip()
+        for one in re.split(r"(?<=[.!?]) (?=[A-Z])", whole)
+        if 40 <= len(one) <= 160 and one.isascii() and one.count('"') % 2 == 0
+    }
+    kept = sorted(found)
+    random.Random(0).shuffle(kept)
+    return tuple(kept[("score", "choose", "public").index(split) :: 3])
+
+
+def send_texts(
+    data: str,
+    texts: int,
+    *,
+    seed: int,
+    model: str,
+    tokenizer: str = "minilm",
+    split: str = "score",
+    task: str = "classification",
+    round: int = 1,
+    defense: Mapping[str, Any] | None = None,
+    **training: Any,
+) -> SentTexts:
+    """Train a client of so many texts on a fresh network; labels are drawn at random.
+
+    Parameters
+    ----------
+    round
+        The round whose upload is captured; the client trains on the same texts in every round, and
+        the server steps by what it received.
+    defense
+        An entry of the configuration's ``defenses``, or None.
+    training
+        Keys of the configuration's section; one gradient of all texts by default.
+    """
+    own = tokenizer_named(tokenizer)
+    declared = TextSchema(
+        vocabulary=own.vocabulary,
+        length=LENGTH,
+        padding=own.padding,
+        special=own.special,
+        task=task,  # type: ignore[arg-type]
+    )
+    mean, std = declared.feature_moments()
+    outputs = 1 if task == "language-model" else CLASSES
+    spec = DataSpec((LENGTH, 1, 1), outputs, mean, std, text=declared)
+    pool = sentences(data, split)
+    draw = random.Random(seed)
+    inputs = own.encode(draw.sample(pool, texts), declared)
+    labels: Tensor = torch.tensor([draw.randrange(CLASSES) for _ in range(texts)])
+    if task == "language-model":
+        labels = torch.zeros(texts)
+    network = create_model(
+        model, classes=outputs, channels=LENGTH, image_size=1, activation="", text=declared
+    )
+    initialise(network, "default", seed)
+    work = TrainingConfig.model_validate(
+        {"algorithm": "fedsgd", "batch_size": texts, "lr": 0.1} | training
+    )
+    chain = build_defenses([] if defense is None else [dict(defense)])
+    network = chain.prepare_model(network)
+    state: Tensors = {}
+    captured: list[Observation] = []
+    for number in range(1, round + 1):
+        context = ProtectContext(round=number, seed=20261123 + seed)
+        chain.attach(network, state, context)
+        before = {n: v.clone() for n, v in parameters_of(network).items()}
+        buffers = {n: v.clone() for n, v in buffers_of(network).items()}
+        result = train_locally(
+            network, inputs, labels, config=work, spec=spec, seed=seed, device=torch.device("cpu")
+        )
+        context = replace(context, model=network, images=inputs, labels=labels)
+        sent = chain.protect(result.update, state, context)
+        captured.append(
+            Observation(
+                round=number,
+                client=f"client-{seed}",
+                parameters=before,
+                buffers=buffers,
+                update=sent,
+                returned_buffers={},
+                declaration=ClientDeclaration(
+                    algorithm=work.algorithm,
+                    model=model,
+                    input="text",
+                    image_shape=spec.image_shape,
+                    classes=spec.classes,
+                    mean=spec.mean,
+                    std=spec.std,
+                    text=declared,
+                    loss=spec.loss,
+                    optimizer=work.optimizer,
+                    lr=work.lr,
+                    local_steps=planned_steps(work, texts),
+                    batch_size=min(work.batch_size, texts),
+                    num_examples=texts,
+                    norm_mode="eval",
+                    defenses=tuple(chain.public()),
+                ),
+            )
+        )
+        rate = 1.0 if work.algorithm == "fedavg" else work.lr
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter.copy_(before[name] - rate * sent[name])
+    return SentTexts(captured[-1], tuple(captured[:-1]), Truth(inputs, labels), declared)
+
+
+def public_texts(data: str, tokenizer: str, schema: TextSchema) -> KeptTexts:
+    """Return texts of the same kind that no client trained on."""
+    encoded = tokenizer_named(tokenizer).encode(sentences(data, "public"), schema)
+    return KeptTexts(encoded, torch.zeros(len(encoded)), 0, schema)
+
+
+def score_texts(
+    sent: SentTexts, result: Reconstruction, references: KeptTexts | None = None
+) -> ScoredImages:
+    """Score a reconstruction against the client's texts."""
+    return TextScorer(sent.schema, references).score(
+        result.images, sent.truth, recovered=result.targets
+    )
