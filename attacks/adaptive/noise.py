@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
 from bract.attacks.adaptive.clipping_factor import shrinkage
-from bract.attacks.adaptive.declared import declared, gradient_scale
-from bract.attacks.adaptive.simulated_defense import Clip, Part, defended_by
+from bract.attacks.adaptive.declared import declared
+from bract.attacks.adaptive.simulated_defense import Clip, Part, Simulated, simulated
 from bract.attacks.adaptive.weak_seeds import SeedFinding, find_noise_seed
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
@@ -32,9 +33,9 @@ def weigh_noise(observation: Observation, known: Known) -> Evidence:
     - Laplace: ``-log p(u | x) = |u - c(g(x)) g(x)|_1 / b + D log(2 b)``, ``b = sigma / sqrt(2)``
 
     so the factor is no unknown: it follows from the candidate. Everything is scaled to gradients
-    (`gradient_scale`). The prior's weight follows from sigma, since both are in nats
-    (`bract.attacks.solve.regularizers.NaturalImages`). Cutting to the noise's grid, at most 2^-30
-    of sigma, is left out.
+    (`bract.attacks.adaptive.declared.gradient_scale`). The prior's weight follows from sigma, since
+    both are in nats (`bract.attacks.solve.regularizers.NaturalImages`). Cutting to the noise's
+    grid, at most 2^-30 of sigma, is left out.
 
     Before that, seeds of torch's CPU generator are tried
     (`bract.attacks.adaptive.weak_seeds`); where one fits, the noise is subtracted exactly,
@@ -54,37 +55,67 @@ def weigh_noise(observation: Observation, known: Known) -> Evidence:
     return noise_after(observation, known)
 
 
-def noise_after(observation: Observation, known: Known, *before: Part) -> Evidence:
-    """Return what `weigh_noise` does, with other defenses before the clipping.
+def noise_after(
+    observation: Observation,
+    known: Known,
+    simulate: Callable[[Observation], Simulated] = simulated,
+) -> Evidence:
+    """Return what `weigh_noise` does, with another defense before the clipping.
 
     Parameters
     ----------
-    before
-        Deterministic parts of defenses between the gradient and the clipping, in order.
+    simulate
+        Reads an upload of the defense before the clipping, as if no noise were on it.
     """
     hyper, _, _ = checked_noise(observation)
     search = find_noise_seed(observation, hyper, known.weak_seeds)
     if search.update is not None:
-        return without_noise(observation, hyper, search)
-    scale = gradient_scale(observation)
-    deviation = hyper.deviation * scale
-    parts = before
-    if hyper.clip is not None:
-        order: Literal[1, 2] = 1 if hyper.kind == "laplace" and hyper.epsilon is not None else 2
-        parts = (*before, Clip(hyper.clip * scale, order))
+        if simulate is simulated:
+            return without_noise(observation, hyper, search)
+        first = simulate(replace(observation, update=search.update))
+        return Evidence(
+            target=first.target,
+            weights=first.weights,
+            adapt=first.followed_by(*clipping(hyper, first.unit)),
+            buffers=first.buffers,
+            notes={
+                **first.notes,
+                "method": "subtracted the noise, whose seed was found",
+                "deviation": 0.0,
+                **search.notes(),
+            },
+        )
+    first = simulate(observation)
+    deviation = hyper.deviation * first.unit
     kind = GaussianLikelihood if hyper.kind == "gaussian" else LaplaceLikelihood
-    wanted = observation.gradient()
     return Evidence(
-        target={name: wanted[name] for name in observation.parameters},
-        adapt=defended_by(*parts),
+        target=first.target,
+        weights=first.weights,
+        adapt=first.followed_by(*clipping(hyper, first.unit)),
+        buffers=first.buffers,
         likelihood=kind(deviation),
         notes={
+            **first.notes,
             "defense": "noise",
             "method": "maximised the likelihood of the upload times a prior on images",
             "deviation": deviation,
             **search.notes(),
         },
     )
+
+
+def clipping(hyper: Noise, unit: float) -> tuple[Part, ...]:
+    """Return the clipping of a declared noise; nothing where it does not clip.
+
+    Parameters
+    ----------
+    unit
+        Factor from an update to what is simulated.
+    """
+    if hyper.clip is None:
+        return ()
+    order: Literal[1, 2] = 1 if hyper.kind == "laplace" and hyper.epsilon is not None else 2
+    return (Clip(hyper.clip * unit, order),)
 
 
 def checked_noise(observation: Observation) -> tuple[Noise, float, int]:

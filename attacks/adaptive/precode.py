@@ -90,6 +90,12 @@ class BottleneckClient:
 
 @ADAPTIVE.register("precode")
 def undo_precode(observation: Observation, known: Known) -> Evidence:
+    """Undo the bottleneck of an upload as PRECODE alone leaves it; see `bottlenecked`."""
+    del known
+    return bottlenecked(observation)
+
+
+def bottlenecked(observation: Observation, *, exact: bool = True) -> Evidence:
     """Simulate the bottleneck with the client's own noise, and the client's whole loss.
 
     One image and one step: the noise follows in closed form (`read_noise`), to float32's
@@ -97,11 +103,15 @@ def undo_precode(observation: Observation, known: Known) -> Evidence:
     with the images, from zero. It is small at first (sigma is 0.007), so the mean alone explains
     the update to a few per cent; the Kullback-Leibler term of the client's loss matters as much,
     and is simulated in either case.
+
+    Parameters
+    ----------
+    exact
+        Whether the update is the client's to rounding; otherwise the noise is always searched.
     """
-    del known
     hyper = declared(Precode, observation)
     block = _block(observation, hyper)
-    single = _is_one_gradient(observation.declaration)
+    single = exact and _is_one_gradient(observation.declaration)
     notes: dict[str, Any] = {"defense": "precode"}
     found: Tensors = {}
     if single:

@@ -13,7 +13,7 @@ from bract.attacks.problem.evidence import ADAPTIVE, FORWARD, Evidence, Known
 from bract.defenses.pruning import Pruning
 from bract.errors import BractError
 from bract.protocol.observation import Observation
-from bract.protocol.update import flatten
+from bract.protocol.update import Tensors, flatten
 
 
 @ADAPTIVE.register("pruning")
@@ -29,15 +29,10 @@ def bound_dropped(observation: Observation, known: Known) -> Evidence:
     del known
     hyper = checked_pruning(observation)
     wanted = {n: observation.gradient()[n] for n in observation.parameters}
-    limits = {n: _smallest(v) for n, v in wanted.items()}
-    if hyper.scope == "whole":
-        limits = dict.fromkeys(limits, min(limits.values()))
+    limits = _limits(hyper, wanted)
     return Evidence(
         target=wanted,
-        bounds={
-            n: torch.where(v == 0, min(limits[n], torch.finfo(v.dtype).max), 0.0).to(v.dtype)
-            for n, v in wanted.items()
-        },
+        bounds=bounds_on_dropped(hyper, wanted),
         notes={
             "defense": "pruning",
             "method": "matched surviving coordinates, held the others below the smallest of them",
@@ -45,6 +40,20 @@ def bound_dropped(observation: Observation, known: Known) -> Evidence:
             "threshold": None if hyper.scope == "tensor" else min(limits.values()),
         },
     )
+
+
+def bounds_on_dropped(hyper: Pruning, sent: Tensors) -> Tensors:
+    """Return how far from zero each dropped coordinate may have been; survivors are exact."""
+    limits = _limits(hyper, sent)
+    return {
+        n: torch.where(v == 0, min(limits[n], torch.finfo(v.dtype).max), 0.0).to(v.dtype)
+        for n, v in sent.items()
+    }
+
+
+def _limits(hyper: Pruning, sent: Tensors) -> dict[str, float]:
+    limits = {n: _smallest(v) for n, v in sent.items()}
+    return limits if hyper.scope == "tensor" else dict.fromkeys(limits, min(limits.values()))
 
 
 @FORWARD.register("pruning")

@@ -7,15 +7,19 @@ compares the upload with what they would have made of a candidate's gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from bract.attacks.adaptive.declared import gradient_scale
 from bract.attacks.problem.client_model import DefendedForward, ForwardModel
 from bract.attacks.problem.target_model import TargetModel
+from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
+
+Adapt = Callable[[ForwardModel, int], ForwardModel]
 
 
 class Part(Protocol):
@@ -47,7 +51,7 @@ class DefendedClient(DefendedForward):
         return sent
 
 
-def defended_by(*parts: Part) -> Callable[[ForwardModel, int], ForwardModel]:
+def defended_by(*parts: Part) -> Adapt:
     """Return what `Evidence.adapt` takes: the client with these parts after it."""
 
     def adapt(client: ForwardModel, images: int) -> ForwardModel:
@@ -55,6 +59,45 @@ def defended_by(*parts: Part) -> Callable[[ForwardModel, int], ForwardModel]:
         return DefendedClient(client=client, parts=parts) if parts else client
 
     return adapt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """An upload of one defense, and how to simulate what that defense makes of a candidate.
+
+    Attributes
+    ----------
+    target
+        The upload, in the units of what is simulated.
+    unit
+        Factor from an update to these units.
+    adapt, buffers, weights, notes
+        As `bract.attacks.problem.evidence.Evidence` has them; ``adapt`` may be None.
+    """
+
+    target: Tensors
+    unit: float
+    adapt: Adapt | None = None
+    buffers: Tensors = field(default_factory=dict)
+    weights: Tensors | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def followed_by(self, *parts: Part) -> Adapt:
+        """Return the simulation with further parts after it."""
+        first, then = self.adapt, defended_by(*parts)
+        if first is None:
+            return then
+        return lambda client, images: then(first(client, images), images)
+
+
+def simulated(observation: Observation, *parts: Part) -> Simulated:
+    """Return the upload of a client whose gradient goes through these parts."""
+    wanted = observation.gradient()
+    return Simulated(
+        target={name: wanted[name] for name in observation.parameters},
+        unit=gradient_scale(observation),
+        adapt=defended_by(*parts) if parts else None,
+    )
 
 
 @dataclass(frozen=True)

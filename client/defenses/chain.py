@@ -31,10 +31,6 @@ _WHY_LAST = {
         "it prunes the last layer's update by the features of this round's batch, which only "
         "fits the update as trained"
     ),
-    Stage.TRANSFORM: (
-        "it rescales every coordinate, which undoes what came before: dropped coordinates come "
-        "back, and noise is scaled up with the signal"
-    ),
     Stage.SPARSIFY: "after noise it keeps the coordinates where the noise is largest",
 }
 
@@ -190,7 +186,9 @@ def _check_order(defenses: tuple[Defense, ...]) -> None:
             "second would work on the first one's defended update; choose one"
         )
     for earlier, later in pairwise(defenses):
-        if earlier.stage > later.stage:
+        # Of two orders of a transformation with noise or pruning either is somebody's choice:
+        # noise before it keeps its privacy guarantee, since what follows sees the sum alone.
+        if earlier.stage > later.stage and later.stage is not Stage.TRANSFORM:
             raise BractError(
                 f"defenses: {later.name!r} cannot come after {earlier.name!r}: "
                 f"{_WHY_LAST[later.stage]}; put {later.name!r} first"

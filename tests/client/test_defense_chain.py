@@ -145,8 +145,7 @@ def test_the_update_that_went_in_is_not_changed() -> None:
     ("names", "said"),
     [
         (["noise", "pruning"], "'pruning' cannot come after 'noise': after noise it keeps"),
-        (["noise", "adadefense"], "'adadefense' cannot come after 'noise': it rescales"),
-        (["pruning", "guardian"], "'guardian' cannot come after 'pruning'.*put 'guardian' first"),
+        (["pruning", "soteria"], "'soteria' cannot come after 'pruning'.*put 'soteria' first"),
         (["guardian", "soteria"], "'soteria' cannot come after 'guardian'"),
         (["noise", "fedkl"], "'fedkl' cannot come after 'noise': it changes the model"),
         (["adadefense", "guardian"], "choose one"),

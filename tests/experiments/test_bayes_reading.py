@@ -164,10 +164,11 @@ def test_a_degenerate_likelihood_is_the_adaptive_attacker_and_says_why(digits: A
 
 def test_a_chain_without_a_likelihood_is_refused_by_name(observe: Any, digits: Any) -> None:
     clean = observe(digits[0][:1], digits[1][:1])
-    seen = defended(clean, {"name": "guardian"}, {"name": "noise", "std": 1e-3})
+    entries = ({"name": "guardian"}, {"name": "pruning"}, {"name": "noise", "std": 1e-3})
+    seen = defended(clean, *entries)
     (found,) = reconstruct(seen, bayesian(IG()), budget=Budget(iterations=1), device="cpu")
     assert isinstance(found, Refusal)
-    assert "no adaptive attacker knows guardian then noise" in found.reason
+    assert "no adaptive attacker knows guardian then pruning then noise" in found.reason
 
 
 @pytest.mark.slow

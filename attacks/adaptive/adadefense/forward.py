@@ -11,6 +11,7 @@ from bract.attacks.adaptive.adadefense.adadefense import missing_before, rounds_
 from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.simulated_defense import Simulated
 from bract.attacks.problem.client_model import DefendedForward, ForwardModel
 from bract.attacks.problem.evidence import FORWARD, Evidence, Known
 from bract.attacks.problem.target_model import TargetModel
@@ -103,6 +104,28 @@ def simulate_adadefense(observation: Observation, known: Known) -> Evidence:
             made = flatten({n: earlier[number][n] for n in seen.update})
             inverted = completed(hyper, inverted, before, made / gradient_scale(seen))
         after, previous = inverted.after, inverted.g
+    at = simulated_at(observation, hyper, before)
+    return Evidence(
+        target=at.target,
+        adapt=at.adapt,
+        buffers=at.buffers,
+        labels=single_label(observation, inverted.g),
+        notes={
+            "defense": "adadefense",
+            "method": "applied the defense to candidates, with replayed moments",
+            "captured_rounds": [seen.round for seen in rounds],
+            "missing_rounds": missing,
+            "state": assumed or "replayed from the client's first round",
+        },
+    )
+
+
+def simulated_at(observation: Observation, hyper: AdaDefense, before: Moments) -> Simulated:
+    """Return the upload and the simulation of the defense at given moments.
+
+    Zero moments are those of a client's first round, and exact in any round of a gradient that was
+    constant until then.
+    """
     map_ = DefendedUpdate(hyper, before)
     like = {name: observation.update[name] for name in observation.update}
     alpha = hyper.alpha if hyper.alpha_at == "client" else 1.0
@@ -123,20 +146,13 @@ def simulate_adadefense(observation: Observation, known: Known) -> Evidence:
         )
 
     named = observation.parameters
-    return Evidence(
+    return Simulated(
         target={n: observation.update[n] / alpha for n in named},
+        unit=1.0 / alpha,
         adapt=adapt,
         buffers={
             **{_CARRIED + n: carried[n].to(named[n].dtype) for n in named},
             **{_SECOND + n: second[n].to(named[n].dtype) for n in named},
-        },
-        labels=single_label(observation, inverted.g),
-        notes={
-            "defense": "adadefense",
-            "method": "applied the defense to candidates, with replayed moments",
-            "captured_rounds": [seen.round for seen in rounds],
-            "missing_rounds": missing,
-            "state": assumed or "replayed from the client's first round",
         },
     )
 

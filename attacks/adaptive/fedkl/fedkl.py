@@ -175,6 +175,11 @@ class LockedClient:
 
 @ADAPTIVE.register("fedkl")
 def regress_lock(observation: Observation, known: Known) -> Evidence:
+    """Regress the lock on an upload as FedKL alone leaves it; see `regressed`."""
+    return regressed(observation, known)
+
+
+def regressed(observation: Observation, known: Known, *, exact: bool = True) -> Evidence:
     """Read gamma and beta of the locked layer, or search them with the images.
 
     From one image through a chain of convolutions and sigmoids they follow in closed form
@@ -189,6 +194,12 @@ def regress_lock(observation: Observation, known: Known) -> Evidence:
     statistics of its batch are matched too (`bract.attacks.adaptive.batch_statistics`). Where an
     attack explains the update, torch seeds of the key are tried
     (`bract.attacks.adaptive.weak_locks`).
+
+    Parameters
+    ----------
+    exact
+        Whether the update is the client's to rounding. Where a second defense changed it, nothing
+        is read in closed form and no seed is tried.
 
     Raises
     ------
@@ -210,7 +221,9 @@ def regress_lock(observation: Observation, known: Known) -> Evidence:
     several = (
         observation.declaration.algorithm == "fedavg" and observation.declaration.local_steps != 1
     )
-    reading = None if several else _reading(observation, target_model, relu=hyper.relu)
+    reading = None
+    if exact and not several:
+        reading = _reading(observation, target_model, relu=hyper.relu)
 
     def adapt(forward: ForwardModel, images: int) -> LockedClient:
         del images
@@ -249,7 +262,9 @@ def regress_lock(observation: Observation, known: Known) -> Evidence:
         adapt=adapt,
         buffers={} if reading is None else reading.coefficients,
         notes=notes,
-        explain=partial(
+        explain=None
+        if not exact
+        else partial(
             _explain,
             observation,
             seeds=known.weak_seeds,
