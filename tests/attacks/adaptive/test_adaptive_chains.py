@@ -110,7 +110,7 @@ def test_the_true_image_explains_an_upload_of_the_chain(
 
     # The clipping of an upload that Soteria changed is a little other than the candidate's.
     assert misfit(images) < (0.05 if "soteria" in names else 0.02)
-    assert misfit(digits[0][5:6]) > 10 * misfit(images)
+    assert misfit(digits[0][5:6]) > (3 if "soteria" in names else 10) * misfit(images)
 
 
 def test_pruned_adadefense_comes_back_to_the_adaptive_attacker_alone(
@@ -147,14 +147,14 @@ def test_a_weak_seed_of_noise_after_another_defense_is_subtracted(
     bare = defended(clean, entry("guardian"))
     generator = torch.Generator().manual_seed(11)
     vector = flatten(bare.update)
-    vector = vector + 1e-3 * torch.randn(len(vector), generator=generator)
-    declared = build_defenses([entry("guardian"), entry("noise", std=1e-3, clip=None)]).public()
+    vector = vector + 0.05 * torch.randn(len(vector), generator=generator)
+    declared = build_defenses([entry("guardian"), entry("noise", std=0.05, clip=None)]).public()
     seen = replace(
         bare,
         update=unflatten(vector, bare.update),
         declaration=replace(bare.declaration, defenses=tuple(declared)),
     )
-    found = read_evidence(seen, "adaptive", Known(weak_seeds=SeedBudget(seeds=(11,))))
+    found = read_evidence(seen, "adaptive", Known(weak_seeds=SeedBudget(seeds=(range(11, 12),))))
     assert found.likelihood is None
     assert found.notes["defense"] == "guardian, noise"
     left = flatten(found.target) - flatten(bare.gradient())
