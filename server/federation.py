@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import math
 import time
 from functools import cached_property
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 from bract.config import FederationConfig
 from bract.data.views import data_spec, test_data
 from bract.defenses.configured import configured_model
+from bract.defenses.entries import read_settings
+from bract.defenses.noise import Noise
 from bract.errors import BractError, one_line
 from bract.files import write_tensors
 from bract.models.dropout import dropout_rate
@@ -33,6 +37,8 @@ from bract.strategies import FedAvg
 from bract.strategies.registry import create_strategy
 from bract.timeline import span
 from bract.versions import release
+
+_log = logging.getLogger(__name__)
 
 
 class Federation:
@@ -74,6 +80,7 @@ class Federation:
 
     def start(self, grid: Grid, rounds: int) -> None:
         """Run the strategy, with the hook around it where captures are on."""
+        self._log_privacy_of_sums()
         strategy: Strategy = self.strategy
         if self.config.capture.enabled:
             strategy = HonestButCurious(
@@ -92,6 +99,29 @@ class Federation:
             timeout=self.config.strategy.timeout,
             train_config=ConfigRecord({VERSION_KEY: release()}),
             evaluate_fn=self._after_round,
+        )
+
+    def _log_privacy_of_sums(self) -> None:
+        """Log what noise on whole updates gives a client, where only their sums are known."""
+        noise = next((e for e in self.config.defenses if e["name"] == Noise.name), None)
+        masked, rounds = self.config.encryption.uses_masks, self.config.rounds
+        if noise is None or not masked or importlib.util.find_spec("opacus") is None:
+            return
+        spec, fraction = read_settings(Noise, noise), self.config.strategy.fraction
+        summed = max(1, int(fraction * self.config.clients))
+        alone = spec.spent_in_sums(rounds, summed)
+        if alone is None:
+            return
+        outside = spec.spent_in_sums(rounds, summed, fraction)
+        _log.info(
+            "client-level privacy at delta %g over %d rounds, if no client colludes and all weigh "
+            "alike: epsilon %.3g to the server, which learns sums of %d, and %.3g to who sees the "
+            "models alone and not who took part",
+            spec.delta,
+            rounds,
+            alone,
+            summed,
+            outside,
         )
 
     def _store(self) -> ObservationStore | RemoteStore:

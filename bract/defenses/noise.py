@@ -127,6 +127,21 @@ class Noise(Defense):
         rho = rounds * (2.0 * self.clip / self.deviation) ** 2 / 2.0
         return rho + 2.0 * math.sqrt(rho * math.log(1.0 / self.delta))
 
+    def spent_in_sums(self, rounds: int, clients: int, fraction: float = 1.0) -> float | None:
+        """Return a client's epsilon to whom only sums of updates are known; None if not Gaussian.
+
+        Who sees the sum of ``clients`` noisy updates, as the server of masked sums or the users of
+        a model, faces the noise of all of them: deviation ``std sqrt(clients)`` on a sum that one
+        client moves by at most ``clip``. Where each client takes part in a round with probability
+        ``fraction``, and who did is not known, subsampling amplifies (Opacus' Renyi accountant).
+        The server knows who took part: to it ``fraction`` is 1. It rests on the noise of clients
+        that do not collude, and on equal weights.
+        """
+        if self.clip is None or self.kind != "gaussian":
+            return None
+        multiplier = self.deviation * math.sqrt(clients) / self.clip
+        return _opacus_epsilon(multiplier, rounds, self.delta, fraction)
+
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext
     ) -> Tensors:
@@ -180,12 +195,12 @@ def _clipped_steps(values: Tensor, grid: float, clip: float | None, order: int) 
         factor *= (limit / total) ** (1.0 / order) * (1.0 - 2.0**-40)
 
 
-def _opacus_epsilon(multiplier: float, rounds: int, delta: float) -> float:
+def _opacus_epsilon(multiplier: float, rounds: int, delta: float, rate: float = 1.0) -> float:
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
-    # Every round sees the whole update: no subsampling amplifies.
-    accountant.history = [(multiplier, 1.0, rounds)]
+    # Every round sees the whole update: without a rate no subsampling amplifies.
+    accountant.history = [(multiplier, rate, rounds)]
     return float(accountant.get_epsilon(delta))
 
 

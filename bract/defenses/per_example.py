@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -49,6 +50,27 @@ class PerExample(Defense):
         if self.noise_multiplier is None and self.epsilon is None:
             raise ValueError("give noise_multiplier, or epsilon")
         return self
+
+    def spent(self, steps: int, rate: float) -> float | None:
+        """Return epsilon after so many steps; None where the noise is not known.
+
+        Parameters
+        ----------
+        rate
+            With what probability a step draws an example.
+        """
+        if self.noise_multiplier is None:
+            return self.epsilon
+        if importlib.util.find_spec("opacus") is None:
+            raise DefenseError(
+                "defense 'per-example': its epsilon is Opacus' to compute; pip install "
+                "'bract[opacus]'"
+            )
+        from opacus.accountants import create_accountant
+
+        accountant = create_accountant(self.accountant)
+        accountant.history = [(self.noise_multiplier, rate, steps)]
+        return float(accountant.get_epsilon(self.delta))
 
     def protect(
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext

@@ -269,3 +269,27 @@ def test_a_restarted_client_goes_on_with_what_it_spent(tmp_path: Path) -> None:
         run = train(tmp_path / str(number), config, grid)
         spent.append(run.metrics()[1].clients["client-0"].other["epsilon_spent"])
     assert spent[1] > spent[0] > 7.9
+
+
+def test_the_account_of_an_audit_is_that_of_the_client() -> None:
+    from bract.defenses.per_example import PerExample
+
+    declared = PerExample(noise_multiplier=1.1, max_grad_norm=1.0)
+    wanted = total_epsilon({Mechanism("sampled", 1.1, 0.05, 20): 7}, 1e-5)
+    assert declared.spent(140, 0.05) == wanted
+
+
+def test_noise_in_sums_is_opacus_account_of_the_sum() -> None:
+    from opacus.accountants import RDPAccountant
+
+    from bract.defenses.noise import Noise
+
+    noise = Noise(std=0.5, clip=1.0)
+    accountant = RDPAccountant()
+    accountant.history = [(0.5 * math.sqrt(16), 0.2, 30)]
+    assert noise.spent_in_sums(30, 16, 0.2) == accountant.get_epsilon(1e-5)
+    alone = noise.spent_in_sums(30, 16)
+    own = Noise(std=0.5, clip=1.0, accountant="opacus").spent(30)
+    assert alone is not None and own is not None
+    assert noise.spent_in_sums(30, 16, 0.2) < alone < own  # type: ignore[operator]
+    assert Noise(kind="laplace", std=0.5).spent_in_sums(30, 16) is None

@@ -137,8 +137,9 @@ def test_no_kit_holds_a_secret_of_another_party(provisioned: Path) -> None:
     [
         {"scheme": "paillier", "threshold": 2, "max_weight_sum": 31},
         {"scheme": "paillier", "keys": "in-band"},
+        {"scheme": "masks"},
     ],
-    ids=["threshold", "in-band"],
+    ids=["threshold", "in-band", "masks"],
 )
 def test_shares_and_identities_are_in_their_sites_kit_alone(
     encryption: dict[str, Any], tmp_path: Path

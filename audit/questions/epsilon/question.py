@@ -26,6 +26,7 @@ from bract.audit.questions.membership.candidates import Candidates
 from bract.audit.questions.membership.rounds import Scorer
 from bract.audit.results import Batch
 from bract.defenses.noise import Noise
+from bract.defenses.per_example import PerExample
 from bract.errors import BractError
 from bract.schema.epsilon import ClientEpsilon, EpsilonAnswer
 from bract.schema.report import Table
@@ -152,7 +153,7 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
         client: str,
         captures: Sequence[Capture],
         coins: Coins,
-        noise: Noise | None,
+        noise: Noise | PerExample | None,
         tail: float,
     ) -> ClientEpsilon:
         """Measure the noise on whole updates, by canary updates; a coin is of one round."""
@@ -161,7 +162,7 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
         scorings = [found.plain, found.differences]
         bound = best_bound(scorings, found.included, delta, 1.0 - tail / 2)
         gaussian, high = None, None
-        if noise is not None and noise.clip is not None:
+        if isinstance(noise, Noise) and noise.clip is not None:
             if noise.kind == "gaussian":
                 gaussian = max(
                     gaussian_bound(one, found.included, delta, tail / 4) for one in scorings
@@ -188,7 +189,7 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
         client: str,
         captures: Sequence[Capture],
         coins: Coins,
-        noise: Noise | None,
+        noise: Noise | PerExample | None,
         tail: float,
         left: list[str],
         progress: Callable[[Progress], None] | None,
@@ -215,7 +216,8 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
         delta = DELTA if noise is None else noise.delta
         bound = best_bound(values, coins.included.numpy(), delta, 1.0 - tail)
         last = max(c.round for c in captures)
-        high = None if noise is None else noise.spent(last)
+        included = int(coins.included.sum())
+        high = None if noise is None else _spent(noise, captures[0], last, included)
         return _judged(client, coins, bound, high=high, rounds=rounds)
 
 
@@ -251,14 +253,35 @@ def most_shown(canaries: int, delta: float = DELTA) -> float:
     return epsilon_bound(Guesses(canaries, canaries, canaries), delta, 1.0 - LEVEL)
 
 
-def _noise(seen: Observations, capture: Capture) -> Noise | None:
-    """Return the declared noise where it is the last defense; None without one."""
+def _noise(seen: Observations, capture: Capture) -> Noise | PerExample | None:
+    """Return the declared noise: of the last defense, else of the steps; None without one."""
     defenses = capture.declaration.defenses
-    if not defenses or defenses[-1].get("name") != "noise":
-        return None
     observation = seen.open(capture)
-    last = replace(observation.declaration, defenses=defenses[-1:])
-    return declared(Noise, replace(observation, declaration=last))
+    if defenses and defenses[-1].get("name") == Noise.name:
+        last = replace(observation.declaration, defenses=defenses[-1:])
+        return declared(Noise, replace(observation, declaration=last))
+    if defenses and defenses[0].get("name") == PerExample.name:
+        first = replace(observation.declaration, defenses=defenses[:1])
+        return declared(PerExample, replace(observation, declaration=first))
+    return None
+
+
+def _spent(noise: Noise | PerExample, capture: Capture, rounds: int, canaries: int) -> float | None:
+    """Return the account's epsilon of one record after so many rounds; None without an account.
+
+    Parameters
+    ----------
+    canaries
+        Records among the declared examples that were included as canaries: the client's account
+        is that of its own records.
+    """
+    if isinstance(noise, Noise):
+        return noise.spent(rounds)
+    p = capture.declaration
+    if not p.batch_size or not p.num_examples or not p.local_steps:
+        return None
+    rate = min(1.0, p.batch_size / max(1, p.num_examples - canaries))
+    return noise.spent(rounds * p.local_steps, rate)
 
 
 def _delta(seen: Observations, captures: Sequence[Capture]) -> float:
