@@ -194,15 +194,18 @@ def test_a_defense_that_needs_the_batch_says_so() -> None:
 def test_every_defense_registers_under_its_own_name_and_has_defaults() -> None:
     assert set(DEFENSES) == {
         "adadefense",
+        "censor",
         "fedkl",
         "guardian",
         "noise",
+        "per-example",
         "precode",
         "pruning",
         "soteria",
     }
     for name in DEFENSES:
-        built = DEFENSES[name](**({"std": 1.0} if name == "noise" else {}))
+        noise = {"noise": {"std": 1.0}, "per-example": {"noise_multiplier": 1.0}}
+        built = DEFENSES[name](**noise.get(name, {}))
         assert built.name == name
         assert built.public()["name"] == name
 

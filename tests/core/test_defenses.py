@@ -14,20 +14,25 @@ from bract.models import create_model
 PAGE = Path(__file__).parents[2] / "docs" / "defenses.md"
 
 
+NOISE: dict[str, Any] = {"noise": {"std": 0.1}, "per-example": {"noise_multiplier": 1.0}}
+
+
 def default(name: Any) -> Any:
-    return {"name": name} | ({"std": 0.1} if name == "noise" else {})
+    return {"name": name} | NOISE.get(name, {})
 
 
 def model() -> Any:
     return create_model("lenet-strided-bn", classes=10, channels=1, image_size=8)
 
 
-@pytest.mark.parametrize("name", list(DEFENSES))
+@pytest.mark.parametrize("name", sorted(set(DEFENSES) - {"per-example"}))
 def test_a_defense_keeps_what_its_specification_says(name: Any) -> None:
     chain = build_defenses([default(name)])
     state: dict[str, Any]
     network, state = chain.prepare_model(model()), {}
-    context = ProtectContext(seed=0, model=network, images=torch.rand(2, 1, 8, 8))
+    context = ProtectContext(
+        seed=0, model=network, images=torch.rand(2, 1, 8, 8), labels=torch.tensor([0, 1])
+    )
     chain.attach(network, state, context)
     kept_before_training = bool(state)
     update = {n: torch.randn_like(p) for n, p in network.named_parameters()}
@@ -43,6 +48,11 @@ def test_a_defense_that_changes_the_model_says_so(name: Any) -> None:
         type(a) is type(b) for a, b in zip(before.modules(), after.modules(), strict=True)
     )
     assert DEFENSES[name].changes_model() is not same
+
+
+def test_noise_in_training_is_no_step_after_it() -> None:
+    with pytest.raises(BractError, match=r"set training\.private"):
+        build_defense(default("per-example")).protect({}, {}, ProtectContext())
 
 
 def test_declared_defenses_that_change_no_model_are_not_judged_by_prepare_model() -> None:
