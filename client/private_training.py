@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +59,7 @@ def private_mechanism(config: FederationConfig, count: int) -> Mechanism | None:
     return Mechanism("sampled", multiplier, rate, steps, private.accountant)
 
 
+@lru_cache(maxsize=8)
 def _multiplier(private: PrivateConfig, rate: float, steps: int) -> float:
     from opacus.accountants.utils import get_noise_multiplier
 

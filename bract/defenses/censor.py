@@ -99,4 +99,5 @@ def orthogonal(value: Tensor, stream: SecretStream) -> Tensor:
         return torch.zeros_like(value)
     drawn = stream.normal(value.shape, torch.float64).to(value.device)
     drawn -= (drawn * value).sum() / square * value
-    return (drawn * (square.sqrt() / drawn.norm())).to(value.dtype)
+    found: Tensor = drawn * (square.sqrt() / drawn.norm())
+    return found.to(value.dtype)

@@ -174,7 +174,10 @@ class MaskedFedAvg(FedAvg):
         shapes = next(iter(updates.values())).shapes
         seats = self._round.roster.by_node
         weight = sum(seats[node].weight for node in updates)
-        mean = decode_mean(sums, shapes, self.encryption, weight)
+        try:
+            mean = decode_mean(sums, shapes, self.encryption, weight)
+        except BractError as error:
+            return self._lost(LostSumError(str(error)), spoilt=True)
         if self.aggregates is not None:
             plain = {name: value for tensors in mean.values() for name, value in tensors.items()}
             self.aggregates.put(self._round.number, plain)
@@ -187,22 +190,33 @@ class MaskedFedAvg(FedAvg):
         assert self._round is not None
         return contributions, failures + tuple(self._round.failures)
 
-    def _lost(self, error: LostSumError) -> ArrayRecord:
+    def _lost(self, error: LostSumError, *, spoilt: bool = False) -> ArrayRecord:
+        """Return the model as it was.
+
+        Parameters
+        ----------
+        spoilt
+            Whether it was unmasked, to values that no update gives: which client is the cause
+            cannot be seen.
+        """
         assert self._round is not None
         number, node = self._round.number, error.node
-        if node is None or not self.tolerate_failures:
-            who = "" if node is None else f"{self.names.of(node)} "
+        who = "" if node is None else f"{self.names.of(node)} "
+        if not self.tolerate_failures or (node is None and not spoilt):
             raise RunFailedError(
                 f"round {number}: the masked sum is lost: {who}{error}; the model of the round "
                 "before is kept, go on with --resume"
             )
-        self._banned[node] = str(error)
+        after = ""
+        if node is not None:
+            self._banned[node] = str(error)
+            after = "; it takes part in no later round"
         _log.error(
-            "round %d: the masked sum is lost, the model stays as it is: %s %s; it takes part in "
-            "no later round",
+            "round %d: the masked sum is lost, the model stays as it is: %s%s%s",
             number,
-            self.names.of(node),
+            who,
             error,
+            after,
         )
         return to_arrays(self._sent)
 

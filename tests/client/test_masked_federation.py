@@ -299,3 +299,28 @@ def test_a_site_refuses_small_sums_and_sums_in_the_clear(tmp_path: Path) -> None
         grid.contexts[1].node_config["policy"] = str(folder / "policy.yaml")
         with pytest.raises(RunFailedError, match=found):
             train(folder, config, grid)
+
+
+def test_garbage_of_the_right_form_costs_the_round_and_names_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from bract.protocol.arrays import to_arrays
+
+    def alter(reply: Any) -> None:
+        tensors = {n: a.numpy() for n, a in reply.content.array_records["ciphertexts"].items()}
+        update = MaskedUpdate.from_tensors({n: torch.from_numpy(t) for n, t in tensors.items()})
+        garbage = np.random.default_rng(1).integers(0, 256, update.parts["parameters"].shape)
+        wrong = {"parameters": garbage.astype(np.uint8)}
+        reply.content["ciphertexts"] = to_arrays(
+            MaskedUpdate(**{**update.__dict__, "parts": wrong}).to_tensors()
+        )
+
+    run, _ = masked(
+        tmp_path,
+        tamper=lambda m, r: change(m, r, "train", alter),
+        strategy={"tolerate_failures": True},
+        rounds=2,
+    )
+    rows = run.metrics()
+    assert rows[0].evaluation == rows[1].evaluation != rows[2].evaluation
+    assert "larger than clients of total weight 10 can give" in caplog.text
