@@ -224,7 +224,7 @@ def _not_tried(report: Report) -> list[str]:
 OUT_OF_SCOPE = {
     "active": "an operator who alters the model or the protocol to learn more",
     "membership": "whether one person's record was used at all (membership)",
-    "final model": "what the finished model alone reveals, and attributes inferred without a record",
+    "final model": "what the finished model reveals, and attributes inferred without a record",
 }
 """What no attack of the reconstruction covers; a question of that name takes its line away."""
 
