@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -33,11 +33,12 @@ def closed_forms() -> list[str]:
     return sorted(found, key=lambda name: get_args(Cost).index(ATTACKS[name].cost))
 
 
-def families() -> dict[str, list[str]]:
-    """Return the names of the attacks of each family."""
+def families(inputs: Collection[str] | None = None) -> dict[str, list[str]]:
+    """Return the names of the attacks of each family, of those for any of the inputs."""
     found: dict[str, list[str]] = {}
     for name in ATTACKS:
-        if family := ATTACKS[name].family:
+        other = inputs is not None and set(inputs).isdisjoint(ATTACKS[name].inputs)
+        if (family := ATTACKS[name].family) and not other:
             found.setdefault(family, []).append(name)
     return found
 

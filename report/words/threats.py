@@ -288,9 +288,10 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
 
 
 def _families_not_tried(observations: Sequence[ObservationFacts]) -> dict[str, list[str]]:
-    """Return the attacks of each family of which none was tried."""
+    """Return the attacks of each family that serves these inputs, and of which none was tried."""
     used = {name for o in observations if not o.refused for name in o.tried}
-    return {f: members for f, members in families().items() if used.isdisjoint(members)}
+    known = families({o.input for o in observations} or None)
+    return {f: members for f, members in known.items() if used.isdisjoint(members)}
 
 
 def _values(declared: Iterable[ClientDeclaration], key: str) -> list[str]:

@@ -66,9 +66,9 @@ def undo_guardian(observation: Observation, known: Known) -> Evidence:
     BractError
         If delta is longer than the declared bound, or (in the first stage) more than a tenth of its
         coordinates come from no gradient: another defense, or none, is in use. Most wrong values of
-        the optimizer's settings leave fewer, and pass. Scalars that do not agree are noted alone: an
-        update whose coordinates are below about ten steps of ``lr`` has its own scalars only once
-        the readings are the true ones, which no first estimate is near.
+        the optimizer's settings leave fewer, and pass. Scalars that do not agree are noted alone:
+        an update whose coordinates are below about ten steps of ``lr`` has its own scalars only
+        once the readings are the true ones, which no first estimate is near.
     """
     del known
     hyper = declared(Guardian, observation)
