@@ -85,9 +85,13 @@ class Allowance:
 
         earlier = signal.signal(signal.SIGALRM, cut)
         late = max(LEAST_LATE, LATE * self.seconds)
-        signal.setitimer(signal.ITIMER_REAL, max(LEAST, self.remaining) + late)
+        others, _ = signal.setitimer(signal.ITIMER_REAL, max(LEAST, self.remaining) + late)
+        begun = time.monotonic()
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, earlier)
+            if others:
+                left = others - (time.monotonic() - begun)
+                signal.setitimer(signal.ITIMER_REAL, max(0.001, left))

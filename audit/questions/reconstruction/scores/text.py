@@ -172,7 +172,9 @@ def token_recall(found: Ids, wanted: Ids) -> float:
 
 def rouge_n(found: Ids, wanted: Ids, n: int) -> float:
     """Return the F-measure of the n-grams that two texts share (Lin 2004, section 2), beta = 1."""
-    ours, theirs = (Counter(zip(*(ids[i:] for i in range(n)), strict=False)) for ids in (found, wanted))
+    ours, theirs = (
+        Counter(zip(*(ids[i:] for i in range(n)), strict=False)) for ids in (found, wanted)
+    )
     if not ours or not theirs:
         return 0.0
     return 2.0 * (ours & theirs).total() / (ours.total() + theirs.total())
