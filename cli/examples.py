@@ -75,6 +75,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "bract compare federation.yaml",
         "bract compare federation.yaml --defense adadefense --defense noise:std=0.01",
     ),
+    "harden": (
+        "bract harden federation.yaml",
+        "bract harden federation.yaml --space space.yaml --trials 60 --resume",
+        "bract harden .",
+    ),
     "doctor": (
         "bract doctor",
         "bract doctor --format json",

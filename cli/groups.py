@@ -8,7 +8,7 @@ import typer.core
 
 GROUPS = {
     "A first day": ("demo", "init", "run", "audit", "report", "doctor"),
-    "Your own app": ("describe", "schema", "watch", "compare"),
+    "Your own app": ("describe", "schema", "watch", "compare", "harden"),
     "Operating a federation": (
         "provision",
         "site",

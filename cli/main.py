@@ -514,6 +514,72 @@ def watch(
     watch_run(run, redact=redact, once=once, as_json=output.is_json)
 
 
+@app.command(epilog=epilog("harden"))
+def harden(
+    target: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML configuration, or the folder of an app that was captured and described."
+        ),
+    ],
+    space: Annotated[
+        Path | None,
+        typer.Option("--space", help="YAML file of what may change; a default without it."),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Candidates to try; 40 without it.")
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", min=1, help="Federations of each point of the frontier; 3."),
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier search.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier search.")
+    ] = False,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Leave every image out of the page.")
+    ] = False,
+    output: FormatOption = Format.DEFAULT,
+) -> None:
+    """Search settings and defenses for what leaks least, at which price, and recommend one.
+
+    Candidates train in this process. Each is held to attackers that know its defenses: cheap ones
+    first, and every point of the frontier to the full attack with several seeds. Writes
+    harden.html, harden.json, recommended.yaml and policy.yaml into RUNS/NAME-harden.
+    """
+    if target.is_dir():
+        from bract.cli.harden_app import harden_app
+
+        harden_app(
+            target,
+            runs,
+            space,
+            trials=trials,
+            seeds=seeds,
+            resume=resume,
+            overwrite=overwrite,
+            redact=redact,
+            as_json=output.is_json,
+        )
+        return
+    from bract.cli.harden import harden as harden_config
+    from bract.config import load_config
+
+    harden_config(
+        load_config(target),
+        runs,
+        space,
+        trials=trials,
+        seeds=seeds,
+        resume=resume,
+        overwrite=overwrite,
+        redact=redact,
+        as_json=output.is_json,
+    )
+
+
 @app.command(epilog=epilog("export"))
 def export(
     run: RunArgument,

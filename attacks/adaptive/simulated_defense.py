@@ -56,6 +56,8 @@ def defended_by(*parts: Part) -> Adapt:
 
     def adapt(client: ForwardModel, images: int) -> ForwardModel:
         del images
+        if isinstance(client, DefendedClient):
+            return DefendedClient(client=client.client, parts=(*client.parts, *parts))
         return DefendedClient(client=client, parts=parts) if parts else client
 
     return adapt

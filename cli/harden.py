@@ -1,0 +1,142 @@
+"""``bract harden``: search what a federation's operator may change."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bract.cli.console import print_json, say
+from bract.cli.signals import explained, resumed
+from bract.config import FederationConfig
+from bract.deploy.harden.federate import federate
+from bract.deploy.harden.page import write_hardening
+from bract.deploy.harden.search import Hardening, load_optuna
+from bract.deploy.harden.space import Space, load_space
+from bract.errors import BractError, RunFailedError
+from bract.rundir import RunDirectory
+
+
+class InProcess:
+    """Federations in this process, and the audits of ``bract audit``."""
+
+    def __init__(self, base: FederationConfig) -> None:
+        self._models = {base.model.name} if ":" in base.model.name else set()
+
+    def train(self, config: FederationConfig, root: Path) -> float | None:
+        """Train in this process, with keys made here where uploads are encrypted."""
+        keys: list[Path] = []
+        if config.encryption.enabled:
+            from bract.cli.keygen import client_key, write_keys
+
+            folder, threshold = RunDirectory(root).keys, config.encryption.threshold
+            write_keys(folder, config.encryption, config.clients)
+            keys = [client_key(folder, i, threshold) for i in range(config.clients)]
+        return federate(config, root, keys)
+
+    def attack(self, root: Path, settings: Mapping[str, Any]) -> None:
+        """Attack in all tiers that apply; what an earlier stage did is not done again."""
+        attack(root, settings, models=self._models)
+
+
+def attack(root: Path, settings: Mapping[str, Any], *, models: set[str]) -> None:
+    """Run every audit that applies to a run directory, without a line for each attack."""
+    from bract.audit.audit import Audit
+    from bract.cli.audit import audit_requests
+
+    run = RunDirectory(root)
+    logging.getLogger("bract.audit").setLevel(logging.ERROR)
+    with run.claim():
+        for request in audit_requests(root, dict(settings), tier="all", models=models):
+            audit = Audit(run, request, resume=True)
+            for _ in audit.execute(audit.plan()):
+                pass
+
+
+def harden(
+    config: FederationConfig,
+    runs: Path,
+    space: Path | None,
+    *,
+    trials: int | None = None,
+    seeds: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    redact: bool = False,
+    as_json: bool = False,
+) -> Path:
+    """Search around a configuration; return the page, ``runs/<name>-harden/harden.html``."""
+    load_optuna()
+    config = config.as_own_word()
+    return harden_with(
+        limited(load_space(config, space), trials=trials, seeds=seeds),
+        runs / f"{config.name}-harden",
+        InProcess(config),
+        resume=resume,
+        overwrite=overwrite,
+        redact=redact,
+        as_json=as_json,
+    )
+
+
+def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
+    """Return the space with the command line's limits over those of its file."""
+    given = {"trials": trials, "seeds": seeds}
+    search = space.file.search.model_copy(update={k: v for k, v in given.items() if v is not None})
+    space.file = space.file.model_copy(update={"search": search})
+    return space
+
+
+def harden_with(
+    space: Space,
+    root: Path,
+    bench: Any,
+    *,
+    resume: bool,
+    overwrite: bool,
+    redact: bool = False,
+    as_json: bool = False,
+) -> Path:
+    """Search a space on a bench, write the page and what it recommends."""
+    run = RunDirectory(root)
+    again = resumed("harden", "bract harden CONFIG --resume")
+    with run.claim(), explained(f"{root}; what is done is kept", again):
+        _claim(run, space, resume=resume, overwrite=overwrite)
+        for note in space.notes:
+            say(note)
+        search = Hardening(root, space, bench, say=say)
+        search.run()
+        facts, page = write_hardening(search, redact=redact)
+    if as_json:
+        print_json(facts.to_dict())
+    say(facts.sentence)
+    say(f"done: {page}; next: open it in a browser")
+    if not facts.frontier:
+        raise RunFailedError("no candidate could be trained and attacked; the page has the reasons")
+    return page
+
+
+def _claim(run: RunDirectory, space: Space, *, resume: bool, overwrite: bool) -> None:
+    """See that the folder is free, is to be replaced, or holds the same search."""
+    from bract.files import write_text
+
+    asked = {
+        "config": space.base.model_dump(mode="json"),
+        "space": space.file.model_dump(mode="json", exclude={"search": {"trials", "points"}}),
+    }
+    path = run.root / "search.json"
+    if overwrite:
+        run.clear()
+    elif path.is_file() and not resume:
+        raise BractError(
+            f"{run.root}: holds an earlier search; pass --resume to go on with it, --overwrite to "
+            "replace it, or choose another name"
+        )
+    elif path.is_file() and json.loads(path.read_text(encoding="utf-8")) != asked:
+        raise BractError(
+            f"{run.root}: its search was of another configuration or space; pass --overwrite to "
+            "replace it, or choose another name"
+        )
+    write_text(path, json.dumps(asked, indent=1))

@@ -1,0 +1,1 @@
+"""Search a federation's settings for what leaks least at a bearable price: ``bract harden``."""

@@ -1,0 +1,142 @@
+"""What one candidate leaks, how well it learns and what it costs, from its run directories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bract.audit.intervals import mean_interval, share_interval
+from bract.audit.questions import QUESTIONS
+from bract.config import FederationConfig
+from bract.defenses.entries import read_settings
+from bract.defenses.noise import Noise
+from bract.report.comparison.variants import ExampleCounts, Variant, variant_row
+from bract.report.facts import gather
+from bract.report.order import mean, strength
+from bract.report.read import read_run
+from bract.schema import Answer, Report
+from bract.schema.hardening import Candidate, Measure, QuestionLeak
+from bract.schema.report import AttackRow
+
+RECONSTRUCTION = "reconstruction"
+
+QUIET = ("none-leaked", "none-found", "measured")
+"""Decisions of a question that mean that nothing was found."""
+
+
+def measure(root: Path, config: FederationConfig, seed: int, seconds: float | None) -> Measure:
+    """Return what the report of one run directory says of its candidate."""
+    report, answers = gather(root), read_run(root).answers
+    row = variant_row(Variant(root.name, tuple(config.defenses)), root, report, ExampleCounts())
+    accuracy = row.client_accuracy if row.accuracy is None else row.accuracy
+    return Measure(
+        seed=seed,
+        accuracy=accuracy,
+        seconds=row.costs.seconds_per_round if seconds is None else seconds,
+        bytes=row.costs.bytes_per_upload,
+        leaks=[_reconstruction(report, row.attacks), *_others(report, answers)],
+    )
+
+
+def _reconstruction(report: Report, attacks: Sequence[AttackRow]) -> QuestionLeak:
+    best = max(attacks, key=strength, default=None)
+    closest = max((v for a in attacks if (v := _near(a)) is not None), default=None)
+    return QuestionLeak(
+        question=RECONSTRUCTION,
+        value=None if closest is None else min(1.0, max(0.0, closest)),
+        levels=[report.verdict.level],
+        leaked=best.leaked if best else 0,
+        scored=best.scored if best else 0,
+        attack=f"{best.attack_name} ({best.tier})" if best else "",
+    )
+
+
+def _near(row: AttackRow) -> float | None:
+    return row.features.mean if row.ssim.mean is None else row.ssim.mean
+
+
+def _others(report: Report, answers: Sequence[Answer]) -> list[QuestionLeak]:
+    found = []
+    for facts in report.questions:
+        kind = QUESTIONS.get(facts.question)
+        mine = [a for a in answers if a.question == facts.question and not a.refused]
+        gated = [] if kind is None else [v for a in mine for v in kind.gated(a, kind.gate, None)]
+        values = [value for _, value in gated if value is not None]
+        found.append(
+            QuestionLeak(
+                question=facts.question,
+                value=min(1.0, max(0.0, max(values))) if values else None,
+                levels=[facts.level],
+                missed=facts.missed,
+            )
+        )
+    return found
+
+
+def pooled(candidate: Candidate, config: FederationConfig) -> Candidate:
+    """Return a candidate with the means over its federations, and their intervals."""
+    measures = candidate.measures
+    right = [m.accuracy for m in measures if m.accuracy is not None]
+    spread = mean_interval(right, bounds=(0.0, 1.0)) if len(right) > 1 else None
+    names = dict.fromkeys(leak.question for m in measures for leak in m.leaks)
+    leaks = [_pooled(name, measures) for name in names]
+    values = [leak.value for leak in leaks if leak.value is not None]
+    return candidate.model_copy(
+        update={
+            "accuracy": mean(right),
+            "accuracy_low": spread and spread[0],
+            "accuracy_high": spread and spread[1],
+            "leak": max(values, default=0.0),
+            "leaks": leaks,
+            "seconds": mean(m.seconds for m in measures),
+            "bytes": mean(m.bytes for m in measures),
+            "epsilon": spent(config),
+        }
+    )
+
+
+def _pooled(name: str, measures: Sequence[Measure]) -> QuestionLeak:
+    own = [leak for m in measures for leak in m.leaks if leak.question == name]
+    values = [leak.value for leak in own if leak.value is not None]
+    spread = mean_interval(values, bounds=(0.0, 1.0)) if len(values) > 1 else None
+    leaked = [v for k in own for v in [1.0] * k.leaked + [0.0] * (k.scored - k.leaked)]
+    groups = [i for i, k in enumerate(own) for _ in range(k.scored)]
+    share = share_interval(leaked, groups=groups) if leaked else None
+    strongest = max(own, key=lambda leak: leak.value or 0.0)
+    return QuestionLeak(
+        question=name,
+        value=mean(values),
+        low=spread and spread[0],
+        high=spread and spread[1],
+        levels=[level for leak in own for level in leak.levels],
+        leaked=sum(leak.leaked for leak in own),
+        scored=sum(leak.scored for leak in own),
+        leaked_high=share and share[1],
+        attack=strongest.attack,
+        missed=_missed(name, own, None if share is None else share[1]),
+    )
+
+
+def _missed(name: str, own: Sequence[QuestionLeak], most: float | None) -> str:
+    if name != RECONSTRUCTION:
+        return next((leak.missed for leak in own if leak.missed), "")
+    if most is None:
+        return "a single federation shows no spread: any share of leaks could have been missed"
+    return f"up to {most:.0%} of images could leak to these attackers without this showing it"
+
+
+def quiet(candidate: Candidate, *, encrypted: bool) -> bool:
+    """Whether no question's own rule found a leak in any federation of a candidate.
+
+    Where uploads are ciphertexts, an attack that finds nothing to attack counts as no leak.
+    """
+    allowed = {*QUIET, "refused", "not-attacked"} if encrypted else set(QUIET)
+    return all(level in allowed for leak in candidate.leaks for level in leak.levels)
+
+
+def spent(config: FederationConfig) -> float | None:
+    """Return the epsilon that the noise of a configuration spends over all its rounds."""
+    for entry in config.defenses:
+        if entry["name"] == Noise.name:
+            return read_settings(Noise, entry).spent(config.rounds)
+    return None

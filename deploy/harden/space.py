@@ -1,0 +1,424 @@
+"""The space of a search: which keys of a configuration may take which values.
+
+A YAML file::
+
+    space:
+      training.batch_size: [1, 8, 64]               # a choice
+      training.lr: {low: 0.02, high: 0.2, log: true}  # a range
+    defenses:                                       # one of these chains; a field may be a range
+      - []
+      - [{name: noise, std: {low: 1.0e-4, high: 0.1, log: true}}]
+      - [adadefense, {name: pruning, ratio: {low: 0.5, high: 0.99}}]
+    constraints: {accuracy_loss: 0.02, leak: none}
+    search: {trials: 40, seeds: 3}
+
+What is left out has the default. A choice or chain that no configuration of the space can hold is
+refused before the search, with the reason.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bract.client.defenses import DEFENSES, build_defenses
+from bract.config import FederationConfig, build_config
+from bract.data.views import data_spec
+from bract.defenses.configured import configured_model
+from bract.defenses.noise import Noise
+from bract.errors import BractError, shown
+from bract.registry import unknown
+from bract.report.comparison.variants import title
+from bract.strict_yaml import parse_yaml
+
+Setting = dict[str, Any]
+"""Values that were chosen, by the name of their dimension."""
+
+DEFENSE = "defenses"
+"""The dimension of chains; their own fields are ``defenses[N].NAME.FIELD``."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Range(_Section):
+    """Numbers from ``low`` to ``high``, both included."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Range:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}; exchange them")
+        if self.log and self.low <= 0.0:
+            raise ValueError(f"log needs a low above 0, found {self.low:g}")
+        return self
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Values that are tried for feasibility."""
+        return tuple(dict.fromkeys(int(v) if self.whole else v for v in (self.low, self.high)))
+
+
+class Constraints(_Section):
+    """What a candidate must keep to be recommended.
+
+    Attributes
+    ----------
+    accuracy
+        Least test accuracy.
+    accuracy_loss
+        Most that it may lose of the accuracy of the configuration as it is, in [0, 1].
+    leak
+        ``none``: no question's rule finds a leak; None bounds nothing.
+    epsilon
+        Most that the account of noise may spend over all rounds.
+    seconds, bytes
+        Most CPU seconds of a round, and bytes of a client's upload.
+    """
+
+    accuracy: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    accuracy_loss: Annotated[float, Field(ge=0.0, le=1.0)] | None = 0.02
+    leak: Literal["none"] | None = "none"
+    epsilon: Annotated[float, Field(gt=0.0)] | None = None
+    seconds: Annotated[float, Field(gt=0.0)] | None = None
+    bytes: Annotated[int, Field(ge=1)] | None = None
+
+
+class Search(_Section):
+    """How far the search goes.
+
+    Attributes
+    ----------
+    trials
+        Candidates that are trained and attacked cheaply.
+    seeds
+        Federations of each point of the frontier, each with its own seed and its own images.
+    points
+        Most points that get the full attack; those that leak least come first.
+    cheap, middle
+        Keys of the audit section in the first two stages. The last has the configuration's own.
+    full
+        Keys of the audit section that the full attack has in place of the configuration's own.
+    """
+
+    trials: Annotated[int, Field(ge=1)] = 40
+    seeds: Annotated[int, Field(ge=1, le=50)] = 3
+    points: Annotated[int, Field(ge=1)] = 12
+    cheap: dict[str, Any] = {"attacks": ["ig"], "iterations": 80}
+    middle: dict[str, Any] = {"iterations": 250}
+    full: dict[str, Any] = {}
+
+
+class SpaceFile(_Section):
+    """The whole YAML file."""
+
+    space: dict[str, list[Any] | Range] | None = None
+    defenses: list[list[str | dict[str, Any]]] | None = None
+    constraints: Constraints = Constraints()
+    search: Search = Search()
+
+
+class Suggest(Protocol):
+    """Choose a value of one dimension, as Optuna's trials do."""
+
+    def categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Return one of the choices."""
+
+    def number(self, name: str, among: Range) -> float:
+        """Return a number of a range."""
+
+
+class Space:
+    """What may be changed about one configuration."""
+
+    def __init__(self, base: FederationConfig, file: SpaceFile, *, source: str = "space") -> None:
+        self.base, self.file, self.source = base, file, source
+        self.keys = file.space if file.space is not None else _default_keys(base)
+        chains = file.defenses
+        self.notes: list[str] = []
+        if chains is None:
+            chains, self.notes = _default_chains(base, self.keys)
+        self.chains = [[e if isinstance(e, dict) else {"name": e} for e in c] for c in chains]
+        self._known = base.model_dump(mode="json")
+        self._check()
+
+    def suggest(self, ask: Suggest) -> Setting:
+        """Return one setting of every dimension that the earlier choices leave."""
+        found: Setting = {}
+        for key, values in self.keys.items():
+            found[key] = (
+                ask.number(key, values)
+                if isinstance(values, Range)
+                else ask.categorical(key, values)
+            )
+        names = [_chain_name(i, chain) for i, chain in enumerate(self.chains)]
+        found[DEFENSE] = ask.categorical(DEFENSE, names)
+        for key, among in self._ranges(names.index(found[DEFENSE])):
+            found[key] = ask.number(key, among)
+        return found
+
+    def configure(self, setting: Setting) -> FederationConfig:
+        """Return the configuration of a setting.
+
+        Raises
+        ------
+        BractError
+            If the values do not go together, in one line.
+        """
+        content = copy.deepcopy(self._known)
+        for key in self.keys:
+            _put(content, key, setting[key])
+        position = [_chain_name(i, c) for i, c in enumerate(self.chains)].index(setting[DEFENSE])
+        chain = copy.deepcopy(self.chains[position])
+        for key, _ in self._ranges(position):
+            _, name, field = key.split(".", 2)
+            next(e for e in chain if e["name"] == name)[field] = setting[key]
+        built = build_defenses(chain)
+        content["defenses"] = chain
+        if built.server_lr != 1.0:
+            content["strategy"]["server_lr"] = built.server_lr
+        config = build_config(content, source=self.source)
+        _check_model(config)
+        return config
+
+    def names(self) -> list[str]:
+        """Return the name of each chain, in order, as `suggest` chooses among them."""
+        return [_chain_name(i, chain) for i, chain in enumerate(self.chains)]
+
+    def corners(self) -> Iterator[Setting]:
+        """Yield settings at the ends of ranges, over all choices and chains."""
+        axes = [
+            values.ends if isinstance(values, Range) else tuple(values)
+            for values in self.keys.values()
+        ]
+        for position, name in enumerate(self.names()):
+            ranges = self._ranges(position)
+            for values in product(*axes):
+                setting = dict(zip(self.keys, values, strict=True)) | {DEFENSE: name}
+                yield setting | {key: among.ends[0] for key, among in ranges}
+
+    def _ranges(self, position: int) -> list[tuple[str, Range]]:
+        return [
+            (f"{DEFENSE}[{position}].{entry['name']}.{field}", _range(value, self.source))
+            for entry in self.chains[position]
+            for field, value in entry.items()
+            if isinstance(value, Mapping)
+        ]
+
+    def _check(self) -> None:
+        for key, values in self.keys.items():
+            _known_key(self._known, key, self.source)
+            if isinstance(values, list) and not values:
+                raise BractError(f"{self.source}: {key} has no value to choose; list one or more")
+        for chain in self.chains:
+            for entry in chain:
+                if entry.get("name") not in DEFENSES:
+                    name = str(entry.get("name"))
+                    raise BractError(f"{self.source}: {unknown('defense', name, DEFENSES)}")
+        self._check_constraints()
+        self._check_feasible()
+
+    def _check_constraints(self) -> None:
+        limits = self.file.constraints
+        if limits.bytes is not None:
+            with torch.device("meta"):
+                model = configured_model(self.base, data_spec(self.base.data))
+            least = 4 * sum(p.numel() for p in model.parameters())
+            sizes = {key for key in self.keys if key.startswith("model.")}
+            if limits.bytes < least and not sizes:
+                raise BractError(
+                    f"{self.source}: constraints.bytes is {limits.bytes}, and an update of "
+                    f"{self.base.model.name} has {least}; raise it, or let model.name vary"
+                )
+        if limits.epsilon is None:
+            return
+        spent = [s for c in self.chains if (s := self._least_spent(c)) is not None]
+        if not spent or min(spent) > limits.epsilon:
+            best = f"the least of the space is {min(spent):.3g}" if spent else "no chain has one"
+            raise BractError(
+                f"{self.source}: constraints.epsilon is {limits.epsilon:g} over {self.base.rounds} "
+                f"rounds, and {best}; add noise with clip and epsilon, or raise the constraint"
+            )
+
+    def _least_spent(self, chain: Sequence[Mapping[str, Any]]) -> float | None:
+        """Return the least that noise of this chain can spend over all rounds."""
+        for entry in chain:
+            if entry["name"] != Noise.name:
+                continue
+            low = {k: _range(v, self.source).low for k, v in entry.items() if isinstance(v, dict)}
+            high = {k: _range(v, self.source).high for k, v in entry.items() if isinstance(v, dict)}
+            ends = {
+                **{k: v for k, v in entry.items() if k != "name"},
+                **low,
+                **({"std": high["std"]} if "std" in high else {}),
+            }
+            return Noise(**ends).spent(self.base.rounds)
+        return None
+
+    def _check_feasible(self) -> None:
+        """Refuse a chain that no model of the space can have, and a space without any candidate."""
+        worked: set[str] = set()
+        why: dict[str, str] = {}
+        for name in self.names():
+            mine = (s for s in self.corners() if s[DEFENSE] == name)
+            for setting in islice(mine, 200):
+                try:
+                    self.configure(setting)
+                except BractError as error:
+                    why.setdefault(name, str(error))
+                else:
+                    worked.add(name)
+                    break
+        missing = [name for name in self.names() if name not in worked]
+        if len(missing) == len(self.names()):
+            raise BractError(
+                f"{self.source}: no candidate of the space can run: {why[missing[0]]}; add a value "
+                "that can"
+            )
+        if missing:
+            raise BractError(
+                f"{self.source}: defenses {missing[0]} can run with no candidate of the space: "
+                f"{why[missing[0]]}; remove the chain, or add a value that it can run with"
+            )
+
+
+def load_space(base: FederationConfig, path: Path | None) -> Space:
+    """Read a space's YAML file; the default space where there is none."""
+    if path is None:
+        return Space(base, SpaceFile(), source="the default space")
+    try:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BractError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BractError(f"{path}: cannot be read as text: {error}") from error
+    except BractError as error:
+        raise BractError(f"{path}: {error}") from None
+    try:
+        file = SpaceFile.model_validate(content or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            fields: type[BaseModel] = {
+                "constraints": Constraints, "search": Search
+            }.get(str(first["loc"][0]), SpaceFile)  # fmt: skip
+            raise BractError(
+                f"{path}: {unknown('key', str(first['loc'][-1]), fields.model_fields)}"
+            ) from error
+        found = shown(first["input"])
+        raise BractError(f"{path}: {where}: found {found}; {first['msg']}") from error
+    return Space(base, file, source=str(path))
+
+
+def _default_keys(base: FederationConfig) -> dict[str, list[Any] | Range]:
+    keys: dict[str, list[Any] | Range] = {
+        "training.batch_size": sorted({base.training.batch_size, 1, 4, 16, 64}),
+        "training.local_steps": [base.training.local_steps, 1, 5, 20],
+        "training.lr": Range(low=base.training.lr / 4, high=base.training.lr * 2, log=True),
+    }
+    if base.data.input == "image":
+        keys["model.activation"] = ["relu", "sigmoid"]
+    if base.training.algorithm == "fedsgd":
+        del keys["training.local_steps"]
+    if base.clients >= 3 and not base.strategy.implementation:
+        keys["encryption.scheme"] = ["none", "paillier"]
+    return keys
+
+
+_NOISE: Setting = {
+    "name": "noise",
+    "clip": 1.0,
+    "std": {"low": 3e-4, "high": 0.1, "log": True},
+}
+_PRUNING: Setting = {"name": "pruning", "ratio": {"low": 0.5, "high": 0.99}}
+
+_TRIED: dict[str, Setting] = {
+    "adadefense": {"alpha": {"low": 2e-3, "high": 0.05, "log": True}},
+    "guardian": {"min_cosine": {"low": 0.1, "high": 0.7}},
+    "soteria": {"ratio": {"low": 0.2, "high": 0.8}},
+}
+"""Ranges of other defenses' hyper-parameters; one without an entry has its defaults."""
+
+
+def _default_chains(
+    base: FederationConfig, keys: Mapping[str, Any]
+) -> tuple[list[list[str | dict[str, Any]]], list[str]]:
+    """Return the chains that a model of the space can have, and notes on what was left out."""
+    del keys
+    chains: list[list[str | dict[str, Any]]] = [[], [_NOISE], [_PRUNING], [_PRUNING, _NOISE]]
+    left: list[str] = []
+    for name in DEFENSES:
+        if name in ("noise", "pruning"):
+            continue
+        entry = {"name": name} | _TRIED.get(name, {})
+        plain = {"name": name}
+        try:
+            build_defenses([plain])
+            _check_model(base.model_copy(update={"defenses": [plain]}))
+        except BractError:
+            left.append(name)
+            continue
+        chains += [[entry], [entry, _NOISE], [entry, _PRUNING]]
+    own = [dict(entry) for entry in base.defenses]
+    if own:
+        chains.append(list(own))
+    notes = []
+    if left:
+        notes.append(
+            f"Not searched: {', '.join(left)}, which model {base.model.name} lacks the layers for; "
+            "name a model that has them in model.name of the space."
+        )
+    return chains, notes
+
+
+def _check_model(config: FederationConfig) -> None:
+    """Refuse defenses that need what the model lacks."""
+    with torch.device("meta"):
+        configured_model(config, data_spec(config.data))
+
+
+def _chain_name(position: int, chain: Sequence[Mapping[str, Any]]) -> str:
+    names = " + ".join(str(entry.get("name")) for entry in chain) or "none"
+    return f"{position}: {names}"
+
+
+def describe(config: FederationConfig) -> str:
+    """Return what a candidate's chain is called on the page."""
+    return title(build_defenses(config.defenses).public())
+
+
+def _range(value: Mapping[str, Any], source: str) -> Range:
+    try:
+        return Range.model_validate(dict(value))
+    except ValidationError as error:
+        raise BractError(f"{source}: found {shown(dict(value))}; {error.errors()[0]['msg']}") from (
+            error
+        )
+
+
+def _known_key(content: Mapping[str, Any], key: str, source: str) -> None:
+    at: Any = content
+    for part in key.split("."):
+        if not isinstance(at, Mapping) or part not in at:
+            known = list(at) if isinstance(at, Mapping) else []
+            raise BractError(f"{source}: space: {unknown('key', key, known)}")
+        at = at[part]
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        content = content[section]
+    content[last] = value
