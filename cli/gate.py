@@ -154,6 +154,8 @@ class Gate:
             refused=len(refused),
             unscored=0,
             lacking=len(values) - len(known),
+            noun="values",
+            without=kind.lacks(field, self.at),
             reason=refused[0] if refused else None,
         )
 
@@ -190,6 +192,8 @@ class Judgement:
     refused, unscored
         Attacked observations of which nothing could be judged: no attack applied, or the client
         kept no truth.
+    noun, without
+        What is judged, and what those are that lack it.
     reason
         Why the first of the refused was refused.
     """
@@ -200,6 +204,8 @@ class Judgement:
     refused: int
     unscored: int
     lacking: int
+    noun: str = "images"
+    without: str = "images without this score"
     reason: str | None = None
 
     def __str__(self) -> str:
@@ -212,12 +218,12 @@ class Judgement:
                     self.lacking,
                     "images with too few reference images of their class to decide"
                     if self.gate.metric == _LEAKED
-                    else "images without this score",
+                    else self.without,
                 ),
             )
             if count
         ]
-        text = f"--fail-on {self.gate}: {self.judged} images judged"
+        text = f"--fail-on {self.gate}: {self.judged} {self.noun} judged"
         text += f", {len(self.crossed)} crossed it" if self.crossed else ""
         text += f"; not judged: {', '.join(left)}" if left else ""
         return f"{text}; first refusal: {self.reason}" if self.reason else text

@@ -36,7 +36,8 @@ class Standing:
 
     ``accuracy`` is the global model's after the last round; ``leaked`` of ``scored`` images are
     counted by the verdict's attack. ``audit`` is the live audit's status, None where none ran;
-    ``queue`` counts the uploads that wait for it, ``current`` is the one it attacks.
+    ``queue`` counts the uploads that wait for it, ``current`` is the one it attacks. ``questions``
+    are the titles of other questions that were answered, with what their rule decides.
     """
 
     run: str
@@ -53,6 +54,7 @@ class Standing:
     skipped: int = 0
     current: str | None = None
     error: str | None = None
+    questions: tuple[str, ...] = ()
 
     @property
     def going_on(self) -> bool:
@@ -87,7 +89,7 @@ class Standing:
         parts = [self.status, self.progress]
         if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.1%}")
-        return ", ".join([*parts, self.leak, self.work])
+        return ", ".join([*parts, self.leak, *self.questions, self.work])
 
 
 class Watched:
@@ -127,6 +129,7 @@ class Watched:
             skipped=live.skipped if live else 0,
             current=live.current if live else None,
             error=live.error if live else None,
+            questions=tuple(f"{q.title}: {q.level}" for q in report.questions if q.level),
         )
 
     def page(self) -> tuple[str, bool]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
+from bract.client.crafting import craft
 from bract.client.defenses import DefenseChain
 from bract.client.policy import SitePolicy
 from bract.config.canaries import CanaryConfig
@@ -96,11 +97,17 @@ def open_canaries(
     *,
     run: int,
     rounds: int,
+    model: nn.Module,
 ) -> Canaries | None:
     """Return this client's canaries, drawn in its first round; None where it does not take part.
 
     It takes part where the site's policy allows as many, truth is kept, and enough records were
     held out. Otherwise the log says why, and training goes on without.
+
+    Parameters
+    ----------
+    model
+        The global model, for which canaries are crafted.
     """
     if not config.count:
         return None
@@ -117,7 +124,7 @@ def open_canaries(
     assert folder is not None
     try:
         known = _read(folder / CANARIES, run, config)
-        return known or _draw(folder, config, data, spec, run=run, rounds=rounds)
+        return known or _draw(folder, config, data, spec, model, run=run, rounds=rounds)
     except (OSError, RuntimeError, ValueError, BractError, SafetensorError) as error:
         _log.warning("no canary is included: %s", error)
         return None
@@ -138,7 +145,14 @@ def _read(path: Path, run: int, config: CanaryConfig) -> Canaries | None:
 
 
 def _draw(
-    folder: Path, config: CanaryConfig, data: ClientData, spec: DataSpec, *, run: int, rounds: int
+    folder: Path,
+    config: CanaryConfig,
+    data: ClientData,
+    spec: DataSpec,
+    model: nn.Module,
+    *,
+    run: int,
+    rounds: int,
 ) -> Canaries:
     """Draw coins, and records, from the operating system's randomness, and write them."""
     stream = SecretStream.fresh()
@@ -147,11 +161,15 @@ def _draw(
     images, labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
     if config.kind == "mislabelled":
         images = data.validation_images[-config.count :]
-        shift = 1 + (stream.uniform((config.count,)) * (spec.classes - 1)).long()
-        labels = (data.validation_labels[-config.count :] + shift) % spec.classes
-    elif config.kind == "random":
+        labels = _other_labels(data.validation_labels[-config.count :], data.labels, spec, stream)
+    elif config.kind in ("random", "crafted"):
         images = stream.uniform((config.count, *spec.image_shape))
-        labels = (stream.uniform((config.count,)) * spec.classes).long()
+        drawn = stream.uniform((config.count,))
+        labels = (drawn * spec.classes).long()
+        if data.labels.is_floating_point():
+            labels = data.labels[(drawn * len(data.labels)).long()]
+    if config.kind == "crafted":
+        images = craft(images, labels, model, data, spec)
     make_private_folder(folder)
     tensors = {"included": coins.to(torch.uint8)}
     if config.kind != "update":
@@ -160,3 +178,11 @@ def _draw(
         folder / CANARIES, tensors, private=True, about={"run": str(run), "kind": config.kind}
     )
     return Canaries(config.kind, coins, images, labels)
+
+
+def _other_labels(labels: Tensor, known: Tensor, spec: DataSpec, stream: SecretStream) -> Tensor:
+    """Return another class for each label; of numbers their mirror image in the client's range."""
+    if labels.is_floating_point():
+        return known.min() + known.max() - labels
+    shift = 1 + (stream.uniform((len(labels),)) * (spec.classes - 1)).long()
+    return (labels + shift) % spec.classes

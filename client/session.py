@@ -104,6 +104,7 @@ class Session:
             self.spec,
             run=self.request.run,
             rounds=self.config.rounds,
+            model=self.model,
         )
         return (data, None) if found is None else (found.extend(data), found)
 

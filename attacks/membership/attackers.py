@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.special import ndtr
 
-from bract.attacks.membership.view import RoundView, cross_entropy, scaled_confidence
+from bract.attacks.membership.view import RoundView, losses, scaled_confidence
 from bract.registry import Registry
 
 LEAST_SPREAD = 1e-6
@@ -171,8 +171,8 @@ class OfflineLiRA(_FromReferences):
 
     def score(self, view: RoundView) -> Tensor:
         """Return the standard score; monotone in the one-tailed probability, without its ties."""
-        own = scaled_confidence(view.local, view.labels)
-        null = scaled_confidence(view.references, view.labels)
+        own = scaled_confidence(view.local, view.labels, view.kind)
+        null = scaled_confidence(view.references, view.labels, view.kind)
         return (own - null.mean(0)) / spread_of(null).mean().clamp_min(LEAST_SPREAD)
 
 
@@ -192,18 +192,15 @@ class OfflineRMIA(_FromReferences):
 
     def score(self, view: RoundView) -> Tensor:
         """Return the share of public records that a candidate dominates, in [0, 1]."""
-        own = self._ratio(view.local, view.references, view.labels)
-        null = (
-            self._ratio(view.population, view.population_references, view.population_labels)
-            .sort()
-            .values
-        )
+        own = self._ratio(view.local, view.references, view.labels, view.kind)
+        public = (view.population, view.population_references, view.population_labels)
+        null = self._ratio(*public, view.kind).sort().values
         # LR(x, z) > gamma where the ratio of z is below that of x over gamma.
         return torch.searchsorted(null, own / self.gamma).to(torch.float64) / len(null)
 
-    def _ratio(self, target: Tensor, references: Tensor, labels: Tensor) -> Tensor:
-        own = (-cross_entropy(target, labels)).exp()
-        out = (-cross_entropy(references, labels)).exp().mean(0)
+    def _ratio(self, target: Tensor, references: Tensor, labels: Tensor, kind: str) -> Tensor:
+        own = (-losses(target, labels, kind)).exp()
+        out = (-losses(references, labels, kind)).exp().mean(0)
         return own / (0.5 * ((1.0 + self.a) * out + 1.0 - self.a))
 
 

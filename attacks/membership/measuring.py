@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F
 
 from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.evidence import Evidence, Known, read_evidence
@@ -131,7 +131,7 @@ def _update_of(observation: Observation, evidence: Evidence) -> Tensors:
 
 @torch.no_grad()
 def logits_of(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
-    """Return logits ``(N, classes)`` for normalised inputs ``(N, ...)``."""
+    """Return outputs ``(N, classes)`` for normalised inputs ``(N, ...)``."""
     parts = [functional_call(model, state, (part,)) for part in inputs.split(OUTPUTS_AT_ONCE)]
     return torch.cat(parts)
 
@@ -141,7 +141,7 @@ def alignments(
 ) -> Tensor:
     """Return the cosines of every candidate's gradient and each of K updates, ``(K, N)``.
 
-    The gradients are those of the cross entropy at the global model.
+    The gradients are those of the declared loss at the global model.
     """
     names = _names(found)
     directions = torch.stack([_vector(u, names) for u in updates])
@@ -153,13 +153,13 @@ def alignments(
     return torch.cat(cosines, dim=1)
 
 
-def coefficients(found: LocalModel, inputs: Tensor, labels: Tensor, *, seed: int) -> Tensor:
-    """Return how much of each candidate's gradient is in the update, beside all others, ``(N,)``.
+def gradients_on_the_way(
+    found: LocalModel, inputs: Tensor, labels: Tensor, *, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of N candidates, float64 ``(N, D)``, and the update, ``(D,)``.
 
-    With the gradients of N candidates as the rows of G and the update u, these are the ridge
-    regression's ``(G G^T + r I)^-1 G u``: what candidates have in common counts for none of them.
-    The gradients are those half way between the two models, along which the client moved. Where G
-    has more than `MOST_NUMBERS` entries, coordinates are drawn.
+    The gradients are those half way between the two models, along which the client moved. Beyond
+    `MOST_NUMBERS` entries, coordinates are drawn, the same of both.
     """
     names = _names(found)
     update = _vector(found.update, names)
@@ -172,11 +172,24 @@ def coefficients(found: LocalModel, inputs: Tensor, labels: Tensor, *, seed: int
         generator = torch.Generator().manual_seed(seed)
         kept = torch.randperm(len(update), generator=generator)[:most]
     parts = [rows[:, kept] for rows in _gradients(found, middle, inputs, labels)]
-    rows = torch.cat(parts).to(torch.float64)
+    return torch.cat(parts).to(torch.float64), update[kept].to(torch.float64)
+
+
+def coefficients(rows: Tensor, update: Tensor) -> Tensor:
+    """Return how much of each candidate's gradient is in the update, beside all others, ``(N,)``.
+
+    With the gradients of N candidates as the rows of G and the update u, these are the ridge
+    regression's ``(G G^T + r I)^-1 G u``: what candidates have in common counts for none of them.
+
+    Parameters
+    ----------
+    rows, update
+        Of `gradients_on_the_way`.
+    """
     gram = rows @ rows.T
     ridge = RIDGE * float(gram.diagonal().mean()) + 1e-30
     system = gram + ridge * torch.eye(len(gram), dtype=gram.dtype)
-    share: Tensor = torch.linalg.solve(system, rows @ update[kept].to(torch.float64))
+    share: Tensor = torch.linalg.solve(system, rows @ update)
     return share
 
 
@@ -198,10 +211,23 @@ def _gradients(
 
     def loss(parameters: Tensors, image: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(found.model, parameters | fixed, (image[None],))
-        return F.cross_entropy(logits, label[None])
+        return found.target.loss.mean(logits, label[None])
 
-    each = vmap(grad(loss), in_dims=(None, 0, 0))
+    one = grad(loss)
+    together: Callable[..., Tensors] = vmap(one, in_dims=(None, 0, 0))
+    try:
+        together(moved, inputs[:2], labels[:2])
+    except RuntimeError:  # a model whose path depends on its input, such as a mask's
+        together = partial(_in_turn, one)
     at_once = GRADIENTS_AT_ONCE
     for images, wanted in zip(inputs.split(at_once), labels.split(at_once), strict=True):
-        gradients = each(moved, images, wanted)
+        gradients = together(moved, images, wanted)
         yield torch.cat([gradients[n].flatten(1) for n in names], dim=1)
+
+
+def _in_turn(
+    one: Callable[..., Tensors], parameters: Tensors, images: Tensor, labels: Tensor
+) -> Tensors:
+    """Return what `vmap` would, one example after the other."""
+    found = [one(parameters, *pair) for pair in zip(images, labels, strict=True)]
+    return {name: torch.stack([part[name] for part in found]) for name in parameters}

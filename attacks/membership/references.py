@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from bract.models.losses import Loss, loss_of
 from bract.protocol.observation import ClientDeclaration
 from bract.protocol.update import Tensors
 
@@ -27,6 +27,7 @@ class Training:
         Public records of one model: as many as a client has.
     """
 
+    loss: Loss
     lr: float
     momentum: float
     optimizer: str
@@ -43,6 +44,7 @@ class Training:
         batch = declaration.batch_size or 8
         local = declaration.local_steps or 1
         return cls(
+            loss=loss_of(declaration.loss),
             lr=declaration.lr or 0.1,
             momentum=declaration.momentum,
             optimizer=declaration.optimizer,
@@ -82,9 +84,11 @@ def train_references(
         optimizer = _optimizer(own, training)
         for batch in _batches(chosen, training, generator):
             optimizer.zero_grad()
-            F.cross_entropy(own(inputs[batch]), labels[batch]).backward()
+            training.loss.mean(own(inputs[batch]), labels[batch]).backward()
             optimizer.step()
-        yield {name: value.detach() for name, value in own.state_dict().items()}
+        held = own.state_dict()
+        state = dict(own.named_parameters()) | dict(own.named_buffers())  # tied ones once
+        yield {name: value.detach() for name, value in state.items() if name in held}
 
 
 def _optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bract.models.losses import label_rows, loss_of
+
 
 @dataclass(frozen=True)
 class RoundView:
@@ -18,13 +20,15 @@ class RoundView:
 
     Attributes
     ----------
+    kind
+        Name of the declared loss.
     labels
-        int64 ``(N,)``.
+        int64 ``(N,)``; float32 where the target is a number.
     sent, local
-        Logits ``(N, classes)`` of the global model that the round began with, and of the client's
+        Outputs ``(N, classes)`` of the global model that the round began with, and of the client's
         model after local training (``w_global - update``).
     others
-        Logits ``(K, N, classes)`` of the other clients' models of the same round; K may be 0.
+        Outputs ``(K, N, classes)`` of the other clients' models of the same round; K may be 0.
     alignment, others_alignment
         Cosine between the gradient of a candidate's loss at the global model and the client's
         update, ``(N,)``, and the other clients' updates, ``(K, N)``.
@@ -32,14 +36,15 @@ class RoundView:
         Share of each candidate's gradient in the client's update beside all others, ``(N,)``
         (`bract.attacks.membership.measuring.coefficients`).
     references
-        Logits ``(M, N, classes)`` of models trained on public data alone; M may be 0.
+        Outputs ``(M, N, classes)`` of models trained on public data alone; M may be 0.
     population, population_references
-        Logits of Z public records that no reference model was trained on: by the client's model
+        Outputs for Z public records that no reference model was trained on: by the client's model
         ``(Z, classes)``, and by the reference models ``(M, Z, classes)``.
     population_labels
         int64 ``(Z,)``.
     """
 
+    kind: str
     labels: Tensor
     sent: Tensor
     local: Tensor
@@ -54,33 +59,43 @@ class RoundView:
 
     @cached_property
     def loss(self) -> Tensor:
-        """Cross entropy of every candidate at the client's model, ``(N,)``."""
-        return cross_entropy(self.local, self.labels)
+        """Loss of every candidate at the client's model, ``(N,)``."""
+        return losses(self.local, self.labels, self.kind)
 
     @cached_property
     def sent_loss(self) -> Tensor:
-        """Cross entropy at the global model, ``(N,)``."""
-        return cross_entropy(self.sent, self.labels)
+        """Loss at the global model, ``(N,)``."""
+        return losses(self.sent, self.labels, self.kind)
 
     @cached_property
     def others_loss(self) -> Tensor:
-        """Cross entropy at the other clients' models, ``(K, N)``."""
-        return cross_entropy(self.others, self.labels)
+        """Loss at the other clients' models, ``(K, N)``."""
+        return losses(self.others, self.labels, self.kind)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the losses ``(..., N)`` in nats of logits ``(..., N, classes)``, in float64."""
-    logs = F.log_softmax(logits.to(torch.float64), dim=-1)
-    return -logs.gather(-1, labels.expand(logits.shape[:-1])[..., None])[..., 0]
+def losses(outputs: Tensor, labels: Tensor, kind: str = "cross_entropy") -> Tensor:
+    """Return the declared loss ``(..., N)`` of outputs ``(..., N, classes)``, in float64.
+
+    ``exp(-loss)`` is what attackers take for the probability of a label: of a class exactly, of a
+    text that of a mean token, of a number a normal density up to its scale.
+    """
+    values, loss = outputs.to(torch.float64), loss_of(kind)
+    if loss.values:
+        return loss.each(values, label_rows(labels, values.shape[-1], loss).to(values))
+    logs = F.log_softmax(values, dim=-1)
+    return -logs.gather(-1, labels.expand(values.shape[:-1])[..., None])[..., 0]
 
 
-def scaled_confidence(logits: Tensor, labels: Tensor) -> Tensor:
+def scaled_confidence(outputs: Tensor, labels: Tensor, kind: str = "cross_entropy") -> Tensor:
     """Return ``log p - log(1 - p)`` for the probability p of each label, ``(..., N)``.
 
-    LiRA's score (Carlini et al. 2022, section VI-A): near normal over models. Computed from logits,
-    so that p near 1 loses no digits.
+    LiRA's score (Carlini et al. 2022, section VI-A): near normal over models. Of classes it is
+    computed from logits, so that p near 1 loses no digits.
     """
-    values = logits.to(torch.float64)
+    if loss_of(kind).values:
+        found = losses(outputs, labels, kind).clamp_min(1e-12)
+        return -found - (-torch.expm1(-found)).log()
+    values = outputs.to(torch.float64)
     own = labels.expand(values.shape[:-1])[..., None]
     rest = values.scatter(-1, own, -torch.inf).logsumexp(-1)
     return values.gather(-1, own)[..., 0] - rest

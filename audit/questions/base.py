@@ -135,6 +135,12 @@ class Question(ABC, Generic[A]):
         return [(f"{cls.name} ({answer.tier}), {where}", getattr(answer, field))]
 
     @classmethod
+    def lacks(cls, field: str, at: str | None) -> str:
+        """Return what answers are, and why, that have no number for a gate."""
+        del field, at
+        return "values that were not measured"
+
+    @classmethod
     def alarm(cls, answers: Sequence[A]) -> str | None:
         """Return why a promised protection does not hold; None where nothing shows that."""
         del answers

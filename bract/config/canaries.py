@@ -21,9 +21,11 @@ class CanaryConfig(Section):
         Canaries of each client; of kind ``update`` in each round. 0 includes none.
     kind
         ``mislabelled``: held-out records of the site with another label. ``random``: noise with a
-        label drawn at random. ``update``: known directions in the place of the client's update,
-        before it is clipped and noised; the client's own training then counts for nothing.
+        label drawn at random. ``crafted``: such noise, changed until its gradient at the first
+        model is nearly orthogonal to those of the client's records. ``update``: known
+        directions in the place of the client's update, before it is clipped and noised; the
+        client's own training then counts for nothing.
     """
 
     count: Annotated[int, Field(ge=0, le=10_000)] = 0
-    kind: Literal["mislabelled", "random", "update"] = "mislabelled"
+    kind: Literal["mislabelled", "random", "crafted", "update"] = "mislabelled"

@@ -115,6 +115,18 @@ class Input(ABC):
             ``labels``, with ``inputs`` as the model saw them or the examples by their own name.
         """
 
+    def features(self, examples: Tensor) -> Tensor:
+        """Return what a classifier that sees no model is given of N examples, ``(N, ...)``."""
+        return examples
+
+    def attributes(self, examples: Tensor) -> dict[str, Tensor]:
+        """Return the group of each of N examples by attribute, int64 ``(N,)`` from 0.
+
+        An audit asks what share each group has in a client's data.
+        """
+        del examples
+        return {}
+
     @abstractmethod
     def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
         """Return the data section whose examples have the declared shape."""

@@ -105,6 +105,15 @@ class Table(Input):
             raise BractError("features are outside of [0, 1]")
         return Truth(rows, _targets(kept["labels"], schema, len(rows)))
 
+    def attributes(self, examples: Tensor) -> dict[str, Tensor]:
+        """Return the categories of every categorical column."""
+        flat = examples.flatten(1)
+        return {
+            column.name: flat[:, place].argmax(1)
+            for column, place in self.of_schema().groups()
+            if column.one_hot
+        }
+
     def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
         """Return the section with the declared schema."""
         return data.model_copy(update={"table": declaration.table, "input": self.name})

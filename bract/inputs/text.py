@@ -23,6 +23,9 @@ from bract.inputs.base import INPUTS, Input, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference
 from bract.schema import ClientDeclaration
 
+COUNTED = 512
+"""Columns of `Texts.features`."""
+
 
 @INPUTS.register("text")
 @dataclass(frozen=True)
@@ -82,6 +85,12 @@ class Texts(Input):
         if schema.task == "classification" and labels.is_floating_point():
             raise BractError(f"labels are {labels.dtype}, expected classes, int64")
         return Truth(texts, labels.float() if schema.task == "language-model" else labels.long())
+
+    def features(self, examples: Tensor) -> Tensor:
+        """Return how often each token is in a text, ``(N, COUNTED)``; rare ids share a column."""
+        ids = ids_of(examples, self.of_schema())
+        counts = torch.zeros(len(ids), COUNTED)
+        return counts.scatter_add(1, ids % COUNTED, torch.ones(ids.shape))
 
     def fitted(self, data: DataConfig, declaration: ClientDeclaration) -> DataConfig:
         """Return the section with the declared schema."""

@@ -14,8 +14,10 @@ class ClientEpsilon(Record):
     """Epsilon of one client, measured by its canaries and by its account.
 
     ``low`` holds for any mechanism, ``low_gaussian`` if the noise is Gaussian as declared; both at
-    95 % over all clients. ``estimate`` is the one-shot estimate, no bound. ``high`` is the
+    95 % over all clients. ``estimate`` is the one-shot estimate, no bound; ``estimate_last`` the
+    same from the first and the last global model alone, without any upload. ``high`` is the
     account's epsilon for what a coin changes: all rounds for records, one round for canary updates.
+    ``last_round``: the last of the measured ``rounds``.
     ``most``: the largest ``low`` that so many canaries can show.
     ``alarm``: a lower bound is above the upper one. ``refused``: why nothing was measured.
     """
@@ -26,9 +28,11 @@ class ClientEpsilon(Record):
     guesses: Public[int] = 0
     right: Public[int] = 0
     rounds: Public[int] = 0
+    last_round: Public[int] = 0
     low: Public[Number] = None
     low_gaussian: Public[Number] = None
     estimate: Public[Number] = None
+    estimate_last: Public[Number] = None
     high: Public[Number] = None
     most: Public[Number] = None
     alarm: Public[bool] = False

@@ -61,6 +61,22 @@ class Detectable(Record):
     advantage: Public[dict[str, float]] = {}
 
 
+class ShareScore(Record):
+    """How well the shares of groups in a client's data are read from its updates alone.
+
+    ``error`` is the total variation distance of estimated and true shares, in [0, 1], and
+    ``prior_error`` that of the shares among the held-out records, which is a guess without any
+    update. Names and shares are the site's.
+    """
+
+    attribute: str = ""
+    groups: Public[int]
+    error: Public[float]
+    prior_error: Public[float]
+    shares: list[float] = []
+    estimated: list[float] = []
+
+
 class ClientMembership(Record):
     """One client's candidates, and what every attacker reached on them.
 
@@ -80,6 +96,7 @@ class ClientMembership(Record):
     unfair: Public[str | None] = None
     detectable: Public[Detectable] = Detectable()
     scores: Public[list[AttackerScore]] = []
+    shares: Public[list[ShareScore]] = []
 
 
 class MembershipAnswer(Answer):

@@ -112,6 +112,7 @@ def configured_model(config: FederationConfig, chain: DefenseChain | None = None
         classes=spec.classes,
         channels=channels,
         image_size=size,
+        **spec.schemas,
         activation=config.model.activation,
     )
     if chain is not None:

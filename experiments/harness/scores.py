@@ -16,7 +16,13 @@ from bract.schema.audit import EXACT_DB
 from experiments.harness.crossed import crossed_interval
 from experiments.harness.images import ImageSet
 
-_BOUNDS = {"psnr": (0.0, EXACT_DB), "ssim": (-1.0, 1.0)}
+_BOUNDS = {
+    "auc": (0.0, 1.0),
+    "tpr_1": (0.0, 1.0),
+    "tpr_5": (0.0, 1.0),
+    "psnr": (0.0, EXACT_DB),
+    "ssim": (-1.0, 1.0),
+}
 """What means cannot leave."""
 
 

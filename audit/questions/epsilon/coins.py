@@ -28,7 +28,7 @@ from bract.schema import ClientDeclaration
 CANARIES = "canaries.safetensors"
 """In a client's truth folder; see `bract.client.canaries`."""
 
-KINDS = ("mislabelled", "random", "update")
+KINDS = ("mislabelled", "random", "crafted", "update")
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,18 @@ class Projections:
     plain, differences
         Inner products of a direction with the round's update, and with what changed since the
         upload before, ``(m,)``.
-    cosines, null
-        Cosines of updates with the signed directions that they hold, and with other directions.
+    cosines
+        Cosines of a direction and the round's update, ``(m,)``.
+    last
+        Cosines of a direction and what the last captured global model has gained on the first:
+        what is seen without any upload. ``(k,)``, of the k first of the m: rounds before the last.
     """
 
     plain: Array
     differences: Array
     included: Flags
     cosines: Array
-    null: Array
+    last: Array
     rounds: int
 
 
@@ -116,12 +119,12 @@ def project(seen: Observations, captures: Sequence[Capture], coins: Coins) -> Pr
     scores: list[NDArray[np.float64]] = []
     changed: list[NDArray[np.float64]] = []
     cosines: list[NDArray[np.float64]] = []
-    null: list[NDArray[np.float64]] = []
     flags = []
     before: Tensor | None = None
-    for capture in sorted(captures, key=lambda c: c.round):
-        if not 1 <= capture.round <= len(coins.included):
-            continue
+    chosen = sorted(
+        (c for c in captures if 1 <= c.round <= len(coins.included)), key=lambda c: c.round
+    )
+    for capture in chosen:
         vector = _read(seen, capture)
 
         def of(number: int, what: Tensor, capture: Capture = capture) -> Array:
@@ -134,10 +137,7 @@ def project(seen: Observations, captures: Sequence[Capture], coins: Coins) -> Pr
         own = coins.included[capture.round - 1].numpy()
         scores.append(of(capture.round, vector))
         changed.append(of(capture.round, vector if before is None else vector - before))
-        norm = max(float(vector.norm()), 1e-30)
-        cosines.append(np.where(own, 1.0, -1.0) * scores[-1] / norm)
-        # Directions of rounds that there are not: nothing was put into them.
-        null.append(of(capture.round + len(coins.included), vector) / norm)
+        cosines.append(scores[-1] / max(float(vector.norm()), 1e-30))
         flags.append(own)
         before = vector
     if not flags:
@@ -147,9 +147,35 @@ def project(seen: Observations, captures: Sequence[Capture], coins: Coins) -> Pr
         np.concatenate(changed),
         np.concatenate(flags),
         np.concatenate(cosines),
-        np.concatenate(null),
+        _of_last(seen, chosen, count),
         len(flags),
     )
+
+
+def _of_last(seen: Observations, captures: Sequence[Capture], count: int) -> Array:
+    """Return the cosines of directions and the change of the global model over all rounds."""
+    first, last = seen.open(captures[0]), seen.open(captures[-1])
+    vector = flatten(
+        {
+            name: (first.parameters[name] - last.parameters[name]).to(torch.float64)
+            if name in first.parameters and name in last.parameters
+            else torch.zeros_like(value, dtype=torch.float64)
+            for name, value in first.update.items()
+        }
+    )
+    norm = float(vector.norm())
+    found: list[NDArray[np.float64]] = [np.empty(0)]
+    for capture in captures:
+        if capture.round < last.round and norm > 0.0:
+            directions = canary_directions(
+                vector.numel(),
+                count,
+                seed=seen.config.seed,
+                client=capture.client,
+                number=capture.round,
+            )
+            found.append(canary_projections(directions, vector, count).numpy() / norm)
+    return np.concatenate(found)
 
 
 def _read(seen: Observations, capture: Capture) -> Tensor:

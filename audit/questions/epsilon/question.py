@@ -12,7 +12,9 @@ from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.audit.questions.base import QUESTIONS, Decision, Question, Value
 from bract.audit.questions.epsilon.bound import (
+    Array,
     Bound,
+    Flags,
     Guesses,
     best_bound,
     epsilon_bound,
@@ -29,12 +31,18 @@ from bract.defenses.noise import Noise
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError
 from bract.schema.epsilon import ClientEpsilon, EpsilonAnswer
-from bract.schema.report import Table
+from bract.schema.report import QuestionFigure, Table
 
 LEVEL = 0.95
 
 DELTA = 1e-5
 """Of clients that declare no noise with a delta of its own."""
+
+FIGURES = ("low", "low_gaussian", "estimate", "high")
+
+CLAIMED = 0.2
+"""Part of the error that the bound for noise claimed to be Gaussian takes; the bound for any
+mechanism, which is lower, has the rest."""
 
 SCORINGS = ("gradient-regression", "alignment", "loss-drop")
 """Membership attackers that score canary records; chosen before any coin is read."""
@@ -104,6 +112,23 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
         return rows(answers)
 
     @classmethod
+    def figures(cls, answers: Sequence[EpsilonAnswer]) -> list[QuestionFigure]:
+        """Return the bounds of every client, at the last round that they are about."""
+        return [
+            QuestionFigure(
+                name=name,
+                tier=answer.tier,
+                client=one.client,
+                round=one.last_round,
+                value=getattr(one, name),
+            )
+            for answer in answers
+            for one in answer.clients
+            if one.refused is None
+            for name in FIGURES
+        ]
+
+    @classmethod
     def gated(cls, answer: EpsilonAnswer, field: str, at: str | None) -> list[Value]:
         """Return one number for each client that took part."""
         del at
@@ -160,28 +185,31 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
         found = project(self.seen, captures, coins)
         delta = DELTA if noise is None else noise.delta
         scorings = [found.plain, found.differences]
-        bound = best_bound(scorings, found.included, delta, 1.0 - tail / 2)
         gaussian, high = None, None
+        claimed = 0.0
         if isinstance(noise, Noise) and noise.clip is not None:
             if noise.kind == "gaussian":
+                claimed = CLAIMED * tail
                 gaussian = max(
-                    gaussian_bound(one, found.included, delta, tail / 4) for one in scorings
+                    gaussian_bound(one, found.included, delta, claimed / len(scorings))
+                    for one in scorings
                 )
                 # Of m orthogonal directions, a coin moves one by the m-th part of the square.
                 moved = 2.0 * noise.clip / coins.included.shape[1] ** 0.5
                 high = gaussian_epsilon(moved / noise.deviation, delta)
             else:
                 high = noise.epsilon
+        bound = best_bound(scorings, found.included, delta, 1.0 - (tail - claimed))
         return _judged(
             client,
             coins,
             bound,
             high=high,
             gaussian=gaussian,
-            estimate=one_shot_estimate(found.cosines, found.null, delta)
-            if len(found.cosines) > 1
-            else None,
+            estimate=_estimate(found.cosines, found.included, delta),
+            estimate_last=_estimate(found.last, found.included[: len(found.last)], delta),
             rounds=found.rounds,
+            last=max(c.round for c in captures),
         )
 
     def _records(
@@ -218,7 +246,7 @@ class EpsilonQuestion(Question[EpsilonAnswer]):
         last = max(c.round for c in captures)
         included = int(coins.included.sum())
         high = None if noise is None else _spent(noise, captures[0], last, included)
-        return _judged(client, coins, bound, high=high, rounds=rounds)
+        return _judged(client, coins, bound, high=high, rounds=rounds, last=last)
 
 
 def _judged(
@@ -228,8 +256,10 @@ def _judged(
     *,
     high: float | None,
     rounds: int,
+    last: int,
     gaussian: float | None = None,
     estimate: float | None = None,
+    estimate_last: float | None = None,
 ) -> ClientEpsilon:
     measured = max(bound.epsilon, gaussian or 0.0)
     return ClientEpsilon(
@@ -239,13 +269,22 @@ def _judged(
         guesses=bound.guesses.made,
         right=bound.guesses.right,
         rounds=rounds,
+        last_round=last,
         low=bound.epsilon,
         low_gaussian=gaussian,
         estimate=estimate,
+        estimate_last=estimate_last,
         high=high,
         most=most_shown(bound.guesses.canaries),
         alarm=high is not None and measured > high,
     )
+
+
+def _estimate(cosines: Array, included: Flags, delta: float) -> float | None:
+    """Return the one-shot estimate; None where fewer than two coins fell either way."""
+    if min(int(included.sum()), int((~included).sum())) < 2:
+        return None
+    return one_shot_estimate(cosines[included], cosines[~included], delta)
 
 
 def most_shown(canaries: int, delta: float = DELTA) -> float:

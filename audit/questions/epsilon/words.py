@@ -44,7 +44,13 @@ def rows(answers: Sequence[EpsilonAnswer]) -> Table:
     return Table(
         columns=[
             *("tier", "client", "canaries", "kind", "right guesses", "epsilon, at least"),
-            *("if Gaussian", "one-shot estimate", "account, at most", "can show"),
+            *(
+                "if Gaussian",
+                "one-shot estimate",
+                "by the last model",
+                "account, at most",
+                "can show",
+            ),
         ],
         rows=[
             [
@@ -56,6 +62,7 @@ def rows(answers: Sequence[EpsilonAnswer]) -> Table:
                 one.low,
                 one.low_gaussian,
                 one.estimate,
+                one.estimate_last,
                 one.high,
                 one.most,
             ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,13 +12,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bract.errors import BractError, one_line
-from bract.inputs.base import input_of
+from bract.inputs.base import Input, input_of
 from bract.names import check_name
 from bract.schema import ClientDeclaration
 
 CANDIDATES = "candidates.safetensors"
 """In a client's truth folder: ``images`` or ``inputs``, ``labels`` and ``first_round``, int64
 ``(N,)``: the first round that a record was trained in, 0 for one that was held out."""
+
+
+CLASS = "class"
+
+MOST_GROUPS = 20
+"""Groups of an attribute whose shares are estimated; of more, too few records are known of each."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,18 @@ class Candidates:
         int64 ``(N,)``.
     notes
         What was left out of the file, and why.
+    features
+        What a classifier that sees no model is given; None is the images.
+    groups
+        The group of each record by attribute, int64 ``(N,)``: ``class``, and those of the input.
     """
 
     images: Tensor
     labels: Tensor
     first_round: Tensor
     notes: tuple[str, ...] = ()
+    features: Tensor | None = None
+    groups: Mapping[str, Tensor] = field(default_factory=dict)
 
     def members_by(self, number: int) -> Tensor:
         """Return whether each was trained on in a round up to this one, bool ``(N,)``."""
@@ -69,7 +82,8 @@ def load_candidates(folder: Path, client: str, declaration: ClientDeclaration) -
     try:
         content = load_file(path)
         first = content.pop("first_round")
-        truth = input_of(declaration).read(content, declaration)
+        kind = input_of(declaration)
+        truth = kind.read(content, declaration)
     except (OSError, KeyError, TypeError, ValueError, BractError, SafetensorError) as error:
         raise BractError(f"{path}: not readable ({one_line(error, 200)})") from error
     if first.dtype != torch.int64 or first.shape != truth.labels.shape or bool((first < 0).any()):
@@ -77,22 +91,46 @@ def load_candidates(folder: Path, client: str, declaration: ClientDeclaration) -
             f"{path}: first_round is {first.dtype} {tuple(first.shape)}, expected int64 from 0 of "
             f"{tuple(truth.labels.shape)}"
         )
-    if declaration.classes is not None and bool((truth.labels >= declaration.classes).any()):
-        raise BractError(f"{path}: a label is not below the {declaration.classes} classes")
+    classes = None if truth.labels.is_floating_point() else declaration.classes
+    if classes is not None and bool((truth.labels >= classes).any()):
+        raise BractError(f"{path}: a label is not below the {classes} classes")
     kept, both = _apart(truth.images, first)
     found = Candidates(
         truth.images[kept],
         truth.labels[kept],
         first[kept],
         (f"{path}: {both} records are members and held out at once; left out",) if both else (),
+        kind.features(truth.images[kept]),
+        _groups(kind, truth.images[kept], truth.labels[kept]),
     )
-    for kind, count in (
+    for what, count in (
         ("members", int((found.first_round > 0).sum())),
         ("held-out records", int((found.first_round == 0).sum())),
     ):
         if count < 2:
-            raise BractError(f"{path}: {count} {kind}, expected at least 2")
+            raise BractError(f"{path}: {count} {what}, expected at least 2")
     return found
+
+
+def join(parts: Sequence[Candidates]) -> Candidates:
+    """Return the candidates of several clients, who share a declaration, as one."""
+    features = [p.images if p.features is None else p.features for p in parts]
+    common = set.intersection(*(set(p.groups) for p in parts))
+    return Candidates(
+        torch.cat([p.images for p in parts]),
+        torch.cat([p.labels for p in parts]),
+        torch.cat([p.first_round for p in parts]),
+        tuple(note for p in parts for note in p.notes),
+        torch.cat(features),
+        {name: torch.cat([p.groups[name] for p in parts]) for name in sorted(common)},
+    )
+
+
+def _groups(kind: Input, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    found = dict(kind.attributes(images))
+    if bool((labels == labels.round()).all()) and int(labels.min()) >= 0:
+        found[CLASS] = labels.long()
+    return {name: groups for name, groups in found.items() if 0 < int(groups.max()) < MOST_GROUPS}
 
 
 def _apart(images: Tensor, first: Tensor) -> tuple[Tensor, int]:

@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from bract.attacks import Progress
 from bract.attacks.membership import MEMBERSHIP, combine
+from bract.attacks.membership.shares import apart
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
 from bract.audit.questions.base import QUESTIONS, Decision, Question, Value
@@ -17,6 +20,7 @@ from bract.audit.questions.membership.blind import UNFAIR, blind_score
 from bract.audit.questions.membership.candidates import (
     Candidates,
     candidates_file,
+    join,
     load_candidates,
 )
 from bract.audit.questions.membership.rounds import Scored, Scorer
@@ -45,6 +49,7 @@ from bract.schema.membership import (
     Detectable,
     MembershipAnswer,
     RateScore,
+    ShareScore,
 )
 from bract.schema.report import QuestionFigure, Table
 from bract.seeds import derive_seed
@@ -175,6 +180,17 @@ class MembershipQuestion(Question[MembershipAnswer]):
         return found
 
     @classmethod
+    def lacks(cls, field: str, at: str | None) -> str:
+        """Return how many held-out records the rate needs."""
+        rate = parse_rate(at or "1%")
+        if field != "advantage_low":
+            return super().lacks(field, at)
+        return (
+            f"clients with too few held-out records ({100 * rate:g} % false positives needs "
+            f"{needed(rate)}), or unfair ones"
+        )
+
+    @classmethod
     def check_gate(cls, at: str | None) -> None:
         """Refuse a rate that the audit does not report."""
         if at is not None:
@@ -197,12 +213,7 @@ class MembershipQuestion(Question[MembershipAnswer]):
             load_candidates(folder, client, capture.declaration)
             for client in capture.members or (capture.client,)
         ]
-        return Candidates(
-            torch.cat([p.images for p in parts]),
-            torch.cat([p.labels for p in parts]),
-            torch.cat([p.first_round for p in parts]),
-            tuple(note for p in parts for note in p.notes),
-        )
+        return join(parts)
 
 
 def parse_rate(text: str) -> float:
@@ -234,7 +245,8 @@ def _client(
     """Put figures to one client's scores; ``clients`` and attackers share the level."""
     members = scored.members
     count, rest = int(members.sum()), int((~members).sum())
-    blind = blind_score(candidates.images, candidates.labels, members, seed=seed)
+    seen = candidates.images if candidates.features is None else candidates.features
+    blind = blind_score(seen, candidates.labels, members, seed=seed)
     enough = [rate for rate in RATES if rest >= needed(rate)]
     tests = clients * max(1, len(scored.over_rounds)) * max(1, len(enough))
     tail = (1.0 - LEVEL) / tests
@@ -268,6 +280,28 @@ def _client(
             advantage={f"{100 * r:g}": detectable_advantage(count, r) for r in enough},
         ),
         scores=[*over, *each],
+        shares=[_share(name, found, scored, candidates) for name, found in scored.shares.items()],
+    )
+
+
+def _share(name: str, found: Sequence[Array], scored: Scored, candidates: Candidates) -> ShareScore:
+    """Hold the mean of the rounds' estimates, and the held-out records' shares, to the truth."""
+    groups = candidates.groups[name]
+    count = int(groups.max()) + 1
+
+    def shares_of(chosen: Tensor) -> Tensor:
+        counts = torch.bincount(groups[chosen], minlength=count).double()
+        return counts / counts.sum()
+
+    truth = shares_of(torch.from_numpy(scored.members))
+    estimated = torch.from_numpy(np.mean(found, axis=0))
+    return ShareScore(
+        attribute=name,
+        groups=count,
+        error=apart(estimated, truth),
+        prior_error=apart(shares_of(candidates.first_round == 0), truth),
+        shares=truth.tolist(),
+        estimated=estimated.tolist(),
     )
 
 

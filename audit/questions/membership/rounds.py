@@ -21,7 +21,8 @@ from bract.attacks.membership import (
     logits_of,
     train_references,
 )
-from bract.attacks.membership.measuring import alignments, coefficients
+from bract.attacks.membership.measuring import alignments, coefficients, gradients_on_the_way
+from bract.attacks.membership.shares import group_shares
 from bract.attacks.result import SeedBudget
 from bract.audit.captures import Capture
 from bract.audit.observations import Observations
@@ -53,11 +54,14 @@ class Scored:
         float64 ``(N,)`` by round and attacker.
     over_rounds
         The same by attacker, from all rounds together.
+    shares
+        Estimated shares of groups in the client's data by attribute, one ``(groups,)`` a round.
     """
 
     members: Flags
     rounds: dict[int, dict[str, Array]] = field(default_factory=dict)
     over_rounds: dict[str, Array] = field(default_factory=dict)
+    shares: dict[str, list[Array]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,12 @@ class Scorer:
                 == models[capture.client].model.state_dict().keys()
             ][:MOST_OTHERS]
             candidates = self._candidates[capture.client]
-            view = self._view(models[capture.client], others, candidates)
+            own = models[capture.client]
+            inputs = own.target.normalise(candidates.images)
+            rows, update = gradients_on_the_way(
+                own, inputs, candidates.labels, seed=self._seen.request.seed
+            )
+            view = self._view(own, others, candidates, coefficients(rows, update))
             held = scored.setdefault(capture.client, Scored(np.zeros(0, dtype=bool)))
             found = {}
             for name, attacker in self._attackers.items():
@@ -181,10 +190,13 @@ class Scorer:
                 self.left_out.append(f"{capture.key}: a score is not finite")
             if not held.rounds:
                 del scored[capture.client]
+                continue
+            known = candidates.first_round == 0
+            for name, groups in candidates.groups.items():
+                estimated = group_shares(rows[known], groups[known], int(groups.max()) + 1, update)
+                held.shares.setdefault(name, []).append(estimated.numpy())
 
     def _open(self, capture: Capture) -> LocalModel:
-        if (loss := capture.declaration.loss) != "cross_entropy":
-            raise BractError(f"loss {loss!r} is declared; membership scores know 'cross_entropy'")
         return local_model(
             self._seen.open(capture),
             tier=self._seen.tier_of(capture),
@@ -230,7 +242,11 @@ class Scorer:
         self._public = _Public(states, inputs[apart], labels[apart], logits)
 
     def _view(
-        self, own: LocalModel, others: Sequence[LocalModel], candidates: Candidates
+        self,
+        own: LocalModel,
+        others: Sequence[LocalModel],
+        candidates: Candidates,
+        shares: Tensor,
     ) -> RoundView:
         public = self._public
         assert public is not None
@@ -239,6 +255,7 @@ class Scorer:
         cosines = alignments(own, inputs, labels, [own.update, *(o.update for o in others)])
         none = local.new_empty(0, *local.shape)
         return RoundView(
+            kind=own.target.declaration.loss,
             labels=labels,
             sent=logits_of(own.model, own.sent, inputs),
             local=local,
@@ -247,7 +264,7 @@ class Scorer:
             else none,
             alignment=cosines[0],
             others_alignment=cosines[1:],
-            coefficients=coefficients(own, inputs, labels, seed=self._seen.request.seed),
+            coefficients=shares,
             references=torch.stack([logits_of(own.model, s, inputs) for s in public.states])
             if public.states
             else none,

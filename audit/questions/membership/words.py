@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
+from bract.audit.intervals import mean_interval
 from bract.audit.questions.base import Decision
-from bract.audit.questions.membership.score import RATES, needed
+from bract.audit.questions.membership.candidates import CLASS
+from bract.audit.questions.membership.score import RATES, found_among, needed
 from bract.schema.membership import AttackerScore, ClientMembership, MembershipAnswer
 from bract.schema.report import Table
 
@@ -19,7 +22,9 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
     if not fair:
         _, first = every[0]
         return Decision("unfair", f"Not answered: for {first.client}, {first.unfair}.")
-    found = [(answer, client) for answer, client in fair if client.found]
+    chances = {f"{i}": c.chance for i, (_, c) in enumerate(fair) if c.chance is not None}
+    no_chance = found_among(chances, min(a.level for a, _ in fair))  # over tiers, too
+    found = [pair for i, pair in enumerate(fair) if f"{i}" in no_chance]
     names = sorted({client.client for _, client in fair})
     missed = " ".join(filter(None, (_missed([c for _, c in fair]), _refused(every))))
     if not found:
@@ -27,7 +32,8 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
         return Decision(
             "none-found",
             f"No attacker recognised the records of {_listed(names)} better than chance does in "
-            f"one of twenty audits; the largest area under the curve was {area(largest)}.",
+            f"one of twenty audits; the largest area under the curve was {area(largest)}."
+            f"{_shares([c for _, c in fair])}",
             effort=_effort(every),
             missed=missed,
         )
@@ -39,10 +45,32 @@ def decision(answers: Sequence[MembershipAnswer]) -> Decision:
         "members-found",
         f"Records of {len(who)} of {len(names)} clients are recognised as trained on "
         f"({_listed(who)}). Most clearly {client.client}, by {best.title.lower()} in the "
-        f"{answer.tier} tier: area under the curve {area(best)}{_rate_text(best)}.",
+        f"{answer.tier} tier: area under the curve {area(best)}{_rate_text(best)}."
+        f"{_shares([c for _, c in fair])}",
         effort=_effort(every),
         missed=missed,
     )
+
+
+def _shares(clients: Sequence[ClientMembership]) -> str:
+    """Return how well the shares of groups are read from updates, beside a guess without them."""
+    parts = []
+    names = list(dict.fromkeys(s.attribute for c in clients for s in c.shares))
+    for name in names:
+        found = [s for c in clients for s in c.shares if s.attribute == name]
+        gains = [s.prior_error - s.error for s in found]
+        limits = mean_interval(gains, level=1.0 - 0.05 / len(names))
+        if limits is None or limits[0] <= 0.0:
+            continue
+        what = "classes" if name == CLASS else "a column's categories"
+        parts.append(
+            f" The shares of {what} in a client's data are read from its updates with an "
+            f"error of {fmean(s.error for s in found):.2f} (total variation, mean of {len(found)} "
+            f"clients), where the held-out records' shares err by "
+            f"{fmean(s.prior_error for s in found):.2f} "
+            f"[less by {limits[0]:.2f} to {limits[1]:.2f}]."
+        )
+    return "".join(parts)
 
 
 def rows(answers: Sequence[MembershipAnswer]) -> Table:

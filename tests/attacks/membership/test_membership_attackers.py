@@ -8,12 +8,26 @@ import torch
 from scipy.stats import norm
 from torch.nn import functional as F
 
-from bract.attacks.membership import MEMBERSHIP, RoundView, Training, local_model, train_references
+from bract.attacks.membership import (
+    MEMBERSHIP,
+    RoundView,
+    Training,
+    local_model,
+    measuring,
+    train_references,
+)
 from bract.attacks.membership.attackers import spread_of
 from bract.attacks.membership.combined import combine
-from bract.attacks.membership.measuring import alignments, coefficients, logits_of
-from bract.attacks.membership.view import cross_entropy, scaled_confidence
+from bract.attacks.membership.measuring import (
+    alignments,
+    coefficients,
+    gradients_on_the_way,
+    logits_of,
+)
+from bract.attacks.membership.shares import apart, group_shares
+from bract.attacks.membership.view import losses, scaled_confidence
 from bract.models import create_model
+from bract.models.losses import loss_of
 from bract.protocol.update import flatten
 
 
@@ -25,6 +39,7 @@ def view(others: int = 5, references: int = 4) -> RoundView:
 
     count, population = 30, 12
     return RoundView(
+        kind="cross_entropy",
         labels=torch.randint(10, (count,), generator=generator),
         sent=logits(count),
         local=logits(count),
@@ -53,7 +68,7 @@ def test_confidence_is_the_logit_of_the_label_s_probability() -> None:
     logits, labels = torch.randn(2, 6, 10).double(), torch.arange(6)
     p = logits.softmax(-1)[:, torch.arange(6), labels]
     torch.testing.assert_close(scaled_confidence(logits, labels), (p / (1 - p)).log())
-    torch.testing.assert_close(cross_entropy(logits, labels), -p.log())
+    torch.testing.assert_close(losses(logits, labels), -p.log())
     sure = torch.zeros(1, 3)
     sure[0, 0] = 300.0
     assert float(scaled_confidence(sure, torch.tensor([0]))) == pytest.approx(300 - 0.6931, 1e-4)
@@ -122,7 +137,8 @@ def test_alignment_is_the_cosine_of_single_gradients(observe: Any, tiny: Any) ->
 def test_regression_gives_each_member_of_a_batch_its_share(observe: Any, tiny: Any) -> None:
     images, labels = tiny[0][:24], tiny[1][:24]
     found = local_model(observe(images[:8], labels[:8]))
-    shares = coefficients(found, found.target.normalise(images), labels, seed=0)
+    inputs = found.target.normalise(images)
+    shares = coefficients(*gradients_on_the_way(found, inputs, labels, seed=0))
     assert float(shares[:8].min()) > float(shares[8:].max())
 
 
@@ -130,7 +146,8 @@ def test_references_train_on_public_records_alone(tiny: Any) -> None:
     model = create_model("lenet-strided", classes=10, channels=1, image_size=8, activation="relu")
     start = {name: value.clone() for name, value in model.state_dict().items()}
     images, labels = tiny
-    training = Training(lr=0.5, momentum=0.0, optimizer="sgd", batch=20, steps=300, examples=200)
+    loss = loss_of("cross_entropy")
+    training = Training(loss, 0.5, 0.0, "sgd", batch=20, steps=300, examples=200)
     states = list(train_references(model, start, images, labels, training, count=2, seed=0))
     assert len(states) == 2
     for name, value in model.state_dict().items():
@@ -159,3 +176,33 @@ def test_a_combination_never_fits_the_client_that_it_scores() -> None:
     turned = combine(scores, members | {"a": ~members["a"]})
     assert turned["a"].tolist() == found["a"].tolist()
     assert combine({"a": scores["a"]}, members) == {}
+
+
+def test_shares_of_an_update_that_is_a_mixture_of_groups_are_exact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(4, 300, generator=generator).double()
+    groups = torch.arange(40) % 3  # nothing is known of the fourth
+    rows = centres[groups]
+    wanted = torch.tensor([0.7, 0.0, 0.3, 0.0]).double()
+    found = group_shares(rows, groups, 4, 5.0 * wanted @ centres)
+    torch.testing.assert_close(found, wanted, atol=2e-3, rtol=0.0)
+    assert apart(found, wanted) < 2e-3 and apart(wanted, wanted.flip(0)) == 1.0
+    assert group_shares(rows, groups, 4, -centres.sum(0)).sum() == 0.0
+
+
+def test_a_model_that_cannot_be_batched_has_the_gradients_that_it_would_have(
+    observe: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = local_model(observe(tiny[0][:4], tiny[1][:4]))
+    inputs, labels = found.target.normalise(tiny[0][:6]), tiny[1][:6]
+    together, _ = gradients_on_the_way(found, inputs, labels, seed=0)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        def call(*_: Any) -> Any:
+            raise RuntimeError("vmap: data-dependent control flow")
+
+        return call
+
+    monkeypatch.setattr(measuring, "vmap", refused)
+    in_turn, _ = gradients_on_the_way(found, inputs, labels, seed=0)
+    torch.testing.assert_close(in_turn, together)

@@ -105,3 +105,15 @@ def test_white_box_canaries_measure_much_of_a_gaussian_s_epsilon(epsilon: float)
 def test_equal_distributions_have_no_epsilon() -> None:
     same = np.random.default_rng(3).normal(size=5000)
     assert one_shot_estimate(same, same, 1e-5) == 0.0
+
+
+def test_the_one_shot_estimate_is_as_often_above_epsilon_as_below() -> None:
+    generator = np.random.default_rng(6)
+    delta, mu = 1e-5, gaussian_mu(4.0, 1e-5)
+    shares = []
+    for _ in range(100):
+        included = generator.random(2000) < 0.5
+        scores = np.where(included, mu / 2, -mu / 2) + generator.normal(size=2000)
+        shares.append(one_shot_estimate(scores[included], scores[~included], delta) / 4.0)
+    assert binom.isf(0.999, 100, 0.5) <= sum(s > 1.0 for s in shares) <= binom.isf(0.001, 100, 0.5)
+    assert float(np.mean(shares)) == pytest.approx(1.0, abs=0.03)

@@ -1,7 +1,9 @@
 """The question from captures and candidates to the page, its gates, and bad input."""
 
 import json
+import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from bract.audit.audit import Audit
 from bract.audit.questions.membership.candidates import load_candidates
+from bract.cli.export import export_run
 from bract.cli.gate import Gate
+from bract.cli.main import main
+from bract.cli.watch import Watched
 from bract.client.candidates import keep_candidates
 from bract.errors import BractError
 from bract.report import write_report
@@ -54,6 +59,21 @@ def test_members_of_small_sites_are_recognised(answer: MembershipAnswer) -> None
     assert best.auc is not None and best.auc > 0.9
     assert [r.true_positives is None for r in best.rates] == [True, False, False]
     assert {s.round for s in first.scores} == {None, 1, 2}
+
+
+def test_the_share_of_each_class_is_read_from_updates(answer: MembershipAnswer) -> None:
+    for client in answer.clients:
+        (share,) = client.shares
+        assert (share.attribute, share.groups) == ("class", 10)
+        assert sum(share.shares) == pytest.approx(1.0) == sum(share.estimated)
+        assert share.error == pytest.approx(
+            sum(abs(a - b) for a, b in zip(share.shares, share.estimated, strict=True)) / 2
+        )
+        (redacted,) = client.redact().to_dict()["shares"]
+        assert (
+            redacted["shares"] == redacted["estimated"] == [] and redacted["error"] == share.error
+        )
+    assert fmean(s.error - s.prior_error for c in answer.clients for s in c.shares) < 0.0
 
 
 def test_the_page_says_who_was_in_it_and_shows_no_record(
@@ -155,3 +175,39 @@ def test_the_attacks_results_are_beside_it(trained: RunDirectory) -> None:
     audit = Audit(trained, request)
     kinds = {type(found) for found in audit.execute(audit.plan())}
     assert kinds == {AuditResult, MembershipAnswer}
+
+
+def test_the_command_line_holds_the_advantage_by_its_exit_code(
+    trained: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def code(gate: str) -> int:
+        words = ["bract", "audit", str(trained.root), "--question", "membership", "--resume"]
+        monkeypatch.setattr(sys, "argv", [*words, "--fail-on", gate])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    assert code("membership>0.05@1%") == 3
+    assert "membership" in capsys.readouterr().err
+    assert code("membership>0.99@1%") == 0
+    assert code("membership>0.05@0.1%") == 3  # too few held out to judge any client
+    said = " ".join(capsys.readouterr().err.split())
+    assert "3 clients with too few held-out records (0.1 % false positives needs 1000)" in said
+    assert code("membership>0.05@2%") == 2
+
+
+def test_watch_and_tensorboard_carry_the_question(
+    trained: RunDirectory, answer: MembershipAnswer
+) -> None:
+    del answer
+    watched = Watched(trained, redact=True)
+    assert "Who was in it: members-found" in watched.standing().text()
+    assert "Who was in it" in watched.page()[0]
+    accumulators: Any = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    folder = Path(export_run(trained.root, "tensorboard", None))
+    events = accumulators.EventAccumulator(str(next(folder.iterdir())))
+    events.Reload()
+    found = events.Scalars("membership/oblivious/client-1/gradient-regression")
+    assert [event.step for event in found] == [1, 2] and found[0].value > 0.9
