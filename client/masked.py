@@ -264,7 +264,10 @@ class MaskedClient:
             )
         own = roster.by_node.get(self.node_id)
         strategy = self.config.strategy
-        most = 1.0 / clients if strategy.weighting == "uniform" else strategy.max_share
+        # FedBoosting, which has no such bound, is never masked.
+        most = getattr(strategy, "max_share", 1.0)
+        if strategy.weighting == "uniform":
+            most = 1.0 / clients
         # Integer weights are the shares' to within one.
         if own is not None and own.weight > max(most, 1.0 / clients) * roster.weight + 1.0:
             raise BractError(

@@ -92,10 +92,12 @@ class Advert:
         """Read a reply; keys with which nothing can be agreed are refused."""
 
         def read(fields: Mapping[str, Any]) -> Advert:
-            keys = [as_bytes(fields[name]) for name in ("identity", "box-key", "mask-key")]
+            identity, box_key, mask_key = keys = [
+                as_bytes(fields[name]) for name in ("identity", "box-key", "mask-key")
+            ]
             for key in keys:
                 require_usable(key)
-            return cls(*keys, as_integer(fields["examples"]))
+            return cls(identity, box_key, mask_key, as_integer(fields["examples"]))
 
         found = _read(content, "keys", read)
         if not 1 <= found.examples <= MOST_EXAMPLES:
