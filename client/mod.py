@@ -63,6 +63,9 @@ _UNSEEN = (
     "canaries",
 )
 
+_UNENCRYPTED = ("plain_updates", "plain_sums")
+"""Those of them that encryption by the app itself holds to."""
+
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[Message, Context], Message]
@@ -333,7 +336,7 @@ def check_visible(policy: SitePolicy, *, encrypts: bool = False) -> None:
         key
         for key in _UNSEEN
         if getattr(policy, key) != SitePolicy.model_fields[key].get_default()
-        and not (encrypts and key == "plain_updates")
+        and not (encrypts and key in _UNENCRYPTED)
     ]
     if unseen:
         raise PolicyError(

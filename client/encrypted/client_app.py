@@ -80,7 +80,7 @@ class EncryptedClientApp(ClientApp):
     def __init__(self, *, clients: int, mods: list[Any] | None = None, **encryption: Any) -> None:
         super().__init__(mods=mods)
         self.config = build_config(
-            {"name": NAME, "clients": clients, "encryption": {"scheme": "paillier", **encryption}}
+            {"name": NAME, "clients": clients, "encryption": {**encryption, "scheme": "paillier"}}
         )
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -139,7 +139,9 @@ class EncryptedClientApp(ClientApp):
         withhold(reply, policy, hidden=True)
         round_metrics(reply, policy)
         answer = read_weights(reply, sent)
-        ciphertexts, figures = client.encrypt(answer.update, answer.buffers)
+        # The order in which a model is kept is not that in which it was sent; sums need one order.
+        update, buffers = (dict(sorted(t.items())) for t in (answer.update, answer.buffers))
+        ciphertexts, figures = client.encrypt(update, buffers)
         powers = None
         if ciphertexts.powers:
             import torch

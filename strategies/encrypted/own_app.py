@@ -65,7 +65,7 @@ class Encrypted(EncryptedFedAvg):
                 f"{NUM_EXAMPLES_KEY!r}"
             )
         config = build_config(
-            {"clients": clients, "encryption": {"scheme": "paillier", **encryption}}
+            {"clients": clients, "encryption": {**encryption, "scheme": "paillier"}}
         )
         super().__init__(
             encryption=config.encryption,

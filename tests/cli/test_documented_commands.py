@@ -40,7 +40,7 @@ KNOWN = (
     "--set input.shape=[1,8,8] --set input.mean=[0] --set input.std=[1] --set training.lr=0.1 "
     "--set training.optimizer=sgd"
 )
-POLICY = "defenses: [guardian]\nmin_training_images: 1\n"
+POLICY = "min_training_images: 1\n"
 ROWS = "age,colour,income,outcome\n" + "".join(
     f"{30 + i},{'red' if i % 2 else 'blue'},{1000 + 7 * i},{'yes' if i % 3 else 'no'}\n"
     for i in range(60)
@@ -80,6 +80,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three clients, to be copied."""
     root = tmp_path_factory.mktemp("audited") / "run"
     audited_run(root, 3)
+    CliRunner().invoke(app, ["audit", str(root), "--attack", "ig", "--budget", "5"])
     return root
 
 

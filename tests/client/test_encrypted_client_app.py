@@ -10,10 +10,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
+from safetensors.torch import load_file
 from torch import nn
 
+from bract.cli.keygen import write_keys
 from bract.client import DefenseMod, EncryptedClientApp
 from bract.client.policy import PolicyError
+from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.protocol.observation import Observation, ObservationStore
 from bract.server import HonestButCurious
@@ -131,9 +134,24 @@ def test_the_final_model_is_that_of_the_plain_run_to_the_quantisation(tmp_path: 
 def test_what_is_encrypted_is_the_defended_update(tmp_path: Path) -> None:
     store = tmp_path / "captures"
     strategy = HonestButCurious(Encrypted(FedAvg(), **IN_BAND), store=str(store))
-    start(strategy, grid(own_app(EncryptedClientApp(mods=[DefenseMod("pruning")], **IN_BAND))), 1)
+    start(strategy, grid(own_app(EncryptedClientApp(mods=[DefenseMod("pruning")], **IN_BAND))))
     captured = captures(strategy)
     assert {tuple(d["name"] for d in o.declaration.defenses) for o in captured} == {("pruning",)}
+
+
+def test_models_that_are_kept_on_disk_are_summed_in_one_order(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys", EncryptionConfig(scheme="paillier"), CLIENTS)
+    (key, *_) = (tmp_path / "keys").glob("*.pem")
+    nodes = [
+        {"partition-id": i, "paillier-key": str(key), "state-dir": str(tmp_path / f"state-{i}")}
+        for i in range(CLIENTS)
+    ]
+    app = own_app(EncryptedClientApp(clients=CLIENTS, mods=[DefenseMod("adadefense")]))
+    strategy = Encrypted(FedAvg(), clients=CLIENTS)
+    start(strategy, Watched(app, nodes))
+    kept = [load_file(path) for path in sorted(tmp_path.rglob("*-final.safetensors"))]
+    assert len(kept) == CLIENTS
+    assert all(torch.equal(kept[0][n], other[n]) for other in kept for n in net().state_dict())
 
 
 def test_a_server_without_encryption_gets_an_error_in_place_of_an_update() -> None:
@@ -175,8 +193,10 @@ def test_other_plans_and_other_averages_are_refused(tmp_path: Path) -> None:
 
 def test_a_site_whose_policy_demands_a_defense_sends_nothing_without_it(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
-    policy.write_text("defenses: [{name: pruning}]\n")
+    policy.write_text("require: [{name: pruning}]\n")
     on = grid(own_app(EncryptedClientApp(**IN_BAND)), policy=str(policy))
-    with pytest.raises((RunFailedError, PolicyError)):
+    with pytest.raises((RunFailedError, PolicyError), match="nothing was sent"):
         start(Encrypted(FedAvg(), **IN_BAND), on, 1)
+    own = EncryptedClientApp(mods=[DefenseMod("pruning")], **IN_BAND)
+    start(Encrypted(FedAvg(), **IN_BAND), grid(own_app(own), policy=str(policy)), 1)
     assert not any("ciphertexts" in str(a.content) for a in on.answers if a.has_content())
