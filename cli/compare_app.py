@@ -16,7 +16,7 @@ from bract.config import FederationConfig
 from bract.errors import BractError, RunFailedError
 from bract.files import write_text
 from bract.protocol.stores import LATEST, OWNER, runs_in
-from bract.report.comparison.variants import UNDEFENDED, ExampleCounts
+from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory
 from bract.schema.description import DESCRIPTION, AppDescription, dump_description
 
@@ -49,7 +49,7 @@ def compare_app(
         At the end, if a variant failed; the message names them all.
     """
     check_tiers(tiers)
-    described = _described(app)
+    described = described_run(app)
     model = described.description()
     assert model is not None
     clients = len({capture.client for capture in Captures(described.captures).index})
@@ -58,8 +58,8 @@ def compare_app(
     def train(config: FederationConfig, root: Path) -> Path:
         run = RunDirectory(root / config.name)
         if not (resume and run.captures.is_dir()):
-            _train(app, run, config)
-        write_text(run.root / DESCRIPTION, dump_description(_of_any_run(model)))
+            run_variant(app, run, config)
+        write_text(run.root / DESCRIPTION, dump_description(of_any_run(model)))
         return run.root
 
     models = {model.model} if model.model and ":" in model.model else set()
@@ -83,7 +83,7 @@ def compare_app(
     )
 
 
-def _described(app: App) -> RunDirectory:
+def described_run(app: App) -> RunDirectory:
     """Return the latest run of an app, which was described."""
     try:
         run = RunDirectory.open(app.folder)
@@ -118,10 +118,9 @@ def _plan(clients: int, defenses: Sequence[str] | None) -> Plan:
     return plan_variants(names, clients=clients, notes=notes)
 
 
-def _train(app: App, run: RunDirectory, config: FederationConfig) -> None:
+def run_variant(app: App, run: RunDirectory, config: FederationConfig) -> None:
     """Run one variant, and leave its captures and truth in its run directory."""
-    undefended = config.name == UNDEFENDED
-    defense = "off" if undefended else json.dumps(list(config.defenses))
+    defense = "off" if not config.defenses else json.dumps(list(config.defenses))
     with OwnAppFederation(app.folder, run, config.clients, defense) as federation:
         federation.finish()
     found = runs_in(run.captures)
@@ -153,7 +152,7 @@ def _flatten(store: Path, folder: Path) -> None:
     folder.rmdir()
 
 
-def _of_any_run(description: AppDescription) -> AppDescription:
+def of_any_run(description: AppDescription) -> AppDescription:
     """Return a description without what holds for the nodes and the defenses of one run."""
     guessed = {k: v for k, v in description.guessed.items() if not k.startswith("clients.")}
     return description.model_copy(update={"clients": {}, "defenses": None, "guessed": guessed})

@@ -140,10 +140,26 @@ class Suggest(Protocol):
 
 
 class Space:
-    """What may be changed about one configuration."""
+    """What may be changed about one configuration.
 
-    def __init__(self, base: FederationConfig, file: SpaceFile, *, source: str = "space") -> None:
-        self.base, self.file, self.source = base, file, source
+    Parameters
+    ----------
+    source
+        What errors call the space.
+    models
+        Whether the configuration names the model that is trained; of a third-party app it does not,
+        and no defense is held against it before the search.
+    """
+
+    def __init__(
+        self,
+        base: FederationConfig,
+        file: SpaceFile,
+        *,
+        source: str = "space",
+        models: bool = True,
+    ) -> None:
+        self.base, self.file, self.source, self.models = base, file, source, models
         self.keys = file.space if file.space is not None else _default_keys(base)
         chains = file.defenses
         self.notes: list[str] = []
@@ -189,7 +205,8 @@ class Space:
         if built.server_lr != 1.0:
             content["strategy"]["server_lr"] = built.server_lr
         config = build_config(content, source=self.source)
-        _check_model(config)
+        if self.models:
+            _check_model(config)
         return config
 
     def names(self) -> list[str]:
@@ -235,8 +252,7 @@ class Space:
             with torch.device("meta"):
                 model = configured_model(self.base, data_spec(self.base.data))
             least = 4 * sum(p.numel() for p in model.parameters())
-            sizes = {key for key in self.keys if key.startswith("model.")}
-            if limits.bytes < least and not sizes:
+            if limits.bytes < least and "model.name" not in self.keys:
                 raise BractError(
                     f"{self.source}: constraints.bytes is {limits.bytes}, and an update of "
                     f"{self.base.model.name} has {least}; raise it, or let model.name vary"
@@ -297,6 +313,11 @@ def load_space(base: FederationConfig, path: Path | None) -> Space:
     """Read a space's YAML file; the default space where there is none."""
     if path is None:
         return Space(base, SpaceFile(), source="the default space")
+    return Space(base, read_space(path), source=str(path))
+
+
+def read_space(path: Path) -> SpaceFile:
+    """Read a space's YAML file."""
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -306,9 +327,10 @@ def load_space(base: FederationConfig, path: Path | None) -> Space:
     except BractError as error:
         raise BractError(f"{path}: {error}") from None
     try:
-        file = SpaceFile.model_validate(content or {})
+        return SpaceFile.model_validate(content or {})
     except ValidationError as error:
-        first = error.errors()[0]
+        problems = error.errors()
+        first = next((p for p in problems if p["type"] != "list_type"), problems[0])
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             fields: type[BaseModel] = {
@@ -319,7 +341,22 @@ def load_space(base: FederationConfig, path: Path | None) -> Space:
             ) from error
         found = shown(first["input"])
         raise BractError(f"{path}: {where}: found {found}; {first['msg']}") from error
-    return Space(base, file, source=str(path))
+
+
+def app_chains() -> tuple[list[list[str | dict[str, Any]]], list[str]]:
+    """Return the chains that run in an app without a change of its code, and the other defenses."""
+    chains: list[list[str | dict[str, Any]]] = [[], [_NOISE], [_PRUNING], [_PRUNING, _NOISE]]
+    left: list[str] = []
+    for name in DEFENSES:
+        kind = DEFENSES[name]
+        if name in ("noise", "pruning"):
+            continue
+        if kind.keeps == "model" or kind.changes_model():
+            left.append(name)
+            continue
+        entry = {"name": name} | _TRIED.get(name, {})
+        chains += [[entry], [entry, _NOISE], [entry, _PRUNING]]
+    return chains, left
 
 
 def _default_keys(base: FederationConfig) -> dict[str, list[Any] | Range]:

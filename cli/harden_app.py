@@ -1,0 +1,114 @@
+"""``bract harden .``: what a third-party app could change without a change of its code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bract.app_folder import App, app_in
+from bract.audit.captures import Captures
+from bract.cli.compare_app import described_run, of_any_run, run_variant
+from bract.cli.harden import attack, harden_with, limited
+from bract.config import FederationConfig, build_config
+from bract.deploy.harden.search import load_optuna
+from bract.deploy.harden.space import Space, SpaceFile, app_chains, read_space
+from bract.errors import BractError
+from bract.files import write_text
+from bract.rundir import RunDirectory
+from bract.schema.description import DESCRIPTION, AppDescription, dump_description
+
+SECONDS = 60.0
+"""Wall time of one audit of an app, in the first two stages and under the full attack."""
+
+
+class InFlower:
+    """The app in Flower's simulation engine, with other defense mods, and the audits of it."""
+
+    def __init__(self, app: App, description: AppDescription) -> None:
+        self.app, self.description = app, description
+        model = description.model
+        self._models = {model} if model and ":" in model else set()
+
+    def train(self, config: FederationConfig, root: Path) -> float | None:
+        """Run the app; its seconds are not CPU seconds, so none are returned."""
+        run = RunDirectory(root)
+        run_variant(self.app, run, config)
+        write_text(root / DESCRIPTION, dump_description(of_any_run(self.description)))
+        return None
+
+    def attack(self, root: Path, settings: Mapping[str, Any]) -> None:
+        """Attack in all tiers that apply."""
+        attack(root, settings, models=self._models)
+
+
+def harden_app(
+    folder: Path,
+    runs: Path,
+    space: Path | None,
+    *,
+    trials: int | None = None,
+    seeds: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    redact: bool = False,
+    as_json: bool = False,
+) -> Path:
+    """Search the defenses of an app that has the hook and `DefenseMod`, and was described once.
+
+    Raises
+    ------
+    BractError
+        If the folder holds no app, or the app was not described.
+    """
+    load_optuna()
+    app = app_in(folder)
+    if app is None:
+        raise BractError(
+            f"{folder}: holds no Flower app; name a configuration, or the folder of an app that "
+            "was captured and described"
+        )
+    described = described_run(app)
+    description = described.description()
+    assert description is not None
+    clients = len({capture.client for capture in Captures(described.captures).index})
+    found = limited(_space(app, clients, space), trials=trials, seeds=seeds)
+    return harden_with(
+        found,
+        runs / f"{app.name}-harden",
+        InFlower(app, description),
+        resume=resume,
+        overwrite=overwrite,
+        redact=redact,
+        as_json=as_json,
+    )
+
+
+def _space(app: App, clients: int, path: Path | None) -> Space:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", app.name).strip("-._")[:64] or "app"
+    base = build_config({"name": name, "clients": clients})
+    file = SpaceFile() if path is None else read_space(path)
+    if file.space:
+        raise BractError(
+            f"{path}: space names {next(iter(file.space))}, which the app's own code decides; vary "
+            "it in the app, and leave space out"
+        )
+    chains, left = app_chains()
+    content = file.model_dump() | {"space": {}}
+    content["defenses"] = chains if file.defenses is None else file.defenses
+    short = {"rounds": [1], "total_seconds": SECONDS}
+    for stage in ("cheap", "middle", "full"):
+        content["search"][stage] = short | content["search"][stage]
+    found = Space(
+        base, SpaceFile.model_validate(content), source=str(path or "the app"), models=False
+    )
+    found.notes += [
+        "Searched was what needs no change of the app: the defenses of its DefenseMod.",
+        f"{', '.join(left)} would need a line in the app, which prepares the model alike at server "
+        "and clients (docs/your-own-app.md).",
+        "Batch size, local steps, learning rate and the model are in the app's own code, and "
+        "encrypted aggregates need bract's strategy and client; none of them was searched.",
+        "The accuracy of the app is not known to the search; judge it by the app's own.",
+    ]
+    return found

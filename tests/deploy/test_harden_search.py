@@ -1,0 +1,210 @@
+"""The search: who gets which attack, what leaves the frontier, and that it goes on."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bract.config import build_config
+from bract.deploy.harden import search as module
+from bract.deploy.harden.page import PAGE, gather_hardening, site_policy, write_hardening
+from bract.deploy.harden.search import Hardening
+from bract.deploy.harden.space import Space, SpaceFile
+from bract.errors import BractError
+from bract.schema.hardening import Measure, QuestionLeak
+
+pytest.importorskip("optuna")
+
+STAGES = {10: "cheap", 20: "middle", 30: "full"}
+
+
+class Fake:
+    """Trains and attacks nothing; leakage follows from the defenses and the attack."""
+
+    def __init__(self, *, crash: str | None = None, stop_after: int | None = None) -> None:
+        self.crash, self.left = crash, stop_after
+        self.trained: Counter[str] = Counter()
+        self.attacked: list[tuple[str, str]] = []
+
+    def train(self, config: Any, root: Path) -> float:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+        if self.crash in [entry["name"] for entry in config.defenses]:
+            raise RuntimeError("the loss\nis not finite")
+        root.mkdir(parents=True)
+        (root / "metrics.jsonl").touch()
+        self.trained[root.parent.name] += 1
+        return 1.0
+
+    def attack(self, root: Path, settings: Any) -> None:
+        stage = STAGES[settings["iterations"]]
+        (root / "stage").write_text(stage)
+        self.attacked.append((root.parent.name, stage))
+
+
+def measured(root: Path, config: Any, seed: int, seconds: float | None) -> Measure:
+    """Pruning seems to leak nothing until the full attack; noise costs accuracy."""
+    stage = (root / "stage").read_text()
+    names = [entry["name"] for entry in config.defenses]
+    noise = next((e["std"] for e in config.defenses if e["name"] == "noise"), 0.0)
+    leak = max(0.0, 0.9 - 8.0 * noise)
+    if "pruning" in names:
+        leak = 0.95 if stage == "full" else 0.0
+    level = "leaked" if leak > 0.5 else "none-leaked"
+    leaked = 4 if leak > 0.5 else 0
+    one = QuestionLeak(
+        question="reconstruction",
+        value=leak,
+        levels=[level],
+        leaked=leaked,
+        scored=4,
+        attack="GRNN (adaptive)",
+    )
+    lost = (
+        0.2 * noise + (0.01 if "pruning" in names else 0.0) + (0.05 if "guardian" in names else 0)
+    )
+    accuracy = 0.9 - lost - 0.001 * seed
+    return Measure(seed=seed, accuracy=accuracy, seconds=seconds, bytes=100.0, leaks=[one])
+
+
+@pytest.fixture(autouse=True)
+def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure", measured)
+
+
+def hardening(root: Path, bench: Any, **search: Any) -> Hardening:
+    content = {
+        "space": {},
+        "defenses": [
+            [],
+            [{"name": "noise", "clip": 1.0, "std": {"low": 0.01, "high": 0.1}}],
+            ["pruning"],
+            ["guardian"],
+        ],
+        "search": {
+            "trials": 12,
+            "seeds": 2,
+            "cheap": {"iterations": 10},
+            "middle": {"iterations": 20},
+            "full": {"iterations": 30},
+            **search,
+        },
+    }
+    base = build_config({"data": {"image_size": 16, "validation": 0.0}})
+    root.mkdir(exist_ok=True)
+    said: list[str] = []
+    return Hardening(root, Space(base, SpaceFile.model_validate(content)), bench, say=said.append)
+
+
+def test_every_point_of_the_frontier_had_the_full_attack_with_all_seeds(tmp_path: Path) -> None:
+    found = hardening(tmp_path, Fake())
+    found.run()
+    front = found.frontier(full=True)
+    assert len(front) >= 3
+    assert all(c.stage == "full" and len(c.measures) == 2 for c in front)
+    stages = Counter(c.stage for c in found.candidates)
+    assert stages["cheap"] > 0, "what another candidate beats gets no dear attack"
+
+
+def test_a_point_that_a_stronger_attacker_breaks_drops_out_and_the_page_says_so(
+    tmp_path: Path,
+) -> None:
+    found = hardening(tmp_path, Fake())
+    found.run()
+    (pruned,) = [c for c in found.candidates if c.title == "Pruning"]
+    assert pruned.stage == "full"
+    assert pruned.name not in [c.name for c in found.frontier(full=True)]
+    assert pruned.dropped == "leakage rose from 0.00 to 0.95 under GRNN (adaptive)"
+    facts, page = write_hardening(found)
+    assert page == tmp_path / PAGE
+    assert "leakage rose from 0.00 to 0.95" in page.read_text()
+    assert facts.recommended is not None
+    best = next(c for c in facts.candidates if c.name == facts.recommended)
+    assert not best.violated
+    assert best.title == "Gaussian noise"
+    assert (tmp_path / "recommended.yaml").is_file()
+
+
+def test_no_point_within_the_constraints_is_said_and_nothing_recommended(tmp_path: Path) -> None:
+    found = hardening(tmp_path, Fake())
+    limits = found.space.file.constraints.model_copy(update={"accuracy_loss": 0.001})
+    found.space.file = found.space.file.model_copy(update={"constraints": limits})
+    found.run()
+    facts = gather_hardening(found)
+    assert facts.recommended is None
+    assert facts.sentence.startswith("None was found within the space")
+    assert facts.nearest in facts.frontier
+
+
+def test_a_candidate_that_crashes_is_recorded_and_the_search_goes_on(tmp_path: Path) -> None:
+    found = hardening(tmp_path, Fake(crash="guardian"))
+    found.run()
+    (crashed,) = [c for c in found.candidates if c.error]
+    assert crashed.error == "RuntimeError: the loss is not finite"
+    assert crashed.stage == "crashed"
+    assert len(found.candidates) > 3
+    assert "RuntimeError: the loss is not finite" in write_hardening(found)[1].read_text()
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    first = Fake(stop_after=4)
+    with pytest.raises(KeyboardInterrupt):
+        hardening(tmp_path, first).run()
+    second = Fake()
+    resumed = hardening(tmp_path, second)
+    resumed.run()
+    assert resumed.frontier(full=True)
+    done = [name for name, count in first.trained.items() if count]
+    assert len(done) >= 2
+    control = resumed.control
+    assert control is not None
+    assert second.trained[control.name] == 0, "what was trained is not trained again"
+    assert all(c.measures for c in resumed.candidates)
+    again = hardening(tmp_path, Fake(stop_after=0))
+    again.run()
+    assert [c.name for c in again.frontier(full=True)] == [
+        c.name for c in resumed.frontier(full=True)
+    ]
+
+
+def test_points_beyond_the_limit_are_named_and_left_out(tmp_path: Path) -> None:
+    found = hardening(tmp_path, Fake(), points=1)
+    found.run()
+    assert all(c.stage == "full" for c in found.frontier(full=True))
+    assert "did not get the full attack" in " ".join(found.notes)
+
+
+def test_a_redacted_page_shows_no_image(tmp_path: Path) -> None:
+    found = hardening(tmp_path, Fake())
+    found.run()
+    assert "data:image" not in write_hardening(found, redact=True)[1].read_text()
+
+
+def test_the_site_policy_requires_the_defenses_and_their_settings() -> None:
+    from bract.client.policy import SitePolicy
+    from bract.strict_yaml import parse_yaml
+
+    config = build_config(
+        {"defenses": [{"name": "noise", "std": 0.01, "clip": 1.0}], "training": {"local_steps": 5}}
+    )
+    policy = SitePolicy.model_validate(parse_yaml(site_policy(config)))
+    assert policy.require[0].name == "noise"
+    assert policy.require[0].equal == {"std": 0.01, "clip": 1.0}
+
+
+def test_an_earlier_search_of_another_space_is_not_resumed(tmp_path: Path) -> None:
+    from bract.cli.harden import _claim
+    from bract.rundir import RunDirectory
+
+    space = hardening(tmp_path, Fake()).space
+    run = RunDirectory(tmp_path)
+    _claim(run, space, resume=False, overwrite=False)
+    with pytest.raises(BractError, match="pass --resume"):
+        _claim(run, space, resume=False, overwrite=False)
+    _claim(run, space, resume=True, overwrite=False)
+    space.file = space.file.model_copy(update={"defenses": []})
+    with pytest.raises(BractError, match="another configuration or space"):
+        _claim(run, space, resume=True, overwrite=False)
