@@ -19,6 +19,7 @@ from bract.schema import AuditResult, ObservationFile, Report
 from bract.schema.comparison import Comparison
 from bract.schema.description import AppDescription
 from bract.schema.epsilon import EpsilonAnswer
+from bract.schema.hardening import Hardening
 from bract.schema.live import LiveAudit
 from bract.schema.membership import MembershipAnswer
 from bract.schema.metrics import MetricsRow
@@ -43,6 +44,7 @@ WRITTEN: dict[str, type[BaseModel]] = {
     "live": LiveAudit,
     "report": Report,
     "comparison": Comparison,
+    "harden": Hardening,
 }
 """Files that bract writes; ``metrics`` is one line of ``metrics.jsonl``."""
 

@@ -373,7 +373,8 @@ def _settings(search: Any, stage: Stage, config: FederationConfig) -> dict[str, 
         return dict(search.full)
     first = (config.audit.rounds or [1])[:1]
     shared = {k: v for k, v in search.full.items() if k in ("clients", "max_images")}
-    return {"rounds": first} | shared | (search.cheap if stage == "cheap" else search.middle)
+    shared |= {"rounds": first, "attacks": config.audit.attacks[:1]}
+    return shared | (search.cheap if stage == "cheap" else search.middle)
 
 
 def _objectives(found: Candidate) -> tuple[float, float, float]:

@@ -107,7 +107,8 @@ class Search(_Section):
     points
         Most points that get the full attack; those that leak least come first.
     cheap, middle
-        Keys of the audit section in the first two stages. The last has the configuration's own.
+        Keys of the audit section in the first two stages, which attack the first round by the first
+        of the configuration's attacks unless they name others.
     full
         Keys of the audit section that the full attack has in place of the configuration's own.
     """
@@ -115,7 +116,7 @@ class Search(_Section):
     trials: Annotated[int, Field(ge=1)] = 40
     seeds: Annotated[int, Field(ge=1, le=50)] = 3
     points: Annotated[int, Field(ge=1)] = 12
-    cheap: dict[str, Any] = {"attacks": ["ig"], "iterations": 80}
+    cheap: dict[str, Any] = {"iterations": 80}
     middle: dict[str, Any] = {"iterations": 250}
     full: dict[str, Any] = {}
 

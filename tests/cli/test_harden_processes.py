@@ -1,0 +1,93 @@
+"""``bract harden`` in this process, and its recommendation through real processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bract.cli.main import app
+from bract.report.facts import gather
+from bract.rundir import RunDirectory
+
+pytest.importorskip("optuna")
+
+CONFIG = """
+name: small
+truth: true
+rounds: 1
+clients: 2
+data: {image_size: 8, validation: 0.0, partition: {kind: sizes, sizes: [40, 2]}}
+model: {name: lenet-strided, activation: sigmoid}
+training: {batch_size: 2, lr: 0.1}
+audit: {attacks: [ig], clients: [client-1], rounds: [1], iterations: 20}
+"""
+
+SPACE = """
+space: {}
+defenses: [[], [{name: pruning, ratio: {low: 0.5, high: 0.95}}]]
+constraints: {accuracy_loss: 0.5, leak: null}
+search:
+  {trials: 3, seeds: 2, points: 2, cheap: {iterations: 5}, middle: {iterations: 10}}
+"""
+
+
+def command(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def searched(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(CONFIG)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    found = command(
+        *("harden", tmp_path / "small.yaml", "--space", tmp_path / "space.yaml"),
+        *("--runs", tmp_path),
+    )
+    assert found.exit_code == 0, found.output
+    return tmp_path / "small-harden"
+
+
+def test_a_search_leaves_the_page_the_facts_and_the_files_to_use(searched: Path) -> None:
+    facts = json.loads((searched / "harden.json").read_text())
+    named = {c["name"]: c for c in facts["candidates"]}
+    assert facts["frontier"]
+    for name in facts["frontier"]:
+        assert named[name]["stage"] == "full"
+        assert len(named[name]["measures"]) == 2
+        assert (searched / "candidates" / name / "seed-1" / "audit").is_dir()
+    page = (searched / "harden.html").read_text()
+    assert "data:image/png" in page
+    assert "impact assessment" in page
+    checked = command("policy", "check", searched / "policy.yaml", "--against",
+                      searched / "recommended.yaml")  # fmt: skip
+    assert checked.exit_code == 0, checked.output
+
+
+def test_bad_input_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(CONFIG)
+    (tmp_path / "space.yaml").write_text("defenses: [[fedkl]]")
+    found = command("harden", tmp_path / "small.yaml", "--space", tmp_path / "space.yaml",
+                    "--runs", tmp_path)  # fmt: skip
+    assert found.exit_code != 0
+    assert not (tmp_path / "small-harden" / "study.db").exists()
+
+
+@pytest.mark.processes
+def test_real_processes_reproduce_what_was_recommended(searched: Path, tmp_path: Path) -> None:
+    facts = json.loads((searched / "harden.json").read_text())
+    (best,) = [c for c in facts["candidates"] if c["name"] == facts["recommended"]]
+    ran = command("run", searched / "recommended.yaml", "--runs", tmp_path)
+    assert ran.exit_code == 0, ran.output
+    root = tmp_path / "small-hardened"
+    audited = command("audit", root, "--yes")
+    assert audited.exit_code == 0, audited.output
+    (own,) = [m for m in best["measures"] if m["seed"] == 0]
+    last = RunDirectory(root).metrics()[-1].evaluation
+    assert last is not None
+    assert last.accuracy == pytest.approx(own["accuracy"], abs=0.02)
+    found = max(a.ssim.mean for a in gather(root).attacks if a.client is None)
+    low, high = best["leaks"][0]["low"], best["leaks"][0]["high"]
+    inside = low is not None and low <= found <= high
+    assert inside or found == pytest.approx(own["leaks"][0]["value"], abs=0.05)
