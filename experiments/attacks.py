@@ -174,7 +174,7 @@ def describe(
         restarts = [r.images for r in result.trials]
         chosen = restarts[oracle(restarts, truth)]
         best += score_images(chosen, Truth(truth, labels), perceptual=False).rows
-    row = scores_row(setting, blind)
+    row = scores_row(setting, blind, images)
     row["psnr_oracle"] = statistics.fmean(s.psnr for s in best if s.psnr is not None)
     row["failed"] = sum(r.failed for r in results)
     row["residual"] = statistics.fmean(r.gradient_residual or 0.0 for r in results)
@@ -184,17 +184,24 @@ def describe(
     return row
 
 
-def scores_row(setting: Setting, scored: Sequence[ScoredImages]) -> Row:
-    """Means over images, with intervals."""
+def scores_row(setting: Setting, scored: Sequence[ScoredImages], images: ImageSet) -> Row:
+    """Means over images, with intervals over images of one network."""
     psnr = of_score(scored, "psnr")
+    # Crops of one picture are no independent images; those of a batch share their upload.
+    sources = [
+        images.sources[upload] if setting.batch == 1 else upload
+        for upload, one in enumerate(scored)
+        for _ in one.rows
+    ]
     ranks = of_score(scored, "rank")
     return {
         **vars(setting),
         "images": len(psnr),
-        **columns("psnr", psnr),
+        **columns("psnr", psnr, sources),
         "psnr_at_cap": at_cap(psnr),
         "psnr_worst": min(psnr),
-        **columns("ssim", of_score(scored, "ssim")),
+        **columns("ssim", of_score(scored, "ssim"), sources),
+        "sources_each": sources,
         "label_accuracy": mean([s.label_accuracy for s in scored if s.label_accuracy is not None]),
         "top1": mean([rank <= 1 for rank in ranks]),
         "top5": mean([rank <= 5 for rank in ranks]),
@@ -206,7 +213,7 @@ def baselines(data: str, options: argparse.Namespace) -> list[Row]:
     """Rows of baselines that see no gradient."""
     images = image_set(data, options.images, options.split)
     rows = [
-        scores_row(Setting(f"{name} (no gradient)", "-", "-", data, 0), scored)
+        scores_row(Setting(f"{name} (no gradient)", "-", "-", data, 0), scored, images)
         for name, scored in without_gradient(images, options.seed)
     ]
     for name in ("ig", "grnn"):

@@ -28,8 +28,9 @@ made them. Rows of other code are measured anew, or kept and marked with ``--kee
 import argparse
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 
@@ -42,7 +43,7 @@ from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
 from bract.schema.audit import EXACT_DB
 from experiments.audit_picture import draw
-from experiments.audit_plan import TIERS, Setting, Situation, standard_plan
+from experiments.audit_plan import ITERATIONS, TIERS, Setting, Situation, standard_plan
 from experiments.harness import mnist_package
 from experiments.harness.attacking import attack_uploads
 from experiments.harness.clients import images_of, trained_accuracy, uploads
@@ -52,7 +53,7 @@ from experiments.harness.images import IMAGE_SETS
 from experiments.harness.leaks import judged, leaked
 from experiments.harness.operating_points import POINTS
 from experiments.harness.result import Row, committed
-from experiments.harness.scores import columns, crossed_columns, mean, of_score, without_gradient
+from experiments.harness.scores import columns, mean, of_score, without_gradient
 
 COLUMNS = (
     *("panel", "data", "model", "trained", "defense", "round", "batch", "steps", "tier"),
@@ -65,11 +66,15 @@ NOTES = ("resolved", "scalars_apart")
 """What an attacker's evidence says of itself that is kept."""
 
 
-def run(setting: Setting, options: argparse.Namespace) -> Row:
-    """Attack one row's uploads; return every upload's scores."""
+TOGETHER = 4
+"""Uploads that are attacked as one batch and kept at once: an interrupted row goes on there."""
+
+
+def run(setting: Setting, options: argparse.Namespace, clients: range) -> Row:
+    """Attack some of one row's uploads; return every upload's scores."""
     situation = setting.situation.clients
     images = images_of(situation, options.split)
-    captured = uploads(situation, split=options.split, secret=options.secret)
+    captured = uploads(situation, split=options.split, secret=options.secret, clients=clients)
     begun = time.perf_counter()
     outcomes, fallen_back = attack_uploads(
         attack(setting.attack),
@@ -119,10 +124,17 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
         )
     return {
         "secret": str(options.secret),
-        "seconds_per_upload": seconds / len(captured),
+        "seconds": seconds,
         "network_accuracy": trained_accuracy(situation, options.split),
         "uploads": found,
     }
+
+
+def joined(parts: Sequence[Row]) -> Row:
+    """Return the parts of a row as one."""
+    found = [upload for part in parts for upload in part["uploads"]]
+    seconds = sum(part["seconds"] for part in parts)
+    return parts[0] | {"uploads": found, "seconds_per_upload": seconds / len(found)}
 
 
 def summary(setting: Setting, measured: Row) -> Row:
@@ -145,9 +157,9 @@ def summary(setting: Setting, measured: Row) -> Row:
         "iterations": setting.iterations,
         "restarts": setting.restarts,
         "images": len(psnr),
-        **crossed_columns("psnr", psnr, sources, networks),
+        **columns("psnr", psnr, sources, networks),
         "at_cap": sum(value >= EXACT_DB for value in psnr),
-        **crossed_columns("ssim", ssim, sources, networks),
+        **columns("ssim", ssim, sources, networks),
         "sources_each": sources,
         "networks_each": networks,
         "leaked": sum(leaks),
@@ -190,7 +202,7 @@ def compare_to_reference(rows: list[Row]) -> None:
             min(a, ALIKE_DB) - min(b, ALIKE_DB) for a, b in zip(best, row["psnr_each"], strict=True)
         ]
         sources, networks = row["sources_each"], row["networks_each"]
-        row |= crossed_columns("short", each, sources, networks)
+        row |= columns("short", each, sources, networks)
         row["verdict"] = equivalence(each, sources, networks)
         row["references"] = len(plain)
 
@@ -247,7 +259,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     done = Finished(options.resume, keep_older=options.keep_older)
     rows = []
-    for setting in standard_plan(options.iterations):
+    for setting in standard_plan(options.iterations or ITERATIONS):
         if not wanted(setting, options):
             continue
         if options.uploads:
@@ -292,9 +304,20 @@ def measured(setting: Setting, done: Finished, options: argparse.Namespace) -> R
     about |= {"split": options.split, "seed": options.seed}
     about["configuration"] = POINTS[setting.situation.defense]
     kept = done.get(about)
-    if kept is not None or options.only_finished:
+    if kept is not None:
         return kept
-    return done.add(about, run(setting, options))
+    count = setting.situation.uploads
+    parts = [range(i, min(i + TOGETHER, count)) for i in range(0, count, TOGETHER)]
+    keys = [about | {"clients": list(part)} for part in parts]
+    if options.only_finished:
+        found = [row for key in keys if (row := done.get(key)) is not None]
+        return joined(found) if len(found) == len(parts) else None
+    return joined(
+        [
+            done.row(key, partial(run, setting, options, part))
+            for key, part in zip(keys, parts, strict=True)
+        ]
+    )
 
 
 def label(setting: Setting) -> str:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 
 from experiments.harness import clients
 from experiments.harness.attacking import Tier
-from experiments.harness.operating_points import GUARDIAN, POINTS
+from experiments.harness.operating_points import POINTS
 
 TIERS: dict[Tier, str] = {
     "plain": "undefended",
@@ -15,19 +15,17 @@ TIERS: dict[Tier, str] = {
     "both known": "knows it and all secrets",
 }
 
-REFERENCES = ("grnn", "best")
-"""Attacks on the undefended update: the strongest for each image is what rows are compared with."""
+REFERENCES = {"idlg": ("idlg", "grnn"), "grnn": ("grnn", "ig")}
+"""Attacks on a panel's undefended update, by the attack of its defended rows: the strongest for
+each image is what rows are compared with."""
 
-REFERENCES = ("grnn", "best")
-"""Attacks on the undefended update: the strongest for each image is what rows are compared with."""
+ITERATIONS = 300
+"""Of every row of every attack. With each panel's attack it was chosen on the split ``choose``, by
+what some minutes of a core allow, before any of the rows was run."""
 
-MODELS = ("lenet-strided", "lenet")
-LOCKED_MODELS = ("lenet-strided-bn", "lenet-bn")
 LOCKS = ("fedkl", "fedkl, ReLU")
 """The paper's formula, and the authors' code."""
 
-GUARDIANS = tuple(GUARDIAN)
-TWO_GUARDIANS = ("guardian", "guardian, cosine 0.3")
 ONE_TO_ONE = ("adadefense", "adadefense, eps outside")
 OTHERS = ("clipping", "noise 0.001", "noise 0.01", "pruning", "soteria", "precode")
 CHAINS = ("adadefense, noise 0.001", "pruning, noise 0.001")
@@ -47,7 +45,7 @@ class Situation:
     steps: int = 0
     step_images: int = 0
     trained: bool = False
-    uploads: int = 16
+    uploads: int = 8
 
     @property
     def clients(self) -> clients.Situation:
@@ -72,92 +70,64 @@ class Setting:
     situation: Situation
     tier: Tier
     attack: str = "grnn"
-    iterations: int = 2000
+    iterations: int = ITERATIONS
     restarts: int = 1
 
 
-def standard_plan(iterations: int | None = None) -> list[Setting]:
-    """Return every row, with its own number of iterations or the given one."""
-    rows = [
-        replace(row, iterations=iterations or each)
-        for panels, each in (((_core,), 1000), ((_first_round, _locks), 2000), (_BREADTH, 1000))
-        for panel in panels
-        for row in panel()
-    ]
-    return list(dict.fromkeys(rows))
+def standard_plan(iterations: int = ITERATIONS) -> list[Setting]:
+    """Return every row: eight uploads on eight networks, all with as many iterations."""
+    panels = (_one_digit, _locks, _later, _pooled, _more_images, _other_images)
+    return [replace(row, iterations=iterations) for panel in panels for row in panel()]
 
 
-def _core() -> Iterator[Setting]:
-    """What the documents' first sentences rest on, eight images on eight networks."""
-    for model, defenses in (
-        ("lenet-strided", ("adadefense", "guardian")),
-        ("lenet-strided-bn", LOCKS[:1]),
-    ):
-        base = Situation("digits", model, uploads=8)
-        for row in _panel(f"core, {model}", base, defenses):
-            yield row
-            if row.tier == "adaptive":
-                yield replace(row, attack="best")
+def _one_digit() -> Iterator[Setting]:
+    base = Situation("digits", "lenet-strided")
+    defenses = (*ONE_TO_ONE, "guardian", *OTHERS, *CHAINS)
+    yield from _panel("one digit", base, defenses, "idlg")
 
 
-def _first_round() -> Iterator[Setting]:
-    for model, count in zip(MODELS, (16, 8), strict=True):
-        base = Situation("digits", model, uploads=count)
-        yield from _panel(f"first round, {model}", base, (*ONE_TO_ONE, *GUARDIANS))
-
-
-def _locks() -> Iterator[Setting]:
-    for model in LOCKED_MODELS:
-        base = Situation("digits", model, uploads=8)
-        yield from _panel(f"locks, {model}", base, LOCKS, known=True)
-
-
-def _other_defenses() -> Iterator[Setting]:
-    base = Situation("digits", "lenet-strided", uploads=8)
-    yield from _panel("other defenses", base, (*OTHERS, *CHAINS))
+def _pooled() -> Iterator[Setting]:
+    base = Situation("digits", "lenet")
+    yield from _panel("pooled LeNet", base, ("adadefense", "guardian"), "grnn")
 
 
 def _other_images() -> Iterator[Setting]:
     for data in ("mnist", "faces", "grey", "photos"):
-        base = Situation(data, "lenet-strided", uploads=8)
-        yield from _panel(f"{data}, lenet-strided", base, ("adadefense", *TWO_GUARDIANS))
-        locked = replace(base, model="lenet-strided-bn")
-        yield from _panel(f"{data}, lenet-strided-bn", locked, LOCKS[:1])
+        base = Situation(data, "lenet-strided")
+        yield from _panel(data, base, ("adadefense", "guardian"), "idlg")
 
 
 def _more_images() -> Iterator[Setting]:
     one = Situation("digits", "lenet-strided")
     for name, base in {
-        "batch 4": replace(one, batch=4, uploads=4),
-        "batch 8": replace(one, batch=8, uploads=4),
-        "4 local steps": replace(one, batch=4, steps=4, step_images=2, uploads=4),
-        "trained": replace(one, trained=True, uploads=8),
+        "batch 4": replace(one, batch=4),
+        "batch 8": replace(one, batch=8),
+        "2 local steps": replace(one, batch=2, steps=2, step_images=1),
+        "trained": replace(one, trained=True),
     }.items():
-        defenses = ("adadefense", "guardian", "noise 0.001")
-        yield from _panel(f"{name}, lenet-strided", base, defenses)
+        yield from _panel(name, base, ("adadefense",), "grnn")
         locked = replace(base, model="lenet-strided-bn")
-        yield from _panel(f"{name}, lenet-strided-bn", locked, LOCKS[:1])
+        yield from _panel(f"{name}, FedKL", locked, LOCKS[:1], "grnn")
 
 
 def _later() -> Iterator[Setting]:
+    # The server has stepped by defended uploads: each defense has its own undefended rows.
     for number in (2, 5):
-        for defense in ONE_TO_ONE:
-            there = Situation("digits", "lenet-strided", defense, round=number)
-            panel = f"round {number}, {defense}"
-            # The server has stepped by defended uploads: each defense has its own undefended rows.
-            for attack in REFERENCES:
-                yield Setting(panel, there, "plain", attack)
-            yield Setting(panel, there, "adaptive")
+        there = Situation("digits", "lenet-strided", "adadefense", round=number)
+        yield from _panel(f"round {number}", there, ("adadefense",), "idlg")
 
 
-_BREADTH = (_other_defenses, _other_images, _more_images, _later)
+def _locks() -> Iterator[Setting]:
+    base = Situation("digits", "lenet-strided-bn")
+    yield from _panel("one digit, FedKL", base, LOCKS, "grnn", known=True)
 
 
 def _panel(
-    name: str, base: Situation, defenses: tuple[str, ...], *, known: bool = False
+    name: str, base: Situation, defenses: tuple[str, ...], attack: str, *, known: bool = False
 ) -> Iterator[Setting]:
-    for attack in REFERENCES:
-        yield Setting(name, base, "plain", attack)
+    """Yield a panel: the undefended rows, then each defense ignored and known, by one attack."""
+    for reference in REFERENCES[attack]:
+        yield Setting(name, base, "plain", reference)
     for defense in defenses:
         tiers: list[Tier] = ["oblivious", "adaptive"]
         if defense in RANDOM:
@@ -165,4 +135,4 @@ def _panel(
         if known:
             tiers.append("both known")
         for tier in tiers:
-            yield Setting(name, replace(base, defense=defense), tier)
+            yield Setting(name, replace(base, defense=defense), tier, attack)

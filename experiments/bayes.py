@@ -182,6 +182,7 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
         engine=Engine(device=options.device),
     )
     seconds = time.perf_counter() - begun
+    of = [n for n, outcome in enumerate(outcomes) if not isinstance(outcome, Refusal)]
     scored = [
         score_images(
             outcome.images,
@@ -192,6 +193,7 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
         for outcome, known in zip(outcomes, captured, strict=True)
         if not isinstance(outcome, Refusal)
     ]
+    drawn = (of, [networks[n % len(networks)] for n in of])
     bits = [value for given in captured if (value := nats(given)) is not None]
     return {
         **asdict(setting),
@@ -199,8 +201,10 @@ def run(setting: Setting, options: argparse.Namespace) -> Row:
         "networks": list(networks),
         "images": len(captured),
         "nats": mean(bits),
-        **columns("psnr", of_score(scored, "psnr")),
-        **columns("ssim", of_score(scored, "ssim")),
+        **columns("psnr", of_score(scored, "psnr"), *drawn),
+        **columns("ssim", of_score(scored, "ssim"), *drawn),
+        "sources_each": drawn[0],
+        "networks_each": drawn[1],
         "label_accuracy": mean([s.label_accuracy for s in scored if s.label_accuracy is not None]),
         "refused": sum(isinstance(o, Refusal) for o in outcomes),
         "reason": next((o.reason for o in outcomes if isinstance(o, Refusal)), None),
@@ -217,7 +221,7 @@ def compare(rows: list[Row]) -> None:
             continue
         pairs = zip(row["psnr_each"], other["psnr_each"], strict=True)
         each = [a - b for a, b in pairs]
-        row |= {"gain": mean(each), **ends("gain", each)}
+        row |= {"gain": mean(each), **ends("gain", each, row["sources_each"], row["networks_each"])}
 
 
 def _key(row: Row) -> tuple[Any, ...]:

@@ -67,6 +67,7 @@ def attacked(
             score_images(image, Truth(client.truth, client.labels), perceptual=False)
             for image, client in zip(images, clients, strict=True)
         ]
+        drawn = ([client.source for client in clients], [client.network for client in clients])
         rows.append(
             {
                 "tier": tier,
@@ -74,8 +75,8 @@ def attacked(
                 "model": "lenet-strided",
                 "attack": "grnn",
                 "iterations": options.iterations,
-                **columns("psnr", of_score(scores, "psnr")),
-                **columns("ssim", of_score(scores, "ssim")),
+                **columns("psnr", of_score(scores, "psnr"), *drawn),
+                **columns("ssim", of_score(scores, "ssim"), *drawn),
             }
         )
     return originals, pictures, rows

@@ -24,7 +24,7 @@ from bract.errors import BractError
 from experiments.audit_plan import TIERS, standard_plan
 from experiments.harness.crossed import ALIKE_DB, EQUIVALENCE_DB
 from experiments.harness.result import RESULTS, Row, committed
-from experiments.harness.scores import crossed_columns
+from experiments.harness.scores import columns as score_columns
 
 HERE = Path(__file__).parent
 TEXTS = HERE / "texts"
@@ -69,10 +69,40 @@ def one(name: str, **wanted: Any) -> Row:
     return found[0]
 
 
-def audit(panel: str, defense: str = "none", tier: str | None = None, attack: str = "grnn") -> Row:
+def audit(panel: str, defense: str = "none", tier: str | None = None) -> Row:
     """Return a row of the audit; of the undefended update where no defense is named."""
     tier = "plain" if defense == "none" else tier or "adaptive"
-    return one("audit", panel=panel, defense=defense, tier=tier, attack=attack)
+    return one("audit", panel=panel, defense=defense, tier=tier)
+
+
+def audit_code() -> str:
+    """Return the digest of the one code that made all rows of the audit.
+
+    Raises
+    ------
+    MissingRowError
+        If code of several digests made them.
+    """
+    return one_digest([row for row in results("audit") if row["tier"] in TIERS], "audit")
+
+
+def best_plain(panel: str) -> Row:
+    """Return the undefended row of a panel that has most dB."""
+    rows = select(results("audit"), panel=panel, tier="plain")
+    if not rows:
+        raise MissingRowError(f"audit: no undefended row of {panel}")
+    return max(rows, key=lambda row: float(row["psnr"]))
+
+
+def situations(defense: str) -> list[str]:
+    """Return the panels, in the order of the plan, in which a defense is ignored and known."""
+    found = [name for name in panels_of_plan() if there("audit")]
+    return [
+        name
+        for name in found
+        if {"oblivious", "adaptive"}
+        <= {row["tier"] for row in select(results("audit"), panel=name, defense=defense)}
+    ]
 
 
 def has(panel: str, *defenses: str) -> bool:
@@ -245,7 +275,7 @@ def over_both(row: Row) -> Row:
     clients = row["clients_each"]
     pictures = row["data"] in ("grey", "photos") and row["batch"] == 1
     images = [client % 4 for client in clients] if pictures else clients
-    return row | crossed_columns("psnr", row["psnr_each"], images, row["networks_each"])
+    return row | score_columns("psnr", row["psnr_each"], images, row["networks_each"])
 
 
 def there(name: str) -> bool:
@@ -293,7 +323,21 @@ def mean_of(rows: Sequence[Row], column: str) -> float:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        *(results, select, one, audit, has, there, strongest, decibels, similarity, bracket),
+        *(
+            results,
+            select,
+            one,
+            audit,
+            audit_code,
+            best_plain,
+            situations,
+            has,
+            there,
+            strongest,
+            decibels,
+            similarity,
+            bracket,
+        ),
         *(leaks, labels, seconds, verdict, lowest, highest, quantile, above, share_above, below),
         *(
             seen,

@@ -247,8 +247,9 @@ def run(row: Row, rounds: int, federations: Sequence[Federation], seed: int) -> 
         "refused": len(refused),
         "reason": refused[0] if refused else None,
         "found": sizes,
-        **columns("psnr", psnr),
-        **columns("ssim", ssim),
+        # Each federation has another network and other images.
+        **columns("psnr", psnr, *[range(len(psnr))] * 2),
+        **columns("ssim", ssim, *[range(len(ssim))] * 2),
         "cpu_seconds": mean(seconds),
     }
 
@@ -261,7 +262,7 @@ def compare(rows: Sequence[Figures]) -> None:
         if before is None or row is before or len(before["psnr_each"]) != len(row["psnr_each"]):
             continue
         each = [a - b for a, b in zip(row["psnr_each"], before["psnr_each"], strict=True)]
-        row |= {"gain": mean(each), **ends("gain", each)}
+        row |= {"gain": mean(each), **ends("gain", each, *[range(len(each))] * 2)}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""The attacks of this project compared with those of breaching, on identical gradients.
+"""The attacks of this project compared with those of breaching and LeakPro, on identical gradients.
 
-    pip install breaching
+    pip install breaching; git clone https://github.com/aidotse/LeakPro; pip install -e LeakPro[dev]
     python -m experiments.peers --json
 
 Each row is a tool's recipe on the same uploads: the same network, the same images, labels unknown
@@ -11,8 +11,10 @@ of batch statistics: nothing (it normalises by the candidate's own batch, as the
 batch's own, which the client's returned buffers tell. Images and networks of ``--split score``
 chose no setting of either tool; ``choose`` has others. Images of one channel are copied into
 three, since breaching's total variation takes colour. Scores are means over images, paired by
-assignment within a batch, with 95 % t intervals over uploads. Without breaching its rows are left
-out. CPU seconds are the process's own.
+assignment within a batch, with 95 % intervals over images and networks. Without breaching its rows
+are left out, as are LeakPro's without it. Of LeakPro the presets of its modular attacks run, each
+with the hyper-parameters that it ships but for the number of iterations, and with labels that it
+infers where it would take them from the client. CPU seconds are the process's own.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from bract.attacks import Budget, Engine, Reconstruction, reconstruct
 from bract.audit.questions.reconstruction.scores.image import ScoredImages, score_images
 from bract.inputs import Truth
 from bract.protocol.observation import Observation
+from experiments.harness.clients import NETWORKS
 from experiments.harness.command import Finished, emit, note, parse, parser
 from experiments.harness.federation import correct
 from experiments.harness.images import held_out_images, image_set, training_images
@@ -48,7 +51,9 @@ SPEC = plain_spec((CHANNELS, SIZE, SIZE), CLASSES)
 RECIPES = ("invertinggradients", "modern", "seethroughgradients")
 """breaching's own, by the names of its configuration files."""
 
-_NETWORKS = 4
+PRESETS = ("idlg", "inverting_gradients", "huang", "gia_running")
+"""LeakPro's, by the names of its functions; the last two match statistics of normalisation."""
+
 _TRAINED_STEPS, _TRAINED_BATCH, _TRAINED_LR = 150, 64, 2e-3
 
 
@@ -107,18 +112,22 @@ class Upload:
     truth: Tensor
     labels: Tensor
     accuracy: float | None
+    number: int
+    source: int
 
 
 def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
-    """Run ``count`` clients on images of their own; networks are taken in turn."""
+    """Run ``count`` clients on images of their own; images and networks are crossed."""
     images = image_set(setting.data, count * setting.batch, split)
     found = []
     for client in range(count):
         part = slice(client * setting.batch, (client + 1) * setting.batch)
         truth = images.images[part].expand(-1, CHANNELS, -1, -1).contiguous()
-        seed = first_seed(split) + client % _NETWORKS
+        seed = first_seed(split) + (client + client // NETWORKS) % NETWORKS
         network, accuracy = _network(setting.model, setting.activation, setting.trained, seed)
-        found.append(_upload(network, truth, images.labels[part], client, setting, accuracy))
+        source = images.sources[client] if setting.batch == 1 else client
+        labels = images.labels[part]
+        found.append(_upload(network, truth, labels, client, setting, accuracy, seed, source))
     return found
 
 
@@ -151,6 +160,8 @@ def _upload(
     client: int,
     setting: Setting,
     accuracy: float | None,
+    number: int,
+    source: int,
 ) -> Upload:
     network.train()
     seen = gradient_upload(
@@ -164,7 +175,7 @@ def _upload(
     )
     gradients = tuple(seen.update[name] for name, _ in network.named_parameters())
     statistics = _batch_statistics(network, seen.buffers, seen.returned_buffers)
-    return Upload(network, seen, gradients, statistics, truth, labels, accuracy)
+    return Upload(network, seen, gradients, statistics, truth, labels, accuracy, number, source)
 
 
 def _batch_statistics(
@@ -199,7 +210,7 @@ def ours(setting: Setting, given: Sequence[Upload], name: str, device: str) -> R
             raise SystemExit(f"{setting}: {outcome.reason}")
         scored.append(score(outcome.images, outcome.labels, upload))
     information = "batch statistics" if given[0].statistics else "none"
-    return _row("bract", name, information, setting, scored, spent)
+    return _row("bract", name, information, setting, scored, given, spent)
 
 
 def breaching_installed() -> bool:
@@ -219,7 +230,7 @@ def theirs(
     spent = time.process_time() - own
     information = "batch statistics" if statistics_given else "none"
     scored = [score(*one, upload) for one, upload in zip(found, given, strict=True)]
-    return _row("breaching", recipe, information, setting, scored, spent)
+    return _row("breaching", recipe, information, setting, scored, given, spent)
 
 
 def _breach(
@@ -264,6 +275,86 @@ def _breach(
     return found["data"].detach().cpu().clamp(0.0, 1.0), found["labels"].cpu()
 
 
+def leakpro_installed() -> bool:
+    """Whether LeakPro's modular attacks can be run."""
+    try:
+        return importlib.util.find_spec("leakpro.attacks.gia_attacks.modular.presets") is not None
+    except ImportError:
+        return False
+
+
+def presets(
+    setting: Setting, given: Sequence[Upload], preset: str, *, statistics_given: bool, device: str
+) -> Row:
+    """Attack with a preset of LeakPro."""
+    found = []
+    own = time.process_time()
+    for number, upload in enumerate(given):
+        torch.manual_seed(number)
+        found.append(_leak(setting, upload, preset, statistics_given, device))
+    spent = time.process_time() - own
+    information = "batch statistics" if statistics_given else "none"
+    scored = [score(*one, upload) for one, upload in zip(found, given, strict=True)]
+    return _row("LeakPro", preset, information, setting, scored, given, spent)
+
+
+def _leak(
+    setting: Setting, upload: Upload, preset: str, statistics_given: bool, device: str
+) -> tuple[Tensor, Tensor]:
+    from leakpro.attacks.gia_attacks.modular import presets as shipped
+    from leakpro.attacks.gia_attacks.modular.components.optimization_building_blocks import (
+        training_simulator,
+    )
+    from leakpro.fl_utils.fl_client_simulator import ClientObservations
+
+    config = getattr(shipped, f"{preset}_attack")()
+    config.max_iterations = setting.iterations
+    config.labels = "idlg"
+    names = [name for name, _ in upload.network.named_parameters()]
+    seen = ClientObservations(
+        gradients=dict(zip(names, [g.to(device) for g in upload.gradients], strict=True)),
+        num_images=len(upload.labels),
+        input_shape=tuple(upload.truth.shape),
+        training_settings=training_simulator.TrainingSettings(
+            epochs=1,
+            optimizer_type="sgd",
+            training_batch_size=len(upload.labels),
+            compute_mode="gradients",
+            model_mode="train",
+            shuffle_mode="client",
+        ),
+        data_mean=torch.zeros(CHANNELS, 1, 1),
+        data_std=torch.ones(CHANNELS, 1, 1),
+        num_classes=CLASSES,
+    )
+    if statistics_given:
+        seen.pre_bn_stats = _pairs(upload.network, upload.seen.buffers)
+        seen.post_bn_stats = _pairs(upload.network, upload.seen.returned_buffers)
+    runs = config.build(client_observations=seen)
+    found = runs.run_attack(
+        target_model=upload.network,
+        client_observations=seen,
+        device=torch.device(device),
+        input_shape=tuple(upload.truth.shape),
+    )
+    images = found[0] if isinstance(found, tuple) else found
+    shape = (len(upload.labels), CHANNELS, SIZE, SIZE)
+    last = list(seen.gradients.values())
+    labels = runs.label_inference.infer_labels(
+        gradients=last, model=upload.network, num_samples=len(upload.labels)
+    ).labels
+    return images.detach().cpu().reshape(shape).clamp(0.0, 1.0), labels.flatten().cpu()
+
+
+def _pairs(network: nn.Module, buffers: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the running mean and variance of every batch normalisation."""
+    return [
+        (buffers[f"{name}.running_mean"], buffers[f"{name}.running_var"])
+        for name, module in network.named_modules()
+        if isinstance(module, nn.BatchNorm2d)
+    ]
+
+
 def score(images: Tensor, labels: Tensor, upload: Upload) -> ScoredImages:
     """Score what an attack made of an upload against what its client keeps."""
     return score_images(
@@ -277,9 +368,11 @@ def _row(
     information: str,
     setting: Setting,
     scored: Sequence[ScoredImages],
+    given: Sequence[Upload],
     spent: float,
 ) -> Row:
-    groups = [i for i, s in enumerate(scored) for _ in s.rows]
+    each = [u for u, s in zip(given, scored, strict=True) for _ in s.rows]
+    sources, networks = [u.source for u in each], [u.number for u in each]
     return {
         "tool": tool,
         "attack": name,
@@ -288,11 +381,13 @@ def _row(
         "data": setting.data,
         "batch": setting.batch,
         "iterations": setting.iterations,
-        "images": len(groups),
-        **columns("psnr", of_score(scored, "psnr"), groups),
+        "images": len(each),
+        **columns("psnr", of_score(scored, "psnr"), sources, networks),
+        "sources_each": sources,
+        "networks_each": networks,
         "ssim": mean(of_score(scored, "ssim")),
         "label_accuracy": mean([s.label_accuracy or 0.0 for s in scored]),
-        "cpu_seconds": spent / len(groups),
+        "cpu_seconds": spent / len(each),
     }
 
 
@@ -303,7 +398,12 @@ def rows_of(setting: Setting, options: argparse.Namespace, done: Finished) -> It
     runs: list[tuple[str, str, bool]] = [("bract", name, normalised) for name in options.attack]
     if breaching_installed():
         given = (False, True) if normalised else (False,)
-        runs += [("breaching", name, known) for name in options.recipe for known in given]
+        names = [name for name in options.recipe if name in RECIPES]
+        runs += [("breaching", name, known) for name in names for known in given]
+    if leakpro_installed():
+        matched = [(name, True) for name in PRESETS[2:]] if normalised else []
+        pairs = [*((name, False) for name in PRESETS[:2]), *matched]
+        runs += [("LeakPro", name, known) for name, known in pairs if name in options.recipe]
     for run in runs:
         yield done.row(
             [asdict(setting), count, options.split, *run],
@@ -317,6 +417,8 @@ def _measured(
     given = uploads(setting, count, options.split)
     if tool == "bract":
         row = ours(setting, given, name, options.device)
+    elif tool == "LeakPro":
+        row = presets(setting, given, name, statistics_given=known, device=options.device)
     else:
         row = theirs(setting, given, name, statistics_given=known, device=options.device)
     return row | {"network_accuracy": mean([u.accuracy for u in given if u.accuracy is not None])}
@@ -331,10 +433,10 @@ def main() -> None:
     add("--images", type=int, default=8)
     add("--iterations", type=int, help="instead of the setting's own")
     add("--attack", action="append")
-    add("--recipe", action="append", choices=RECIPES)
+    add("--recipe", action="append", choices=(*RECIPES, *PRESETS))
     options = parse(options_parser)
     options.attack = options.attack or ["ig", "best"]
-    options.recipe = options.recipe or list(RECIPES)
+    options.recipe = options.recipe or [*RECIPES, *PRESETS]
     rows = []
     done = Finished(options.resume, "experiments.peers")
     for setting in SETTINGS:

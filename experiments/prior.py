@@ -160,8 +160,9 @@ class Uploaded:
 
     def scores(self, made: Iterable[Tensor | None]) -> Row:
         """Score images against the originals; those of refused uploads are left out."""
-        triples = zip(made, self.truth, self.floor, strict=True)
-        pairs = [(m, t, f) for m, t, f in triples if m is not None]
+        triples = zip(made, self.truth, self.floor, self.held, strict=True)
+        rows = [(m, t, f, u) for m, t, f, u in triples if m is not None]
+        pairs, of = [row[:3] for row in rows], [row[3] for row in rows]
         if not pairs:
             return {"images": 0, "psnr": None, "ssim": None}
         images = torch.stack([m for m, _, _ in pairs])
@@ -169,7 +170,7 @@ class Uploaded:
         decibels, alike = psnr(images, originals).tolist(), ssim(images, originals).tolist()
         return {
             "images": len(pairs),
-            **columns("psnr", decibels),
+            **columns("psnr", decibels, [u.source for u in of], [u.network for u in of]),
             "ssim": mean(alike),
             "recognisable": sum(value >= 0.5 for value in alike) / len(pairs),
             "above_nearest": sum(d > f for d, (_, _, f) in zip(decibels, pairs, strict=True)),

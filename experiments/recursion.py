@@ -85,7 +85,7 @@ def row_of(setting: Setting, split: str) -> Row:
     images = held.images.float()
     if images.shape[1] != setting.channels:
         images = images.mean(dim=1, keepdim=True)
-    made, gaps, spent, refused = [], [], 0.0, 0
+    made, places, gaps, spent, refused = [], [], [], 0.0, 0
     for number in range(IMAGES):
         network = network_of(setting, first_seed(split) + number % NETWORKS)
         image, label = images[number : number + 1], held.labels[number : number + 1]
@@ -99,6 +99,7 @@ def row_of(setting: Setting, split: str) -> Row:
             refused += 1
             continue
         made.append(float(psnr(found.images, image)[0]))
+        places.append(number)
         share = [part for part in found.components if "bounds" in part]
         gaps.append(float(share[0].split("%")[0]) / 100 if share else 0.0)
     return {
@@ -106,7 +107,7 @@ def row_of(setting: Setting, split: str) -> Row:
         "images": IMAGES,
         "exact": sum(one > 60 for one in made),
         "refused": refused,
-        **columns("psnr", made),
+        **columns("psnr", made, places, [number % NETWORKS for number in places]),
         "worst": min(made, default=None),
         "open": mean(gaps),
         "cpu_seconds": spent / IMAGES,

@@ -81,7 +81,7 @@ def row_of(setting: Setting, split: str) -> Row:
         uploads=setting.images,
         size=setting.size,
     )
-    scored, cosines, spent, refused = [], [], 0.0, 0
+    scored, used, cosines, spent, refused = [], [], [], 0.0, 0
     for client in range(setting.images):
         (upload,) = uploads(
             situation, split=split, secret=SECRET, clients=range(client, client + 1)
@@ -98,12 +98,15 @@ def row_of(setting: Setting, split: str) -> Row:
             refused += 1
             continue
         truth = Truth(upload.truth, upload.labels)
+        used.append(upload)
         scored.append(score_images(found.images, truth, perceptual=False))
     ssim = of_score(scored, "ssim")
     return {
         **vars(setting),
         "refused": refused,
-        **columns("psnr", of_score(scored, "psnr")),
+        **columns(
+            "psnr", of_score(scored, "psnr"), [u.source for u in used], [u.network for u in used]
+        ),
         "ssim": mean(ssim),
         "recognisable": mean([float(one >= RECOGNISABLE) for one in ssim]),
         "cosine": mean(cosines),

@@ -13,16 +13,30 @@ from bract.errors import BractError
 from bract.protocol.observation import Observation
 from experiments.harness.bayes_reading import before_bayes
 from experiments.harness.clients import Upload
-from experiments.harness.known_secrets import What, known
+from experiments.harness.known_secrets import What, known, lock_gradient
 
 Tier = Literal[
-    "plain", "oblivious", "adaptive", "discounting", "key known", "lock known", "both known"
+    "plain",
+    "oblivious",
+    "adaptive",
+    "discounting",
+    "key known",
+    "lock known",
+    "both known",
+    "lock gradient known",
+    "all known",
 ]
-"""Attackers of rows: ``plain`` sees the update without its defense; the last three also know a part
-of FedKL's secrets. Where gamma and beta are read in closed form, those with the key or the lock are
-the adaptive one."""
+"""Attackers of rows: ``plain`` sees the update without its defense; those after ``discounting``
+also know a part of FedKL's secrets. Where gamma and beta are read in closed form, those with the
+key or the lock are the adaptive one."""
 
-KNOWN: dict[Tier, What] = {"key known": "key", "lock known": "lock", "both known": "both"}
+KNOWN: dict[Tier, What] = {
+    "key known": "key",
+    "lock known": "lock",
+    "both known": "both",
+    "lock gradient known": "gradient",
+    "all known": "all",
+}
 
 
 def attack_uploads(
@@ -54,7 +68,12 @@ def attack_uploads(
         if not isinstance(using, Attack):
             raise BractError(f"tier {tier!r} needs one attack, found a portfolio; name one")
         locks = {u.captured.key: u.lock for u in captured if u.lock is not None}
-        using = known(using, locks, KNOWN[tier])
+        shared = {
+            u.captured.key: lock_gradient(u.captured, u.lock, u.truth, u.labels)
+            for u in captured
+            if u.lock is not None and KNOWN[tier] in ("gradient", "all")
+        }
+        using = known(using, locks, KNOWN[tier], shared=shared)
     elif tier == "discounting":
         using = before_bayes(using)
 

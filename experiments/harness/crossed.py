@@ -30,7 +30,7 @@ Verdict = Literal["alike", "apart", "open"]
 def crossed_interval(
     values: Sequence[float],
     images: Sequence[Hashable],
-    networks: Sequence[Hashable],
+    networks: Sequence[Hashable] | None,
     *,
     level: float = 0.95,
     bounds: tuple[float, float] | None = None,
@@ -40,7 +40,8 @@ def crossed_interval(
     Parameters
     ----------
     values, images, networks
-        A value each, with what it was drawn with: equal keys are the same image or network.
+        A value each, with what it was drawn with: equal keys are the same image or network. None
+        for networks states that there is one: the interval is over images and holds for it alone.
     level
         Coverage, in (0, 1).
     bounds
@@ -54,7 +55,7 @@ def crossed_interval(
     from scipy.stats import t
 
     array = np.asarray(values, dtype=np.float64)
-    fewest = min(len(set(images)), len(set(networks))) if len(array) else 0
+    fewest = min(len(set(keys)) for keys in (images, networks) if keys is not None)
     if fewest < 2:
         return None
     mean = float(array.mean())
@@ -67,9 +68,11 @@ def crossed_interval(
 
 
 def _variance(
-    apart: NDArray[np.float64], images: Sequence[Hashable], networks: Sequence[Hashable]
+    apart: NDArray[np.float64], images: Sequence[Hashable], networks: Sequence[Hashable] | None
 ) -> float:
     """Return the variance of the mean; where the sum is smaller, that of one grouping alone."""
+    if networks is None:
+        return _between(apart, images)
     pairs = list(zip(images, networks, strict=True))
     by_image, by_network, by_pair = (_between(apart, keys) for keys in (images, networks, pairs))
     return max(by_image + by_network - by_pair, by_image, by_network)
@@ -82,10 +85,17 @@ def _between(apart: NDArray[np.float64], keys: Sequence[Hashable]) -> float:
     return float(np.square(sums).sum()) * count / (count - 1) / len(apart) ** 2
 
 
+def spread_over(images: Sequence[Hashable], networks: Sequence[Hashable] | None) -> str:
+    """Return what an interval of such values is over, in words."""
+    if networks is None or len(set(networks)) == 1:
+        return "images, one network"
+    return "images and networks" if len(set(images)) > 1 else "networks, one image"
+
+
 def equivalence(
     differences: Sequence[float],
     images: Sequence[Hashable],
-    networks: Sequence[Hashable],
+    networks: Sequence[Hashable] | None,
     *,
     margin: float = EQUIVALENCE_DB,
 ) -> Verdict:

@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from bract.attacks.methods.baselines import class_mean, random_image
-from bract.audit.intervals import mean_interval
 from bract.audit.questions.reconstruction.scores.image import ScoredImages, score_images
 from bract.inputs import Truth
 from bract.schema.audit import EXACT_DB
-from experiments.harness.crossed import crossed_interval
+from experiments.harness.crossed import crossed_interval, spread_over
 from experiments.harness.images import ImageSet
 
 _BOUNDS = {
@@ -32,43 +31,39 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def ends(
-    name: str, values: Sequence[float], groups: Sequence[object] | None = None
+    name: str,
+    values: Sequence[float],
+    images: Sequence[int] | None = None,
+    networks: Sequence[int] | None = None,
 ) -> dict[str, float | None]:
-    """Return the ends of a mean's 95 % t interval as columns, None where there is none."""
+    """Return the ends of a mean's 95 % interval as columns, None where there is none."""
+    of = range(len(values)) if images is None else images
     bounds = _BOUNDS.get(name)
-    found = mean_interval(list(values), groups=groups, bounds=bounds) if values else None
+    found = crossed_interval(values, of, networks, bounds=bounds) if values else None
     low, high = found or (None, None)
     return {f"{name}_low": low, f"{name}_high": high}
 
 
 def columns(
-    name: str, values: Sequence[float], groups: Sequence[object] | None = None
+    name: str,
+    values: Sequence[float],
+    images: Sequence[int] | None = None,
+    networks: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Return the mean of a score, its interval and its single values, as columns.
 
     Parameters
     ----------
-    groups
-        One key a value, of what was drawn independently: the client.
+    images, networks
+        What each value was drawn with (`experiments.harness.crossed.crossed_interval`); without
+        images each value has its own, without networks all have one.
     """
+    of = range(len(values)) if images is None else images
     return {
         name: mean(values),
-        **ends(name, values, groups),
+        **ends(name, values, of, networks),
         f"{name}_each": list(values),
-    }
-
-
-def crossed_columns(
-    name: str, values: Sequence[float], images: Sequence[int], networks: Sequence[int]
-) -> dict[str, Any]:
-    """Return a mean and its 95 % interval over images and networks, and the single values."""
-    found = crossed_interval(values, images, networks, bounds=_BOUNDS.get(name))
-    low, high = found or (None, None)
-    return {
-        name: mean(values),
-        f"{name}_low": low,
-        f"{name}_high": high,
-        f"{name}_each": list(values),
+        "interval_over": spread_over(of, networks),
     }
 
 

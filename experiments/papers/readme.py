@@ -47,10 +47,22 @@ and theirs are of the row that is named; the link has all rows.
 
 def readme(standings: list[Standing]) -> str:
     """Return the page's text."""
+    decided = [one for one in standings if one.state in ("reproduced", "not reproduced")]
+    own = [one for one in decided if not one.stand_in]
     parts = [_HEAD, f"{_counts(count(standings))}.\n"]
+    parts.append(
+        f"So {len(decided)} tables and figures are decided, {len(own)} of them with a model of the "
+        "paper's kind on its data.\n"
+    )
     parts.append(
         "Of these, with a model, data set or task that stands for the paper's, which shows the "
         f"method and not the paper's figures: {_counts(stand_ins(standings))}.\n"
+    )
+    two_ways, others = _intervals(standings)
+    parts.append(
+        "Intervals of attacks' scores are over images and networks at once where a result tells "
+        f"both ({two_ways} results); of {others}, measured before networks were kept, over images "
+        "alone. A federation's are over seeds, each of which draws its examples and its network.\n"
     )
     for key, title in PAPERS.items():
         parts.append(f"\n## {title}\n")
@@ -72,6 +84,20 @@ def readme(standings: list[Standing]) -> str:
     parts += [f"{RUN} {one.experiment.name} --scale gpu --device cuda --data DIR" for one in ready]
     parts.append("```\n")
     return "\n".join(parts)
+
+
+_CROSSED = ("reconstruction", "generator", "sampled", "guardian-steps")
+"""Kinds whose rows have images and networks of their own."""
+
+
+def _intervals(standings: list[Standing]) -> tuple[int, int]:
+    """Count results whose intervals are over images and networks, and over images alone."""
+    found = [
+        any(sample.network is not None for row in one.result.rows for sample in row.samples())
+        for one in standings
+        if one.result is not None and one.experiment.kind in _CROSSED
+    ]
+    return sum(found), len(found) - sum(found)
 
 
 def _counts(found: dict[str, int]) -> str:

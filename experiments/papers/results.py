@@ -23,12 +23,18 @@ class Sample(Record):
     Attributes
     ----------
     group
-        Of what was drawn independently: intervals are over groups.
+        Of what was drawn independently: a client or a seed.
+    image, network
+        What a client's image was taken from and the seed of its network, over both of which its
+        intervals are; None where a seed draws everything, and of results from before they were
+        kept, whose intervals are over groups.
     values
         By metric.
     """
 
     group: int
+    image: int | None = None
+    network: int | None = None
     values: dict[str, Number]
 
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bract.audit.intervals import mean_interval, share_interval
+from bract.audit.intervals import share_interval
 from bract.schema.audit import EXACT_DB
+from experiments.harness.crossed import crossed_interval, spread_over
 from experiments.papers.declaration import Bound, Experiment, Near, Order, Rule, Scale
 from experiments.papers.results import PaperResult, RowResult
 
@@ -36,9 +37,10 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A mean with its 95 % interval over groups.
+    """A mean with its 95 % interval.
 
-    ``low`` and ``high`` are None where nothing spreads: one group, or all alike.
+    ``low`` and ``high`` are None where nothing spreads: one group, or all alike. ``over`` says what
+    the interval is over.
     """
 
     mean: float
@@ -46,6 +48,7 @@ class Figure:
     high: float | None
     groups: int
     values: int
+    over: str = "groups"
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -54,11 +57,36 @@ class Figure:
         return low, self.mean if self.high is None else self.high
 
 
-def values_of(row: RowResult, metric: str) -> tuple[list[float], list[int]]:
-    """Return a metric's values and their groups; ``ssim>=0.2`` is a share of 0 and 1."""
+@dataclass(frozen=True)
+class Drawn:
+    """What each value was drawn with; ``networks`` is None where a row does not tell them.
+
+    A federation's seed draws its examples and its network alike: it is both.
+    """
+
+    groups: list[int]
+    images: list[int]
+    networks: list[int] | None
+
+    @property
+    def over(self) -> str:
+        """What an interval is over, in words."""
+        if self.networks is None:
+            return "groups"
+        return spread_over(self.images, self.networks)
+
+    def fewest(self) -> list[int]:
+        """Return the coarser labels: those of fewer groups."""
+        if self.networks is not None and len(set(self.networks)) < len(set(self.images)):
+            return self.networks
+        return self.images
+
+
+def values_of(row: RowResult, metric: str) -> tuple[list[float], Drawn]:
+    """Return a metric's values and their labels; ``ssim>=0.2`` is a share of 0 and 1."""
     share = _SHARE.fullmatch(metric)
     name = metric if share is None else share["metric"]
-    values, groups = [], []
+    values, groups, images, networks = [], [], [], []
     for sample in row.samples():
         value = sample.values.get(name)
         if value is None:
@@ -68,23 +96,33 @@ def values_of(row: RowResult, metric: str) -> tuple[list[float], list[int]]:
             value = float(value >= limit if share["side"] == ">=" else value <= limit)
         values.append(value)
         groups.append(sample.group)
-    return values, groups
+        images.append(sample.group if sample.image is None else sample.image)
+        networks.append(sample.network)
+    known = [network for network in networks if network is not None]
+    whole = len(known) == len(networks) and bool(known)
+    return values, Drawn(groups, images, known if whole else None)
 
 
 def figure(row: RowResult | None, metric: str) -> Figure | None:
     """Return a row's figure; None where it has no such values."""
     if row is None:
         return None
-    values, groups = values_of(row, metric)
+    values, drawn = values_of(row, metric)
     if not values:
         return None
     if _is_share(metric):
-        interval = share_interval(values, groups=groups)
+        # No two-way bounds are known for shares: those over the coarser grouping are wider.
+        interval = share_interval(values, groups=drawn.fewest())
     else:
         bounds = _BOUNDS.get(metric.partition("@")[0])
-        interval = mean_interval(values, groups=groups, bounds=bounds)
+        interval = crossed_interval(values, drawn.images, drawn.networks, bounds=bounds)
+    return _figure(values, drawn, interval)
+
+
+def _figure(values: Sequence[float], drawn: Drawn, interval: tuple[float, float] | None) -> Figure:
     low, high = interval or (None, None)
-    return Figure(statistics.fmean(values), low, high, len(set(groups)), len(values))
+    groups = len(set(drawn.groups))
+    return Figure(statistics.fmean(values), low, high, groups, len(values), drawn.over)
 
 
 def _is_share(metric: str) -> bool:
@@ -104,8 +142,7 @@ def difference(one: RowResult | None, other: RowResult | None, metric: str) -> F
         return None
     if where == there:
         each = [x - y for x, y in zip(a, b, strict=True)]
-        low, high = mean_interval(each, groups=where) or (None, None)
-        return Figure(statistics.fmean(each), low, high, len(set(where)), len(each))
+        return _figure(each, where, crossed_interval(each, where.images, where.networks))
     first, second = figure(one, metric), figure(other, metric)
     assert first is not None and second is not None
     return Figure(
@@ -197,7 +234,7 @@ def judge(
     found = figure(result.row(rule.row), rule.metric)
     if found is not None:
         low, high = (None if v is None else v - printed for v in (found.low, found.high))
-        found = Figure(found.mean - printed, low, high, found.groups, found.values)
+        found = Figure(found.mean - printed, low, high, found.groups, found.values, found.over)
     return _close(rule, found)
 
 

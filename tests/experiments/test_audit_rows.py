@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.inputs import Truth
+from experiments import audit
 from experiments.audit import compare_to_reference
 from experiments.audit_plan import REFERENCES, TIERS, standard_plan
 from experiments.harness.clients import NETWORKS, Situation, uploads
+from experiments.harness.command import Finished
 from experiments.harness.images import image_set
 from experiments.harness.leaks import judged, leaked
 
@@ -20,6 +24,29 @@ def row(tier: str, *psnr: float, attack: str = "grnn", code: str = "a") -> dict[
         **{"panel": "p", "tier": tier, "attack": attack, "code": code, "psnr_each": list(psnr)},
         **{"sources_each": list(range(len(psnr))), "networks_each": list(range(len(psnr)))},
     }
+
+
+def test_a_row_goes_on_at_its_parts(monkeypatch: Any, tmp_path: Path) -> None:
+    asked: list[list[int]] = []
+
+    def run(setting: Any, options: Any, clients: range) -> dict[str, Any]:
+        asked.append(list(clients))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        found = [{"client": client} for client in clients]
+        return {"secret": "1", "seconds": 8.0, "network_accuracy": None, "uploads": found}
+
+    monkeypatch.setattr(audit, "run", run)
+    options = SimpleNamespace(split="score", seed=0, only_finished=False)
+    setting, path = standard_plan()[0], tmp_path / "rows.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        audit.measured(setting, Finished(path), options)
+    row = audit.measured(setting, Finished(path), options)
+    assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]
+    options.only_finished = True
+    assert audit.measured(setting, Finished(path), options) == row
+    assert [one["client"] for one in row["uploads"]] == list(range(8))
+    assert row["seconds_per_upload"] == 2.0
 
 
 def test_the_reference_of_an_image_is_the_best_undefended_attack_or_the_row_itself() -> None:
@@ -75,6 +102,9 @@ def test_every_panel_has_its_references_and_fedkl_one_column_of_secrets() -> Non
     plan = standard_plan()
     for panel in {setting.panel for setting in plan}:
         plain = {s.attack for s in plan if s.panel == panel and s.tier == "plain"}
-        assert plain == set(REFERENCES) and len(plain) > 1
+        (attack,) = {s.attack for s in plan if s.panel == panel and s.tier != "plain"}
+        assert plain == set(REFERENCES[attack]) and len(plain) > 1
+        budgets = {s.iterations for s in plan if s.panel == panel}
+        assert len(budgets) == 1 and {s.situation.uploads for s in plan} == {NETWORKS}
     assert {setting.tier for setting in plan} <= set(TIERS)
     assert not {"key known", "lock known"} & set(TIERS)

@@ -10,6 +10,7 @@ from scipy.stats import t
 
 from bract.audit.intervals import mean_interval
 from experiments.harness.crossed import crossed_interval, equivalence
+from experiments.harness.scores import columns
 
 
 def test_a_square_of_two_by_two_by_hand() -> None:
@@ -53,6 +54,14 @@ def test_one_network_shows_no_spread_over_networks_and_equal_values_none() -> No
     assert crossed_interval([1.0, 2.0], [0, 1], [0, 0]) is None
     assert crossed_interval([], [], []) is None
     assert crossed_interval([2.0, 2.0], [0, 1], [0, 1]) is None
+
+
+def test_of_one_network_an_interval_is_over_images_and_says_so() -> None:
+    values, images = [30.0, 31.0, 40.0, 42.0, 35.0, 36.0], [0, 0, 1, 1, 2, 2]
+    found = crossed_interval(values, images, None)
+    assert found == pytest.approx(mean_interval(values, groups=images))
+    assert columns("psnr", values, images)["interval_over"] == "images, one network"
+    assert columns("psnr", values, images, images)["interval_over"] == "images and networks"
 
 
 def test_an_interval_ends_at_the_cap() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from experiments.harness.crossed import crossed_interval
 from experiments.papers.declaration import Claim, Experiment
 from experiments.papers.results import PaperResult, RowResult, Sample, Unit
 from experiments.papers.rules import (
@@ -52,6 +53,23 @@ def answer(rule: dict[str, Any], *rows: RowResult, data: str | None = "mnist") -
 
 
 ORDER = {"kind": "order", "more": "a", "less": "b"}
+
+
+def test_a_figure_is_over_images_and_networks_where_its_samples_tell_both() -> None:
+    values, networks = [0.1, 0.12, 0.8, 0.82] * 2, [0, 0, 1, 1] * 2
+    told = tuple(
+        Sample(group=i, image=i, network=n, values={"ssim": v})
+        for i, (v, n) in enumerate(zip(values, networks, strict=True))
+    )
+    crossed = RowResult(name="a", count=1, units={0: Unit(key="k", samples=told, seconds=1.0)})
+    found, alone = figure(crossed, "ssim"), figure(row("a", *values), "ssim")
+    assert found is not None and alone is not None
+    expected = crossed_interval(values, range(8), networks, bounds=(-1.0, 1.0))
+    assert (found.low, found.high) == expected
+    assert (found.over, alone.over) == ("images and networks", "groups")
+    assert found.bounds[1] - found.bounds[0] > 2 * (alone.bounds[1] - alone.bounds[0])
+    share = figure(crossed, "ssim>=0.5")
+    assert share is not None and share.bounds[1] - share.bounds[0] > 0.9
 
 
 def test_an_order_is_of_paired_differences() -> None:

@@ -88,5 +88,7 @@ class StepsRunner(Runner[StepsSettings]):
                 "norm_ratio": ratio,
                 "angle": math.degrees(math.acos(max(-1.0, min(1.0, cosine)))),
             }
-            samples.append(Sample(group=client, values=values))
+            samples.append(
+                Sample(group=client, image=upload.source, network=upload.network, values=values)
+            )
         return Measured(samples)

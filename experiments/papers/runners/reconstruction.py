@@ -157,7 +157,9 @@ class ReconstructionRunner(Runner[ReconstructionSettings]):
                     true = scored.labels[number]
                     for k in (1, 3, 5):
                         sample[f"reidentified{k}"] = float(true in names[number][:k])
-                samples.append(Sample(group=client, values=sample))
+                samples.append(
+                    Sample(group=client, image=upload.source, network=upload.network, values=sample)
+                )
             shown += list(zip(scored.originals, made[scored.order], strict=True))
         return Measured(
             samples,

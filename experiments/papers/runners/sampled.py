@@ -191,7 +191,11 @@ class SampledRunner(Runner[SampledSettings]):
                 "attack_loss": outcome.final_loss,
                 "cosine": float(F.cosine_similarity(found, one.gradient, dim=0)),
             }
-            samples += [Sample(group=victim, values=v) for v in sample_values(scored, values)]
+            network = _FIRST_SEED[split] + victim % NETWORKS
+            samples += [
+                Sample(group=victim, image=victim, network=network, values=v)
+                for v in sample_values(scored, values)
+            ]
             shown += list(zip(scored.originals, outcome.images[scored.order], strict=True))
         return Measured(
             samples,

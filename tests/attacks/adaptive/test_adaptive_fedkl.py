@@ -21,9 +21,10 @@ from bract.attacks.solve.start_search import from_best_start
 from bract.attacks.task import AttackTask, evidence_for
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
-from bract.models.keylock import Lock
+from bract.models import create_model
+from bract.models.keylock import Lock, insert_key_locks
 from bract.protocol.observation import Observation, ObservationStore
-from experiments.harness.known_secrets import What, known, reachable
+from experiments.harness.known_secrets import What, key_of, known, lock_gradient, reachable
 
 ENTRY = {"name": "fedkl"}
 RELU = {"name": "fedkl", "relu": True}
@@ -119,6 +120,49 @@ def mismatch(problem: Any, captured: Any, unknowns: Any) -> float:
     at = {name: value[None].double() for name, value in unknowns.items()}
     simulated = problem.simulate(captured.images[None].double(), rows, at)
     return math.sqrt(float(problem.distance(RelativeError(), simulated)))
+
+
+def shared_gradient(captured: Any) -> Any:
+    return lock_gradient(captured.seen, lock_of(captured), captured.images, captured.labels)
+
+
+def test_the_lock_layers_gradient_is_that_of_autograd_and_gives_the_key_away(digits: Any) -> None:
+    captured = locked(digits, 2)
+    lock = lock_of(captured)
+    own = {**captured.seen.parameters, **captured.seen.buffers}
+    model = create_model(
+        "lenet-strided-bn", classes=10, channels=1, image_size=16, activation="sigmoid"
+    )
+    lock.attach(insert_key_locks(model)).load_state_dict(own)
+    spec = captured.seen.declaration
+    inputs = (captured.images - spec.mean[0]) / spec.std[0]
+    torch.nn.functional.cross_entropy(model.train()(inputs), captured.labels).backward()
+    shared = shared_gradient(captured)
+    for name, pair in lock.layers.items():
+        for part, layer in zip(("gamma", "beta"), pair, strict=True):
+            torch.testing.assert_close(shared[f"{name}.{part}/weight"], layer.weight.grad)
+            torch.testing.assert_close(shared[f"{name}.{part}/bias"], layer.bias.grad)
+    torch.testing.assert_close(key_of(shared), lock.key)
+
+
+@pytest.mark.parametrize("what", ["gradient", "all"])
+def test_the_lock_layers_gradient_is_matched(digits: Any, what: Any) -> None:
+    captured = locked(digits, 2, {"name": "fedkl", "key_length": 80})
+    secrets = {captured.seen.key: lock_of(captured)}
+    shared = {captured.seen.key: shared_gradient(captured)}
+    case = open_case(captured.seen, tier="adaptive", max_images=8)
+    case = known(IG(), secrets, what, shared=shared).prepare(case)
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu")).to(torch.float64)
+    own = {HIDDEN: reaching(captured)} if what == "gradient" else {}
+    assert mismatch(problem, captured, own) < 1e-5
+    names = set(coefficients(captured))
+    assert names <= set(problem.target) and names <= set(
+        problem.simulate(
+            captured.images[None].double(),
+            torch.nn.functional.one_hot(captured.labels, 10)[None].double(),
+            {name: value[None].double() for name, value in own.items()},
+        )
+    )
 
 
 def reaching(captured: Any, *, relu: Any = False) -> Any:
