@@ -47,6 +47,29 @@ class NothingAttackedError(Exception):
     """An audit every attack of which was refused; the command exits with code 4."""
 
 
+_EXTRAS = {
+    "sklearn": ("scikit-learn", "server"),
+    "flwr_datasets": ("flwr-datasets", "server"),
+    "datasets": ("flwr-datasets", "server"),
+    "pyarrow": ("pyarrow", "server"),
+    "fsspec": ("fsspec", "server"),
+    "scipy": ("scipy", "audit"),
+    "skimage": ("scikit-image", "audit"),
+    "lpips": ("lpips", "audit"),
+    "cma": ("cma", "audit"),
+}
+"""Packages that not every role installs: by module, the package and the extra that brings it."""
+
+
+def not_installed(error: ImportError) -> BractError | None:
+    """Return what to install where an error is of a package of another role; None for others."""
+    module = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or module not in _EXTRAS:
+        return None
+    package, extra = _EXTRAS[module]
+    return BractError(f"{package} is not installed; pip install 'bract[{extra}]'")
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error of any library means that this process or a device lacks memory."""
     signs = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "failed to map")

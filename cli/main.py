@@ -48,6 +48,7 @@ from bract.errors import (
     NothingAttackedError,
     PrivacyAlarmError,
     RunFailedError,
+    not_installed,
     one_line,
     out_of_memory,
 )
@@ -791,6 +792,9 @@ def main(command: typer.Typer | None = None, name: str = "bract") -> None:
         say(f"error: {_operating_system(error)}")
         sys.exit(1)
     except ModuleNotFoundError as error:
+        if (missing := not_installed(error)) is not None:
+            say(f"error: {missing}")
+            sys.exit(2)
         room = (error.name or "").split(".")
         if room[0] != "bract" or len(room) < 2:
             raise

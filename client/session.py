@@ -37,7 +37,7 @@ from bract.data.views import (
     training_examples,
 )
 from bract.defenses.configured import configured_model
-from bract.errors import BractError, one_line, out_of_memory
+from bract.errors import BractError, not_installed, one_line, out_of_memory
 from bract.logs import log_to_stderr
 from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
@@ -387,6 +387,8 @@ def _named(context: Context) -> Iterator[Site]:
         note_refusal(folder, name, error)
         raise type(error)(f"{name}: {error}") from error
     except (MemoryError, RuntimeError, ImportError) as error:
+        if isinstance(error, ImportError) and (missing := not_installed(error)) is not None:
+            raise BractError(f"{name}: {missing}") from error
         if not out_of_memory(error):
             raise
         why = one_line(error, 200) or type(error).__name__

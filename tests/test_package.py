@@ -1,6 +1,7 @@
 """The package as a whole: its rooms are listed, and its wheel works outside the checkout."""
 
 import ast
+import re
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 from environments import build_wheel, install, without_checkout
+
+from bract.errors import not_installed
 
 ROOT = Path(__file__).parent.parent
 MANIFEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -40,6 +43,58 @@ def test_importing_the_audit_and_the_report_loads_no_flower() -> None:
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+OF_OTHER_ROLES = {
+    "site": {"sklearn", "scipy", "skimage", "lpips", "cma", "pyarrow", "fsspec", "flwr_datasets"},
+    "server": {"scipy", "skimage", "lpips", "cma"},
+}
+"""Modules of packages that an installation for a role lacks."""
+
+IMPORTED = """
+import importlib, pkgutil, sys
+absent, rooms = set(sys.argv[1].split()), sys.argv[2].split()
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for room in rooms:
+    package = importlib.import_module(room)
+    for module in pkgutil.walk_packages(package.__path__, room + "."):
+        importlib.import_module(module.name)
+
+from bract.cli.main import main
+from bract.config import build_config
+from bract.data.views import client_data, test_data
+
+config = build_config({"data": {"validation": 0.0}})
+client_data(config, 0), test_data(config.data)
+"""
+
+
+@pytest.mark.parametrize("role", OF_OTHER_ROLES)
+def test_a_role_does_without_the_packages_of_the_others(role: str) -> None:
+    rooms = {"site": "bract.client bract.deploy", "server": "bract.server bract.strategies"}
+    core = "bract.config bract.data bract.defenses bract.inputs bract.models bract.protocol"
+    line = [sys.executable, "-P", "-c", IMPORTED, " ".join(OF_OTHER_ROLES[role])]
+    done = subprocess.run([*line, f"{rooms[role]} {core}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_package_of_another_role_has_an_extra_that_brings_it() -> None:
+    """What a missing module's error advises."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for module in OF_OTHER_ROLES["site"]:
+        error = not_installed(ModuleNotFoundError(name=f"{module}.deeper"))
+        advised = re.search(r"(\S+) is not installed; pip install 'bract\[(\w+)\]'", str(error))
+        assert advised is not None
+        brought = extras["optional-dependencies"][advised[2]]
+        assert any(re.match(rf"{advised[1]}[<>=]", each) for each in brought), module
+        assert not any(each.startswith(advised[1]) for each in extras["dependencies"])
+    assert not_installed(ModuleNotFoundError(name="numpy")) is None
 
 
 @pytest.mark.parametrize("name", ["Scores", "Budget", "Declared", "Failure"])

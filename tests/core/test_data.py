@@ -4,9 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from flwr_datasets.partitioner import IidPartitioner
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from bract.config import DataConfig, build_config
+from bract.config.config import IidPartition
 from bract.data.partition import partition_indices
 from bract.data.sources import open_source
 from bract.data.views import client_data, data_spec
@@ -46,10 +50,33 @@ def test_parts_are_disjoint_seeded_and_inside_the_training_split(partition: Any)
         assert len(labels) - 6 < len(together) <= len(labels)
 
 
+def test_iid_parts_are_those_of_flwr_datasets() -> None:
+    labels = torch.arange(103) % 10
+    order = np.random.default_rng(5).permutation(103)
+    for clients in (1, 4, 10, 103):
+        partitioner = IidPartitioner(num_partitions=clients)
+        partitioner.dataset = Dataset.from_dict({"index": order, "label": labels.numpy()[order]})
+        for client in range(clients):
+            part = partition_indices(
+                labels, IidPartition(kind="iid"), clients=clients, client=client, seed=5
+            )
+            assert part == list(partitioner.load_partition(client)["index"])
+
+
 def test_shards_leave_each_client_few_classes() -> None:
     config = federation(partition={"kind": "shards", "shards_per_client": 2})
     counts = [len(set(client_data(config, c).labels.tolist())) for c in range(3)]
     assert all(count < 10 for count in counts)
+
+
+def test_the_bundled_digits_are_scikit_learn_s() -> None:
+    bundle = load_digits()
+    found = [open_source(federation().data, split) for split in ("train", "test")]
+    test = torch.arange(len(bundle.target)) % 5 == 0
+    for source, kept in zip(found, (~test, test), strict=True):
+        assert torch.equal(source.labels, torch.from_numpy(bundle.target).long()[kept])
+        images = torch.stack([source.read(i)[0] for i in range(len(source.labels))])
+        assert torch.equal(images, torch.from_numpy(bundle.images).float()[kept] / 16)
 
 
 def test_digits_come_in_the_unit_interval_at_the_asked_size_and_no_test_image_trains() -> None:

@@ -201,6 +201,7 @@ def test_the_images_hold_the_whole_package_at_pinned_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = {
         "constraints.txt",
+        "docker/requirements.py",
         "docker/trim_torch.py",
         "pyproject.toml",
         project["project"]["readme"],
@@ -209,9 +210,10 @@ def test_the_images_hold_the_whole_package_at_pinned_versions() -> None:
     needed |= set(project["tool"]["setuptools"]["package-dir"].values())
     assert set(copied()) == needed
     assert all((ROOT / source).exists() for source in copied())
-    assert "install --constraint constraints.txt" in stage("runtime")
+    for layer in ("runtime", "server-runtime", "audit-runtime"):
+        assert "install --constraint constraints.txt" in stage(layer)
     assert "--constraint constraints.txt" in stage("wheel")
-    assert stage("runtime").count("$pip ") == 2
+    assert stage("runtime").count("$pip ") == 3
 
 
 def test_nothing_but_what_is_copied_enters_the_build() -> None:
