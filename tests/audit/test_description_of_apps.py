@@ -180,3 +180,18 @@ def test_steps_that_batch_normalisation_did_not_count_are_named(
     capture(tmp_path, app, data)
     with pytest.raises(BractError, match=said):
         described(tmp_path, app, **other)
+
+
+@pytest.mark.parametrize(
+    "app",
+    [Configured("pooled_cnn", lr=0.1, epochs=2), Configured("relu_mlp", lr=0.1), APPS[7]],
+    ids=["sgd-cnn", "sgd-mlp", "adam"],
+)
+def test_an_undeclared_optimizer_is_one_that_explains_the_size_with_the_known_rate(
+    app: Configured, tmp_path: Path, data: tuple[Tensor, Tensor]
+) -> None:
+    capture(tmp_path, app, data)
+    found = described(tmp_path, app, "optimizer")
+    assert found.description.training.optimizer == app.optimizer
+    assert "training.optimizer" in found.description.guessed
+    assert found.doubts == []
