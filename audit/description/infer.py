@@ -35,6 +35,7 @@ from bract.audit.description.normalisation import normalisation_of
 from bract.audit.truth import load_truth, truth_path
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError, listed, one_line
+from bract.inputs import INPUTS
 from bract.inputs.base import what_is_audited
 from bract.models import create_model
 from bract.models.autoencoder import Autoencoder
@@ -157,6 +158,8 @@ class _Work:
 
     def choose_model(self) -> None:
         declared = self.declaration()
+        if reason := INPUTS[declared.input].declared(declared).unreadable(declared):
+            raise BractError(f"bract.yaml: {reason}")
         name = declared.model
         if name is None:
             raise BractError(

@@ -46,6 +46,7 @@ class Table(Input):
     """
 
     name = "table"
+    is_described = True
     noun = "row"
     suffix = ".csv"
 

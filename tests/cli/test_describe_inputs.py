@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,22 @@ def test_a_model_of_another_input_is_refused_by_what_it_takes(
     assert not (root / "bract.yaml").exists()
 
 
-def test_a_declared_input_that_describe_does_not_infer_is_named(tmp_path: Path) -> None:
+def test_rows_without_a_schema_are_refused_by_what_to_declare(tmp_path: Path) -> None:
     torch.manual_seed(0)
     root = captured(tmp_path, rows(), input="table")
-    with pytest.raises(BractError, match="train on the input table; bract describe infers image"):
+    with pytest.raises(BractError, match=r"no schema; declare it \(data.table, or input.table"):
         describe_app(root, {}, model=f"{HERE}:rows")
+
+
+def test_rows_are_described_by_their_schema(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    root = captured(tmp_path, rows())
+    columns = [{"name": f"c{i}", "kind": "continuous", "low": 0.0, "high": 1.0} for i in range(14)]
+    target = {"name": "t", "categories": ["no", "yes"], "loss": "binary_cross_entropy_logits"}
+    given = {"input": {"kind": "table", "table": {"columns": columns, "target": target}}}
+    (root / "bract.yaml").write_text(json.dumps(given))
+    describe_app(root, {}, model=f"{HERE}:rows", force=True)
+    assert "c13" in (root / "bract.yaml").read_text()
 
 
 def test_an_unknown_input_is_named_with_the_known_ones(tmp_path: Path) -> None:
