@@ -85,7 +85,7 @@ def verdict(
             configured=configured,
             models=models,
         ),
-        rule=rule.row_text if _of_rows(observations) else rule.text,
+        rule=rule.in_words(strongest.noun if strongest else "image"),
         thresholds=Thresholds(ssim=rule.ssim, psnr_margin_db=rule.psnr_margin, level=rule.level),
         headline=strongest,
         tiers=tiers,
@@ -97,11 +97,6 @@ def _is_worth(tier: Tier, observations: Sequence[ObservationFacts]) -> bool:
     if any(o.tier == tier for o in observations):
         return False
     return tier != "adaptive" or any(o.defenses and has_attacker(o.defenses) for o in observations)
-
-
-def _of_rows(observations: Sequence[ObservationFacts]) -> bool:
-    found = [image.scores for o in observations for image in o.images if image.scores]
-    return any(scores.features is not None for scores in found)
 
 
 def _level(strongest: AttackRow | None, observations: Sequence[ObservationFacts]) -> Level:

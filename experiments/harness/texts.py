@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bract.attacks import Reconstruction
-from bract.audit.questions.reconstruction.scores.image import ScoredImages
-from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import planned_steps, train_locally
 from bract.config.config import TrainingConfig
@@ -36,7 +33,7 @@ LENGTH = 32
 FIRST_SEED = {"score": 200, "choose": 0}
 """Seed of each split's first client: no texts or network both choose a setting and score it."""
 
-_NOTES = 2000
+_NOTES = 1000
 _PUBLIC = 999_983
 """Seed of public notes, which is no client's."""
 
@@ -189,12 +186,3 @@ def public_texts(data: str, tokenizer: str, schema: TextSchema) -> KeptTexts:
     """Return texts of the same kind that no client trained on."""
     encoded = tokenizer_named(tokenizer).encode(sentences(data, "public"), schema)
     return KeptTexts(encoded, torch.zeros(len(encoded)), 0, schema)
-
-
-def score_texts(
-    sent: SentTexts, result: Reconstruction, references: KeptTexts | None = None
-) -> ScoredImages:
-    """Score a reconstruction against the client's texts."""
-    return TextScorer(sent.schema, references).score(
-        result.images, sent.truth, recovered=result.targets
-    )

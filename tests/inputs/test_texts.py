@@ -148,9 +148,8 @@ def test_scores_count_tokens_order_and_rare_ones() -> None:
     assert cells[0].value and any(cell.right is False for cell in cells)
 
 
-def test_weights_of_a_package_are_loaded_and_an_outline_of_them_needs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def packaged_encoder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Save a tiny encoder in the place of the package's, and return it."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=SCHEMA.vocabulary,
@@ -161,8 +160,38 @@ def test_weights_of_a_package_are_loaded_and_an_outline_of_them_needs_none(
         max_position_embeddings=SCHEMA.length,
     )
     packaged = transformers.BertModel(config)
-    packaged.save_pretrained(tmp_path)
-    monkeypatch.setattr("bract.models.language.minilm_folder", lambda: tmp_path)
+    packaged.save_pretrained(folder)
+    monkeypatch.setattr("bract.models.language.minilm_folder", lambda: folder)
+    return packaged
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"vocabulary": SCHEMA.vocabulary + 1}, "the model's embedding"),
+        ({"length": SCHEMA.length + 1}, "the model's longest sequence"),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_the_weights_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, int], named: str
+) -> None:
+    from dataclasses import replace
+
+    packaged_encoder(tmp_path, monkeypatch)
+    with pytest.raises(BractError, match=named):
+        create_model(
+            "text-encoder(weights=minilm)",
+            classes=3,
+            channels=24,
+            image_size=1,
+            text=replace(SCHEMA, **wrong),
+        )
+
+
+def test_weights_of_a_package_are_loaded_and_an_outline_of_them_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = packaged_encoder(tmp_path, monkeypatch)
     name = "text-encoder(weights=minilm)"
     sizes: dict[str, Any] = {"classes": 3, "channels": 24, "image_size": 1, "text": SCHEMA}
     with torch.device("meta"):

@@ -121,7 +121,8 @@ class _Inverting:
                 "readings_decided": "roughly" if stage + 1 == _STAGES else "expected",
                 **_summary(latest),
             },
-            refine=self,
+            # Token ids have no slope along which a text could be fitted to sharpen the scalars.
+            refine=None if observation.declaration.text is not None else self,
         )
 
     def _settled(self, evidence: Evidence, fit: Fitting, groups: list[Group]) -> Evidence:

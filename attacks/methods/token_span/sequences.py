@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.methods.token_span.linking import Linked
+from bract.attacks.methods.token_span.linking import Bag
 from bract.attacks.methods.token_span.span import Span, separating
 from bract.attacks.methods.token_span.stages import Layer, inputs_of
 
@@ -19,6 +20,22 @@ MOST_BEAMS = 256
 
 CERTAIN = 5.0
 """How many times farther from the subspaces every change of one token must lead."""
+
+_FEWEST_BEAMS, _BEAMS_EACH = 12, 4
+"""Prefixes that compete: at least, and for each sequence that is searched."""
+
+_FEWEST_TRIED, _TRIED_EACH, _CHILDREN = 12, 2, 3
+"""Tokens tried after each prefix, likewise, and continuations that are kept of it."""
+
+_SAME_TEXT = 0.7
+"""Share of equal positions from which on two sequences are variants of one text."""
+
+_ATTEMPTS, _FROM_BAGS = 60, 3
+"""Starts for each text at most, and how many of them are among its bag's tokens alone."""
+
+_THRESHOLD = 0.01
+"""Distance from later layers' subspaces below which a text is there, where the first layers'
+separate nothing."""
 
 _SWEEPS = 6
 """Most passes over the positions of a sequence from one start."""
@@ -49,6 +66,13 @@ class Checked:
 
     def distances(self, model: nn.Module, ids: Tensor) -> Tensor:
         """Return the distance of each position of sequences ``(N, T)`` from the subspaces."""
+        return self._each(model, ids).amax(dim=0)
+
+    def energies(self, model: nn.Module, ids: Tensor) -> Tensor:
+        """Return the mean squared distance at each position of sequences ``(N, T)``."""
+        return self._each(model, ids).square().mean(dim=0)
+
+    def _each(self, model: nn.Module, ids: Tensor) -> Tensor:
         parts = []
         names = [layer.module for layer in self.layers]
         for chunk in ids.split(max(1, AT_ONCE // ids.shape[1])):
@@ -57,8 +81,8 @@ class Checked:
                 span.distance(entering[layer.module])
                 for layer, span in zip(self.layers, self.spans, strict=True)
             ]
-            parts.append(torch.stack(apart).amax(dim=0))
-        return torch.cat(parts)
+            parts.append(torch.stack(apart))
+        return torch.cat(parts, dim=1)
 
 
 @torch.no_grad()
@@ -128,63 +152,175 @@ def extend(
 
 
 @torch.no_grad()
-def assemble(
+def grow(
     model: nn.Module,
     checked: Checked,
-    given: Candidates,
+    apart: Tensor,
+    tokens: Tensor,
     *,
-    linked: Linked,
-    ends: Tensor,
     special: Tensor,
     count: int,
-    generator: torch.Generator,
     stop: Callable[[], bool],
 ) -> list[Tensor]:
-    """Return sequences of a model whose tokens see each other, best first.
+    """Return the likeliest sequences of a causal model where no distance separates tokens.
 
-    From tokens whose slopes go together with those of one of them, one position after the other
-    takes the token that brings all inputs of the contextual layers nearest to their subspaces,
-    until nothing changes. A sequence counts as found where every change of one token would lead
-    much farther away. Once every token has been tried, searches start from random tokens.
+    As `extend`, but prefixes compete by the mean square of their distances instead of passing a
+    threshold, after TIGER (2606.18312), whose descent this replaces by a beam.
 
     Parameters
     ----------
-    ends
-        Lengths that a sequence can have, int64.
-    count
-        Sequences to find.
+    apart
+        ``(len(tokens), T)`` of `local_distances`.
+    special
+        Tokens of which one ends a sequence; without any, all are as long as they can be.
     """
-    found: dict[tuple[int, ...], float] = {}
-    certain: set[tuple[int, ...]] = set()
-    seeds = torch.randperm(len(linked.tokens), generator=generator).tolist()
-    while not stop() and len(certain) < count:
-        explained = {(token, place) for one in certain for place, token in enumerate(one)}
-        pairs = list(zip(linked.tokens.tolist(), linked.positions.tolist(), strict=True))
-        seeds = [seed for seed in seeds if pairs[seed] not in explained]
-        start = (
-            linked.text(seeds.pop(), ends.tolist(), special)
-            if seeds
-            else _random_start(given, ends, generator)
-        )
-        sequence, apart, margin = _settle(model, checked, given, start, stop)
-        key = tuple(sequence.tolist())
-        found[key] = apart
-        if margin >= CERTAIN and apart < given.threshold:
-            certain.add(key)
-        if all(len(tokens) == 1 for tokens in given.tokens[: len(sequence)]):
+    length = apart.shape[1]
+    beams, energy = torch.empty(1, 0, dtype=torch.int64), torch.zeros(1)
+    ended: list[tuple[float, Tensor]] = []
+    most = min(MOST_BEAMS, max(_FEWEST_BEAMS, _BEAMS_EACH * count))
+    tried = min(len(tokens), max(_FEWEST_TRIED, _TRIED_EACH * count))
+    for position in range(length):
+        if stop() or not len(beams):
             break
-    best = sorted(found, key=lambda one: (one not in certain, found[one]))[:count]
-    return [torch.tensor(one) for one in best]
-
-
-def _random_start(given: Candidates, ends: Tensor, generator: torch.Generator) -> Tensor:
-    length = int(ends[torch.randint(len(ends), (1,), generator=generator)])
-    return torch.stack(
-        [
-            tokens[torch.randint(len(tokens), (1,), generator=generator)][0]
-            for tokens in given.tokens[:length]
+        nearest = apart[:, position].topk(tried, largest=False)
+        choices = tokens[nearest.indices]
+        longer = torch.cat(
+            [beams.repeat_interleave(len(choices), 0), choices.repeat(len(beams))[:, None]], dim=1
+        )
+        added = checked.energies(model, longer)[:, -1]
+        added = added + nearest.values.square().repeat(len(beams)).to(added)
+        totals = energy.repeat_interleave(len(choices)).to(added) + added
+        # A prefix has few continuations that count, so that no text crowds out the others.
+        each = totals.view(len(beams), -1).topk(min(_CHILDREN, len(choices)), largest=False)
+        places = (each.indices + torch.arange(len(beams))[:, None] * len(choices)).flatten()
+        places = places[totals[places].argsort()][:most]
+        kept, energy = longer[places], totals[places]
+        over = torch.isin(kept[:, -1], special) if position else torch.zeros(len(kept)).bool()
+        over = over | (position == length - 1)
+        ended += [
+            (float(e) / (position + 1), s) for e, s in zip(energy[over], kept[over], strict=True)
         ]
-    )
+        beams, energy = kept[~over], energy[~over]
+    if beams.shape[1]:
+        ended += list(zip((energy / beams.shape[1]).tolist(), beams, strict=True))
+    chosen: list[Tensor] = []
+    for _, sequence in sorted(ended, key=lambda one: one[0]):
+        if len(chosen) < count and all(_alike(sequence, one) <= _SAME_TEXT for one in chosen):
+            chosen.append(sequence)
+    return chosen
+
+
+def _alike(one: Tensor, other: Tensor) -> float:
+    """Return the share of positions at which two sequences have the same token."""
+    shared = min(len(one), len(other))
+    return float((one[:shared] == other[:shared]).sum()) / max(len(one), len(other))
+
+
+@torch.no_grad()
+def assemble(
+    model: nn.Module,
+    checked: Checked,
+    given: Candidates | None,
+    bags: Sequence[Bag],
+    *,
+    ends: Tensor,
+    special: Tensor,
+    generator: torch.Generator,
+    stop: Callable[[], bool],
+) -> list[Tensor]:
+    """Return the texts of bags in order, certain ones first, for a model that is not causal.
+
+    From the bag's tokens in any order, one position after the other takes the token that brings
+    all inputs of the contextual layers nearest to their subspaces, until nothing changes. A
+    sequence counts as found where every change of one token would lead much farther away; others
+    are tried again from other orders, then among all tokens, while there is time.
+
+    Parameters
+    ----------
+    given
+        Tokens that the first layers admit at each position; None where they admit all.
+    ends
+        Lengths that a sequence can have, int64; empty where any is possible.
+    special
+        Tokens that begin or end a text.
+    """
+    found: dict[int, tuple[float, Tensor]] = {}
+    certain: set[int] = set()
+    texts: set[tuple[int, ...]] = set()
+    for attempt in range(_ATTEMPTS):
+        for number, bag in enumerate(bags):
+            if number in certain or stop():
+                continue
+            allowed = _allowed(bag, given, ends, special, attempt)
+            if not allowed.tokens:
+                continue
+            start = _start(allowed, special, generator)
+            sequence, apart, margin = _settle(model, checked, allowed, start, stop)
+            key = tuple(sequence.tolist())
+            if key in texts:
+                continue
+            if number not in found or apart < found[number][0]:
+                found[number] = apart, sequence
+            if margin >= CERTAIN and apart < allowed.threshold:
+                certain.add(number)
+                texts.add(key)
+    order = sorted(range(len(bags)), key=lambda i: (i not in certain, found.get(i, (1.0,))[0]))
+    return [
+        found[i][1]
+        if i in certain
+        else with_all(found[i][1] if i in found else special[:0], bags[i].tokens, special)
+        for i in order
+    ]
+
+
+def with_all(sequence: Tensor, tokens: Tensor, special: Tensor) -> Tensor:
+    """Return a sequence in which tokens that lack take the places of superfluous ones, or follow.
+
+    Parameters
+    ----------
+    tokens
+        The tokens of the text as often as it has them, special ones left out.
+    """
+    left, known = Counter(tokens.tolist()), set(special.tolist())
+    lacking = list((left - Counter(sequence.tolist())).elements())
+    found: list[int] = []
+    for token in sequence.tolist():
+        if token in known or left[token] > 0 or not lacking:
+            left[token] -= 1
+            found.append(token)
+        else:
+            found.append(lacking.pop())
+    return torch.tensor(found + lacking, dtype=torch.int64)
+
+
+def _allowed(
+    bag: Bag, given: Candidates | None, ends: Tensor, special: Tensor, attempt: int
+) -> Candidates:
+    """Return the bag's tokens that may be at each position of its text."""
+    length = bag.length
+    if len(ends):
+        nearest = ends[(ends - length).abs().argsort(stable=True)]
+        length = int(nearest[attempt % (2 if attempt < _FROM_BAGS else len(ends)) % len(ends)])
+    own = torch.cat([bag.tokens.unique(), special])
+    if given is None:
+        return Candidates((own,) * length, _THRESHOLD)
+    found = []
+    for tokens in given.tokens[:length]:
+        mine = tokens[torch.isin(tokens, own)]
+        found.append(mine if len(mine) and attempt < _FROM_BAGS else tokens)
+    return Candidates(tuple(found), given.threshold)
+
+
+def _start(allowed: Candidates, special: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw a token for each position, special ones only at the end or where nothing else is."""
+    chosen = []
+    for position, tokens in enumerate(allowed.tokens):
+        ending = torch.isin(tokens, special)
+        last = position == len(allowed.tokens) - 1
+        wanted = tokens[ending if last and bool(ending.any()) else ~ending]
+        pool = wanted if len(wanted) else tokens
+        chosen.append(pool[torch.randint(len(pool), (1,), generator=generator)][0])
+    return torch.stack(chosen)
 
 
 def _settle(

@@ -13,6 +13,9 @@ from bract.errors import BractError
 _GAP = 30.0
 """Ratio of neighbouring singular values from which on the smaller one counts as rounding."""
 
+_STEEP = 2.0
+"""Ratio of neighbouring singular values at which those of several local steps may be cut."""
+
 _ROUNDING = 1e-8
 """Singular value, as a share of the largest, below which float32 gradients hold nothing."""
 
@@ -30,10 +33,14 @@ class Span:
         Orthonormal rows, float64 ``(rank, width)``.
     gap
         Ratio of the smallest singular value that was kept to the largest that was dropped.
+    clean
+        Whether the values fell to rounding by themselves, so that all that is in the layer's input
+        lies in the subspace; False where noise hides a part.
     """
 
     basis: Tensor
     gap: float
+    clean: bool = True
 
     @property
     def rank(self) -> int:
@@ -53,55 +60,89 @@ class Span:
         return share
 
 
-def span_of(gradients: Sequence[Tensor], rounding: Sequence[float] = ()) -> Span:
+def span_of(
+    gradients: Sequence[Tensor],
+    deviations: Sequence[Tensor | None] = (),
+    *,
+    relative: bool = False,
+) -> Span:
     """Return the span of the rows of gradients ``(outputs, width)`` with one common input.
 
     The gradient of ``Y = X W^T`` is ``D^T X``: its rows lie in the span of the inputs X, and span
     it where the output gradients D of the tokens are independent (DAGER, Petrov et al., NeurIPS
-    2024, theorem 5.1). The rank is where singular values fall to rounding.
+    2024, theorem 5.1). The rank is where singular values fall to rounding. Where they do not, it
+    is the number of values above those of noise, whose size is known or read off the smallest.
 
     Parameters
     ----------
-    rounding
-        Standard deviation of each gradient's entries by rounding: what is left of a step of float32
-        weights. Singular values that such noise makes are dropped.
+    deviations
+        Standard deviation of the noise in each row of each gradient, ``(outputs,)``; None where it
+        is not known. A row whose deviation is infinite is left out.
+    relative
+        Whether deviations are known but for a common factor.
 
     Raises
     ------
     BractError
-        If the values do not fall: noise, or at least as many tokens as dimensions.
+        If no value is above the noise, or all are.
     """
-    kept = [i for i, g in enumerate(gradients) if bool(g.any())]
-    if not kept:
+    known = [deviations[i] if i < len(deviations) else None for i in range(len(gradients))]
+    pairs = [(g.double(), k) for g, k in zip(gradients, known, strict=True) if bool(g.any())]
+    if not pairs:
         raise BractError(
             "the gradient of the first linear layers is zero; of adapters it is until their second "
             "factor has been trained"
         )
-    rows = [gradients[i].double() for i in kept]
-    known = [rounding[i] for i in kept if i < len(rounding) and rounding[i] > 0.0]
-    if len(known) == len(rows):
-        # Rounding then has the deviation 1 in all of them.
-        joined = torch.cat([g / deviation for g, deviation in zip(rows, known, strict=True)])
-        floor = sum(side**0.5 for side in joined.shape)
+    weighed = all(deviation is not None for _, deviation in pairs)
+    if weighed:
+        # The noise then has the deviation 1 in all of them.
+        joined = torch.cat([_standardised(g, k) for g, k in pairs if k is not None])
+        floor = 0.0 if relative else sum(side**0.5 for side in joined.shape)
     else:
-        joined = torch.cat([g / g.norm() for g in rows])
+        joined = torch.cat([g / g.norm() for g, _ in pairs])
         floor = 0.0
     _, values, basis = torch.linalg.svd(joined, full_matrices=False)
+    if not len(values):
+        raise BractError("no row of the first linear layers is known well enough")
     held = values.clamp_min(max(_ROUNDING * float(values[0]), floor))
     ratios = held[:-1] / held[1:]
     falls = (ratios >= _GAP).nonzero().flatten().tolist()
-    above = int((values > floor).sum())
-    if not falls and floor > 0.0 and 0 < above < basis.shape[1]:
-        return Span(basis[:above], _GAP)
-    if not falls:
+    if falls:
+        rank = falls[-1] + 1
+        return Span(basis[:rank], float(ratios[rank - 1]), clean=not weighed or relative)
+    if not weighed or relative:
         if len(values) < basis.shape[1]:
             return Span(basis, float("inf"))
-        raise BractError(
-            "the singular values of the first linear layers do not fall to rounding: noise, or at "
-            f"least as many tokens as the {basis.shape[1]} dimensions of an embedding"
-        )
-    rank = falls[-1] + 1
-    return Span(basis[:rank], float(ratios[rank - 1]))
+        floor = _noise_of(values, joined.shape)
+    above = int((values > floor).sum())
+    if above == basis.shape[1] and weighed and not relative:
+        # Several local steps: weights that have moved add fainter directions to those of the first.
+        steepest = int(ratios.argmax())
+        above = steepest + 1 if float(ratios[steepest]) >= _STEEP else above
+    if 0 < above < basis.shape[1]:
+        return Span(basis[:above], 1.0, clean=False)
+    raise BractError(
+        "the singular values of the first linear layers do not fall to rounding: noise, or at "
+        f"least as many tokens as the {basis.shape[1]} dimensions of an embedding"
+    )
+
+
+def _standardised(gradient: Tensor, deviation: Tensor) -> Tensor:
+    kept = deviation.isfinite() & (deviation > 0.0)
+    return gradient[kept] / deviation[kept].double()[:, None]
+
+
+def _noise_of(values: Tensor, shape: Sequence[int]) -> float:
+    """Return the largest singular value of noise that has the smallest quarter of the values.
+
+    Those of a matrix of independent numbers depend on its shape alone (Marchenko and Pastur 1967);
+    they are drawn here.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    noise = torch.linalg.svdvals(drawn)
+    quarter = max(1, len(values) // 4)
+    return float(noise[0] * values[-quarter:].median() / noise[-quarter:].median())
 
 
 def separating(distances: Tensor, most: int) -> float | None:

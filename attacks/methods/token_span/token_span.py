@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.base import Attack, Batches, Cost
-from bract.attacks.methods.token_span.linking import Linked
+from bract.attacks.methods.token_span.linking import bags_of
 from bract.attacks.methods.token_span.pursuit import embeddings, pursue
 from bract.attacks.methods.token_span.sequences import (
     Candidates,
@@ -21,7 +21,9 @@ from bract.attacks.methods.token_span.sequences import (
     assemble,
     candidates_of,
     extend,
+    grow,
     local_distances,
+    with_all,
 )
 from bract.attacks.methods.token_span.span import Span, span_of
 from bract.attacks.methods.token_span.stages import Layer, Stages, find_stages
@@ -44,6 +46,9 @@ _SECONDS = 120.0
 
 _EPSILON = 2.0**-24
 """Relative rounding of a float32 number, at most."""
+
+_OUTLYING = 8.0
+"""Median deviations above the median from which on a row is no noise: one in ten million is."""
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
@@ -142,14 +147,15 @@ class _Search:
         self, problem: Problem, trial: int, schema: TextSchema, stop: Callable[[], bool]
     ) -> None:
         self.schema, self.stop = schema, stop
-        self.key = problem.cases[trial].observation.key
+        self.case = problem.cases[trial]
+        self.key = self.case.observation.key
         self.generator = torch.Generator().manual_seed(problem.seeds[trial])
         self.batch = problem.image_shape[0]
         own = {n: v[trial].detach().cpu().float() for n, v in problem.parameters.items()}
         target = {n: v[trial].detach().cpu().float() for n, v in problem.target.items()}
         self.model = _with_parameters(problem.target_model.model, own)
         self.gradients = {name: value for name, value in target.items() if name in own}
-        self.rounding = _rounding(problem.cases[trial], own)
+        self.deviations = _deviations(self.case, own)
 
     @cached_property
     def stages(self) -> Stages:
@@ -167,8 +173,14 @@ class _Search:
     def _span_of(self, layers: Sequence[Layer]) -> Span:
         return span_of(
             [layer.rows(self.gradients[layer.name]) for layer in layers],
-            [self.rounding[layer.name] for layer in layers],
+            [self._deviation(layer) for layer in layers],
+            relative=(self.case.read or self.case.evidence).weights is not None,
         )
+
+    def _deviation(self, layer: Layer) -> Tensor | None:
+        """Return the noise in each row of a layer's gradient."""
+        each = self.deviations.get(layer.name)
+        return None if each is None else layer.rows(each).double().square().mean(dim=1).sqrt()
 
     @cached_property
     def tokens(self) -> Tensor:
@@ -179,20 +191,17 @@ class _Search:
                 continue
             if weight.shape[0] != module.num_embeddings or weight.shape[0] < self.schema.vocabulary:
                 continue
-            rows = weight[: self.schema.vocabulary].norm(dim=1)
-            present: Tensor = (rows > 0.0).nonzero().flatten()
+            present = rows_that_stand_out(weight[: self.schema.vocabulary])
             if 0 < len(present) < self.schema.vocabulary // 2:
                 return present
-        return torch.arange(self.schema.vocabulary)
+        every = torch.arange(self.schema.vocabulary)
+        return every[every != self.schema.padding]
 
     def texts(self, count: int) -> Tensor:
         """Return examples ``(count, length, 1, 1)``."""
         with torch.no_grad():
-            low_rank = min(
-                len(self.gradients[layer.name]) for layer in self.stages.local
-            ) < self.span.basis.shape[1] // 4 and all(
-                not layer.transposed for layer in self.stages.local
-            )
+            shapes = [layer.rows(self.gradients[layer.name]).shape for layer in self.stages.local]
+            low_rank = min(rows for rows, _ in shapes) < shapes[0][1] // 4
             sequences = self._pursued(count) if low_rank else self._spanned(count)
             if count == 1:
                 sequences = self._at_least_present(sequences)
@@ -203,7 +212,7 @@ class _Search:
             )
         ids = torch.full((count, self.schema.length), self.schema.padding)
         for row, sequence in zip(ids, sequences[:count], strict=False):
-            row[: len(sequence)] = sequence
+            row[: len(sequence)] = sequence[: self.schema.length]
         return as_example(ids, self.schema)
 
     def _at_least_present(self, sequences: list[Tensor]) -> list[Tensor]:
@@ -216,38 +225,70 @@ class _Search:
         return [torch.cat([found, lacking])[: self.schema.length]]
 
     def _spanned(self, count: int) -> list[Tensor]:
-        layer = self.stages.local[0]
+        layer, special = self.stages.local[0], torch.tensor(self.schema.special, dtype=torch.int64)
+        if not self.stages.causal:
+            return self._separated(count, special)
         apart = local_distances(self.model, layer, self.span, self.tokens, self.schema.length)
         given = candidates_of(apart, self.tokens, self.span.rank)
+        checked = self._checked()
+        certain = self.span.clean and (checked is None or all(s.clean for s in checked.spans))
+        if checked is not None and not (certain and given is not None):
+            return grow(
+                self.model,
+                checked,
+                apart,
+                self.tokens,
+                special=special,
+                count=count,
+                stop=self.stop,
+            )
         if given is None:
             return []
-        checked = self._checked()
         if checked is None:
             return _apart(given, count)
-        if self.stages.causal:
-            return extend(self.model, checked, given, self.stop)
+        return extend(self.model, checked, given, self.stop)
+
+    def _separated(self, count: int, special: Tensor) -> list[Tensor]:
+        """Return the texts of a model whose tokens see each other: separated, then ordered."""
+        given = self._given()
+        known = len(self.tokens) < self.schema.vocabulary // 2
+        if not known and given is None:
+            return []
+        tokens = self.tokens if given is None else torch.cat(given.tokens).unique()
+        layer = max(self.stages.local, key=lambda one: float(self.gradients[one.name].norm()))
+        bags = bags_of(
+            tokens,
+            embeddings(self.model, layer, tokens, self.schema.length),
+            layer.rows(self.gradients[layer.name]),
+            count=count,
+            special=special,
+            generator=self.generator,
+        )
+        if count == 1:
+            bags = [replace(bag, tokens=tokens[~torch.isin(tokens, special)]) for bag in bags]
+        checked = self._checked()
+        if checked is None:
+            return [with_all(special[:0], bag.tokens, special) for bag in bags]
         return assemble(
             self.model,
             checked,
             given,
-            linked=self._linked(given),
-            ends=self._ends(given),
-            special=torch.tensor(self.schema.special, dtype=torch.int64),
-            count=count,
+            bags,
+            ends=special[:0] if given is None else self._ends(given),
+            special=special[torch.isin(special, tokens)],
             generator=self.generator,
             stop=self.stop,
         )
 
-    def _linked(self, given: Candidates) -> Linked:
-        """Return the tokens of all positions with their slopes."""
-        tokens = torch.cat(given.tokens)
-        counts = torch.tensor([len(part) for part in given.tokens])
-        positions = torch.arange(len(given.tokens)).repeat_interleave(counts)
-        local = self.stages.local
-        distinct, places = tokens.unique(return_inverse=True)
-        inputs = embeddings(self.model, local[0], distinct, self.schema.length)[places, positions]
-        gradients = [layer.rows(self.gradients[layer.name]) for layer in local]
-        return Linked.of(tokens, positions, inputs, gradients)
+    def _given(self) -> Candidates | None:
+        """Return the tokens at each position that the first layers admit; None if they do all."""
+        try:
+            span = self.span
+        except BractError:
+            return None
+        layer = self.stages.local[0]
+        apart = local_distances(self.model, layer, span, self.tokens, self.schema.length)
+        return candidates_of(apart, self.tokens, span.rank)
 
     def _checked(self) -> Checked | None:
         layers, spans = [], []
@@ -263,7 +304,7 @@ class _Search:
         # fewer dimensions, in which no text lies.
         most = max((span.rank for span in spans), default=0)
         pairs = zip(layers, spans, strict=True)
-        kept = [(layer, span) for layer, span in pairs if span.rank == most]
+        kept = [(layer, span) for layer, span in pairs if span.rank == most or not span.clean]
         return Checked(*zip(*kept, strict=True)) if kept else None
 
     def _ends(self, given: Candidates) -> Tensor:
@@ -278,25 +319,61 @@ class _Search:
         return torch.tensor(ends or [longest])
 
     def _pursued(self, count: int) -> list[Tensor]:
-        """Return tokens of an adapter's gradient by position; of several texts, in any text."""
-        most = count * self.schema.length + _SPARE
+        """Return the texts of an adapter's gradient; of several texts, separated by slopes."""
+        local, length = self.stages.local, self.schema.length
+        rows = {layer: self._rows_of_rounds(layer) for layer in local}
+        span = span_of(list(rows.values()))
         found = pursue(
             self.model,
-            self.stages.local[0],
-            self.span,
+            local[0],
+            span,
             self.tokens,
-            length=self.schema.length,
-            most=min(most, self.span.basis.shape[1] - 1),
+            length=length,
+            most=min(count * length + _SPARE, span.basis.shape[1] - 1),
             one_each=count == 1,
             stop=self.stop,
         )
-        texts = torch.full((count, self.schema.length), self.schema.padding)
-        filled = [0] * self.schema.length
-        for token, position in zip(found.tokens.tolist(), found.positions.tolist(), strict=True):
-            if filled[position] < count:
-                texts[filled[position], position] = token
-                filled[position] += 1
-        return list(texts)
+        tokens, positions = found.tokens, found.positions
+        if count == 1:
+            text = torch.full((length,), self.schema.padding)
+            text[positions] = tokens
+            return [text]
+        special = torch.tensor(self.schema.special, dtype=torch.int64)
+        distinct = tokens.unique()
+        bags = bags_of(
+            distinct,
+            embeddings(self.model, local[0], distinct, length),
+            rows[max(local, key=lambda one: float(self.gradients[one.name].norm()))],
+            count=count,
+            special=special,
+            generator=self.generator,
+        )
+        texts = []
+        for bag in bags:
+            text = torch.full((length,), self.schema.padding)
+            mine = torch.isin(tokens, torch.cat([bag.tokens, special])) & (positions < bag.length)
+            # Earlier choices are surer, so they are placed last.
+            text[positions[mine].flip(0)] = tokens[mine].flip(0)
+            lacking = bag.tokens[~torch.isin(bag.tokens, text)]
+            free = (text[: bag.length] == self.schema.padding).nonzero().flatten()
+            text[free[: len(lacking)]] = lacking[: len(free)]
+            texts.append(text)
+        return texts
+
+    def _rows_of_rounds(self, layer: Layer) -> Tensor:
+        """Return a layer's gradient, below those of earlier rounds where these have the same texts.
+
+        What enters a layer below which nothing is trained is the same in every round.
+        """
+        declared = self.case.observation.declaration
+        rows = [layer.rows(self.gradients[layer.name])]
+        whole = declared.batch_size is not None and declared.num_examples is not None
+        if whole and declared.batch_size >= declared.num_examples:
+            for seen in self.case.known.history if not declared.defenses else ():
+                earlier = seen.gradient().get(layer.name)
+                if earlier is not None and bool(earlier.any()):
+                    rows.append(layer.rows(earlier.detach().cpu().float()))
+        return torch.cat([one / one.norm().clamp_min(1e-30) for one in rows])
 
 
 def _apart(given: Candidates, count: int) -> list[Tensor]:
@@ -309,13 +386,47 @@ def _apart(given: Candidates, count: int) -> list[Tensor]:
     ]
 
 
-def _rounding(case: Case, own: Tensors) -> dict[str, float]:
-    """Return the deviation that float32 weights leave in a gradient read off their difference."""
-    declared = case.observation.declaration
-    if declared.algorithm == "fedsgd" or not declared.lr:
-        return dict.fromkeys(own, 0.0)
-    scale = _EPSILON / (declared.lr * max(1, declared.local_steps or 1))
-    return {name: scale * float(value.square().mean().sqrt()) for name, value in own.items()}
+def _deviations(case: Case, own: Tensors) -> Tensors:
+    """Return the standard deviation of every coordinate of the target, as far as it is known.
+
+    That is declared noise, what the evidence trusts or bounds, and of FedAvg the rounding of
+    float32 weights, whose difference the update is.
+    """
+    evidence, declared = case.read or case.evidence, case.observation.declaration
+    deviation = getattr(evidence.likelihood, "deviation", None)
+    found = {}
+    for name, value in own.items():
+        if deviation:
+            found[name] = torch.full_like(value, float(deviation))
+        elif name in (evidence.weights or {}):
+            assert evidence.weights is not None
+            # A weight is 1 / (1 + (deviation / scale)^2) of one scale, which is not known.
+            weight = evidence.weights[name].double().cpu()
+            spread = (1.0 / weight - 1.0).clamp_min(0.0).sqrt()
+            found[name] = spread.clamp_min(_EPSILON).to(value.dtype)
+        elif name in (evidence.bounds or {}):
+            assert evidence.bounds is not None
+            bound = evidence.bounds[name].double().cpu() / 3.0**0.5
+            found[name] = bound.clamp_min(1e-30).to(value.dtype)
+        elif declared.algorithm != "fedsgd" and declared.lr:
+            steps = declared.lr * max(1, declared.local_steps or 1)
+            found[name] = _EPSILON / steps * value.abs().clamp_min(value.square().mean().sqrt())
+    return found
+
+
+def rows_that_stand_out(gradient: Tensor) -> Tensor:
+    """Return the rows ``(N, width)`` of a gradient that hold more than zeros, or than noise, int64.
+
+    Noise is known by itself: the norms of its rows are all alike, but for those of few tokens.
+    """
+    norms = gradient.double().norm(dim=1)
+    middle = float(norms.median())
+    if middle == 0.0:
+        return (norms > 0.0).nonzero().flatten()
+    spread = float((norms - middle).abs().median())
+    alike = spread < 2.0 * middle / (2.0 * gradient.shape[1]) ** 0.5
+    found: Tensor = (norms > middle + _OUTLYING * spread).nonzero().flatten()
+    return found if alike else torch.arange(len(norms))
 
 
 def _with_parameters(model: nn.Module, own: Tensors) -> nn.Module:

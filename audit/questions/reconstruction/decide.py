@@ -65,6 +65,10 @@ class LeakRule:
         section = config.audit.leak if config else LeakConfig()
         return cls(section.ssim, section.psnr_margin, section.level, section.features_margin)
 
+    def in_words(self, noun: str) -> str:
+        """Return the rule in words, of an example that is called so."""
+        return {"row": self.row_text, "text": self.text_text}.get(noun, self.text)
+
     @property
     def text(self) -> str:
         """The rule in words."""
@@ -91,6 +95,18 @@ class LeakRule:
             f"when all its features are right, or {self.features_margin:.0%} more of them than of "
             "the best baseline without the gradient, the nearest public row to the original among "
             "these. A number is right within the tolerance that its column declares."
+        )
+
+    @property
+    def text_text(self) -> str:
+        """The rule for texts in words."""
+        return (
+            "A text counts as leaked when its reconstruction is nearer to its own original than to "
+            "any reference text and to their most frequent tokens, so much nearer that texts made "
+            "without the gradient would bring about a single such case in at most "
+            f"{1 - self.level:.0%} of runs, of clients whose texts are like the references; and "
+            f"when all its tokens were recovered, or {self.features_margin:.0%} more of them than "
+            "by the best baseline without the gradient, the nearest public text among these."
         )
 
     def decide(self, audits: Sequence[AuditResult]) -> list[list[Decision]]:

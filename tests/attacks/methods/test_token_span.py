@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, attack
+from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.sequences import with_all
 from bract.attacks.methods.token_span.span import separating, span_of
+from bract.attacks.methods.token_span.token_span import rows_that_stand_out
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
 from bract.errors import BractError
@@ -134,11 +137,23 @@ def test_frozen_parameters_are_no_part_of_the_update() -> None:
     assert all("lora" in name or "classifier" in name for name in seen.parameters)
 
 
-def test_noise_is_refused() -> None:
+def test_noise_that_drowns_everything_is_refused() -> None:
     seen = upload(ENCODER, texts(1, seed=6))
-    noisy = {n: v + 0.1 * v.abs().max() * torch.randn_like(v) for n, v in seen.update.items()}
-    with pytest.raises(BractError, match="noise"):
+    noisy = {n: torch.randn_like(v) for n, v in seen.update.items()}
+    with pytest.raises(BractError, match="no token stands out"):
         found(replace(seen, update=noisy), 1)
+
+
+def test_texts_of_a_decoder_come_back_through_faint_noise() -> None:
+    ids = texts(2, seed=9)
+    seen = upload("text-decoder(width=128, depth=2, heads=2)", ids)
+    generator = torch.Generator().manual_seed(0)
+    noisy = {
+        n: v + 1e-6 * torch.randn(v.shape, generator=generator) for n, v in seen.update.items()
+    }
+    got = found(replace(seen, update=noisy), 2)
+    right = sum(int((torch.tensor(one) == row).sum()) for row in ids for one in got)
+    assert right >= 0.8 * float((ids != 0).sum())
 
 
 def test_other_inputs_are_refused_by_name() -> None:
@@ -155,6 +170,60 @@ def test_a_span_holds_the_rows_that_made_it_and_no_other() -> None:
     assert span.rank == 5
     assert float(span.distance(inputs).max()) < 1e-5
     assert float(span.distance(torch.randn(3, 16, generator=generator)).min()) > 0.3
+
+
+def test_the_values_of_noise_are_left_out_of_a_span() -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(6, 40, generator=generator)
+    gradient = torch.randn(120, 6, generator=generator) @ inputs
+    noise = 0.3 * torch.randn(120, 40, generator=generator)
+    for deviations in ([], [torch.full((120,), 0.3)]):
+        span = span_of([gradient + noise], deviations)
+        assert span.rank == 6 and not span.clean
+        assert float(span.distance(inputs).max()) < 0.2
+
+
+def test_rows_with_a_gradient_stand_out_of_zeros_and_of_noise() -> None:
+    generator = torch.Generator().manual_seed(2)
+    gradient = torch.zeros(500, 32)
+    gradient[[3, 70]] = 1.0
+    assert rows_that_stand_out(gradient).tolist() == [3, 70]
+    noisy = gradient + 0.1 * torch.randn(500, 32, generator=generator)
+    assert rows_that_stand_out(noisy).tolist() == [3, 70]
+    tied = torch.rand(500, 1, generator=generator) * torch.ones(500, 32)
+    assert len(rows_that_stand_out(tied)) == 500
+
+
+def test_tokens_go_with_those_of_their_text() -> None:
+    generator = torch.Generator().manual_seed(3)
+    token, position = (torch.randn(n, 64, generator=generator) for n in (20, 8))
+    inputs = token[:, None] + position[None]
+    # Token 0 begins every text, 1 is in the first two; the others are in one text each.
+    rows = [[0, 1, 2, 3, 4, 5, 6, 7], [0, 8, 9, 1, 10, 11], [0, 12, 13, 14, 15, 16, 17]]
+    directions = torch.linalg.qr(torch.randn(24, 3, generator=generator))[0].T
+    gradient = torch.zeros(24, 64)
+    for text, row in enumerate(rows):
+        for place, one in enumerate(row):
+            slope = directions[text] + 0.05 * torch.randn(24, generator=generator)
+            gradient += slope[:, None] * inputs[one, place][None]
+    bags = bags_of(
+        torch.arange(18),
+        inputs[:18],
+        gradient,
+        count=3,
+        special=torch.tensor([0]),
+        generator=generator,
+    )
+    got = sorted(tuple(sorted(bag.tokens.tolist())) for bag in bags)
+    assert got == [(1, 2, 3, 4, 5, 6, 7), (1, 8, 9, 10, 11), (12, 13, 14, 15, 16, 17)]
+    assert sorted(bag.length for bag in bags) == [6, 7, 8]
+
+
+def test_tokens_that_lack_take_the_places_of_superfluous_ones() -> None:
+    special = torch.tensor([1])
+    assert with_all(
+        torch.tensor([1, 5, 5, 6, 1]), torch.tensor([5, 6, 7, 7]), special
+    ).tolist() == [1, 5, 7, 6, 1, 7]
 
 
 def test_a_threshold_lies_in_the_widest_gap() -> None:

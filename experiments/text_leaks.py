@@ -1,0 +1,189 @@
+"""Texts reconstructed from one client's upload by `token-span`, by model, batch and defense.
+
+    OMP_NUM_THREADS=1 python -m experiments.text_leaks [--clients 3] [--resume FILE] [--json]
+
+Each client trains a model of its own seed (MiniLM's weights are the same for all) on texts of at
+most 32 tokens with labels drawn at random: made-up clinical notes, or sentences of Python's
+language reference. ``recall`` is the share of a text's tokens that were recovered, ``exact`` that
+of texts without any error, ``rare`` the share of tokens in fewer than one public text of a hundred
+(names and numbers), ``nearest_public`` the recall of the nearest of two thousand public texts.
+Texts of a refused upload count as nothing recovered. The attacker knows the defense where the tier
+is adaptive. No text and no network chose a setting: those were chosen on the split ``choose``.
+Seconds are the process' own, on one thread, an upload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.attacks.methods.token_span.token_span import TokenSpan
+from bract.audit.questions.reconstruction.scores.text import TextScorer
+from experiments.harness.command import Finished, emit, note, note_row, parse, parser
+from experiments.harness.result import Row
+from experiments.harness.scores import mean
+from experiments.harness.texts import FIRST_SEED, public_texts, send_texts
+
+COLUMNS = (
+    *("panel", "data", "model", "batch", "about", "tier", "clients", "refused", "recall"),
+    *("exact", "precision", "rouge_1", "rouge_2", "rouge_l", "rare", "nearest_public"),
+    "cpu_seconds",
+)
+SCORES = ("precision", "rouge_1", "rouge_2", "rouge_l", "rare")
+MINILM = "text-encoder(weights=minilm)"
+MINILM_LORA = "text-encoder(weights=minilm,lora=8)"
+GPT2 = "text-decoder(width=768,depth=4,heads=12)"
+SMALL = "text-decoder(width=256,depth=4,heads=4)"
+SMALL_LORA = "text-decoder(width=256,depth=4,heads=4,lora=8)"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row; ``training`` are keys of the configuration."""
+
+    panel: Literal["models", "defenses", "training"]
+    model: str
+    batch: int
+    data: str = "notes"
+    about: str = "one gradient"
+    tokenizer: str = "minilm"
+    task: str = "classification"
+    round: int = 1
+    defense: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tier(self) -> Literal["oblivious", "adaptive"]:
+        """What the attacker knows."""
+        return "adaptive" if self.defense else "oblivious"
+
+
+DEFENSES: dict[str, dict[str, Any]] = {
+    "undefended": {},
+    "adadefense": {"name": "adadefense"},
+    "guardian": {"name": "guardian"},
+    "pruning 50 %": {"name": "pruning", "ratio": 0.5},
+    "pruning 90 %": {"name": "pruning", "ratio": 0.9},
+    "clipping to 1, noise 1e-7": {"name": "noise", "std": 1e-7, "clip": 1.0},
+    "clipping to 1, noise 1e-6": {"name": "noise", "std": 1e-6, "clip": 1.0},
+    "clipping to 1, noise 1e-5": {"name": "noise", "std": 1e-5, "clip": 1.0},
+    "clipping to 1, noise 1e-4": {"name": "noise", "std": 1e-4, "clip": 1.0},
+    "clipping to 1, noise 1e-3": {"name": "noise", "std": 1e-3, "clip": 1.0},
+}
+
+
+def standard_plan() -> Iterator[Setting]:
+    """Every combination that the documentation speaks of, the cheap ones first."""
+    for name, defense in DEFENSES.items():
+        for batch in (1, 4):
+            yield Setting("defenses", SMALL, batch, about=name, tokenizer="words", defense=defense)
+    for steps, size in ((1, 4), (4, 4), (4, 1)):
+        work = {"algorithm": "fedavg", "local_steps": steps, "batch_size": size, "lr": 0.01}
+        about = f"FedAvg, {steps} steps of {size}"
+        yield Setting("training", SMALL, 4, about=about, tokenizer="words", training=work)
+    for data in ("notes", "prose"):
+        for batch in (1, 4, 16):
+            yield Setting("models", MINILM, batch, data)
+            yield Setting("models", MINILM_LORA, batch, data, "second round", round=2)
+            if data == "notes":
+                yield Setting("models", SMALL_LORA, batch, data, "second round", "words", round=2)
+    for batch in (1, 4, 16):
+        yield Setting("models", GPT2, batch)
+
+
+def main() -> None:
+    """Attack every setting's clients; then print the table or JSON."""
+    arguments = parser(__doc__, "resume")
+    arguments.add_argument("--clients", type=int, default=3)
+    arguments.add_argument("--split", default="score", choices=tuple(FIRST_SEED))
+    arguments.add_argument("--seconds", type=float, default=60.0, help="of an attack")
+    arguments.add_argument("--model", help="only rows whose model's name holds this")
+    arguments.add_argument("--panel", help="only rows of this panel")
+    arguments.add_argument(
+        "--finished",
+        action="store_true",
+        help="only what --resume holds, measured by older code too",
+    )
+    options = parse(arguments)
+    done = Finished(options.resume, "experiments.text_leaks", keep_older=options.finished)
+    rows: list[Row] = []
+    for setting in standard_plan():
+        wanted = (options.model or "") in setting.model
+        if not wanted or options.panel not in (None, setting.panel):
+            continue
+        about = asdict(setting) | {"clients": options.clients}
+        row = done.get(about)
+        if row is None and not options.finished:
+            row = done.add(about, row_of(setting, options.clients, options.split, options.seconds))
+        if row is not None:
+            rows.append(note_row(row, COLUMNS))
+    emit(rows, COLUMNS, as_json=options.json)
+
+
+def row_of(setting: Setting, clients: int, split: str, seconds: float) -> Row:
+    """Attack as many clients as asked for."""
+    recall: list[float] = []
+    exact, refused, spent, texts = 0, 0, 0.0, 0
+    scores: dict[str, list[float]] = {name: [] for name in SCORES}
+    nearest: list[float] = []
+    for seed in range(FIRST_SEED[split], FIRST_SEED[split] + clients):
+        sent = send_texts(
+            setting.data,
+            setting.batch,
+            seed=seed,
+            model=setting.model,
+            tokenizer=setting.tokenizer,
+            split=split,
+            task=setting.task,
+            round=setting.round,
+            defense=setting.defense or None,
+            **setting.training,
+        )
+        references = public_texts(setting.data, setting.tokenizer, sent.schema)
+        begun = time.process_time()
+        (found,) = reconstruct(
+            sent.captured,
+            TokenSpan(seconds=seconds),
+            budget=Budget(max_images=setting.batch),
+            seed=seed,
+            tier=setting.tier,
+            history=lambda _, sent=sent: sent.history,  # type: ignore[misc]
+            device="cpu",
+        )
+        spent += time.process_time() - begun
+        texts += setting.batch
+        if not isinstance(found, Reconstruction):
+            refused += 1
+            note(found.reason)
+            recall += [0.0] * setting.batch
+            for name in SCORES:
+                scores[name] += [0.0] * setting.batch
+            continue
+        scorer = TextScorer(sent.schema, references)
+        scored = scorer.score(found.images, sent.truth)
+        recall += [one.features or 0.0 for one in scored.rows]
+        exact += sum(bool(one.exact) for one in scored.rows)
+        for name, values in scores.items():
+            values += [v for one in scored.rows if (v := getattr(one, name)) is not None]
+        made = scorer.baselines({}, scored, sent.truth, setting.batch)
+        nearest += [one.features or 0.0 for one in made["nearest_public_row"]]
+    return {
+        **asdict(setting),
+        "tier": setting.tier,
+        "clients": clients,
+        "seconds": seconds,
+        "refused": refused,
+        "recall": mean(recall),
+        "recall_least": min(recall),
+        "exact": exact / texts,
+        **{name: mean(values) for name, values in scores.items()},
+        "nearest_public": mean(nearest),
+        "cpu_seconds": spent / clients,
+    }
+
+
+if __name__ == "__main__":
+    main()
