@@ -150,11 +150,12 @@ def plan(part: str, runs: int) -> Iterator[Sequence[Setting]]:
         yield [small(model="lenet")]
         yield [Setting("site of 200", images=200, held_out=200, rounds=5, epochs=2)]
         yield [Setting("site of 1000", images=1000, held_out=1000, rounds=5, epochs=1)]
-        yield [small(model="resnet20", epochs=2, size=16)]
+        trained = partial(Setting, "site of 50", model="resnet20", epochs=2, size=16)
+        yield [trained(held_out=200, seed=10)]
     elif part == "inputs":
         rows = partial(Setting, input="table", model="mlp-100", rounds=10, epochs=2)
-        yield [rows("rows", data="breast-cancer", held_out=100)]
-        yield [rows("rows, numbers", data="diabetes", held_out=60, lr=0.01)]
+        yield [rows("rows", data="breast-cancer", held_out=100, seed=10)]
+        yield [rows("rows, numbers", data="diabetes", held_out=60, lr=0.01, seed=10)]
         texts = partial(Setting, "texts", input="text", data="clinical-notes", held_out=100)
         texts = partial(texts, rounds=6, lr=0.2)
         yield [texts(model="text-encoder(width=32, depth=1, heads=2)")]
