@@ -25,6 +25,7 @@ PUBLIC = {
     "deploy": "",
     "inputs": "INPUTS Input References Truth",
     "models": "MODELS activation_layer create_model",
+    "masks": "",
     "paillier": """Layout PaillierError PrivateKey PublicKey combine deal decrypt encrypt
         generate_keypair partial_decrypt weighted_sum""",
     "protocol": "",

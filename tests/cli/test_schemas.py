@@ -49,7 +49,8 @@ def test_a_field_has_the_name_that_the_file_has() -> None:
 def test_an_editor_takes_a_defense_and_an_encryption_by_name_alone() -> None:
     found = properties(json.loads(json_schema("federation")))
     assert {"type": "string"} in found["defenses"]["anyOf"][0]["items"]["anyOf"]
-    assert {"enum": ["none", "paillier"], "type": "string"} in found["encryption"]["anyOf"]
+    schemes = ["none", "paillier", "masks"]
+    assert {"enum": schemes, "type": "string"} in found["encryption"]["anyOf"]
 
 
 @pytest.mark.parametrize("section", ["data", "model", "training", "capture", "audit"])
