@@ -325,10 +325,10 @@ class LocalFederation:
         if self.launch.private_seed is not None:
             node["private-seed-file"] = utf8(self._private_seed(client, self.launch.private_seed))
         if self.config.encryption.uses_masks:
-            node |= {
-                "identity-key": utf8(client_identity(self.run.keys, client)),
-                "peers": utf8(self.run.keys / PEERS),
-            }
+            node["identity-key"] = utf8(client_identity(self.run.keys, client))
+            if self.config.encryption.consistency:
+                # Who pins its peers does not rely on the server, and refuses a run that does.
+                node["peers"] = utf8(self.run.keys / PEERS)
         if self.config.encryption.uses_paillier:
             # The test split is on this machine anyway, and the server has no model to judge.
             node["public-test"] = True
