@@ -27,18 +27,27 @@ class InProcess:
 
     def train(self, config: FederationConfig, root: Path) -> float | None:
         """Train in this process, with keys made here where uploads are encrypted."""
-        keys: list[Path] = []
-        if config.encryption.enabled:
-            from bract.cli.keygen import client_key, write_keys
-
-            folder, threshold = RunDirectory(root).keys, config.encryption.threshold
-            write_keys(folder, config.encryption, config.clients)
-            keys = [client_key(folder, i, threshold) for i in range(config.clients)]
-        return federate(config, root, keys)
+        return federate(config, root, _secrets(config, RunDirectory(root).keys))
 
     def attack(self, root: Path, settings: Mapping[str, Any]) -> None:
         """Attack in all tiers that apply; what an earlier stage did is not done again."""
         attack(root, settings, models=self._models)
+
+
+def _secrets(config: FederationConfig, folder: Path) -> list[dict[str, str]]:
+    """Make the keys of a run whose uploads are encrypted or masked; return each client's."""
+    from bract.cli.keygen import PEERS, client_identity, client_key, write_identities, write_keys
+
+    clients, encryption = range(config.clients), config.encryption
+    if encryption.uses_masks:
+        write_identities(folder, config.clients)
+        peers = str(folder / PEERS)
+        return [{"identity-key": str(client_identity(folder, i)), "peers": peers} for i in clients]
+    if encryption.uses_key_files:
+        write_keys(folder, encryption, config.clients)
+        files = [client_key(folder, i, encryption.threshold) for i in clients]
+        return [{"paillier-key": str(file)} for file in files]
+    return []
 
 
 def attack(root: Path, settings: Mapping[str, Any], *, models: set[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from bract.attacks.adaptive.adadefense.adadefense import undo_adadefense
 from bract.attacks.adaptive.adadefense.forward import simulated_at
 from bract.attacks.adaptive.adadefense.moments import Moments
+from bract.attacks.adaptive.censor import OrthogonalLikelihood, match_norms_and_orthogonality
 from bract.attacks.adaptive.declared import declared, gradient_scale
 from bract.attacks.adaptive.fedkl.fedkl import regressed
 from bract.attacks.adaptive.guardian.guardian_turning import Turn
@@ -39,6 +40,9 @@ from bract.defenses.pruning import Pruning
 from bract.models.layers import last_linear
 from bract.protocol.observation import Observation
 from bract.protocol.update import flatten
+
+_LOOSE = 0.3
+"""Deviation that a norm and a cosine are granted where pruning or noise changed both."""
 
 Simulate = Callable[[Observation, Known], Simulated]
 """Simulate the first defense of a chain; the observation declares it alone."""
@@ -152,6 +156,32 @@ def before_guardian(observation: Observation, known: Known) -> Evidence:
     return _named(evidence, observation)
 
 
+def censored_and_changed(observation: Observation, known: Known) -> Evidence:
+    """CENSOR, then pruning or noise: norms and orthogonality, as far as these leave them.
+
+    CENSOR keeps each tensor's norm, so clipping shortens the candidate's gradient as the upload.
+    """
+    found = match_norms_and_orthogonality(_alone(observation, 0), known)
+    last = observation.declaration.defenses[1]
+    if last["name"] == "noise":
+        parts = clipping(read_settings(Noise, last), gradient_scale(observation))
+        found = replace(found, adapt=defended_by(*parts))
+    return _named(replace(found, likelihood=OrthogonalLikelihood(_LOOSE)), observation)
+
+
+def before_censor(observation: Observation, known: Known) -> Evidence:
+    """Pruning, or clipping and noise, then CENSOR: its input is simulated, without the noise."""
+    found = match_norms_and_orthogonality(_alone(observation, 1), known)
+    first, unit = observation.declaration.defenses[0], gradient_scale(observation)
+    if first["name"] == "pruning":
+        return _named(
+            replace(found, adapt=defended_by(_prune(read_settings(Pruning, first)))), observation
+        )
+    parts = clipping(read_settings(Noise, first), unit)
+    found = replace(found, adapt=defended_by(*parts), likelihood=OrthogonalLikelihood(_LOOSE))
+    return _named(found, observation)
+
+
 def muted_and_pruned(observation: Observation, known: Known) -> Evidence:
     """Soteria, then pruning: bounds on dropped coordinates, none in columns that are zero."""
     muted = mute_pruned_features(_alone(observation, 0), known)
@@ -236,6 +266,10 @@ def _named(found: Evidence, observation: Observation) -> Evidence:
 
 
 CHAINS |= {
+    ("censor", "pruning"): censored_and_changed,
+    ("censor", "noise"): censored_and_changed,
+    ("pruning", "censor"): before_censor,
+    ("noise", "censor"): before_censor,
     ("pruning", "noise"): pruned_and_noisy,
     ("soteria", "pruning"): muted_and_pruned,
     ("soteria", "noise"): partial(noisy, simulate=_soteria),

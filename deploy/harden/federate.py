@@ -20,19 +20,23 @@ from bract.server.federation import Federation
 from bract.server.loopback import LoopbackGrid
 
 
-def federate(config: FederationConfig, root: Path, keys: Sequence[Path] = ()) -> float:
+def federate(
+    config: FederationConfig, root: Path, secrets: Sequence[Mapping[str, str]] = ()
+) -> float:
     """Train a federation and leave its run directory; return the CPU seconds of a round.
 
     Parameters
     ----------
-    keys
-        Each client's key file, where uploads are encrypted.
+    secrets
+        Each client's own keys of its node configuration, where uploads are encrypted or masked.
     """
     run = RunDirectory(root)
     run.create(config)
-    sites = [_site(config, run, client, keys) for client in range(config.clients)]
+    sites = [_site(config, run, client) for client in range(config.clients)]
+    for site, own in zip(sites, secrets, strict=False):
+        site.update(own)
     grid = LoopbackGrid(client_app.app, sites, {"federation": dump_config(config)})
-    kind = EncryptedFederation if config.encryption.enabled else Federation
+    kind = EncryptedFederation if config.encryption.uses_paillier else Federation
     begun = time.process_time()
     run.update_state(status="running", name=config.name, started=time.time())
     with _quiet():
@@ -41,9 +45,7 @@ def federate(config: FederationConfig, root: Path, keys: Sequence[Path] = ()) ->
     return (time.process_time() - begun) / config.rounds
 
 
-def _site(
-    config: FederationConfig, run: RunDirectory, client: int, keys: Sequence[Path]
-) -> Mapping[str, Any]:
+def _site(config: FederationConfig, run: RunDirectory, client: int) -> dict[str, Any]:
     name = f"client-{client}"
     site: dict[str, Any] = {
         "partition-id": client,
@@ -56,10 +58,8 @@ def _site(
         site["data-paths"] = os.pathsep.join(str(folder) for folder in folders)
     if config.truth:
         site["truth-dir"] = str(run.truth / name)
-    if config.encryption.enabled:
+    if config.encryption.uses_paillier:
         site["public-test"] = True
-    if keys:
-        site["paillier-key"] = str(keys[client])
     return site
 
 

@@ -349,7 +349,7 @@ def violations(
         lost = before - accuracy
         if lost > limits.accuracy_loss + 1e-9:
             said.append(f"accuracy lower by {lost:.3f}, allowed {limits.accuracy_loss:g}")
-    if limits.leak == "none" and not quiet(found, encrypted=config.encryption.enabled):
+    if limits.leak == "none" and not quiet(found, encrypted=config.encryption.uses_paillier):
         said.append("a leak, or no decision, by the rule of the page")
     if limits.epsilon is not None and (found.epsilon is None or found.epsilon > limits.epsilon):
         said.append(f"epsilon above {limits.epsilon:g}")

@@ -19,6 +19,7 @@ refused before the search, with the reason.
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
@@ -371,7 +372,9 @@ def _default_keys(base: FederationConfig) -> dict[str, list[Any] | Range]:
     if base.training.algorithm == "fedsgd":
         del keys["training.local_steps"]
     if base.clients >= 3 and not base.strategy.implementation:
-        keys["encryption.scheme"] = ["none", "paillier"]
+        keys["encryption.scheme"] = ["none", "paillier", "masks"]
+    if base.training.private is None and importlib.util.find_spec("opacus") is not None:
+        keys["training.private"] = [None, {"epsilon": 8.0}, {"epsilon": 1.0}]
     return keys
 
 
