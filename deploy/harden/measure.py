@@ -135,7 +135,13 @@ def quiet(candidate: Candidate, *, encrypted: bool) -> bool:
 
 
 def spent(config: FederationConfig) -> float | None:
-    """Return the epsilon that the noise of a configuration spends over all its rounds."""
+    """Return the epsilon that a configuration's noise spends over all its rounds.
+
+    Per-example privacy counts for an example, noise on updates for a client's whole data.
+    """
+    private = config.training.private
+    if private is not None:
+        return private.epsilon
     for entry in config.defenses:
         if entry["name"] == Noise.name:
             return read_settings(Noise, entry).spent(config.rounds)

@@ -262,6 +262,10 @@ class Space:
         if limits.epsilon is None:
             return
         spent = [s for c in self.chains if (s := self._least_spent(c)) is not None]
+        private = self.keys.get("training.private", [self._known["training"]["private"]])
+        for one in private if isinstance(private, list) else ():
+            if isinstance(one, Mapping) and one.get("epsilon") is not None:
+                spent.append(float(one["epsilon"]))
         if not spent or min(spent) > limits.epsilon:
             best = f"the least of the space is {min(spent):.3g}" if spent else "no chain has one"
             raise BractError(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bract.config import build_config
+from bract.deploy.harden.measure import spent
 from bract.deploy.harden.space import Range, Space, SpaceFile, app_chains, load_space
 from bract.errors import BractError
 
@@ -78,10 +79,13 @@ def test_the_server_takes_the_rate_that_a_defense_leaves_to_it() -> None:
         ("space: {rounds: [0]}", "no candidate of the space can run: .*rounds: found 0"),
         ("constraints: {bytes: 1000}", "constraints.bytes is 1000, and an update of lenet"),
         (
-            "constraints: {epsilon: 1.0}\ndefenses: [[], [{name: noise, std: 0.001}]]",
+            "space: {}\nconstraints: {epsilon: 1.0}\ndefenses: [[], [{name: noise, std: 0.001}]]",
             "constraints.epsilon is 1 over 5 rounds, and the least of the space is",
         ),
-        ("constraints: {epsilon: 1.0}\ndefenses: [[]]", "and no chain has one; add noise"),
+        (
+            "space: {}\nconstraints: {epsilon: 1.0}\ndefenses: [[]]",
+            "and no chain has one; add noise",
+        ),
         ("constraints: {accuracy: 2}", "constraints.accuracy: found 2"),
         ("- 1", "found"),
     ],
@@ -91,6 +95,15 @@ def test_bad_input_is_one_line_before_anything_runs(tmp_path: Path, text: str, s
         written(tmp_path, text)
     assert "\n" not in str(caught.value)
     assert "space.yaml" in str(caught.value)
+
+
+def test_an_epsilon_that_per_example_privacy_keeps_is_no_contradiction() -> None:
+    keys = {"training.private": [None, {"epsilon": 0.5}]}
+    found = space(space=keys, defenses=[[]], constraints={"epsilon": 1.0})
+    config = found.configure({"training.private": {"epsilon": 0.5}, "defenses": "0: none"})
+    assert spent(config) == 0.5
+    with pytest.raises(BractError, match="the least of the space is"):
+        space(space=keys, defenses=[[]], constraints={"epsilon": 0.1})
 
 
 def test_an_apps_chains_change_no_model_and_name_the_defenses_that_would() -> None:
