@@ -170,8 +170,9 @@ def _sentence(
 ) -> str:
     if best is not None and control is not None:
         return (
-            f"Recommended: {best.title}, with accuracy {_accuracy(best)} ({_accuracy(control)} as "
-            f"configured) and no leak by the page's rule under the full attack, {_missed(best)}. "
+            f"Recommended: {best.title}, with accuracy {_accuracy(best)}, as configured "
+            f"{_accuracy(control)}, and no leak by the page's rule under the full attack; "
+            f"{_missed(best)}. "
             f"It is one of {points} points of the frontier."
         )
     if nearest is None:
