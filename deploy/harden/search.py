@@ -320,7 +320,8 @@ def load_optuna() -> Any:
         import optuna
     except ImportError:
         raise BractError(
-            "bract harden searches with Optuna, which is not installed: pip install 'bract[search]'"
+            "bract harden searches with Optuna, which is not installed: "
+            "pip install 'bract[audit,search]'"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
