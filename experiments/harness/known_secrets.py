@@ -168,7 +168,7 @@ class _Known(Attack):
         case = self.using.prepare(case)
         if not isinstance(case.forward, LockedClient):
             raise BractError(f"{key}: declares no FedKL; there is no key to know")
-        if self.what in ("gradient", "all"):
+        if self.what == "gradient" or self.what == "all":
             return self._with_gradient(case)
         if case.forward.held == "both" and self.what != "both":
             return replace(case, evidence=replace(case.evidence, explain=None))

@@ -66,10 +66,17 @@ class Unit(Record):
 
 
 class RowResult(Record):
-    """The units of one row that are done, by number, of ``count``."""
+    """The units of one row that are done, by number, of ``count``.
+
+    Attributes
+    ----------
+    settings
+        Digest of the settings that were run; None in results from before it was kept.
+    """
 
     name: str
     count: int
+    settings: str | None = None
     units: dict[int, Unit]
 
     @property

@@ -152,6 +152,12 @@ def _by_path(size: Size, experiment: Experiment) -> bool:
     return bool(names & {*BY_PATH, SCENE_TEXT})
 
 
+def settings_digest(kind: str, given: Settings) -> str:
+    """Return a digest of a row's settings, by which a result tells what it was run with."""
+    text = dump_json({"kind": kind, "settings": given.model_dump(mode="json")})
+    return sha256(text.encode()).hexdigest()[:16]
+
+
 def _key(kind: str, given: Settings, unit: int, code: str, context: Context) -> str:
     about = dump_json(
         {
@@ -274,7 +280,12 @@ def _result(made: Plan, rows: Mapping[str, dict[int, Unit]], command: Sequence[s
         versions=versions(),
         code=made.code,
         rows=tuple(
-            RowResult(name=name, count=len(made.keys[name]), units=units)
+            RowResult(
+                name=name,
+                count=len(made.keys[name]),
+                settings=settings_digest(made.experiment.kind, made.settings[name]),
+                units=units,
+            )
             for name, units in rows.items()
             if units
         ),

@@ -10,6 +10,8 @@ from experiments.papers.catalog import experiments
 from experiments.papers.declaration import SCALES, Experiment, Published, Row, Scale
 from experiments.papers.results import COMMITTED, PaperResult, path_of, read_result
 from experiments.papers.rules import Figure, Judged, State, figure, judge, obstacles_of, verdict
+from experiments.papers.runners import runner
+from experiments.papers.running import settings_digest
 
 
 @dataclass(frozen=True)
@@ -188,8 +190,17 @@ def judge_all(experiment: Experiment, scale: Scale, result: PaperResult) -> tupl
 
 
 def _whole(experiment: Experiment, scale: Scale, result: PaperResult) -> bool:
-    rows = [result.row(row.name) for row in experiment.rows_at(scale)]
-    return all(row is not None and row.whole for row in rows)
+    """Whether every row is there, run with the settings that are declared."""
+    for declared in experiment.rows_at(scale):
+        row = result.row(declared.name)
+        if row is None or not row.whole:
+            return False
+        given = runner(experiment.kind).parse(
+            experiment.settings_at(scale, declared), where=f"{experiment.name}, {declared.name}"
+        )
+        if row.settings not in (None, settings_digest(experiment.kind, given)):
+            return False
+    return True
 
 
 def stand_all(folder: Path = COMMITTED) -> list[Standing]:

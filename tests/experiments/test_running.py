@@ -78,6 +78,17 @@ def test_what_other_code_or_settings_made_is_measured_anew(
     assert made(tmp_path).left == ROWS
 
 
+def test_a_result_of_other_settings_than_the_declared_ones_decides_nothing(
+    measured: list[Any], tmp_path: Path
+) -> None:
+    go(tmp_path)
+    (experiment,) = find([NAME])
+    assert stand(experiment, tmp_path).state == "reproduced"
+    more = experiment.scales["laptop"].model_copy(update={"over": {"uploads": 64}})
+    changed = experiment.model_copy(update={"scales": experiment.scales | {"laptop": more}})
+    assert stand(changed, tmp_path).state == "not run"
+
+
 def test_rows_that_two_experiments_share_are_measured_once(tmp_path: Path) -> None:
     one, other = find(["adadefense/table-2", "adadefense/table-4"])
     keys = [
