@@ -227,6 +227,16 @@ def highest(rows: Sequence[Row], column: str, digits: int = 2) -> str:
     return f"{max(row[column] for row in rows):.{digits}f}"
 
 
+def attacker(row: Row) -> str:
+    """Return who attacked, and how far he could not undo the defense."""
+    text = TIERS[row["tier"]]
+    if left := row.get("at_face_value"):
+        text += f"; {left} uploads at face value"
+    if (resolved := row.get("resolved")) is not None and round(resolved, 2) < 1.0:
+        text += f"; {100 * resolved:.0f} % of the coordinates undone"
+    return text
+
+
 def panel_table(panel: str) -> str:
     """Return a panel as a Markdown table: a line a row, all of one code."""
     rows = select(results("audit"), panel=panel)
@@ -240,7 +250,7 @@ def panel_table(panel: str) -> str:
     ]
     for row in rows:
         cells = [
-            *(row["defense"], f"{row['cosine']:.2f}", TIERS[row["tier"]], f"`{row['attack']}`"),
+            *(row["defense"], f"{row['cosine']:.2f}", attacker(row), f"`{row['attack']}`"),
             *(decibels(row), similarity(row), leaks(row), labels(row), seconds(row)),
             verdict(row) if "verdict" in row else "",
         ]
@@ -347,6 +357,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
             mean_of,
             panels,
             panels_of_plan,
+            attacker,
             missing,
             guesses,
             round,
