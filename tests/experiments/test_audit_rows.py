@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +37,7 @@ def test_a_row_goes_on_at_its_parts(monkeypatch: Any, tmp_path: Path) -> None:
         return {"secret": "1", "seconds": 8.0, "network_accuracy": None, "uploads": found}
 
     monkeypatch.setattr(audit, "run", run)
-    options = SimpleNamespace(split="score", seed=0, only_finished=False)
+    options = Namespace(split="score", seed=0, only_finished=False)
     setting, path = standard_plan()[0], tmp_path / "rows.jsonl"
     with pytest.raises(KeyboardInterrupt):
         audit.measured(setting, Finished(path), options)
@@ -45,6 +45,7 @@ def test_a_row_goes_on_at_its_parts(monkeypatch: Any, tmp_path: Path) -> None:
     assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]
     options.only_finished = True
     assert audit.measured(setting, Finished(path), options) == row
+    assert row is not None
     assert [one["client"] for one in row["uploads"]] == list(range(8))
     assert row["seconds_per_upload"] == 2.0
 
