@@ -4,14 +4,17 @@
 
 A process of its own for each row plays the server of one round: answers arrive a few at a time, as
 from a SuperLink, are read, checked and added by the strategy's own functions. ``plain`` is FedAvg
-of float32 updates, ``encrypted`` the weighted sum of 2048-bit ciphertexts; every answer brings
-bytes of its own. ``MB`` is the most memory that no file backs (RssAnon, looked at every 5 ms)
+of float32 updates, ``encrypted`` the weighted sum of 2048-bit ciphertexts, ``whole`` two rounds of
+the server app's FedAvg on a model in tensors of a million values, with captures of one client: from
+the model that it holds at the start to the one that it writes at the end. Every answer brings bytes
+of its own. ``MB`` is the most memory that no file backs (RssAnon, looked at every 5 ms)
 beyond what the process had before the first answer; pages of a file that the kernel keeps are not
 counted, since it drops them when memory is short.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,15 +22,20 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from experiments.harness.command import emit, note, parser
 
-COLUMNS = ["round", "answers", "clients", "values", "MB an answer", "MB", "seconds"]
+COLUMNS = ["round", "answers", "clients", "values", "MB an answer", "MB", "models", "seconds"]
 CLIP = 0.1
-KINDS = ("plain", "encrypted")
+KINDS = ("plain", "encrypted", "whole")
+ANSWERS = ("on disk", "in memory")
+TENSOR = 1_000_000
+VALUES = "BRACT_EXPERIMENT_VALUES"
 
 
 def main() -> None:
@@ -35,15 +43,18 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--clients", type=int, nargs="+", default=[4, 16, 64])
     arguments.add_argument("--values", type=int, default=1_000_000)
+    arguments.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    arguments.add_argument("--answers", nargs="+", default=ANSWERS, choices=ANSWERS)
     arguments.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.one:
         kind, answers, clients = options.one
-        print(json.dumps(one(kind, answers == "on disk", int(clients), options.values)))
+        run = whole if kind == "whole" else one
+        print(json.dumps(run(kind, answers == "on disk", int(clients), options.values)))
         return
     rows = []
-    for kind in KINDS:
-        for answers in ("on disk", "in memory"):
+    for kind in options.kinds:
+        for answers in options.answers:
             for clients in options.clients:
                 command = [sys.executable, "-m", __spec__.name, "--values", str(options.values)]
                 command += ["--one", kind, answers, str(clients)]
@@ -83,10 +94,140 @@ class Answering:
         return found
 
 
+class Watch(threading.Thread):
+    """Looks every 5 ms at this process's memory that no file backs; ``most`` is the most in MB."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most, self.done = 0.0, threading.Event()
+
+    def run(self) -> None:
+        """Look until ``done``."""
+        while not self.done.wait(0.005):
+            self.most = max(self.most, anonymous())
+
+
+class Clients:
+    """A grid whose clients answer every train message with an update of the model's size."""
+
+    def __init__(self, count: int, update: Any) -> None:
+        self.count, self.update = count, update
+        self.sent: dict[str, Any] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """Return the clients' numbers."""
+        return list(range(1, self.count + 1))
+
+    def get_nodes(self) -> list[Any]:
+        """Return the clients."""
+        return [SimpleNamespace(node_id=i, name=f"node-{i}") for i in self.get_node_ids()]
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        """Give each message an id, as Flower does, and keep what is asked."""
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"message-{len(self.sent)}"
+            self.sent[message.metadata.message_id] = message
+        return list(self.sent)
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Any]:
+        """Return an answer with bytes of its own for each message."""
+        from flwr.app import Array
+
+        from bract.protocol.records import write_reply
+
+        found = []
+        for number in ids:
+            asked = self.sent.pop(number)
+            reply = write_reply(
+                client=f"client-{asked.metadata.dst_node_id}",
+                version="0",
+                update={},
+                buffers={},
+                num_examples=8,
+                metrics={"loss": 1.0},
+                declaration={"num_examples": 8},
+                reply_to=asked,
+            )
+            # As from the SuperLink: bytes of its own, once.
+            for name, array in self.update.items():
+                data = bytes(bytearray(array.data))
+                reply.content["update"][name] = Array("float32", array.shape, array.stype, data)
+            found.append(reply)
+        return found
+
+
+class Large(torch.nn.Module):
+    """A linear classifier, and values in tensors of a million that have no part in it."""
+
+    def __init__(self, values: int) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(1024, 10)
+        self.rest = torch.nn.ParameterList(
+            torch.full((TENSOR,), 0.5) for _ in range(values // TENSOR)
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        logits: torch.Tensor = self.last(images.flatten(1))
+        return logits
+
+
+def large() -> Large:
+    """Return the model of the federation that is measured."""
+    return Large(int(os.environ[VALUES]))
+
+
+def whole(kind: str, on_disk: bool, clients: int, values: int) -> dict[str, Any]:
+    """Run two rounds of the server's side and return their row."""
+    from bract.config import build_config
+    from bract.protocol.arrays import to_arrays
+    from bract.rundir import RunDirectory
+    from bract.server.federation import Federation
+    from bract.server.grid import PromptGrid
+    from bract.server.loopback import LoopbackGrid
+    from bract.server.spool import SpoolingGrid, return_freed_memory
+
+    LoopbackGrid(cast(Any, None), [])  # tells Flower which task this is
+    return_freed_memory()
+    os.environ[VALUES] = str(values)
+    config = build_config(
+        {
+            "clients": clients,
+            "rounds": 2,
+            "model": {"name": f"{Large.__module__}:large"},
+            "capture": {"clients": ["client-1"]},
+        }
+    ).as_own_word()
+    shapes = {name: tuple(value.shape) for name, value in large().named_parameters()}
+    content = to_arrays({"w": torch.full((TENSOR,), 0.01)})["w"]
+    least = to_arrays({n: torch.zeros(s) for n, s in shapes.items() if s != (TENSOR,)})
+    update = {name: least.get(name, content) for name in shapes}
+    size = 4 * values / 2**20
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDirectory(folder)
+        run.create(config)
+        grid: Any = Clients(clients, update)
+        if on_disk:
+            grid = SpoolingGrid(grid, run.root)
+        before, began = anonymous(), time.perf_counter()
+        watch.start()
+        Federation(config, run).train(PromptGrid(grid))
+        watch.done.set()
+    return {
+        "round": kind,
+        "answers": "on disk" if on_disk else "in memory",
+        "clients": clients,
+        "values": values,
+        "MB an answer": round(size, 1),
+        "MB": round(watch.most - before, 1),
+        "models": round((watch.most - before) / size, 2),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
 def one(kind: str, on_disk: bool, clients: int, values: int) -> dict[str, Any]:
     """Play one round and return its row."""
-    import torch
-
     from bract.paillier import Layout, encrypt, generate_keypair
     from bract.protocol.arrays import from_arrays, to_arrays
     from bract.protocol.ciphertexts import EncryptedUpdate, combine_updates
@@ -110,12 +251,7 @@ def one(kind: str, on_disk: bool, clients: int, values: int) -> dict[str, Any]:
     contents = {name: array.data for name, array in record.items()}
     shapes = {name: array.shape for name, array in record.items()}
     del tensors, record, update
-    most, done = [0.0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.005):
-            most[0] = max(most[0], anonymous())
-
+    watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         grid: Any = Answering(contents, shapes)
         if on_disk:
@@ -123,7 +259,7 @@ def one(kind: str, on_disk: bool, clients: int, values: int) -> dict[str, Any]:
         (asked,) = Answering(contents, shapes).pull_messages(["0"])
         ids = list(grid.push_messages([asked] * clients))
         before, began = anonymous(), time.perf_counter()
-        threading.Thread(target=watch, daemon=True).start()
+        watch.start()
         answers = list(grid.pull_messages(ids))
         read = [from_arrays(m.content.array_records["update"]) for m in answers]
         if kind == "plain":
@@ -131,7 +267,7 @@ def one(kind: str, on_disk: bool, clients: int, values: int) -> dict[str, Any]:
         else:
             updates = [EncryptedUpdate.from_tensors(tensors) for tensors in read]
             combine_updates(key.public, updates, [1] * clients)
-        done.set()
+        watch.done.set()
         seconds = time.perf_counter() - began
     return {
         "round": kind,
@@ -139,7 +275,7 @@ def one(kind: str, on_disk: bool, clients: int, values: int) -> dict[str, Any]:
         "clients": clients,
         "values": values,
         "MB an answer": round(size, 1),
-        "MB": round(most[0] - before, 1),
+        "MB": round(watch.most - before, 1),
         "seconds": round(seconds, 1),
     }
 

@@ -24,7 +24,7 @@ from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.grid import PromptGrid
 from bract.server.places import run_folder
-from bract.server.spool import SpoolingGrid
+from bract.server.spool import SpoolingGrid, return_freed_memory
 from bract.versions import package_versions
 
 _log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     Flower's log (`bract.protocol.progress`).
     """
     log_to_stderr()
+    return_freed_memory()
     if context.run_config.get("run-dir"):
         _train(grid, context, _keep_quiet)
         return

@@ -25,10 +25,11 @@ from bract.files import write_tensors
 from bract.models.dropout import dropout_rate
 from bract.models.evaluation import evaluate
 from bract.models.initialise import initialise
+from bract.protocol.arrays import view_arrays
 from bract.protocol.observation import ClientDeclaration, ObservationStore
-from bract.protocol.records import VERSION_KEY, from_arrays, to_arrays
+from bract.protocol.records import VERSION_KEY, to_arrays
 from bract.protocol.remote import RemoteStore, local_folder
-from bract.protocol.update import Tensors, buffers_of, parameters_of
+from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.schema.metrics import ClientRow, FailureRow, GlobalRow, MetricsRow
 from bract.seeds import derive_seed
@@ -59,6 +60,7 @@ class Federation:
         self.spec = data_spec(config.data)
         self.model = self._new_model()
         self.best_accuracy = -math.inf
+        self._initial = ArrayRecord()
         self._round_started = time.monotonic()
         self.done = self._resume()
         self._judged = bool(run.metrics())
@@ -92,9 +94,10 @@ class Federation:
                 audit=self.config.audit.attacks if self.config.audit.live_every else None,
                 every=self.config.audit.live_every or 1,
             )
+        self._initial = self._first_arrays()
         strategy.start(
             grid,
-            to_arrays(parameters_of(self.model) | buffers_of(self.model)),
+            self._initial,
             num_rounds=rounds,
             timeout=self.config.strategy.timeout,
             train_config=ConfigRecord({VERSION_KEY: release()}),
@@ -123,6 +126,12 @@ class Federation:
             summed,
             outside,
         )
+
+    def _first_arrays(self) -> ArrayRecord:
+        """Return parameters and then buffers, as clients do; copied once, into the arrays."""
+        state = self.model.state_dict()
+        parameters = dict.fromkeys(name for name, _ in self.model.named_parameters())
+        return to_arrays((name, state[name]) for name in parameters | dict.fromkeys(state))
 
     def _store(self) -> ObservationStore | RemoteStore:
         """Return where the captures go."""
@@ -206,8 +215,11 @@ class Federation:
         if server_round == 0 and self._judged:
             return None
         with span("judge and keep the global model"):
-            state = from_arrays(arrays)
-            self.model.load_state_dict(state)
+            # The model is these arrays, not a copy of them: it is judged and written, not changed.
+            state = view_arrays(arrays)
+            self.model.load_state_dict(state, assign=True)
+            if server_round and self._initial is not arrays:
+                self._initial.clear()  # which Flower refers to until the last round
             loss, accuracy = self._settle(number, state)
         judged = GlobalRow(loss=loss, accuracy=accuracy)
         self.run.append_metrics(self.row(number).model_copy(update={"evaluation": judged}))

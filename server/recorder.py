@@ -14,6 +14,7 @@ from bract.defenses import DEFENSES as KNOWN
 from bract.defenses.entries import read_defense
 from bract.errors import BractError, one_line
 from bract.names import ClientNames
+from bract.protocol.arrays import view_arrays
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.records import (
     ARRAYS,
@@ -23,7 +24,6 @@ from bract.protocol.records import (
     ROUND_KEY,
     Contribution,
     examples_of,
-    from_arrays,
     is_bract_reply,
     read_metrics,
     read_reply,
@@ -232,7 +232,7 @@ def _groups(request: Message, answer: Contribution) -> dict[str, Tensors]:
     if answer.ciphertexts:
         # All the server has sent in plain is the initial model, to clients that had none yet.
         sent = request.content.array_records.get(ARRAYS)
-        parameters, buffers = split_state(from_arrays(sent) if sent else {})
+        parameters, buffers = split_state(view_arrays(sent) if sent else {})
         return {
             "parameters": parameters,
             "buffers": buffers,
@@ -357,9 +357,10 @@ def _round_of(request: Message, counted: int) -> int:
 
 
 def _all_arrays(message: Message) -> Tensors:
+    """Return a message's tensors, which are read, measured and written, never changed."""
     tensors: Tensors = {}
     for record in message.content.array_records.values():
-        tensors |= from_arrays(record)
+        tensors |= view_arrays(record)
     return tensors
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +20,23 @@ SMALLEST = 1 << 20
 AT_ONCE = 4
 """Answers of a large model that are taken from the SuperLink, and so held in memory, together."""
 
+BYTES_AT_ONCE = 1 << 28
+"""Bytes of models from which on fewer are taken together, down to one."""
+
+_M_MMAP_THRESHOLD = -3
+
 _log = logging.getLogger(__name__)
+
+
+def return_freed_memory() -> None:
+    """Have the C library return the memory of each freed large tensor to the system.
+
+    glibc keeps freed blocks of up to 32 MB for later, and a model's tensors of every round leave
+    gaps among them: a process then holds twice what it uses. Other C libraries are left as they
+    are.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, SMALLEST)
 
 
 class SpoolingGrid(ForwardingGrid):
@@ -39,39 +57,43 @@ class SpoolingGrid(ForwardingGrid):
     def __init__(self, grid: Grid, folder: Path) -> None:
         super().__init__(grid)
         self._folder = folder
-        self._large = False
+        self._largest = 0
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Forward, and note whether the model is a large one."""
         messages = list(messages)
-        self._large = self._large or any(_has_large(message) for message in messages)
+        self._largest = max([self._largest, *map(_large_bytes, messages)])
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Return the answers that are there, their large arrays on disk."""
         waiting = list(message_ids)
-        step = AT_ONCE if self._large else max(1, len(waiting))
+        step = max(1, len(waiting))
+        if self._largest:
+            step = max(1, min(AT_ONCE, BYTES_AT_ONCE // self._largest))
         for start in range(0, len(waiting), step):
-            for message in self.grid.pull_messages(waiting[start : start + step]):
-                self._spool(message)
-                yield message
+            arrived = list(self.grid.pull_messages(waiting[start : start + step]))[::-1]
+            while arrived:
+                self._spool(arrived[-1])
+                yield arrived.pop()
 
     def _spool(self, message: Message) -> None:
         if not message.has_content():
             return
+        self._largest = max(self._largest, _large_bytes(message))
         try:
             for record in message.content.array_records.values():
                 for name, array in record.items():
                     if len(array.data) >= SMALLEST:
                         record[name] = SpooledArray(array, self._folder)
-                        self._large = True
         except OSError as error:
             _log.warning("an answer stays in memory: %s: %s", self._folder, error.strerror or error)
 
 
-def _has_large(message: Message) -> bool:
-    return message.has_content() and any(
-        len(array.data) >= SMALLEST
-        for record in message.content.array_records.values()
-        for array in record.values()
-    )
+def _large_bytes(message: Message) -> int:
+    """Return the bytes of a message's large arrays, 0 where it has none."""
+    if not message.has_content():
+        return 0
+    records = message.content.array_records.values()
+    sizes = [len(array.data) for record in records for array in record.values()]
+    return sum(size for size in sizes if size >= SMALLEST)

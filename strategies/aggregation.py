@@ -7,7 +7,7 @@ weights, so a strategy that holds ciphertexts replaces this one function.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -108,24 +108,36 @@ def aggregate(
     contributions, weights
         The answers and their weights p_i, of one length.
     """
+    return dict(aggregated(arrays, contributions, weights, server_lr))
+
+
+def aggregated(
+    arrays: Mapping[str, Tensor],
+    contributions: Sequence[Contribution],
+    weights: Sequence[float],
+    server_lr: float,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield what `aggregate` returns, tensor by tensor: no second model is in memory."""
     for contribution in contributions:
         try:
             _check_shapes(arrays, contribution)
         except BractError as error:
             raise BractError(f"{contribution.client} {error}") from error
-    first = contributions[0]
-    parameters = {name: value for name, value in arrays.items() if name in first.update}
-    step = weighted_sum([c.update for c in contributions], weights)
-    updated = apply_update(parameters, step, server_lr)
-    averaged = weighted_sum(
-        [{name: b.double() for name, b in c.buffers.items()} for c in contributions], weights
-    )
-    buffers = {
-        name: (mean if arrays[name].is_floating_point() else mean.round()).to(arrays[name].dtype)
-        for name, mean in averaged.items()
-        if name in arrays
-    }
-    return {name: updated.get(name, buffers.get(name, value)) for name, value in arrays.items()}
+    for name, value in arrays.items():
+        if name in contributions[0].update:
+            step = weighted_sum([_only(name, c.update) for c in contributions], weights)
+            yield name, apply_update({name: value}, step, server_lr)[name]
+        elif name in contributions[0].buffers:
+            held = [_only(name, c.buffers) for c in contributions]
+            doubles = [{n: buffer.double() for n, buffer in each.items()} for each in held]
+            mean = weighted_sum(doubles, weights)[name]
+            yield name, (mean if value.is_floating_point() else mean.round()).to(value.dtype)
+        else:
+            yield name, value
+
+
+def _only(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors[name]} if name in tensors else {}
 
 
 def check_contribution(
@@ -151,9 +163,8 @@ def check_contribution(
             )
         if name in arrays and value.dtype != arrays[name].dtype:
             raise BractError(f"sent {name} as {value.dtype}, expected {arrays[name].dtype}")
-    for name, value in apply_update(
-        {name: arrays[name] for name in contribution.update}, contribution.update, server_lr
-    ).items():
+    for name, step in contribution.update.items():
+        value = apply_update({name: arrays[name]}, {name: step}, server_lr)[name]
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise BractError(
                 f"sent an update of {name} that makes the model infinite (largest value "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,10 +12,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
+from torch import Tensor
 
 from bract.errors import BractError, RunFailedError, one_line
 from bract.names import ClientNames
-from bract.protocol.arrays import PACKED, to_packed
+from bract.protocol.arrays import PACKED, to_packed, view_arrays
 from bract.protocol.records import (
     ARRAYS,
     NUM_EXAMPLES_KEY,
@@ -23,15 +24,13 @@ from bract.protocol.records import (
     UPDATE,
     Contribution,
     Failure,
-    from_arrays,
     is_bract_reply,
     read_reply,
     read_weights,
     reply_name,
     to_arrays,
 )
-from bract.protocol.update import Tensors
-from bract.strategies.aggregation import aggregate, check_contribution, fedavg_weights
+from bract.strategies.aggregation import aggregated, check_contribution, fedavg_weights
 from bract.strategies.scores import Boosting
 from bract.strategies.waiting import Waiting
 
@@ -116,7 +115,7 @@ class FedAvg(FlowerFedAvg):
         self.tolerate_failures = tolerate_failures
         self.first_round = first_round
         self.outcome = RoundOutcome(first_round - 1)
-        self._sent: Tensors = {}
+        self._sent: Mapping[str, Tensor] = {}
         self._asked: list[Message] = []
         self.reads_packed: set[int] = set()
         self.waiting = Waiting()
@@ -160,7 +159,7 @@ class FedAvg(FlowerFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask a sample of the nodes to train on ``arrays``."""
-        self._sent = from_arrays(arrays)
+        self._sent = view_arrays(arrays)
         self._connected = grid.get_node_ids
         if self.tolerate_failures and server_round > 1:
             self.min_train_nodes = self.min_available_nodes = 1
@@ -206,6 +205,7 @@ class FedAvg(FlowerFedAvg):
             )
         weights = self.weigh(contributions)
         arrays = self.combine(contributions, weights)
+        self._asked, self._sent = [], {}  # the model of this round is in memory no longer
         self.outcome = RoundOutcome(number, contributions, tuple(weights), failures)
         return arrays, self._mean_metrics(contributions, weights)
 
@@ -220,7 +220,7 @@ class FedAvg(FlowerFedAvg):
 
         The only place where updates are touched: a strategy over ciphertexts overrides it.
         """
-        return to_arrays(aggregate(self._sent, contributions, weights, self.server_lr))
+        return to_arrays(aggregated(self._sent, contributions, weights, self.server_lr))
 
     def read(self, message: Message) -> Contribution:
         """Read one client's answer."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from tokenize import TokenError
 from typing import Any, cast
 
@@ -30,6 +31,10 @@ PACKED = "bract.packed"
 FEWEST_PACKED = 3
 """Tensors from which on packing them sends fewer arrays."""
 
+MOST_PACKED = 1 << 28
+"""Bytes of tensors up to which they are packed: the time of an array no longer counts for larger
+ones, and their packed copy would."""
+
 _PACKED = f"{PACKED}."
 _MOST_DESCRIPTION = 1 << 20
 """Bytes of a packed record's description: that of some ten thousand tensors."""
@@ -52,10 +57,11 @@ _UNREADABLE = (
 )
 
 
-def to_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Write tensors to an array record; order, dtypes and shapes are kept."""
+def to_arrays(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> ArrayRecord:
+    """Write tensors, or pairs of name and tensor, to an array record in their order."""
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     return ArrayRecord(
-        {name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()}
+        {name: Array(value.detach().cpu().contiguous().numpy()) for name, value in pairs}
     )
 
 
@@ -64,9 +70,11 @@ def to_packed(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
     Flower sends every array as messages of its own, so that the hundred arrays of a ResNet-20 take
     seconds where one takes milliseconds. `from_arrays` reads both forms; only who is known to
-    call it may be sent this one. Few tensors, and so many that a reader would refuse their
-    description, are written as `to_arrays` does.
+    call it may be sent this one. Few tensors, those of more than `MOST_PACKED` bytes, and so many
+    that a reader would refuse their description, are written as `to_arrays` does.
     """
+    if sum(value.nbytes for value in tensors.values()) > MOST_PACKED:
+        return to_arrays(tensors)
     values = {n: v.detach().cpu().contiguous().numpy() for n, v in tensors.items()}
     described = [[name, str(value.dtype), list(value.shape)] for name, value in values.items()]
     header = np.frombuffer(json.dumps(described).encode(), dtype=np.uint8)
@@ -92,6 +100,15 @@ def from_arrays(record: ArrayRecord) -> Tensors:
         header declares; the message names the array. No more memory is taken than the data fills.
     """
     tensors = {name: _decode(name, array) for name, array in record.items()}
+    return _unpacked(tensors) if PACKED in tensors else tensors
+
+
+def view_arrays(record: ArrayRecord) -> Tensors:
+    """Read an array record as `from_arrays` does, without a copy: for reading alone.
+
+    The tensors are the record's own bytes, which nothing may change.
+    """
+    tensors = {name: _decode(name, array, copy=False) for name, array in record.items()}
     return _unpacked(tensors) if PACKED in tensors else tensors
 
 
@@ -124,20 +141,21 @@ def _unpacked(flat: Tensors) -> Tensors:
     return tensors
 
 
-def _decode(name: str, array: Array) -> Tensor:
+def _decode(name: str, array: Array, *, copy: bool = True) -> Tensor:
     try:
         if array.stype != _STYPE:
             raise ValueError(f"its serialisation is {array.stype!r}, expected {_STYPE!r}")
-        return _tensor(array.content if isinstance(array, SpooledArray) else array.data)
+        held = array.content if isinstance(array, SpooledArray) else array.data
+        return _tensor(held, copy=copy)
     except _UNREADABLE as error:
         reason = one_line(error, 200) or type(error).__name__
         raise BractError(f"array {one_line(repr(name), 100)} cannot be decoded: {reason}") from None
 
 
-def _tensor(data: bytes | NDArray[np.uint8]) -> Tensor:
+def _tensor(data: bytes | NDArray[np.uint8], *, copy: bool) -> Tensor:
     """Decode numpy's format 1.0 or 2.0. `numpy.load` would allocate what the header claims.
 
-    Bytes are copied; what is mapped from a file stays there.
+    Bytes are copied, if at all; what is mapped from a file stays there.
     """
     stream = io.BytesIO(bytes(data[:_MOST_HEADER]))
     version = np.lib.format.read_magic(stream)
@@ -154,6 +172,9 @@ def _tensor(data: bytes | NDArray[np.uint8]) -> Tensor:
     needed = math.prod(shape) * dtype.itemsize
     if len(content) != needed:
         raise ValueError(f"{dtype} {shape} takes {needed} bytes, it holds {len(content)}")
-    buffer = bytearray(content) if isinstance(data, bytes) else content
+    buffer = bytearray(content) if copy and isinstance(data, bytes) else content
     value = np.ndarray(shape, dtype, buffer=buffer, order="F" if fortran else "C")
-    return torch.from_numpy(value).contiguous()
+    with warnings.catch_warnings():
+        # Of memory that may not be written; `view_arrays` says so.
+        warnings.filterwarnings("ignore", "The given (NumPy array|buffer) is not writable")
+        return torch.from_numpy(value).contiguous()

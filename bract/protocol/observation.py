@@ -234,7 +234,7 @@ class ObservationStore:
             message gives the size needed and the size free, and nothing half-written stays.
             `RoundLostError` where ``quota`` is reached.
         """
-        encoded = encode(observation, self.compression)
+        encoded = encode(observation, self.compression, spool=self.root)
         final = self.folder(observation.round, observation.client)
         shared = {final.parent / SENT / name: held for name, held in encoded.sent.items()}
         missing = {p: held for p, held in shared.items() if _size_of(p) != len(held)}

@@ -5,6 +5,8 @@ pyarrow, which Flower's data sets rest on, brings zstd.
 
 from __future__ import annotations
 
+import mmap
+
 from bract.errors import BractError, one_line
 from bract.files import readable_size
 
@@ -27,7 +29,7 @@ def most_bytes(parameters: int) -> int:
     return 2 * parameters + 2**20
 
 
-def packed(content: bytes) -> bytes | None:
+def packed(content: bytes | mmap.mmap) -> bytes | None:
     """Return a file compressed; None where that does not pay."""
     import pyarrow
 

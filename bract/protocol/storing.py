@@ -6,6 +6,7 @@ name is made from a checked digest alone, so no capture refers to anything outsi
 
 from __future__ import annotations
 
+import mmap
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from bract.config.capture import Compression
 from bract.errors import BractError, one_line
-from bract.files import readable_size, tensors_as_bytes
+from bract.files import readable_size, tensors_as_bytes, tensors_on_disk
 from bract.protocol.packing import SUFFIX, most_bytes, packed
 from bract.protocol.update import Tensors
 from bract.schema.capture import (
@@ -74,6 +75,10 @@ class CaptureStore(Protocol):
         """Remove rounds before ``before`` but for the last ``keep``; return what went."""
 
 
+Content = bytes | mmap.mmap
+"""A file's content, in memory or, of large tensors, in a file without a name."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """An observation as files.
@@ -86,8 +91,8 @@ class Encoded:
         Content by the name of a file in the round's `SENT`.
     """
 
-    own: Mapping[str, bytes]
-    sent: Mapping[str, bytes]
+    own: Mapping[str, Content]
+    sent: Mapping[str, Content]
 
     @property
     def size(self) -> int:
@@ -95,13 +100,19 @@ class Encoded:
         return sum(map(len, self.own.values()))
 
 
-def encode(observation: Any, compression: Compression = "none") -> Encoded:
-    """Return an `Observation` as files."""
+def encode(
+    observation: Any, compression: Compression = "none", *, spool: Path | None = None
+) -> Encoded:
+    """Return an `Observation` as files; large ones lie in ``spool`` until they are written."""
+
+    def content(held: Tensors) -> Content:
+        return tensors_as_bytes(held) if spool is None else tensors_on_disk(held, spool)
+
     groups: dict[Group, Tensors] = {group: getattr(observation, group) for group in GROUPS}
-    shared = {g: tensors_as_bytes(groups[g]) for g in SHARED if groups[g]}
-    digests = {group: sha256(content).hexdigest() for group, content in shared.items()}
+    shared = {g: content(groups[g]) for g in SHARED if groups[g]}
+    digests = {group: sha256(held).hexdigest() for group, held in shared.items()}
     own = {
-        f"{group}.safetensors": tensors_as_bytes(held)
+        f"{group}.safetensors": content(held)
         for group, held in groups.items()
         if held and group not in shared
     }
@@ -134,7 +145,7 @@ def _undeclared(declaration: ClientDeclaration) -> set[str]:
     return {f.name for f in fields(blank) if getattr(declaration, f.name) == getattr(blank, f.name)}
 
 
-def _pack(own: dict[str, bytes], shared: Mapping[Group, bytes]) -> int | None:
+def _pack(own: dict[str, Content], shared: Mapping[Group, Content]) -> int | None:
     """Compress the update among a capture's own files where a reader will unpack it."""
     content = own.get(UPDATE)
     if content is None or len(content) > most_bytes(len(shared.get("parameters", b""))):

@@ -49,18 +49,27 @@ def apply_update(
 
 
 def weighted_sum(updates: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tensors:
-    """Return ``sum_i weights[i] * updates[i]``, accumulated in float64.
+    """Return ``sum_i weights[i] * updates[i]``, accumulated in float64 tensor by tensor.
 
-    The result has the dtypes of the first update. Both iterables have the same, positive length.
+    The result has the dtypes of the first update that holds the tensor. Both iterables have the
+    same, positive length.
     """
-    total: Tensors = {}
-    dtypes: dict[str, torch.dtype] = {}
-    for update, weight in zip(updates, weights, strict=True):
-        for name, value in update.items():
-            term = value.to(torch.float64) * weight
-            total[name] = total[name] + term if name in total else term
-            dtypes.setdefault(name, value.dtype)
-    return {name: value.to(dtypes[name]) for name, value in total.items()}
+    parts = list(zip(updates, weights, strict=True))
+    names = dict.fromkeys(name for update, _ in parts for name in update)
+    return {
+        name: _weighted((update[name], weight) for update, weight in parts if name in update)
+        for name in names
+    }
+
+
+def _weighted(terms: Iterable[tuple[Tensor, float]]) -> Tensor:
+    total, dtype = None, None
+    for value, weight in terms:
+        dtype = dtype or value.dtype
+        term = value.to(torch.float64) * weight
+        total = term if total is None else total.add_(term)
+    assert total is not None and dtype is not None
+    return total.to(dtype)
 
 
 def flatten(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from bract.errors import BractError
-from bract.protocol.arrays import PACKED, from_arrays, to_arrays, to_packed
+from bract.protocol import arrays
+from bract.protocol.arrays import PACKED, from_arrays, to_arrays, to_packed, view_arrays
 
 
 def serialised(value: Any) -> bytes:
@@ -119,6 +120,27 @@ def test_packed_tensors_are_read_as_they_were_written() -> None:
         assert found[name].shape == value.shape
         assert bool((found[name] == value).all())
     save(found)  # refuses tensors that share a storage
+
+
+@pytest.mark.parametrize("write", [to_arrays, to_packed])
+def test_a_view_of_arrays_is_what_they_are_read_as_without_a_copy(write: Any) -> None:
+    tensors = {f"w{i}": torch.arange(6.0 + i).reshape(-1, 1) for i in range(4)}
+    record = write(tensors)
+    read, seen = from_arrays(record), view_arrays(record)
+    assert list(seen) == list(read)
+    held = [np.frombuffer(array.data, dtype=np.uint8) for array in record.values()]
+    for name, value in read.items():
+        assert torch.equal(seen[name], value) and torch.equal(value, tensors[name])
+        assert any(np.shares_memory(seen[name].numpy(), data) for data in held)
+        assert not any(np.shares_memory(value.numpy(), data) for data in held)
+
+
+def test_large_tensors_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their packed copy would take as much memory again."""
+    tensors = {name: torch.ones(10) for name in "abc"}
+    assert PACKED in to_packed(tensors)
+    monkeypatch.setattr(arrays, "MOST_PACKED", 119)
+    assert list(to_packed(tensors)) == list("abc")
 
 
 def test_few_tensors_are_not_packed() -> None:

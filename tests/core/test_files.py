@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
+from bract import files
 from bract.errors import BractError
-from bract.files import replacing, write_bytes, write_tensors, write_text
+from bract.files import replacing, tensors_on_disk, write_bytes, write_tensors, write_text
 
 
 def mode_of(path: Any) -> int:
@@ -65,6 +66,20 @@ def test_tensors_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert set(found) == {"a", "b"}
     assert torch.equal(found["b"], tensors["b"])
     assert torch.equal(found["a"], tensors["a"])
+
+
+def test_large_tensors_on_disk_are_the_bytes_of_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {"b": torch.arange(5), "a": torch.ones(2, 3).T, "c": torch.tensor(True)}
+    expected = save({name: value.contiguous() for name, value in tensors.items()})
+    assert tensors_on_disk(tensors, tmp_path) == expected
+    monkeypatch.setattr(files, "LARGE", 1)
+    content = tensors_on_disk(tensors, tmp_path / "new")
+    assert not isinstance(content, bytes) and content[:] == expected
+    assert list((tmp_path / "new").iterdir()) == []
+    assert write_tensors(tmp_path / "x", tensors).read_bytes() == expected
+    assert mode_of(tmp_path / "x") == 0o600
 
 
 def test_a_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:

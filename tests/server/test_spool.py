@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from bract.protocol.arrays import from_arrays
 from bract.protocol.spooling import SpooledArray
+from bract.server import spool
 from bract.server.loopback import LoopbackGrid
 from bract.server.spool import AT_ONCE, SMALLEST, SpoolingGrid
 
@@ -73,6 +74,18 @@ def test_answers_of_a_large_model_are_taken_some_at_a_time(tmp_path: Path, large
     ids = list(grid.push_messages([answer(i, inner.values) for i in range(AT_ONCE + 3)]))
     assert len(list(grid.pull_messages(ids))) == AT_ONCE + 3
     assert inner.asked == ([AT_ONCE, 3] if large else [AT_ONCE + 3])
+
+
+@pytest.mark.parametrize(("bytes_at_once", "asked"), [(1, 1), (2 * 4 * LARGE + 1000, 2)])
+def test_fewer_answers_are_taken_at_a_time_the_larger_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int, asked: int
+) -> None:
+    monkeypatch.setattr(spool, "BYTES_AT_ONCE", bytes_at_once)
+    answering = Answering()
+    grid = SpoolingGrid(cast(Any, answering), tmp_path)
+    grid.push_messages([answer(0)])  # the model goes out before any answer comes
+    assert len(list(grid.pull_messages([str(i) for i in range(6)]))) == 6
+    assert answering.asked == [asked] * (6 // asked)
 
 
 def test_a_damaged_array_on_disk_is_refused_by_name(tmp_path: Path) -> None:

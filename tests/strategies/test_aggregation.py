@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bract.errors import BractError
 from bract.protocol.records import Contribution
+from bract.protocol.update import weighted_sum
 from bract.strategies.aggregation import (
     aggregate,
     check_contribution,
@@ -98,3 +99,26 @@ def test_fedavg_weights_follow_the_examples_or_are_uniform() -> None:
 def test_an_update_that_is_not_finite_is_refused_by_name(bad: Any) -> None:
     with pytest.raises(BractError, match=r"NaN or infinite values in w.*diverged"):
         check_contribution({"w": torch.zeros(1)}, contribution([bad]))
+
+
+def test_a_parameter_that_another_client_returns_as_a_buffer_is_summed_over_the_others() -> None:
+    """A hostile answer must not end the run."""
+    arrays = {"w": torch.zeros(2)}
+    honest = Contribution(1, "a", {"w": torch.ones(2)}, 1)
+    other = Contribution(2, "b", {}, 1, buffers={"w": torch.ones(2)})
+    found = aggregate(arrays, (honest, other), [0.5, 0.5], 1.0)
+    torch.testing.assert_close(found["w"], torch.full((2,), -0.5))
+
+
+def test_sums_go_tensor_by_tensor_to_the_same_bits_as_over_whole_updates() -> None:
+    generator = torch.Generator().manual_seed(0)
+    updates = [
+        {name: torch.randn(50, generator=generator) for name in ("v", "w")} for _ in range(5)
+    ]
+    weights = [0.1, 0.3, 0.2, 0.15, 0.25]
+    total: dict[str, torch.Tensor] = {}
+    for update, weight in zip(updates, weights, strict=True):
+        for name, value in update.items():
+            total[name] = total.get(name, 0.0) + value.double() * weight
+    found = weighted_sum(updates, weights)
+    assert all(torch.equal(found[name], total[name].float()) for name in total)
