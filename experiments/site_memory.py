@@ -136,9 +136,9 @@ def role(process: psutil.Process) -> tuple[str, str]:
 
 
 def torches(processes: list[psutil.Process]) -> int:
-    """Return how many processes have mapped torch by themselves, none of them inherited."""
-    with_torch = {p.pid for p in processes if look(p)["torch"]}
-    return sum(p.pid in with_torch and p.ppid() not in with_torch for p in processes)
+    """Return how many processes have imported torch; one forked from such a one has not."""
+    found = {p.pid: p.cmdline() for p in processes if look(p)["torch"]}
+    return sum(found.get(p.ppid()) != p.cmdline() for p in processes if p.pid in found)
 
 
 def look(process: psutil.Process) -> dict[str, Any]:

@@ -168,6 +168,38 @@ def test_a_waiting_site_loads_torch_in_one_process_or_in_none(load: str, tmp_pat
         supernode.wait()
 
 
+@pytest.mark.processes
+def test_a_fork_server_that_began_anew_serves_on_the_socket_that_was_open(tmp_path: Path) -> None:
+    place = tmp_path / "fork.sock"
+    mark = uuid.uuid4().hex
+    anew = (
+        "import os; from bract.deploy import fork_server as f\n"
+        f"listener = f._listen({str(place)!r})\n"
+        "f._Server(listener, os.getppid(), later=(), load='message')._begin_anew()"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-P", "-c", anew], env=os.environ | {MARK: mark}, stdin=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not place.is_socket():
+            assert server.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        asked = subprocess.run(
+            [*command_line("flwr", forked=True), "--version"],
+            env=os.environ | {shim.SOCKET: str(place)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert asked.returncode == 0 and "Flower version" in asked.stdout, asked.stderr
+        assert b"--on" in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+        assert not torch_in(psutil.Process(server.pid))
+    finally:
+        end_processes(mark)
+        server.wait()
+
+
 def test_what_a_superlink_and_a_supernode_import_is_without_torch() -> None:
     """Three processes of a site import these; torch is 0.3 GB in each."""
     modules = ["bract.deploy.flower", "bract.deploy.starting", "bract.deploy.fork_server"]
