@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 LEAST = 0.5
 """Seconds that the search of one attack is given at the least."""
 
-LATE = 0.1
-"""Share of the whole budget by which an attack may overrun what is left, before it is cut off."""
+LATE = 0.5
+"""Share of the whole budget by which an attack may overrun what is left, before it is cut off. An
+attack that is cut off shows nothing, so a busy machine is given some time."""
 
 LEAST_LATE = 10.0
 """Seconds of that at the least: a step between two looks at the clock may take seconds."""
@@ -71,7 +72,7 @@ class Allowance:
 
     @contextlib.contextmanager
     def bounded(self) -> Iterator[None]:
-        """Raise `CutOffError` in the block soon after the whole time is over.
+        """Raise `CutOffError` in the block once the whole time is over by half.
 
         A closed form or a step that never looks at the clock is so ended too, between two
         instructions of Python. In a thread other than the main one nothing is.

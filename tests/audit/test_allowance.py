@@ -101,7 +101,7 @@ class Deaf(Attack):
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         begun = time.process_time()
-        while time.process_time() < begun + 60.0:
+        while time.process_time() < begun + 60.0:  # far beyond the budget
             try:
                 sum(range(10_000))
             except Exception:  # noqa: BLE001 - what an attack catches must not be the end of it

@@ -346,8 +346,8 @@ class ReconstructionQuestion(Question[AuditResult]):
                 return cases, self._results(batch.attack, usable, left)
         except CutOffError:
             reason = (
-                f"cut off: the budget of {allowance.seconds:g} s for the whole audit was over, "
-                "and the attack was in a step that does not look at the clock; give it more"
+                f"cut off: the budget of {allowance.seconds:g} s for the whole audit was over by "
+                "half, as the attack took no notice of it or the machine was too busy; give it more"
             )
             keys = [case.observation.key for case in usable]
             return cases, [
