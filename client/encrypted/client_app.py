@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -176,7 +176,9 @@ class EncryptedClientApp(ClientApp):
         client.keep_final()
         name, model = client.site.name, dict(client.model)
         try:
-            reply = _asked(msg, context, call_next, model, MessageType.EVALUATE)
+            # The last aggregate comes in a message after the last round, which the app never ran.
+            last = client.model_round
+            reply = _asked(msg, context, call_next, model, MessageType.EVALUATE, number=last)
         except ValueError as error:
             if not str(error).startswith(_NO_EVALUATE):
                 raise
@@ -190,11 +192,20 @@ class EncryptedClientApp(ClientApp):
 
 
 def _asked(
-    msg: Message, context: Context, call_next: Handler, model: Mapping[str, Tensor], kind: str
+    msg: Message,
+    context: Context,
+    call_next: Handler,
+    model: Mapping[str, Tensor],
+    kind: str,
+    *,
+    number: int | None = None,
 ) -> Message:
-    """Return the app's reply to a plain message with this model."""
+    """Return the app's reply to a plain message with this model, of round ``number``."""
     content, asked = msg.content, msg.metadata.message_type
-    msg.content = RecordDict({ARRAYS: to_arrays(model), CONFIG: instructions_of(content)})
+    config = instructions_of(content)
+    if number is not None:
+        config = ConfigRecord({**config, ROUND_KEY: number})
+    msg.content = RecordDict({ARRAYS: to_arrays(model), CONFIG: config})
     msg.metadata.message_type = kind
     try:
         reply = call_next(msg, context)
