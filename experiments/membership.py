@@ -206,6 +206,7 @@ def _row(
         "name": first.name,
         "model": first.model,
         "images": first.images,
+        "size": first.size if first.input == "image" and first.size < 32 else None,
         "held_out": first.held_out,
         "rounds": first.rounds,
         "epochs": first.epochs,
