@@ -41,10 +41,15 @@ def measure(root: Path, config: FederationConfig, seed: int, seconds: float | No
 def _reconstruction(report: Report, attacks: Sequence[AttackRow]) -> QuestionLeak:
     best = max(attacks, key=strength, default=None)
     closest = max((v for a in attacks if (v := _near(a)) is not None), default=None)
+    level = str(report.verdict.level)
+    if level == "none-leaked" and any(
+        t.tier == "adaptive" and t.needed and not t.tried for t in report.verdict.tiers
+    ):
+        level = "adaptive-not-tried"
     return QuestionLeak(
         question=RECONSTRUCTION,
         value=None if closest is None else min(1.0, max(0.0, closest)),
-        levels=[report.verdict.level],
+        levels=[level],
         leaked=best.leaked if best else 0,
         scored=best.scored if best else 0,
         attack=f"{best.attack_name} ({best.tier})" if best else "",

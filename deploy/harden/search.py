@@ -22,7 +22,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
-from bract.config import FederationConfig, build_config, dump_config
+from bract.attacks.problem.evidence import has_attacker
+from bract.config import FederationConfig, build_config
+from bract.defenses.per_example import PerExample
 from bract.deploy.harden.measure import measure, pooled, quiet
 from bract.deploy.harden.space import Range, Setting, Space, describe
 from bract.errors import BractError, one_line
@@ -350,6 +352,8 @@ def violations(
         lost = before - accuracy
         if lost > limits.accuracy_loss + 1e-9:
             said.append(f"accuracy lower by {lost:.3f}, allowed {limits.accuracy_loss:g}")
+    if not adaptive(config):
+        said.append("no adaptive attacker knows these defenses together")
     if limits.leak == "none" and not quiet(found, encrypted=config.encryption.uses_paillier):
         said.append("a leak, or no decision, by the rule of the page")
     if limits.epsilon is not None and (found.epsilon is None or found.epsilon > limits.epsilon):
@@ -359,6 +363,14 @@ def violations(
     if limits.bytes is not None and (found.bytes or 0.0) > limits.bytes:
         said.append(f"more than {limits.bytes} bytes an upload")
     return said
+
+
+def adaptive(config: FederationConfig) -> bool:
+    """Whether an adaptive attacker reads uploads of a configuration's defenses."""
+    names = [str(entry["name"]) for entry in config.defenses]
+    if config.training.private is not None:
+        names.insert(0, PerExample.name)
+    return has_attacker(names)
 
 
 def seeded(config: FederationConfig, seed: int) -> FederationConfig:
@@ -415,8 +427,3 @@ def _importance(study: Any) -> dict[str, dict[str, float]]:
             continue
         found[name] = {key: float(value) for key, value in shares.items() if math.isfinite(value)}
     return found
-
-
-def recommended_yaml(config: FederationConfig, name: str) -> str:
-    """Return the configuration to run, as `bract run` takes it."""
-    return dump_config(config.model_copy(update={"name": name}))

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bract.attacks.problem.evidence import has_attacker
 from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
@@ -355,14 +356,20 @@ def app_chains() -> tuple[list[list[str | dict[str, Any]]], list[str]]:
     left: list[str] = []
     for name in DEFENSES:
         kind = DEFENSES[name]
-        if name in ("noise", "pruning"):
+        if name in ("noise", "pruning", "per-example"):
             continue
         if kind.keeps == "model" or kind.changes_model():
             left.append(name)
             continue
         entry = {"name": name} | _TRIED.get(name, {})
-        chains += [[entry], [entry, _NOISE], [entry, _PRUNING]]
+        chains += [
+            c for c in ([entry], [entry, _NOISE], [entry, _PRUNING]) if _known_to_attackers(c)
+        ]
     return chains, left
+
+
+def _known_to_attackers(chain: Sequence[Mapping[str, Any]]) -> bool:
+    return has_attacker([str(entry["name"]) for entry in chain])
 
 
 def _default_keys(base: FederationConfig) -> dict[str, list[Any] | Range]:
@@ -405,7 +412,7 @@ def _default_chains(
     chains: list[list[str | dict[str, Any]]] = [[], [_NOISE], [_PRUNING], [_PRUNING, _NOISE]]
     left: list[str] = []
     for name in DEFENSES:
-        if name in ("noise", "pruning"):
+        if name in ("noise", "pruning", "per-example"):
             continue
         entry = {"name": name} | _TRIED.get(name, {})
         plain = {"name": name}
@@ -415,7 +422,9 @@ def _default_chains(
         except BractError:
             left.append(name)
             continue
-        chains += [[entry], [entry, _NOISE], [entry, _PRUNING]]
+        chains += [
+            c for c in ([entry], [entry, _NOISE], [entry, _PRUNING]) if _known_to_attackers(c)
+        ]
     own = [dict(entry) for entry in base.defenses]
     if own:
         chains.append(list(own))

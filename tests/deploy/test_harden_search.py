@@ -12,7 +12,7 @@ from bract.deploy.harden.page import PAGE, gather_hardening, site_policy, write_
 from bract.deploy.harden.search import Hardening
 from bract.deploy.harden.space import Space, SpaceFile
 from bract.errors import BractError
-from bract.schema.hardening import Measure, QuestionLeak
+from bract.schema.hardening import Candidate, Measure, QuestionLeak
 
 pytest.importorskip("optuna")
 
@@ -181,6 +181,17 @@ def test_a_redacted_page_shows_no_image(tmp_path: Path) -> None:
     found = hardening(tmp_path, Fake())
     found.run()
     assert "data:image" not in write_hardening(found, redact=True)[1].read_text()
+
+
+def test_defenses_that_no_adaptive_attacker_knows_are_never_recommended(tmp_path: Path) -> None:
+    found = hardening(tmp_path, Fake())
+    chain = [{"name": "guardian"}, {"name": "pruning"}, {"name": "noise", "std": 0.01}]
+    config = build_config({"defenses": chain})
+    said = module.violations(Candidate(name="c", stage="full"), config, found.space, None)
+    assert said == ["no adaptive attacker knows these defenses together"]
+    private = build_config({"training": {"private": {"epsilon": 1.0}}, "defenses": ["guardian"]})
+    assert not module.adaptive(private)
+    assert module.adaptive(build_config({"defenses": ["guardian"]}))
 
 
 def test_the_site_policy_requires_the_defenses_and_their_settings() -> None:
