@@ -26,7 +26,7 @@ from bract.attacks.problem.evidence import has_attacker
 from bract.config import FederationConfig, build_config
 from bract.defenses.per_example import PerExample
 from bract.deploy.harden.measure import measure, pooled, quiet
-from bract.deploy.harden.space import Range, Setting, Space, describe
+from bract.deploy.harden.space import Range, Search, Setting, Space, describe
 from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.permissions import make_private_folder
@@ -381,13 +381,14 @@ def seeded(config: FederationConfig, seed: int) -> FederationConfig:
     return build_config(content).as_own_word()
 
 
-def _settings(search: Any, stage: Stage, config: FederationConfig) -> dict[str, Any]:
+def _settings(search: Search, stage: Stage, config: FederationConfig) -> dict[str, Any]:
     if stage == "full":
         return dict(search.full)
     first = (config.audit.rounds or [1])[:1]
     shared = {k: v for k, v in search.full.items() if k in ("clients", "max_images")}
     shared |= {"rounds": first, "attacks": config.audit.attacks[:1]}
-    return shared | (search.cheap if stage == "cheap" else search.middle)
+    own: dict[str, Any] = search.cheap if stage == "cheap" else search.middle
+    return shared | own
 
 
 def _objectives(found: Candidate) -> tuple[float, float, float]:

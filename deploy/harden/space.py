@@ -338,11 +338,10 @@ def read_space(path: Path) -> SpaceFile:
     except ValidationError as error:
         problems = error.errors()
         first = next((p for p in problems if p["type"] != "list_type"), problems[0])
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
         if first["type"] == "extra_forbidden":
-            fields: type[BaseModel] = {
-                "constraints": Constraints, "search": Search
-            }.get(str(first["loc"][0]), SpaceFile)  # fmt: skip
+            sections: dict[str, type[BaseModel]] = {"constraints": Constraints, "search": Search}
+            fields = sections.get(str(first["loc"][0]), SpaceFile)
             raise BractError(
                 f"{path}: {unknown('key', str(first['loc'][-1]), fields.model_fields)}"
             ) from error
@@ -361,15 +360,19 @@ def app_chains() -> tuple[list[list[str | dict[str, Any]]], list[str]]:
         if kind.keeps == "model" or kind.changes_model():
             left.append(name)
             continue
-        entry = {"name": name} | _TRIED.get(name, {})
-        chains += [
-            c for c in ([entry], [entry, _NOISE], [entry, _PRUNING]) if _known_to_attackers(c)
-        ]
+        entry: Setting = {"name": name} | _TRIED.get(name, {})
+        chains += _attacked(entry)
     return chains, left
 
 
-def _known_to_attackers(chain: Sequence[Mapping[str, Any]]) -> bool:
-    return has_attacker([str(entry["name"]) for entry in chain])
+def _attacked(entry: Setting) -> list[list[str | dict[str, Any]]]:
+    """Return a defense alone, with noise and with pruning, where an adaptive attacker knows it."""
+    name = str(entry["name"])
+    chains: list[list[str | dict[str, Any]]] = [[entry]] if has_attacker([name]) else []
+    for last in (_NOISE, _PRUNING):
+        if has_attacker([name, str(last["name"])]):
+            chains.append([entry, last])
+    return chains
 
 
 def _default_keys(base: FederationConfig) -> dict[str, list[Any] | Range]:
@@ -414,7 +417,7 @@ def _default_chains(
     for name in DEFENSES:
         if name in ("noise", "pruning", "per-example"):
             continue
-        entry = {"name": name} | _TRIED.get(name, {})
+        entry: Setting = {"name": name} | _TRIED.get(name, {})
         plain = {"name": name}
         try:
             build_defenses([plain])
@@ -422,9 +425,7 @@ def _default_chains(
         except BractError:
             left.append(name)
             continue
-        chains += [
-            c for c in ([entry], [entry, _NOISE], [entry, _PRUNING]) if _known_to_attackers(c)
-        ]
+        chains += _attacked(entry)
     own = [dict(entry) for entry in base.defenses]
     if own:
         chains.append(list(own))
