@@ -80,7 +80,8 @@ def test_an_audit_shares_its_time_and_names_what_it_did_not_reach(tmp_path: Path
     (audit,) = open_audits(run.root, [request])
     first, *_ = audit.execute(audit.plan())
     assert isinstance(first, AuditResult) and first.budget is not None
-    assert first.budget.seconds == 1.0
+    # The clock runs since the audit was opened.
+    assert 0.5 <= (first.budget.seconds or 0.0) <= 1.0
     # What was found within an earlier share is not attacked again.
     (again,) = open_audits(run.root, [request], resume=True)
     done = [r for r in audit.results() if r.refused is None]

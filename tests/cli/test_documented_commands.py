@@ -32,6 +32,7 @@ NOT_RUN = {
     r"^bract prior train\b": "minutes of training; tests/cli/test_prior_command.py",
     r"^bract audit .*--question membership\b": "a client's held-out records",
     r"^bract .*--fail-on .*membership": "an audit of membership",
+    r"^bract .*--fail-on .*@adaptive": "a defended run; tests/cli/test_gate.py",
     r"^bract .*--(install|show)-completion\b": "the user's own shell",
 }
 
@@ -101,7 +102,7 @@ def here(audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def typed(line: str, *, fails: bool = True) -> str:
+def typed(line: str) -> str:
     done = CliRunner().invoke(app, shlex.split(line)[1:])
     assert done.exception is None or isinstance(done.exception, SystemExit), (line, done.exception)
     # A limit that is exceeded, and a lack of something on this machine, are answers.
