@@ -293,6 +293,10 @@ def build_description(content: Mapping[Any, Any], *, source: str = DESCRIPTION) 
         raise BractError(f"{source}: {_problems(error)}") from None
 
 
+_ONE_LINE = math.inf
+"""Width of YAML that is never wrapped: what is kept of it is its first line."""
+
+
 def dump_description(description: AppDescription) -> str:
     """Write a description as YAML that reads back to an equal one, its guesses marked."""
     content = description.model_dump(
@@ -306,8 +310,9 @@ def dump_description(description: AppDescription) -> str:
         lines += _lines(key, value, key, description.guessed)
     if description.guessed:
         lines += ["", "# Nobody declared these; take out what you know to be right."]
+        guesses = {"guessed": dict(description.guessed)}
         lines += yaml.safe_dump(
-            {"guessed": dict(description.guessed)}, sort_keys=False, width=2000, allow_unicode=True
+            guesses, sort_keys=False, width=_ONE_LINE, allow_unicode=True
         ).splitlines()
     return "\n".join(lines) + "\n"
 
@@ -316,11 +321,14 @@ def _lines(
     key: str, value: Any, dotted: str, guessed: Mapping[str, str], deep: int = 0
 ) -> list[str]:
     indent = "  " * deep
-    name = yaml.safe_dump(key, width=2000).splitlines()[0]
+    name = yaml.safe_dump(key, width=_ONE_LINE).splitlines()[0]
     if isinstance(value, dict) and value:
         inner = [_lines(k, v, f"{dotted}.{k}", guessed, deep + 1) for k, v in value.items()]
         return [f"{indent}{name}:", *(line for part in inner for line in part)]
-    text = yaml.safe_dump(value, default_flow_style=True, width=2000, allow_unicode=True)
+    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        block = yaml.safe_dump(value, sort_keys=False, width=_ONE_LINE, allow_unicode=True)
+        return [f"{indent}{name}:", *(f"{indent}{line}" for line in block.splitlines())]
+    text = yaml.safe_dump(value, default_flow_style=True, width=_ONE_LINE, allow_unicode=True)
     mark = "  # guessed" if dotted in guessed else ""
     return [f"{indent}{name}: {text.splitlines()[0]}{mark}"]
 

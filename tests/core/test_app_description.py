@@ -161,3 +161,13 @@ def test_declared_rate_is_that_of_the_round() -> None:
         {"lr": 0.8, "lr_schedule": {"kind": "step", "factor": 0.5, "every": 2}}
     )
     assert [work.declared(r)["lr"] for r in (1, 2, 3, 5)] == [0.8, 0.8, 0.4, 0.2]
+
+
+def test_a_schema_of_many_columns_is_written_whole() -> None:
+    columns = [
+        {"name": f"c{i}: x", "kind": "categorical", "categories": [f"a{j}" for j in range(60)]}
+        for i in range(80)
+    ]
+    target = {"name": "t", "categories": ["<=50K", ">50K"]}
+    given = build_description({"input": {"table": {"columns": columns, "target": target}}})
+    assert parse_description(dump_description(given)) == given
