@@ -10,9 +10,6 @@ from torch import Tensor
 _STARTS, _ROUNDS = 12, 30
 """Starts of a clustering, and steps of each."""
 
-_REFINED = 10
-"""Steps in which tokens of several texts are taken apart."""
-
 _MEMBER = 0.35
 """Share of the largest coefficient from which on a token is in a further text too; chosen on texts
 that score nothing."""
@@ -79,8 +76,6 @@ def bags_of(
     if not len(rows):
         return []
     centres = _centres(rows, min(count, len(rows)), generator)
-    for _ in range(_REFINED):
-        centres = _refined(rows, centres)
     shares = _coefficients(rows, centres)
     lengths = _lengths(_coefficients(of_position, centres))
     found = []
@@ -123,15 +118,6 @@ def _centres(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
         if total > most:
             best, most = centres, total
     return best
-
-
-def _refined(rows: Tensor, centres: Tensor) -> Tensor:
-    """Return the directions of which rows are sums, one step of a semi-NMF (Ding et al. 2010)."""
-    shares = _coefficients(rows, centres)
-    shares = torch.where(shares >= _MEMBER * shares.amax(dim=1, keepdim=True), shares, 0.0)
-    moved = torch.linalg.lstsq(shares, rows, driver="gelsd").solution
-    sizes = moved.norm(dim=1, keepdim=True)
-    return torch.where(sizes > 0.0, moved / sizes.clamp_min(1e-30), centres)
 
 
 def _coefficients(rows: Tensor, centres: Tensor) -> Tensor:

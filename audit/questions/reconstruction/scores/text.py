@@ -11,7 +11,7 @@ from torch import Tensor
 from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.config.text import TextSchema
 from bract.data.texts import tokenizer_of
-from bract.data.tokens import Tokenizer, content_of, ids_of
+from bract.data.tokens import Tokenizer, ids_of
 from bract.errors import BractError
 from bract.inputs import References
 from bract.inputs.text import TextReference
@@ -120,8 +120,9 @@ class TextScorer(RowScorer):
         )
 
     def _contents(self, examples: Tensor) -> list[Ids]:
-        ids = ids_of(examples.cpu(), self.texts)
-        return [tuple(content_of(one, self.texts).tolist()) for one in ids]
+        dropped = {self.texts.padding, *self.texts.special}
+        rows = ids_of(examples.cpu(), self.texts).tolist()
+        return [tuple(token for token in row if token not in dropped) for row in rows]
 
     def _classes(self, labels: Tensor) -> list[int]:
         return [0] * len(labels)
