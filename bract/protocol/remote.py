@@ -28,6 +28,7 @@ from bract.protocol.storing import (
     GROUPS,
     SENT,
     UPDATE,
+    Content,
     RoundLostError,
     encode,
     round_name,
@@ -216,7 +217,7 @@ class RemoteStore:
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _put(self, name: str, content: bytes) -> None:
+    def _put(self, name: str, content: Content) -> None:
         if self._is_local:
             write_bytes(Path(self._at(name)), content)
             return
