@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Autoencoder(nn.Module):
         self.training = model.training
         self._flat, self._rebuild = _way(model, shape)
 
-    def train(self, mode: bool = True) -> Autoencoder:
+    def train(self, mode: bool = True) -> Self:
         """Set the mode of the model as well."""
         super().train(mode)
         self._model[0].training = mode

@@ -219,7 +219,10 @@ def _asked(
 def _applied(reply: Message) -> list[dict[str, Any]]:
     """Return the defenses that `DefenseMod` applied within this client."""
     record = reply.content.config_records.get(DEFENSES)
-    return [] if record is None else parse_json(str(record["chain"]), most=16_384)
+    if record is None:
+        return []
+    found: list[dict[str, Any]] = parse_json(str(record["chain"]), most=16_384)
+    return found
 
 
 def _metrics(reply: Message) -> dict[str, float]:
