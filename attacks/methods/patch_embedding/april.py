@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.methods.patch_embedding.layers import Projection, patch_layers, patch_projection
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import Cosine, Objective, RelativeError
 from bract.attacks.problem.problem import Problem
@@ -17,7 +18,6 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels, minimise, noise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
-from bract.attacks.solve.patch_layers import Projection, patch_layers, patch_projection
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import Prior, TotalVariation
 from bract.errors import BractError

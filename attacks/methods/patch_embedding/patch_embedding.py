@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.patch_embedding.layers import PatchLayers, patch_layers
+from bract.attacks.methods.patch_embedding.linear_system import (
+    OpenSystem,
+    Solution,
+    solve_patches,
+)
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.matching import hard_labels
-from bract.attacks.solve.patch_layers import PatchLayers, patch_layers
-from bract.attacks.solve.patch_system import (
-    OpenSystem,
-    Solution,
-    solve_patches,
-)
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -38,7 +38,6 @@ _LEAST = 1e-5
 """Least error of a value, as the same share."""
 
 _REWEIGHTED = 2
-_TURNS = 6
 
 
 @ATTACKS.register("patch-embedding")
@@ -156,35 +155,14 @@ class _OneImage:
         if solution.determined and solution.residual < EXACT:
             return image, solution.residual, _recipe(solution, "patches by least squares")
         loss = self._loss(image)
-        smooth, better = self._smoothed()
+        smooth, better = self._smoothed(slopes, weight)
         if better < loss:
             image, loss = smooth, better
         return image, loss, _recipe(solution, "patches by weighted least squares", "smooth image")
 
-    def _smoothed(self) -> tuple[Tensor, float]:
-        """Return the image at which the whole update matches best.
-
-        Values that a defense left open are taken from what the best image so far simulates, by how
-        uncertain each is, as long as that leads to a better image.
-        """
-        given = {name: value[0] for name, value in self.problem.target.items()}
-        own = _variances(self.problem)
-        target, variance = given, own
-        best: tuple[float, Tensor] | None = None
-        for _ in range(_TURNS):
-            loss, image = self._smoothest(target, variance)
-            if best is not None and loss >= best[0]:
-                break
-            best = loss, image
-            target, variance = _filled(given, own, self._simulated(image), self._names)
-        assert best is not None
-        return best[1], best[0]
-
-    def _smoothest(self, target: Tensors, variance: Tensors) -> tuple[float, Tensor]:
-        """Return the loss and the image of the smoothness at which the whole update matches."""
-        _, channels, height, width = self.problem.image_shape
-        model = self.problem.target_model
-        system = OpenSystem.of(model, self.layers, (channels, height, width), target, variance)
+    def _smoothed(self, slopes: Tensor, weight: Tensor) -> tuple[Tensor, float]:
+        """Return the image of the smoothness at which the whole update matches best."""
+        system = self._open_system(slopes, weight)
         counted = system.counted()
         image: Tensor | None = None
         for _ in range(_REWEIGHTED):
@@ -194,38 +172,34 @@ class _OneImage:
         for smoothness in SMOOTHNESS:
             image = system.solve(smoothness, counted, image)
             found.append((self._loss(image), image))
-        return min(found, key=lambda one: one[0])
+        lowest, best = min(found, key=lambda one: one[0])
+        return best, lowest
 
-    @property
-    def _names(self) -> tuple[str, str]:
-        return self.layers.position.name, self.layers.projection.weight
+    def _open_system(self, slopes: Tensor, weight: Tensor) -> OpenSystem:
+        projection, position = self.layers.projection, self.layers.position
+        uncertain = _variances(self.problem)
+        model, (_, channels, height, width) = self.problem.target_model, self.problem.image_shape
+        flat = torch.zeros(channels, height, width, dtype=slopes.dtype, device=slopes.device)
+        zero = model.normalise(flat)
+        std = 1.0 / (model.normalise(flat + 1.0) - zero)
+        places = projection.pixels[0].clamp_min(0).to(slopes.device)
+        return OpenSystem(
+            slopes=slopes,
+            weight=weight,
+            slope_variance=position.gradient(uncertain[position.name]) / position.factor,
+            weight_variance=uncertain[projection.weight].flatten(1),
+            mean=-(zero * std).flatten()[places],
+            std=std.flatten()[places],
+            projection=projection,
+            shape=(channels, height, width),
+        )
 
-    def _simulated(self, image: Tensor) -> Tensors:
+    def _loss(self, image: Tensor) -> float:
         simulated = self.problem.simulate(
             image.clamp(0.0, 1.0)[None, None], self.labels, self.problem.unknowns()
         )
-        return {name: value.detach() for name, value in simulated.items()}
-
-    def _loss(self, image: Tensor) -> float:
-        return float(self.problem.distance(RelativeError(), self._simulated(image)))
-
-
-def _filled(
-    target: Tensors, variance: Tensors, simulated: Tensors, names: tuple[str, ...]
-) -> tuple[Tensors, Tensors]:
-    """Return the likeliest values of some tensors, and their variance.
-
-    The error of what was simulated is estimated where the target is known best.
-    """
-    values, spread = dict(target), dict(variance)
-    for name in names:
-        own, seen = variance[name], simulated[name][0].to(target[name])
-        counted = 1.0 / own
-        apart = (target[name] - seen).square()
-        error = (counted * apart).sum() / counted.sum()
-        spread[name] = 1.0 / (counted + 1.0 / error.clamp_min(1e-300))
-        values[name] = spread[name] * (counted * target[name] + seen / error.clamp_min(1e-300))
-    return values, spread
+        detached = {name: value.detach() for name, value in simulated.items()}
+        return float(self.problem.distance(RelativeError(), detached))
 
 
 def _variances(problem: Problem) -> Tensors:

@@ -13,8 +13,8 @@ from bract.attacks.methods.patch_embedding.april import (
     WithPositions,
     patch_of_each_pixel,
 )
+from bract.attacks.methods.patch_embedding.layers import patch_projection
 from bract.attacks.problem.target_model import target_model_of
-from bract.attacks.solve.patch_layers import patch_projection
 from bract.errors import BractError
 
 FIXED = "vit(patch=4,width=48,depth=1,heads=2,positions=sinusoidal)"

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bract.attacks.problem.target_model import TargetModel
-from bract.attacks.solve.patch_layers import PatchLayers, Projection
-from bract.protocol.update import Tensors
+from bract.attacks.methods.patch_embedding.layers import Projection
 
 RANK = 1e-6
 """Singular values below this share of the largest count as zero: float32 resolves no smaller."""
@@ -111,39 +109,6 @@ class OpenSystem:
     std: Tensor
     projection: Projection
     shape: tuple[int, int, int]
-
-    @classmethod
-    def of(
-        cls,
-        target_model: TargetModel,
-        layers: PatchLayers,
-        shape: tuple[int, int, int],
-        target: Tensors,
-        variance: Tensors,
-    ) -> OpenSystem:
-        """Return the equations of one image of a shape (channels, height, width).
-
-        Parameters
-        ----------
-        target, variance
-            Gradients and the variance of each of their values, float64, by name.
-        """
-        projection, position = layers.projection, layers.position
-        slopes = position.gradient(target[position.name])
-        flat = torch.zeros(shape, dtype=slopes.dtype, device=slopes.device)
-        zero = target_model.normalise(flat)
-        std = 1.0 / (target_model.normalise(flat + 1.0) - zero)
-        places = projection.pixels[0].clamp_min(0).to(slopes.device)
-        return cls(
-            slopes=slopes,
-            weight=target[projection.weight].flatten(1),
-            slope_variance=position.gradient(variance[position.name]) / position.factor,
-            weight_variance=variance[projection.weight].flatten(1),
-            mean=-(zero * std).flatten()[places],
-            std=std.flatten()[places],
-            projection=projection,
-            shape=shape,
-        )
 
     def counted(self, patches: Tensor | None = None) -> Tensor:
         """Weight of each equation ``(D, P)``, 1 at most, at patches ``(N, P)`` or at any."""
