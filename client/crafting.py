@@ -55,7 +55,8 @@ def craft(
     def directions(inputs: Tensor, wanted: Tensor) -> Tensor:
         gradients = each(state, spec.normalise(inputs), wanted)
         rows = torch.cat([gradients[name].flatten(1) for name in state], dim=1)
-        return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        return unit
 
     own = directions(data.images[:OWN], data.labels[:OWN]).detach()
     made = images.clone().requires_grad_()

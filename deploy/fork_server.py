@@ -30,7 +30,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from bract.errors import BractError
 from bract.permissions import UMASK
@@ -166,7 +166,8 @@ class _Server:
         """Serve until the parent is gone."""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while self.parent in (None, os.getppid()):
-            ready, _, _ = select.select([self.listener, self.seen], [], [], _PAUSE)
+            watched: list[Any] = [self.listener, self.seen]
+            ready, _, _ = select.select(watched, [], [], _PAUSE)
             if self.seen in ready:
                 self.preload(os.read(self.seen, 4096).decode().split())
             if self.listener in ready:
@@ -289,7 +290,7 @@ def main(arguments: list[str]) -> None:
         place, load, *command = arguments[1:]
         os.umask(UMASK)
         entry_point(command[0])
-        start_beside(place, load)
+        start_beside(place, cast(Load, load))
         sys.argv[1:] = command
         flower.main()
     elif arguments[0] == "--on":
