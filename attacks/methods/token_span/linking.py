@@ -100,7 +100,7 @@ def _repeated(tokens: Tensor, sizes: Tensor, total: int) -> Tensor:
 
 def _centres(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Return unit directions near which rows are, ``(count, outputs)``; the best of some starts."""
-    unit = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
     best, most = unit[:count], -1.0
     for _ in range(_STARTS):
         centres = unit[torch.randint(len(unit), (1,), generator=generator)]

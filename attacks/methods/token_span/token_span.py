@@ -367,8 +367,8 @@ class _Search:
         """
         declared = self.case.observation.declaration
         rows = [layer.rows(self.gradients[layer.name])]
-        whole = declared.batch_size is not None and declared.num_examples is not None
-        if whole and declared.batch_size >= declared.num_examples:
+        batch, examples = declared.batch_size, declared.num_examples
+        if batch is not None and examples is not None and batch >= examples:
             for seen in self.case.known.history if not declared.defenses else ():
                 earlier = seen.gradient().get(layer.name)
                 if earlier is not None and bool(earlier.any()):
@@ -419,7 +419,7 @@ def rows_that_stand_out(gradient: Tensor) -> Tensor:
 
     Noise is known by itself: the norms of its rows are all alike, but for those of few tokens.
     """
-    norms = gradient.double().norm(dim=1)
+    norms: Tensor = gradient.double().norm(dim=1)
     middle = float(norms.median())
     if middle == 0.0:
         return (norms > 0.0).nonzero().flatten()
