@@ -182,7 +182,7 @@ def layout_row(layout: str, observations: list[Observation], options: Any) -> di
 
 def saved_alone(store: ObservationStore, observation: Observation) -> None:
     """Write one observation as schema 3 did: every group of tensors in the client's folder."""
-    content = json.loads(encode(observation).own["observation.json"])
+    content = json.loads(bytes(encode(observation).own["observation.json"]))
     for key in ("sent", "rounded", "packed", "uploaded"):
         del content[key]
     final = store.folder(observation.round, observation.client)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,7 +31,6 @@ from experiments.harness.federation import Clients
 from experiments.harness.images import image_set
 from experiments.harness.leaks import judged, leaked
 from experiments.harness.result import Row
-from experiments.harness.scores import mean
 from experiments.harness.splits import first_seed
 from experiments.harness.uploads import network_for, plain_spec, trained_upload
 from experiments.membership import accuracy_of
@@ -116,9 +116,9 @@ def leak(defense: str, attacker: str, count: int, split: str, iterations: int) -
         "images": count,
         "leaked": sum(flags),
         "high": round(share_limits(sum(flags), count, 0.05)[1], 3),
-        "psnr": round(mean(psnr), 2),
-        "ssim": round(mean(ssim), 3),
-        "labels": round(mean(labels), 3),
+        "psnr": round(fmean(psnr), 2),
+        "ssim": round(fmean(ssim), 3),
+        "labels": round(fmean(labels), 3),
         "runs": count,
         "cpu_seconds": round(time.process_time() - begun, 1),
     }
@@ -147,8 +147,8 @@ def accuracy(defense: str, seeds: int, rounds: int) -> Row:
         "name": "accuracy",
         "defense": defense,
         "rounds": rounds,
-        "accuracy": round(mean(reached), 4),
-        "cosine": round(mean(cosines), 4),
+        "accuracy": round(fmean(reached), 4),
+        "cosine": round(fmean(cosines), 4),
         "runs": seeds,
         "cpu_seconds": round(time.process_time() - begun, 1),
     }

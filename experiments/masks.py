@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,18 +63,17 @@ def measure(
     threshold = usual_threshold(clients, neighbours, consistency=consistency)
     clock, weights = Clock(), {n: 1 + (n % 3 if clients < 16 else 0) for n in range(clients)}
     identities = {n: make_identity() for n in weights}
-    parties = {n: clock.timed("client", lambda n=n: Party.begin(n, "run", 1)) for n in weights}
+    parties = {n: clock.timed("client", partial(Party.begin, n, "run", 1)) for n in weights}
     seats = [parties[n].seat(identities[n], w) for n, w in weights.items()]
     roster = Roster("run", 1, threshold, neighbours, tuple(seats))
     dealt: dict[int, Dealt] = {
-        n: clock.timed("client", lambda n=n: parties[n].deal(roster, identities[n]))
-        for n in weights
+        n: clock.timed("client", partial(parties[n].deal, roster, identities[n])) for n in weights
     }
     keys = 96 + sum(len(p.box) + 64 for p in dealt[0].parcels.values())
     for n in weights:
         others = roster.neighbours_of(n)
         mine = {o: dealt[o].parcels[n] for o in others}
-        if clock.timed("client", lambda n=n, mine=mine: parties[n].open(mine)):
+        if clock.timed("client", partial(parties[n].open, mine)):
             raise SystemExit("an honest client's shares were refused")
     order = np.random.default_rng(7).permutation(clients)
     survivors = tuple(sorted(order[dropped:].tolist()))
@@ -96,12 +96,12 @@ def measure(
 
         clock.timed("server", add)
     sealed = {
-        n: clock.timed("client", lambda n=n: parties[n].agree(survivors, identities[n], 2))
+        n: clock.timed("client", partial(parties[n].agree, survivors, identities[n], 2))
         for n in survivors
     }
     boxes = {n: {h: b[n] for h, b in sealed.items() if n in b} for n in survivors}
     revealed = {
-        n: clock.timed("client", lambda n=n: parties[n].reveal(boxes[n] if consistency else None))
+        n: clock.timed("client", partial(parties[n].reveal, boxes[n] if consistency else None))
         for n in survivors
     }
     keys += sum(map(len, sealed[survivors[0]].values()))

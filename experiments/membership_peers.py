@@ -141,7 +141,7 @@ def leakpro_scores(view: RoundView, folder: Path, seed: int) -> Array:
     everything = np.arange(count + public)
     audited = {"in_members": everything[:count], "out_members": everything[:0]}
     base = _module(folder, "leakpro.attacks.mia_attacks.rmia").AttackRMIA
-    attack_type = type("RMIA", (base,), {"audit_dataset": audited})
+    attack_type: Any = type("RMIA", (base,), {"audit_dataset": audited})
     labels = torch.cat([view.labels, view.population_labels]).numpy()
 
     def logits(own: Tensor, of_public: Tensor) -> Any:

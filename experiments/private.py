@@ -15,6 +15,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +38,6 @@ from bract.models.evaluation import evaluate
 from bract.randomness import SecretStream
 from experiments.harness.command import emit, note_row, parse, parser
 from experiments.harness.result import Row
-from experiments.harness.scores import mean
 
 COLUMNS = (
     *("name", "way", "model", "batch", "steps", "runs", "cpu_seconds", "ratio"),
@@ -44,6 +45,7 @@ COLUMNS = (
 )
 DELTA = 1e-5
 CPU = torch.device("cpu")
+Training = Callable[[nn.Module, FederationConfig, Tensor, Tensor], None]
 
 
 def main() -> None:
@@ -68,12 +70,10 @@ def overhead(runs: int) -> list[Row]:
         config = _config(section | {"private": {"noise_multiplier": 1.0}})
         images = torch.rand(count, channels, side, side)
         labels = torch.arange(count) % 10
-        ways: dict[str, Callable[[nn.Module], object]] = {
-            "plain": lambda m, c=config, i=images, y=labels: _plain(m, c, i, y),
-            "ours": lambda m, c=config, i=images, y=labels: _ours(m, c, i, y),
-            "opacus": lambda m, c=config, i=images, y=labels: _opacus(m, c, i, y),
+        seconds = {
+            way: _cpu(partial(_on_a_copy, train, model, config, images, labels))
+            for way, train in (("plain", _plain), ("ours", _ours), ("opacus", _opacus))
         }
-        seconds = {way: _cpu(lambda w=work, m=model: w(_copy(m))) for way, work in ways.items()}
         rows += [
             {
                 "name": "overhead",
@@ -92,7 +92,7 @@ def overhead(runs: int) -> list[Row]:
 
 def accuracy(runs: int) -> list[Row]:
     """Return a row for ours and one for Opacus' own loop, on digits at epsilon 8."""
-    section = {"batch_size": 64, "local_epochs": 30, "lr": 0.5}
+    section: dict[str, Any] = {"batch_size": 64, "local_epochs": 30, "lr": 0.5}
     section |= {"private": {"epsilon": 8.0, "max_grad_norm": 1.0}}
     config = _config(section)
     spec, held_out = data_spec(config.data), test_data(config.data)
@@ -120,7 +120,7 @@ def accuracy(runs: int) -> list[Row]:
             "runs": len(values),
             "cpu_seconds": round(seconds[way] / len(values), 2),
             "epsilon": round(total_epsilon({mechanism: 1}, DELTA), 3),
-            "accuracy": round(mean(values), 4),
+            "accuracy": round(fmean(values), 4),
             "least": round(min(values), 4),
             "most": round(max(values), 4),
             "difference": round(float(apart.mean()), 4),
@@ -144,8 +144,9 @@ def epsilon(runs: int) -> list[Row]:
         for _ in range(runs or 200):
             included = generator.random(canaries) < 0.5
             images = torch.eye(canaries)[torch.from_numpy(included)].view(-1, 1, 1, canaries)
-            model = nn.Sequential(nn.Flatten(), nn.Linear(canaries, 1, bias=False))
-            nn.init.zeros_(model[1].weight)
+            linear = nn.Linear(canaries, 1, bias=False)
+            nn.init.zeros_(linear.weight)
+            model = nn.Sequential(nn.Flatten(), linear)
             # A target far away: every gradient is longer than the bound, and clipped to it.
             result = train_privately(
                 model,
@@ -170,7 +171,7 @@ def epsilon(runs: int) -> list[Row]:
                 "steps": steps,
                 "runs": len(bounds),
                 "epsilon": round(spent, 3),
-                "bound": round(mean(bounds), 3),
+                "bound": round(fmean(bounds), 3),
                 "most": round(max(bounds), 3),
                 "above": sum(bound > spent for bound in bounds),
                 "cpu_seconds": round(time.process_time() - begun, 1),
@@ -259,10 +260,10 @@ def _cpu(work: Callable[[], object]) -> float:
     return min(found)
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def _on_a_copy(train: Training, model: nn.Module, *rest: Any) -> None:
     import copy
 
-    return copy.deepcopy(model)
+    train(copy.deepcopy(model), *rest)
 
 
 PARTS: dict[str, Callable[[int], list[Row]]] = {

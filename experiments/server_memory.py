@@ -151,7 +151,8 @@ class Clients:
             # As from the SuperLink: bytes of its own, once.
             for name, array in self.update.items():
                 data = bytes(bytearray(array.data))
-                reply.content["update"][name] = Array("float32", array.shape, array.stype, data)
+                own = Array("float32", array.shape, array.stype, data)
+                reply.content.array_records["update"][name] = own
             found.append(reply)
         return found
 

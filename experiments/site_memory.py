@@ -144,7 +144,7 @@ def torches(processes: list[psutil.Process]) -> int:
 def look(process: psutil.Process) -> dict[str, Any]:
     """Return one process's megabytes, from ``smaps``."""
     found: dict[str, Any] = {"private": 0.0, "pss": 0.0, "rss": 0.0}
-    files: Counter[str] = Counter()
+    files: dict[str, float] = {}
     path, resident = "", 0.0
     for line in Path(f"/proc/{process.pid}/smaps").read_text().splitlines():
         head, *rest = line.split()
@@ -162,7 +162,7 @@ def look(process: psutil.Process) -> dict[str, Any]:
         elif head in ("Private_Clean:", "Private_Dirty:"):
             found["private"] += size
         elif head == "Anonymous:" and path.startswith("/"):
-            files[path] += resident - size
+            files[path] = files.get(path, 0.0) + (resident - size)
     rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
     shares = {t.split()[0]: t.split()[1] for t in rollup.splitlines()[1:]}
     found["anonymous"] = int(shares["Pss_Anon:"]) / 1024

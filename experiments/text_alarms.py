@@ -87,8 +87,10 @@ def rows_of(data: str, runs: int, count: int) -> list[Row]:
         found.append(about | {"alarms": number / runs, "low": low, "high": high})
     for share in SPOILT:
         about = {"data": data, "made": f"originals, {share:.0%} of tokens replaced", "runs": runs}
-        texts = runs * BATCH
-        found.append(about | {"named": named[share] / texts, "undecided": undecided[share] / texts})
+        judged = runs * BATCH
+        found.append(
+            about | {"named": named[share] / judged, "undecided": undecided[share] / judged}
+        )
     return found
 
 

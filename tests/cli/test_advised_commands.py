@@ -14,24 +14,19 @@ from audited import audited_run
 from click.testing import Result
 from command_lines import parse
 from flwr.clientapp import ClientApp
-from torch.nn import functional as F
+from own_apps import MODEL, own_app
 from typer.testing import CliRunner
 
 from bract.cli.main import app
 from bract.client import DefenseMod
-from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.truth import save_truth
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.errors import BractError
 from bract.files import write_text
-from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
-from bract.protocol.stores import occupy
-from bract.protocol.update import parameters_of
 from bract.report.facts import gather
-from bract.schema.store import StoreOwner
 
-MODEL, AUTOENCODER = "foreign_models:relu_mlp", "foreign_models:bottleneck"
+AUTOENCODER = "foreign_models:bottleneck"
 KNOWN = {
     "input.shape": "[1, 8, 8]",
     "input.mean": "[0]",
@@ -50,45 +45,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(foreign_models.__file__).parent))
-
-
-def own_app(
-    root: Path, *, model: str = MODEL, defense: str | None = None, truth: bool = True
-) -> Path:
-    """An app of its own that ran once: captures of one client, which declare next to nothing."""
-    images, labels = load_test_data(DataConfig(name="digits", image_size=8))
-    model = getattr(foreign_models, model.partition(":")[2])()
-    loss = _loss(model, images[:1], labels[:1])
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    names = [name for name, _ in model.named_parameters()]
-    update = {n: 0.1 * g for n, g in zip(names, gradients, strict=True)}
-    declaration = ClientDeclaration(num_examples=1)
-    if defense is not None:
-        chain = build_defenses([{"name": defense}])
-        update = chain.protect(update, {}, ProtectContext())
-        declaration = declaration.updated({"defenses": tuple(chain.public())})
-    folder = root / "captures" / "77"
-    occupy(folder, StoreOwner(run_id="77", app="own", started=1.0))
-    ObservationStore(folder).save(
-        Observation(
-            round=1,
-            client="node-1",
-            parameters=parameters_of(model),
-            update=update,
-            declaration=declaration,
-            provenance={"run_id": "77"},
-        )
-    )
-    if truth:
-        save_truth(root / "truth" / "77" / "node-1", 1, images[:1], labels[:1])
-    return root
-
-
-def _loss(model: Any, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    if not hasattr(model, "decoder"):
-        return F.cross_entropy(model(images), labels)
-    rows = images.flatten(1)
-    return F.mse_loss(model.decoder(model.encoder(rows)), rows)
 
 
 def typed(line: str, **values: str) -> Result:

@@ -16,7 +16,7 @@ import foreign_models
 import pytest
 from audited import audited_run
 from environments import ROOT
-from test_advised_commands import own_app
+from own_apps import own_app
 from typer.testing import CliRunner
 
 from bract.cli.main import app

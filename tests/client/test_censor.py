@@ -8,7 +8,8 @@ from torch import nn
 
 from bract.attacks import ADAPTIVE, Known
 from bract.attacks.adaptive.censor import OrthogonalLikelihood
-from bract.defenses import DEFENSES, ProtectContext
+from bract.defenses import ProtectContext
+from bract.defenses.censor import Censor
 from bract.protocol.observation import ClientDeclaration, Observation
 
 SEED = 2**70
@@ -21,7 +22,7 @@ def upload(trials: int = 5, **fields: Any) -> Any:
     loss = nn.functional.cross_entropy(model(images), labels)
     names = [name for name, _ in model.named_parameters()]
     gradient = dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True))
-    defense = DEFENSES["censor"](trials=trials, step=0.1, **fields)
+    defense = Censor(trials=trials, step=0.1, **fields)
     context = ProtectContext(model=model, images=images, labels=labels, seed=SEED)
     return model, gradient, defense, defense.protect(gradient, {}, context)
 

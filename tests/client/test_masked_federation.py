@@ -41,7 +41,7 @@ def masked(folder: Path, *, faults: Any = None, tamper: Any = None, **changes: A
 
 
 def of(message: Any, kind: str, number: int = 1, node: int = BAD) -> bool:
-    return (
+    return bool(
         message.metadata.message_type == kind
         and message.metadata.dst_node_id == node
         and message.content["config"]["server-round"] == number
@@ -160,14 +160,14 @@ def later(part: str) -> Any:
     def alter(reply: Any) -> None:
         tensors = {n: a.numpy() for n, a in reply.content.array_records["ciphertexts"].items()}
         update = MaskedUpdate.from_tensors({n: torch.from_numpy(t) for n, t in tensors.items()})
-        fields: dict[str, Any] = {
+        fields: dict[str, dict[str, Any]] = {
             "round": {"number": 7},
             "roster": {"digest": "00" * 32},
             "bytes": {"parts": {"parameters": update.parts["parameters"][:-3]}},
-        }[part]
+        }
         from bract.protocol.arrays import to_arrays
 
-        wrong = MaskedUpdate(**{**update.__dict__, **fields})
+        wrong = MaskedUpdate(**{**update.__dict__, **fields[part]})
         reply.content["ciphertexts"] = to_arrays(wrong.to_tensors())
 
     return alter

@@ -267,7 +267,9 @@ def test_a_restarted_client_goes_on_with_what_it_spent(tmp_path: Path) -> None:
     for number in range(2):
         grid = small_grid(tmp_path, config)
         run = train(tmp_path / str(number), config, grid)
-        spent.append(run.metrics()[1].clients["client-0"].other["epsilon_spent"])
+        so_far = run.metrics()[1].clients["client-0"].other["epsilon_spent"]
+        assert so_far is not None
+        spent.append(so_far)
     assert spent[1] > spent[0] > 7.9
 
 

@@ -173,7 +173,7 @@ def packaged_encoder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_a_tokenizer_that_does_not_fit_the_weights_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, int], named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], named: str
 ) -> None:
     from dataclasses import replace
 

@@ -50,7 +50,7 @@ def chains_that_clients_run() -> set[tuple[str, str]]:
 
     # Per-example privacy protects no finished update: `training.private` trains with it.
     names = [name for name in DEFENSES if name != "per-example"]
-    return {pair for pair in product(names, repeat=2) if runs(pair)}
+    return {pair for pair in product(names, names) if runs(pair)}
 
 
 def test_each_chain_with_noise_or_pruning_that_clients_run_has_an_attacker() -> None:
