@@ -27,8 +27,8 @@ RESULT_LIBRARIES = (
 RESULT_CODE = tuple(
     f"bract.{name}"
     for name in (
-        *("config", "data", "defenses", "inputs", "models", "paillier", "protocol", "schema"),
-        *("observation", "randomness", "registry", "seeds", "strict_json"),
+        *("config", "data", "defenses", "inputs", "masks", "models", "paillier", "protocol"),
+        *("schema", "observation", "randomness", "registry", "seeds", "strict_json"),
     )
 )
 """What attacks and scores use of the core, by the names of packages and modules."""

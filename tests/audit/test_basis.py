@@ -23,6 +23,7 @@ CHOICE = AuditRequest(attacks=["ig"], tier="adaptive")
 HARMLESS = {
     "bract.errors",
     "bract.files",
+    "bract.flower",
     "bract.locks",
     "bract.logs",
     "bract.names",

@@ -488,7 +488,7 @@ def test_a_value_that_cannot_be_encrypted_reads_like_any_failure(
     nan = {n: torch.full_like(v, math.nan) for n, v in tiny().state_dict().items()}
     reasons = {refused(send(grid, "train", arrays=to_arrays(nan)))}
     with monkeypatch.context() as patch:
-        patch.setattr("bract.client.app.train_locally", None)
+        patch.setattr("bract.client.session.train_locally", None)
         content = {"arrays": to_arrays(tiny().state_dict())}
         reasons.add(refused(send(grid, "train", 2, **content)).replace("client-1", "client-0"))
     assert len(reasons) == 1

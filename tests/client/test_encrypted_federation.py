@@ -21,7 +21,7 @@ from encrypted_runs import (
 from flwr.app import Message, RecordDict
 from safetensors.torch import load_file
 
-import bract.client.app as client_app
+import bract.client.session as client_session
 from bract.errors import BractError, RunFailedError
 from bract.paillier.keyfile import load_private
 from bract.paillier.quantize import FixedPoint
@@ -614,14 +614,14 @@ def test_nan_never_leaves_a_client(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    original = vars(client_app)["train_locally"]
+    original = vars(client_session)["train_locally"]
 
     def diverged(*arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
         result.update["1.bias"][0] = torch.nan
         return result
 
-    monkeypatch.setattr(client_app, "train_locally", diverged)
+    monkeypatch.setattr(client_session, "train_locally", diverged)
     with pytest.raises(RunFailedError, match=r"client-0: work on this site's data failed"):
         encrypted_run(tmp_path, [whole_key] * 3)
     assert "NaN" in caplog.text

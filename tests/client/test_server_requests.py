@@ -439,7 +439,7 @@ def test_a_failure_reads_the_same_whatever_failed(
 ) -> None:
     server = Server(configured(**NOISY), tmp_path)
     causes = {
-        "bract.client.app.train_locally": RuntimeError("pixel 27 is 0.9"),
+        "bract.client.session.train_locally": RuntimeError("pixel 27 is 0.9"),
         "bract.defenses.noise.Noise.protect": KeyError("27"),
         "bract.client.session.Session.validate": BractError("a loss of 3"),
         "bract.client.session.Session.encrypt": ValueError("NaN in w"),
@@ -470,7 +470,7 @@ def test_a_client_that_is_killed_while_it_trains_has_spent_the_round(
 
     server = Server(configured(**NOISY), tmp_path)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr("bract.client.app.train_locally", killed)
+        patch.setattr("bract.client.session.train_locally", killed)
         server.ask(nonce=0)
     restarted = Server(configured(**NOISY), tmp_path)
     assert "was answered" in restarted.ask(nonce=0).error.reason
@@ -719,7 +719,7 @@ def test_a_limit_over_all_runs_needs_a_record_that_outlives_a_restart(tmp_path: 
 def test_what_the_policy_does_not_allow_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any, changes: Any, said: Any
 ) -> None:
-    monkeypatch.setattr("bract.client.app.train_locally", None)
+    monkeypatch.setattr("bract.client.session.train_locally", None)
     reply = Server(configured(**changes), tmp_path, policy=policy).ask()
     assert "client-0: this site's policy refuses the run" in reply.error.reason
     assert said in reply.error.reason

@@ -16,7 +16,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import bract.client.app
+import bract.client.session
 from bract.client.app import app as whole
 
 FOLDER = "BRACT_TEST_FAULTS"
@@ -40,7 +40,7 @@ class Faulty(ClientApp):
         if fault == MEMORY:
             most = psutil.Process().memory_info().vms + (1 << 29)
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
-            setattr(bract.client.app, "train_locally", greedy)  # noqa: B010
+            setattr(bract.client.session, "train_locally", greedy)  # noqa: B010
         reply = whole(message, context)
         if fault == KILLED:
             os.kill(os.getpid(), signal.SIGKILL)

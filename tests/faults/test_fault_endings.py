@@ -212,18 +212,18 @@ record_interruption(Path(sys.argv[1]))
 
 FORKED = """
 import array, json, os, socket, sys
-from bract.deploy import fork_server
+from bract.deploy import flower, fork_server
 
 def fail(name):
     raise {error}
 
-fork_server.flower.run = fail
+flower.run = fail
 ours, theirs = socket.socketpair()
 request = json.dumps({{"argv": ["flwr-clientapp"], "env": {{}}, "cwd": "/"}}).encode()
 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
 ours.sendmsg([len(request).to_bytes(4, "big")], [rights])
 ours.sendall(request)
-fork_server._run(theirs)
+fork_server._run(theirs, *fork_server._receive(theirs), lambda: None)
 """
 
 

@@ -46,7 +46,7 @@ def test_a_client_without_memory_is_named_and_the_others_go_on(
             raise FULL[whose]
         return train_locally(*given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("bract.client.app.train_locally", train_or_not)
+    monkeypatch.setattr("bract.client.session.train_locally", train_or_not)
     for tolerate in (True, False):
         config = small(strategy={"tolerate_failures": tolerate})
         folder = tmp_path / str(tolerate)
