@@ -82,12 +82,13 @@ def test_the_wheel_holds_the_packages_of_the_product_alone(wheel: Path) -> None:
     }
     assert modules == set(manifest["packages"])
     assert not [name for name in names if "experiments" in name or "papers" in name]
-    # Templates and styles; no results.
+    # Templates and styles, and the digits; no results.
     assert {Path(name).suffix for name in names} <= {
         ".py",
         ".pyi",
         ".typed",
         ".yaml",
+        ".gz",
         ".j2",
         ".css",
     }

@@ -140,14 +140,15 @@ def test_a_profile_of_processes_that_are_started_elsewhere_is_refused(tmp_path: 
 
 IMPORTS = """
 import importlib, sys
-from bract.deploy.fork_server import _PRELOADED
-for name in _PRELOADED:
-    if name.startswith("torch"):
-        importlib.import_module(name)
+from bract.deploy.fork_server import _ALL
+for name in _ALL:
+    importlib.import_module(name)
 import torch
+from bract.client.steps import Steps
+from bract.config.config import TrainingConfig
 before = set(sys.modules)
 layer = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+optimizer = Steps(list(layer.parameters()), TrainingConfig(lr=0.1))
 optimizer.zero_grad()
 layer(torch.ones(1, 2)).sum().backward()
 optimizer.step()
