@@ -1,4 +1,4 @@
-"""Masked sums: what comes out is the plain quantised sum, whoever drops out, and nothing else."""
+"""Masked sums equal the plain quantised sum, whichever clients drop out, and reveal no more."""
 
 from __future__ import annotations
 
