@@ -186,7 +186,7 @@ def _check_order(defenses: tuple[Defense, ...]) -> None:
             "second would work on the first one's defended update; choose one"
         )
     for earlier, later in pairwise(defenses):
-        # Of two orders of a transformation with noise or pruning either is somebody's choice:
+        # Noise or pruning may come before or after a transformation:
         # noise before it keeps its privacy guarantee, since what follows sees the sum alone.
         if earlier.stage > later.stage and later.stage is not Stage.TRANSFORM:
             raise BractError(

@@ -39,6 +39,7 @@ from bract.protocol.records import (
     read_final,
 )
 from bract.strategies.encrypted.catch_up import CatchUp
+from bract.strategies.encrypted.forms import of_one_form
 from bract.strategies.encrypted.membership import Membership
 from bract.strategies.encrypted.powers import SentPowers
 from bract.strategies.encrypted.transport import Transport
@@ -286,17 +287,12 @@ class EncryptedFedAvg(FedAvg):
         self, replies: Iterable[Message]
     ) -> tuple[tuple[Contribution, ...], tuple[Failure, ...]]:
         contributions, failures = super()._read(replies)
-        shapes = [self._updates[c.node_id].shapes for c in contributions]
-        if shapes:
-            # No single client decides which order is the right one.
-            usual = max(shapes, key=shapes.count)
-            failures += tuple(
-                self.failure(c.node_id, "encrypted the tensors in another order than the others")
-                for c, found in zip(contributions, shapes, strict=True)
-                if found != usual
-            )
-            pairs = zip(contributions, shapes, strict=True)
-            contributions = tuple(c for c, found in pairs if found == usual)
+        forms = [self._updates[c.node_id].shapes for c in contributions]
+        contributions, others = of_one_form(contributions, forms)
+        failures += tuple(
+            self.failure(c.node_id, "encrypted the tensors in another order than the others")
+            for c in others
+        )
         return contributions, failures + self._left_out
 
     def _integers(self, shares: Sequence[float]) -> list[int]:

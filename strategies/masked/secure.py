@@ -26,6 +26,7 @@ from bract.protocol.keyexchange import SESSION_KEY
 from bract.protocol.masking import MaskedUpdate, check_masked, decode_mean
 from bract.protocol.records import CONFIG, VERSION_KEY, Contribution, Failure
 from bract.protocol.shares import example_shares
+from bract.strategies.encrypted.forms import of_one_form
 from bract.strategies.encrypted.transport import Transport
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedprox import FedProx
@@ -139,9 +140,6 @@ class MaskedFedAvg(FedAvg):
         assert self._round is not None
         update = MaskedUpdate.from_tensors(contribution.ciphertexts)
         check_masked(update, self._round.roster, self.encryption, self._sent)
-        order = next(iter(self._updates.values()), update).shapes
-        if update.shapes != order:
-            raise BractError("masked the tensors in another order than the others")
         self._updates[contribution.node_id] = update
 
     def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
@@ -187,6 +185,12 @@ class MaskedFedAvg(FedAvg):
         self, replies: Iterable[Message]
     ) -> tuple[tuple[Contribution, ...], tuple[Failure, ...]]:
         contributions, failures = super()._read(replies)
+        forms = [self._updates[c.node_id].shapes for c in contributions]
+        contributions, others = of_one_form(contributions, forms)
+        failures += tuple(
+            self.failure(c.node_id, "masked the tensors in another order than the others")
+            for c in others
+        )
         assert self._round is not None
         return contributions, failures + tuple(self._round.failures)
 

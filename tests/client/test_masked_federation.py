@@ -193,6 +193,25 @@ def test_a_wrong_masked_update_costs_its_sender(tmp_path: Path, part: str, found
     assert found in row.failures[0].reason
 
 
+def test_a_client_that_answers_first_decides_no_order_for_the_others(tmp_path: Path) -> None:
+    def turned(message: Any, reply: Any) -> None:
+        if not of(message, "train", node=1):
+            return
+        from bract.protocol.arrays import to_arrays
+
+        tensors = {n: a.numpy() for n, a in reply.content.array_records["ciphertexts"].items()}
+        update = MaskedUpdate.from_tensors({n: torch.from_numpy(t) for n, t in tensors.items()})
+        shapes = {part: listed[::-1] for part, listed in update.shapes.items()}
+        wrong = MaskedUpdate(update.number, update.digest, update.parts, shapes)
+        reply.content["ciphertexts"] = to_arrays(wrong.to_tensors())
+
+    run, _ = masked(tmp_path, tamper=turned, strategy={"tolerate_failures": True})
+    row = run.metrics()[1]
+    assert set(row.clients) == {"client-1", "client-2"}
+    assert [f.client for f in row.failures] == ["client-0"]
+    assert "in another order than the others" in row.failures[0].reason
+
+
 def test_a_wrong_share_names_its_helper_and_the_sum_is_right(tmp_path: Path) -> None:
     def alter(reply: Any) -> None:
         record = reply.content.config_records["masks"]
