@@ -11,15 +11,13 @@ from typing import overload
 
 from bract.errors import BractError, SchemaError, one_line
 from bract.inputs.base import what_is_audited
+from bract.names import AGGREGATE
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.rundir import RunDirectory
 from bract.schema.capture import ObservationFile, Rounding
 from bract.schema.description import DESCRIPTION, AppDescription
 
 _log = logging.getLogger(__name__)
-
-AGGREGATE = "aggregate"
-"""Stands for the client where all clients' mean update is attacked as one observation."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from bract.attacks.problem.global_models import joint_declaration, observe_global_models
-from bract.audit.captures import AGGREGATE, Capture, Captures
+from bract.audit.captures import Capture, Captures
 from bract.config.config import FedAvgConfig, FedProxConfig
 from bract.errors import BractError, one_line
+from bract.names import AGGREGATE
 from bract.protocol.observation import Observation
 from bract.protocol.shares import example_shares
 from bract.protocol.update import Tensors

@@ -10,8 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from bract.attacks.problem.global_models import joint_declaration
-from bract.audit.captures import AGGREGATE, Capture, Captures
+from bract.audit.captures import Capture, Captures
 from bract.errors import BractError, one_line
+from bract.names import AGGREGATE
 from bract.protocol.aggregates import Aggregates, masked_name
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors

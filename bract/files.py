@@ -131,7 +131,8 @@ def replacing(path: Path, *, size: int | None = None, private: bool = False) -> 
     size
         Bytes that are going to be written, for the error message.
     private
-        Whether folders above it that are missing are their owner's alone.
+        Whether folders above it that are missing are their owner's alone. A client's own state is
+        then on the disk under its name, too: an account that a power cut takes back is none.
 
     Raises
     ------
@@ -145,6 +146,8 @@ def replacing(path: Path, *, size: int | None = None, private: bool = False) -> 
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         temporary.replace(path)
+        if private:
+            _sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
         raise write_failed(path, error, size) from error
     finally:
@@ -153,6 +156,14 @@ def replacing(path: Path, *, size: int | None = None, private: bool = False) -> 
                 shutil.rmtree(temporary, ignore_errors=True)
             else:
                 temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def append_line(path: Path, line: str) -> None:

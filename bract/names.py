@@ -11,8 +11,10 @@ from bract.errors import BractError, one_line
 _log = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 64
-RESERVED = frozenset({"aggregate"})
-"""Names that represent something else: all clients' mean update, in an audit."""
+AGGREGATE = "aggregate"
+"""Represents all clients' mean update in place of a client."""
+
+RESERVED = frozenset({AGGREGATE})
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MOST_CHARACTERS - 1}}}")
 _OF_NODE = re.compile(r"node-(?P<id>\d+)", re.IGNORECASE)

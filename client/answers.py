@@ -8,7 +8,8 @@ and, since a new run id costs a server nothing, in totals over all runs of the s
 The same message once more, because its reply was lost, gets the very same bytes again: that gives
 the server no new information, whereas a reply computed anew would hold other noise. The last reply
 of each kind is kept for that in ``state-dir``. Without that folder the record lives as long as the
-SuperNode, and a repeated message is refused.
+SuperNode, and a repeated message is refused; two at once may both be answered, since each has a
+process of its own and takes the record from before.
 """
 
 from __future__ import annotations

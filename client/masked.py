@@ -6,9 +6,11 @@ A restart without ``state-dir`` loses them, and the client drops out of that rou
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from flwr.app import Context, RecordDict
@@ -18,6 +20,8 @@ from bract.client.defenses import DefenseState
 from bract.client.encrypted.pins import Pins
 from bract.client.failures import hiding
 from bract.client.policy import SitePolicy
+from bract.client.private import locked
+from bract.client.replies import digest
 from bract.client.site import Site
 from bract.client.training import planned_steps
 from bract.client.truth import save_masked
@@ -83,6 +87,13 @@ class MaskedClient:
         self.policy = policy
         self.pins = Pins.from_node_config(context.node_config)
         self.node_id = context.node_id
+        if self.pins.peers is not None and site.state_dir is None:
+            raise BractError(
+                "this client's node config pins its peers, so it does not rely on the server, "
+                "which may send two messages at once; only a folder holds one against the other: "
+                "set state-dir, or take peers out of the node config"
+            )
+        self._content = content
         self.session = str(instruction(content, SESSION_KEY))
         try:
             self.number = as_integer(instruction(content, ROUND_KEY))
@@ -94,17 +105,17 @@ class MaskedClient:
             key=f"{config.name}-{site.name}-masks",
             name=RECORD,
         )
-        self._state = self._store.load()
-        if _text(self._state.get("session")) != self.session:
-            self._state = {"session": _tensor(self.session)}
+        self._load()
 
     def advertise(self) -> RecordDict:
         """Draw this round's keys and announce them, with the examples that it will train on."""
-        party = Party.begin(self.node_id, self.session, self.number)
-        identity = self._identity() or self._new_identity()
-        self._keep(party)
-        seat = party.seat(identity, 1)
-        return Advert(seat.identity, seat.box_key, seat.mask_key, self._examples()).to_content()
+        with self._alone():
+            party = Party.begin(self.node_id, self.session, self.number, self._settings())
+            identity = self._identity() or self._new_identity()
+            self._keep(party)
+            seat = party.seat(identity, 1)
+            examples = self._examples()
+        return Advert(seat.identity, seat.box_key, seat.mask_key, examples).to_content()
 
     def share(self, content: RecordDict) -> RecordDict:
         """Share the seeds among the neighbours of the roster.
@@ -118,20 +129,22 @@ class MaskedClient:
         """
         roster = read_roster(content)
         self._check_roster(roster)
-        party = self._party()
-        with masking():
-            dealt = party.deal(roster, self._known_identity())
-        self._keep(party)
+        with self._alone():
+            party = self._party()
+            with masking():
+                dealt = party.deal(roster, self._known_identity())
+            self._keep(party)
         return write_dealt(dealt)
 
     def open(self, content: RecordDict) -> RecordDict:
         """Take the neighbours' shares; name those whose are missing or wrong."""
-        party = self._party()
-        with masking():
-            refused = party.open(read_parcels(content))
+        with self._alone():
+            party = self._party()
+            with masking():
+                refused = party.open(read_parcels(content), self._known_identity())
+            self._keep(party)
         for node, why in refused.items():
             _log.error("round %d: the shares of client %d: %s", self.number, node, why)
-        self._keep(party)
         return write_refused(refused)
 
     def check_ready(self) -> None:
@@ -142,17 +155,12 @@ class MaskedClient:
         BractError
             If it has no roster and shares of this round, or has masked an update of this round.
         """
-        party = self._party()
-        if party.masked:
+        if self._party().masked:
             raise BractError(
                 f"was asked to train twice in round {self.number}; the masks of a round are good "
                 "for one update"
             )
-        if party.roster is None:
-            raise BractError(
-                f"has no masks of round {self.number}: the clients of the sum were not named; "
-                "nothing was trained"
-            )
+        self._roster()
 
     def mask(
         self, update: Tensors, received: Mapping[str, Tensor], buffers: Tensors
@@ -174,9 +182,7 @@ class MaskedClient:
             The masked update, and how long it took and about how many values were clipped.
         """
         started = time.perf_counter()
-        party = self._party()
-        roster = party.roster
-        assert roster is not None
+        roster = self._roster()
         change = difference({name: received[name] for name in buffers}, buffers)
         weight = roster.by_node[self.node_id].weight
         section = self.config.encryption
@@ -186,14 +192,23 @@ class MaskedClient:
             own = decode_mean(words, shapes, section, weight)
             plain = {name: value for tensors in own.values() for name, value in tensors.items()}
             save_masked(self.site.truth_dir, self.number, plain)
-        with masking():
-            party.mask({STREAMS[part]: vector for part, vector in words.items()})
-        self._keep(party)
+        # A server that sends one client the model, and the others one whose updates it knows, would
+        # read that client's update off the sum.
+        task = bytes.fromhex(digest(self._content))
+        # Another message may have come while this one trained.
+        with self._alone():
+            self.check_ready()
+            party = self._party()
+            if party.roster != roster:
+                raise BractError(f"round {self.number}: was given other masks while it trained")
+            with masking():
+                party.mask({STREAMS[p]: vector for p, vector in words.items()}, task)
+            self._keep(party)
         parts = {
             part: mask_layout(section, part, vector.size).to_bytes(vector)
             for part, vector in words.items()
         }
-        masked = MaskedUpdate(self.number, roster.digest.hex(), parts, shapes)
+        masked = MaskedUpdate(self.number, roster.digest.hex(), parts, shapes, task.hex())
         many = clipped > CLIPPED_WARNING * sum(value.numel() for value in update.values())
         if many:
             _log.warning(
@@ -209,23 +224,24 @@ class MaskedClient:
 
     def agree(self, content: RecordDict) -> RecordDict:
         """Take note of who answered, and seal that for the neighbours among them."""
-        party = self._party()
-        with masking():
-            boxes = party.agree(read_survivors(content), self._known_identity(), self._least)
-        self._keep(party)
+        with self._alone():
+            party = self._party()
+            with masking():
+                boxes = party.agree(read_survivors(content), self._known_identity(), self._least)
+            self._keep(party)
         return write_by_node(boxes)
 
     def unmask(self, content: RecordDict) -> RecordDict:
         """Return one share of each client, once the neighbours confirmed who answered."""
-        party = self._party()
-        with masking():
+        with self._alone(), masking():
+            party = self._party()
             if self.config.encryption.consistency:
                 boxes = read_by_node(content, "seals of who answered")
             else:
                 boxes = None
                 party.agree(read_survivors(content), self._known_identity(), self._least)
                 self._keep(party)
-            return write_by_node(party.reveal(boxes))
+            return write_by_node(party.reveal(boxes, self._known_identity()))
 
     @property
     def _least(self) -> int:
@@ -256,6 +272,14 @@ class MaskedClient:
                 f"{roster.threshold}, the configuration plans {planned[0]} and {planned[1]} for "
                 f"{clients} clients"
             )
+        holders = min(roster.neighbours, clients - 1) + 1
+        if section.consistency and 2 * roster.threshold <= holders:
+            raise BractError(
+                f"was asked to share with {holders - 1} neighbours and threshold "
+                f"{roster.threshold}: a server could name other survivors to one half than to the "
+                f"other, and find helpers for both; raise encryption.threshold to "
+                f"{holders // 2 + 1}, or leave it out"
+            )
         self.pins.check_peers(s.identity for s in roster.seats if s.node != self.node_id)
         if roster.weight > section.max_weight_sum:
             raise BractError(
@@ -274,6 +298,16 @@ class MaskedClient:
                 f"was given weight {own.weight} of {roster.weight}, so that the sum is mostly this "
                 f"client's update; the configuration allows a share of {most:.2f}"
             )
+
+    def _settings(self) -> str:
+        """Return a digest of how the run trains, masks and combines."""
+        config = self.config
+        # What is left at its default need not be known to every release.
+        settings = [
+            section.model_dump_json(exclude_defaults=True)
+            for section in (config.training, config.strategy, config.encryption)
+        ]
+        return hashlib.sha256(repr((settings, config.defenses)).encode()).hexdigest()
 
     def _examples(self) -> int:
         """Return on how many examples a round trains, by the configuration alone."""
@@ -297,6 +331,44 @@ class MaskedClient:
                 "state-dir, or the message is of another round"
             )
         return party
+
+    def _roster(self) -> Roster:
+        roster = self._party().roster
+        if roster is None:
+            raise BractError(
+                f"has no masks of round {self.number}: the clients of the sum were not named; "
+                "nothing was trained"
+            )
+        return roster
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Read this client's state and keep other messages, of whatever run, from it meanwhile.
+
+        Raises
+        ------
+        BractError
+            If the lock cannot be made.
+        """
+        if self._store.path is None:
+            self._load()
+            yield
+            return
+        lock = self._store.path.with_name(f".{self._store.path.stem}.lock")
+        try:
+            with locked(lock):
+                self._load()
+                yield
+        except OSError as error:
+            raise BractError(
+                f"{lock}: this client's masks cannot be locked ({error}); set state-dir in the "
+                "node config to a folder this client may write"
+            ) from error
+
+    def _load(self) -> None:
+        self._state = self._store.load()
+        if _text(self._state.get("session")) != self.session:
+            self._state = {"session": _tensor(self.session)}
 
     def _keep(self, party: Party) -> None:
         self._put(party=_tensor(party.to_text()))

@@ -302,6 +302,9 @@ class Session:
                 client=self.site.name,
                 number=self.server_round,
             )
+        if self.config.training.private is not None:
+            # What is made of noisy updates alone spends nothing more.
+            return self.defending.protect(update, model=self.model, images=None, labels=None)
         return self.defending.protect(
             update,
             model=self.model,

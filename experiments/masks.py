@@ -73,7 +73,7 @@ def measure(
     for n in weights:
         others = roster.neighbours_of(n)
         mine = {o: dealt[o].parcels[n] for o in others}
-        if clock.timed("client", partial(parties[n].open, mine)):
+        if clock.timed("client", partial(parties[n].open, mine, identities[n])):
             raise SystemExit("an honest client's shares were refused")
     order = np.random.default_rng(7).permutation(clients)
     survivors = tuple(sorted(order[dropped:].tolist()))
@@ -101,7 +101,9 @@ def measure(
     }
     boxes = {n: {h: b[n] for h, b in sealed.items() if n in b} for n in survivors}
     revealed = {
-        n: clock.timed("client", partial(parties[n].reveal, boxes[n] if consistency else None))
+        n: clock.timed(
+            "client", partial(parties[n].reveal, boxes[n] if consistency else None, identities[n])
+        )
         for n in survivors
     }
     keys += sum(map(len, sealed[survivors[0]].values()))

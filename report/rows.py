@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from bract.attacks.registry import ATTACKS, title_of
-from bract.audit.captures import AGGREGATE
 from bract.audit.questions.reconstruction.decide import Decision, LeakRule, best
+from bract.names import AGGREGATE
 from bract.report.findings import findings
 from bract.report.order import natural
 from bract.report.read import RunFiles

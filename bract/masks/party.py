@@ -88,9 +88,11 @@ class Party:
         session, number: The run and the round.
         boxes, pairs: Private keys of the round: for boxes, and of pairwise masks.
         seed: Seed of its own mask.
+        settings: Digest of how it trains; boxes open between clients of the same settings alone.
         roster: The clients of the sum, once it has dealt.
         held: Shares of others' seeds and of its own, by their owner.
-        masked: Whether the masks were used; they are good for one update.
+        masked: Whether the masks were used; they are good for one update, and the secrets behind
+            them are forgotten with it.
         survivors: Who answered, as it was told first; what it gives away follows from it alone.
     """
 
@@ -100,13 +102,14 @@ class Party:
     boxes: bytes
     pairs: bytes
     seed: bytes
+    settings: str = ""
     roster: Roster | None = None
     held: dict[int, Shares] = field(default_factory=dict)
     masked: bool = False
     survivors: tuple[int, ...] | None = None
 
     @classmethod
-    def begin(cls, node: int, session: str, number: int) -> Party:
+    def begin(cls, node: int, session: str, number: int, settings: str = "") -> Party:
         """Draw the keys of a round."""
         return cls(
             node,
@@ -115,6 +118,7 @@ class Party:
             make_identity().private,
             make_identity().private,
             secrets.token_bytes(SEED_BYTES),
+            settings,
         )
 
     def seat(self, identity: Identity, weight: int) -> Seat:
@@ -163,11 +167,12 @@ class Party:
             )
         return Dealt(seed_hash(roster, self.node, self.seed), parcels)
 
-    def open(self, parcels: Mapping[int, Parcel]) -> dict[int, str]:
+    def open(self, parcels: Mapping[int, Parcel], identity: Identity) -> dict[int, str]:
         """Open the neighbours' parcels and keep the shares.
 
         A box opens if its sender's identity sealed it for this roster: so this also finds a server
-        that put a key of its own in a client's place.
+        that put a key of its own in a client's place, and only neighbours whose box opened count
+        in `agree`.
 
         Returns:
             The neighbours whose shares are missing or wrong, and why.
@@ -179,7 +184,7 @@ class Party:
                 continue
             parcel = parcels[sender]
             try:
-                shares = Shares.from_bytes(self._open(sender, parcel.box, "shares"))
+                shares = Shares.from_bytes(self._open(sender, parcel.box, "shares", identity))
                 self._check_shares(sender, shares, parcel)
             except (MaskError, SealError) as error:
                 refused[sender] = str(error)
@@ -187,11 +192,13 @@ class Party:
             self.held[sender] = shares
         return refused
 
-    def mask(self, parts: Mapping[int, Words]) -> None:
-        """Add this client's masks to its words, in place.
+    def mask(self, parts: Mapping[int, Words], task: bytes = b"") -> None:
+        """Add this client's masks to its words, in place, and forget the secrets behind them.
 
         Args:
             parts: Weighted codes by the number of their vector.
+            task: Digest of the message that asked for the update, the model in it. Masks of
+                clients that were sent different ones do not cancel, whatever the server is given.
 
         Raises:
             MaskError: The shares of too few neighbours are here: the masks could be for clients
@@ -210,11 +217,13 @@ class Party:
                 f"{roster.threshold}: with fewer nothing is masked"
             )
         seeds = {
-            other: pair_seed(roster, self.pairs, self.node, other)
+            other: pair_seed(roster, self.pairs, self.node, other, task)
             for other in roster.neighbours_of(self.node)
         }
         own = own_seed(roster, self.node, self.seed)
         self.masked = True
+        # Shares are left, fewer than it takes: who takes this client's state later reads nothing.
+        self.seed = self.pairs = b""
         for stream, words in parts.items():
             add_mask(words, own, stream)
             for other, seed in seeds.items():
@@ -224,7 +233,9 @@ class Party:
         """Take note of who answered, once, and seal that for the neighbours among them.
 
         Args:
-            least: Fewest clients in a sum that this client helps to unmask.
+            least: Fewest clients in a sum that this client helps to unmask. They are counted as
+                far as masks connect them through others who answered, since the server learns the
+                sum of every part of its own; neighbours whose box did not open do not count.
 
         Raises:
             MaskError: Another list than before, without this client, with clients that are not of
@@ -240,20 +251,22 @@ class Party:
             raise MaskError(f"round {self.number}: this client is not among those who answered")
         if not set(named) <= set(roster.by_node):
             raise MaskError(f"round {self.number}: clients answered that are not of the sum")
-        if len(named) < least:
+        unproven = set(roster.neighbours_of(self.node)) - set(self.held)
+        summed = roster.connected(self.node, set(named) - unproven)
+        if len(summed) < least:
             raise MaskError(
-                f"round {self.number}: a sum of {len(named)} clients, and this site helps to "
+                f"round {self.number}: a sum of {len(summed)} clients, and this site helps to "
                 f"unmask sums of at least {least}"
             )
         self.survivors = named
-        purpose = _survivors_purpose(named)
+        purpose = self._survivors_purpose(named)
         return {
             other: self._seal(other, b"", purpose, identity)
             for other in roster.neighbours_of(self.node)
             if other in named
         }
 
-    def reveal(self, boxes: Mapping[int, bytes] | None) -> dict[int, bytes]:
+    def reveal(self, boxes: Mapping[int, bytes] | None, identity: Identity) -> dict[int, bytes]:
         """Return one share of each client that this one holds shares of.
 
         Of who answered it is that of the own mask, of others that of the pairwise masks.
@@ -268,10 +281,10 @@ class Party:
             raise MaskError(f"round {self.number}: it was not said who answered")
         roster = self._roster
         if boxes is not None:
-            purpose, agreed = _survivors_purpose(self.survivors), 1
+            purpose, agreed = self._survivors_purpose(self.survivors), 1
             for sender in set(boxes) & set(roster.neighbours_of(self.node)):
                 try:
-                    self._open(sender, boxes[sender], purpose)
+                    self._open(sender, boxes[sender], purpose, identity)
                 except SealError:
                     continue
                 agreed += 1
@@ -330,22 +343,28 @@ class Party:
 
     def _seal(self, recipient: int, text: bytes, purpose: str, identity: Identity) -> bytes:
         roster = self._roster
-        context = _context(roster, self.node, recipient, purpose)
-        return seal(text, roster.by_node[recipient].box_key, context, sender=identity)
+        context = _context(roster, self.node, recipient, purpose + self.settings)
+        seat = roster.by_node[recipient]
+        # The round's key is the server's word; the identity is what sites pin.
+        return seal(text, seat.box_key, context, sender=identity, recipient_identity=seat.identity)
 
-    def _open(self, sender: int, box: bytes, purpose: str) -> bytes:
+    def _open(self, sender: int, box: bytes, purpose: str, identity: Identity) -> bytes:
         roster = self._roster
-        context = _context(roster, sender, self.node, purpose)
-        return open_sealed(
-            box, self._box_keys, context, sender_public=roster.by_node[sender].identity
-        )
+        context = _context(roster, sender, self.node, purpose + self.settings)
+        of = roster.by_node[sender].identity
+        return open_sealed(box, self._box_keys, context, sender_public=of, second=identity)
+
+    def _survivors_purpose(self, survivors: tuple[int, ...]) -> str:
+        listed = hashlib.sha256(",".join(map(str, survivors)).encode()).hexdigest()
+        return f"survivors {listed}"
 
 
-def pair_seed(roster: Roster, private: bytes, node: int, other: int) -> bytes:
+def pair_seed(roster: Roster, private: bytes, node: int, other: int, task: bytes = b"") -> bytes:
     """Return the seed of the masks that two clients share, from the private key of one of them.
 
     Args:
         private: Of ``node``'s pairwise masks.
+        task: As `Party.mask` was given it.
     """
     peer = X25519PublicKey.from_public_bytes(roster.by_node[other].mask_key)
     try:
@@ -353,7 +372,7 @@ def pair_seed(roster: Roster, private: bytes, node: int, other: int) -> bytes:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise MaskError(f"the mask key of client {other} is no usable X25519 key") from error
     low, high = sorted((node, other))
-    return _derive(secret, roster, f"pair {low} {high}")
+    return _derive(secret, roster, f"pair {low} {high} {task.hex()}")
 
 
 def own_seed(roster: Roster, node: int, seed: bytes) -> bytes:
@@ -385,11 +404,6 @@ def roster_from(fields: Mapping[str, object]) -> Roster:
         for seat in seats
     ]
     return Roster(**{**fields, "seats": tuple(Seat(**seat) for seat in read)})  # type: ignore[arg-type]
-
-
-def _survivors_purpose(survivors: tuple[int, ...]) -> str:
-    listed = hashlib.sha256(",".join(map(str, survivors)).encode()).hexdigest()
-    return f"survivors {listed}"
 
 
 def _context(roster: Roster, sender: int, recipient: int, purpose: str) -> Context:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 from bract.masks.errors import MaskError
 
 _KEY_BYTES = 32
+_LARGEST = 1 << 63
+"""Above every node id (of either sign), weight, round and threshold."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,11 @@ class Roster:
                     f"two clients of the sum have one {name.replace('_', ' ')}, or one is no key; "
                     "one site counts once"
                 )
-        if any(seat.weight < 1 for seat in self.seats):
-            raise MaskError("a client of the sum has no positive weight")
+        if any(not 1 <= seat.weight < _LARGEST for seat in self.seats):
+            raise MaskError("a client of the sum has no positive weight, or too large a one")
+        numbers = (self.number, self.threshold, self.neighbours)
+        if any(not 0 <= n < _LARGEST for n in numbers) or any(abs(n) >> 64 for n in nodes):
+            raise MaskError("a round, threshold, number of neighbours or node id is out of range")
         if not 2 <= self.threshold <= min(self.neighbours, len(nodes) - 1) + 1:
             raise MaskError(
                 f"{len(nodes)} clients are too few for a threshold of {self.threshold}: "
@@ -99,12 +105,22 @@ class Roster:
     def neighbours_of(self, node: int) -> tuple[int, ...]:
         """Return with whom a client shares masks and seeds: the nearest on a ring.
 
-        The ring's order is a hash of all keys of the round, so it is not the server's to choose.
+        The ring's order is a hash of all keys of the round: no client chooses its neighbours. A
+        server that breaks the protocol can try rosters until it likes one.
         """
         ring, position = self._ring
         own, half = position[node], self._degree // 2
         around = (ring[(own + step) % len(ring)] for step in range(-half, half + 1) if step)
         return tuple(sorted(set(around) - {node}))
+
+    def connected(self, node: int, named: Collection[int]) -> set[int]:
+        """Return whom of ``named`` masks connect with one of them, itself included."""
+        found, new = {node}, [node]
+        while new:
+            near = set(self.neighbours_of(new.pop())) & set(named) - found
+            found |= near
+            new += near
+        return found
 
     def holders_of(self, node: int) -> tuple[int, ...]:
         """Return who holds shares of a client's seeds: its neighbours and itself, in order."""

@@ -10,6 +10,7 @@ from bract.masks.errors import LostSumError
 from bract.masks.keystream import add_mask
 from bract.masks.layout import Words
 from bract.masks.party import (
+    SHARE_BYTES,
     Dealt,
     own_seed,
     pair_seed,
@@ -41,6 +42,7 @@ def rebuild(
     dealt: Mapping[int, Dealt],
     survivors: tuple[int, ...],
     revealed: Mapping[int, Mapping[int, bytes]],
+    task: bytes = b"",
 ) -> Unmasked:
     """Rebuild the seeds from what helpers revealed.
 
@@ -48,6 +50,7 @@ def rebuild(
         dealt: What each client stated of its seeds, by node.
         survivors: Whose masked updates are in the sum.
         revealed: Helper to owner to share.
+        task: What the survivors masked for.
 
     Raises:
         LostSumError: Fewer than ``t`` right shares of a seed, or they give another seed than its
@@ -64,8 +67,10 @@ def rebuild(
                 continue
             parcel = dealt[owner].parcels[helper]
             stated = parcel.own if answered else parcel.pairs
-            if share_index(share) != holders.index(helper) + 1 or (
-                share_hash(roster, owner, share) != stated
+            if (
+                len(share) != SHARE_BYTES
+                or share_index(share) != holders.index(helper) + 1
+                or (share_hash(roster, owner, share) != stated)
             ):
                 wrong.setdefault(helper, owner)
                 continue
@@ -87,7 +92,7 @@ def rebuild(
         if secret is None or identity_of(secret).public != roster.by_node[owner].mask_key:
             raise LostSumError("shared another key than that of its pairwise masks", owner)
         for survivor in absent:
-            pairs[survivor, owner] = pair_seed(roster, secret, owner, survivor)
+            pairs[survivor, owner] = pair_seed(roster, secret, owner, survivor, task)
     return Unmasked(own, pairs, wrong)
 
 

@@ -86,7 +86,14 @@ def require_usable(public: bytes) -> None:
     _shared(X25519PrivateKey.generate(), public)
 
 
-def seal(message: bytes, recipient_public: bytes, context: Context, *, sender: Identity) -> bytes:
+def seal(
+    message: bytes,
+    recipient_public: bytes,
+    context: Context,
+    *,
+    sender: Identity,
+    recipient_identity: bytes = b"",
+) -> bytes:
     """Seal a message for one recipient.
 
     Args:
@@ -94,6 +101,8 @@ def seal(message: bytes, recipient_public: bytes, context: Context, *, sender: I
         recipient_public: The recipient's 32 public bytes.
         context: Bound into the box; both sides must state the same.
         sender: The sender's key pair.
+        recipient_identity: A second key of the recipient, whose private half opening then needs
+            as well: of its site, where ``recipient_public`` is one of a round.
 
     Returns:
         The box: 32 bytes of ephemeral public key, then the encrypted message and its tag.
@@ -106,13 +115,22 @@ def seal(message: bytes, recipient_public: bytes, context: Context, *, sender: I
     static = X25519PrivateKey.from_private_bytes(sender.private)
     try:
         secret = _shared(ephemeral, recipient_public) + _shared(static, recipient_public)
+        if recipient_identity:
+            secret += _shared(ephemeral, recipient_identity)
     except SealError as error:
         raise SealError(f"client {context.recipient} {error}") from error
-    key = _derive(secret, own, recipient_public, sender.public, context)
+    key = _derive(secret, own, recipient_public + recipient_identity, sender.public, context)
     return own + ChaCha20Poly1305(key).encrypt(_NONCE, message, context.encode())
 
 
-def open_sealed(box: bytes, identity: Identity, context: Context, *, sender_public: bytes) -> bytes:
+def open_sealed(
+    box: bytes,
+    identity: Identity,
+    context: Context,
+    *,
+    sender_public: bytes,
+    second: Identity | None = None,
+) -> bytes:
     """Open a box.
 
     Args:
@@ -120,6 +138,7 @@ def open_sealed(box: bytes, identity: Identity, context: Context, *, sender_publ
         identity: The recipient's key pair.
         context: As the sender stated it.
         sender_public: The 32 public bytes of the stated sender.
+        second: The key pair of ``recipient_identity``, where the box was sealed for one.
 
     Raises:
         SealError: Another sender, recipient or context, or an altered or truncated box.
@@ -128,7 +147,10 @@ def open_sealed(box: bytes, identity: Identity, context: Context, *, sender_publ
     try:
         private = X25519PrivateKey.from_private_bytes(identity.private)
         secret = _shared(private, own) + _shared(private, sender_public)
-        key = _derive(secret, own, identity.public, sender_public, context)
+        if second is not None:
+            secret += _shared(X25519PrivateKey.from_private_bytes(second.private), own)
+        keys = identity.public + (b"" if second is None else second.public)
+        key = _derive(secret, own, keys, sender_public, context)
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, context.encode())
     except (InvalidTag, SealError, ValueError) as error:
         raise SealError(

@@ -240,16 +240,24 @@ class MaskedUpdate:
         ``integers``, its floating point and its integer buffers, as changes.
     shapes
         Names and shapes of the tensors in each vector, in order.
+    task
+        Digest of the message that it answers, in hexadecimal digits.
     """
 
     number: int
     digest: str
     parts: dict[str, NDArray[Any]]
     shapes: dict[str, Shapes]
+    task: str = ""
 
     def to_tensors(self) -> Tensors:
         """Write as ``uint8`` tensors: the header, and one for each vector."""
-        header = {"round": self.number, "roster": self.digest, "tensors": self.shapes}
+        header = {
+            "round": self.number,
+            "roster": self.digest,
+            "task": self.task,
+            "tensors": self.shapes,
+        }
         text = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
         return {HEADER: text, **{n: torch.from_numpy(data) for n, data in self.parts.items()}}
 
@@ -263,7 +271,8 @@ class MaskedUpdate:
                 for part, listed in header["tensors"].items()
             }
             parts = {part: tensors[part].numpy() for part in shapes}
-            found = cls(int(header["round"]), str(header["roster"]), parts, shapes)
+            task = bytes.fromhex(header["task"]).hex()
+            found = cls(int(header["round"]), str(header["roster"]), parts, shapes, task)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BractError(
                 f"the masked update's header is damaged or missing: {one_line(error, 200)}"

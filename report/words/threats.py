@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from bract.attacks.registry import families, title_of
-from bract.audit.captures import AGGREGATE
 from bract.config import FederationConfig
 from bract.config.audit import TIERS
 from bract.errors import listed
+from bract.names import AGGREGATE
 from bract.report.read import RunFiles
 from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.report import ObservationFacts, SeenRow, ThreatModel
@@ -31,7 +31,7 @@ def threat_model(files: RunFiles, observations: Sequence[ObservationFacts]) -> T
     return ThreatModel(
         saw=[*_saw(files), *_given(observations)],
         not_tried=_not_tried(files, observations),
-        families=list(_families_not_tried(observations)),
+        families=list(_families_not_tried(files, observations)),
         out_of_scope=list(OUT_OF_SCOPE),
     )
 
@@ -272,7 +272,7 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
     ]
     missing += [
         f"{family} ({', '.join(map(title_of, members))})"
-        for family, members in _families_not_tried(observations).items()
+        for family, members in _families_not_tried(files, observations).items()
     ]
     attacked = {(o.round, o.client) for o in done}
     left = [c for c in files.captures if (c.round, c.client) not in attacked]
@@ -287,10 +287,13 @@ def _not_tried(files: RunFiles, observations: Sequence[ObservationFacts]) -> lis
     return missing
 
 
-def _families_not_tried(observations: Sequence[ObservationFacts]) -> dict[str, list[str]]:
+def _families_not_tried(
+    files: RunFiles, observations: Sequence[ObservationFacts]
+) -> dict[str, list[str]]:
     """Return the attacks of each family that serves these inputs, and of which none was tried."""
     used = {name for o in observations if not o.refused for name in o.tried}
-    known = families({o.input for o in observations} or None)
+    inputs = {o.input for o in observations} | {c.declaration.input for c in files.captures}
+    known = families(inputs or None)
     return {f: members for f, members in known.items() if used.isdisjoint(members)}
 
 

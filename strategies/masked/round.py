@@ -145,7 +145,9 @@ class MaskedRound:
         """
         survivors = tuple(sorted(updates))
         revealed = self._revealed(survivors)
-        seeds = rebuild(self.roster, self._dealt, survivors, revealed)
+        # All of one form, the message that they answer among it.
+        task = bytes.fromhex(next(iter(updates.values())).task)
+        seeds = rebuild(self.roster, self._dealt, survivors, revealed, task)
         wrong = [
             self._failure(helper, f"gave a wrong share of {self._names.of(owner)}'s seed")
             for helper, owner in seeds.wrong.items()
@@ -165,7 +167,9 @@ class MaskedRound:
                 )
             elif advert.identity in seen:
                 problem = f"has the identity {advert.identity.hex()} of another client"
-            seen.add(advert.identity)
+            elif {advert.box_key, advert.mask_key} & seen:
+                problem = "has a key of another client"
+            seen |= {advert.identity, advert.box_key, advert.mask_key}
             if problem is not None:
                 self._fail(node, problem)
                 del adverts[node]

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from bract.config.encryption import EncryptionConfig
 from bract.errors import BractError, RunFailedError
 from bract.masks.errors import LostSumError
+from bract.names import AGGREGATE
 from bract.protocol.aggregates import Aggregates
 from bract.protocol.arrays import to_arrays
 from bract.protocol.ciphertexts import apply_mean
@@ -72,6 +73,7 @@ class MaskedFedAvg(FedAvg):
         self._updates: dict[int, MaskedUpdate] = {}
         self._late: list[Failure] = []
         self._banned: dict[int, str] = {}
+        self._spoilt: list[frozenset[int]] = []
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -175,7 +177,7 @@ class MaskedFedAvg(FedAvg):
         try:
             mean = decode_mean(sums, shapes, self.encryption, weight)
         except BractError as error:
-            return self._lost(LostSumError(str(error)), spoilt=True)
+            return self._lost(LostSumError(f"{error}; {self._suspects(updates)}"), spoilt=True)
         if self.aggregates is not None:
             plain = {name: value for tensors in mean.values() for name, value in tensors.items()}
             self.aggregates.put(self._round.number, plain)
@@ -185,10 +187,14 @@ class MaskedFedAvg(FedAvg):
         self, replies: Iterable[Message]
     ) -> tuple[tuple[Contribution, ...], tuple[Failure, ...]]:
         contributions, failures = super()._read(replies)
-        forms = [self._updates[c.node_id].shapes for c in contributions]
+        updates = [self._updates[c.node_id] for c in contributions]
+        forms = [(update.shapes, update.task) for update in updates]
         contributions, others = of_one_form(contributions, forms)
         failures += tuple(
-            self.failure(c.node_id, "masked the tensors in another order than the others")
+            self.failure(
+                c.node_id,
+                "masked the tensors in another order than the others, or for another message",
+            )
             for c in others
         )
         assert self._round is not None
@@ -215,6 +221,8 @@ class MaskedFedAvg(FedAvg):
         if node is not None:
             self._banned[node] = str(error)
             after = "; it takes part in no later round"
+        name = AGGREGATE if node is None else self.names.of(node)
+        self._late.append(Failure(node or 0, name, f"{error}; the model stays as it was"))
         _log.error(
             "round %d: the masked sum is lost, the model stays as it is: %s%s%s",
             number,
@@ -223,6 +231,21 @@ class MaskedFedAvg(FedAvg):
             after,
         )
         return to_arrays(self._sent)
+
+    def _suspects(self, nodes: Iterable[int]) -> str:
+        """Say of which clients one spoilt the sum: one at least of those in every spoilt sum.
+
+        That holds for one culprit. No mask can be taken off a single update, so the sum alone does
+        not tell them apart.
+        """
+        self._spoilt.append(frozenset(nodes))
+        names = ", ".join(sorted(self.names.of(n) for n in self._spoilt[-1]))
+        text = f"the sum does not show which of its clients: {names}"
+        common = frozenset.intersection(*self._spoilt)
+        if len(self._spoilt) > 1 and common:
+            names = ", ".join(sorted(self.names.of(n) for n in common))
+            text += f"; in all {len(self._spoilt)} such sums of this run: {names}"
+        return text
 
     def _example_shares(self, examples: Sequence[int]) -> list[float]:
         if self.weighting == "uniform":

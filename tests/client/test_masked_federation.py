@@ -1,6 +1,7 @@
 """Masked runs of the real ClientApp: the plain quantised sum, dropouts, and what goes wrong."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bract.config import build_config
 from bract.errors import BractError, RunFailedError
 from bract.masks.layout import MaskLayout
 from bract.protocol.aggregates import Aggregates
+from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.masking import MaskedUpdate
 from bract.protocol.observation import ObservationStore
 from bract.protocol.update import flatten
@@ -320,26 +322,179 @@ def test_a_site_refuses_small_sums_and_sums_in_the_clear(tmp_path: Path) -> None
             train(folder, config, grid)
 
 
+def altered(reply: Any, change: Any) -> None:
+    from bract.protocol.arrays import to_arrays
+
+    tensors = {n: a.numpy() for n, a in reply.content.array_records["ciphertexts"].items()}
+    update = MaskedUpdate.from_tensors({n: torch.from_numpy(t) for n, t in tensors.items()})
+    parts = {"parameters": change(update.parts["parameters"])}
+    wrong = MaskedUpdate(**{**update.__dict__, "parts": parts})
+    reply.content["ciphertexts"] = to_arrays(wrong.to_tensors())
+
+
 def test_garbage_of_the_right_form_costs_the_round_and_names_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from bract.protocol.arrays import to_arrays
+    def garbage(sent: Any) -> Any:
+        return np.random.default_rng(1).integers(0, 256, sent.shape).astype(np.uint8)
 
-    def alter(reply: Any) -> None:
-        tensors = {n: a.numpy() for n, a in reply.content.array_records["ciphertexts"].items()}
-        update = MaskedUpdate.from_tensors({n: torch.from_numpy(t) for n, t in tensors.items()})
-        garbage = np.random.default_rng(1).integers(0, 256, update.parts["parameters"].shape)
-        wrong = {"parameters": garbage.astype(np.uint8)}
-        reply.content["ciphertexts"] = to_arrays(
-            MaskedUpdate(**{**update.__dict__, "parts": wrong}).to_tensors()
-        )
+    def spoil(message: Any, reply: Any) -> None:
+        for number in (1, 2):
+            change(message, reply, "train", lambda r: altered(r, garbage), number)
 
     run, _ = masked(
         tmp_path,
-        tamper=lambda m, r: change(m, r, "train", alter),
+        tamper=spoil,
+        faults=lambda m: "gone" if of(m, "train", 2, node=1) else None,
         strategy={"tolerate_failures": True},
-        rounds=2,
+        rounds=3,
     )
     rows = run.metrics()
-    assert rows[0].evaluation == rows[1].evaluation != rows[2].evaluation
+    assert rows[0].evaluation == rows[1].evaluation == rows[2].evaluation != rows[3].evaluation
     assert "larger than clients of total weight 10 can give" in caplog.text
+    first, second = rows[1].failures[0], rows[2].failures[-1]
+    assert (first.client, second.client) == ("aggregate", "aggregate")
+    assert "which of its clients: client-0, client-1, client-2" in first.reason
+    assert "in all 2 such sums of this run: client-1, client-2" in second.reason
+    assert not rows[3].failures
+
+
+def test_garbage_that_is_a_possible_sum_moves_the_mean_within_the_clip_range(
+    tmp_path: Path,
+) -> None:
+    """A client of weight 1 of 10 adds to the sum what nine tenths of the range leave room for."""
+    layout = MaskLayout(1210, 0.5, 16, 31)
+
+    def push(sent: Any) -> Any:
+        words = layout.from_bytes(sent) + np.uint32(9 * 32767 // 2)
+        return layout.to_bytes(layout.reduce(words))
+
+    run, _ = masked(
+        tmp_path,
+        tamper=lambda m, r: change(m, r, "train", lambda reply: altered(reply, push)),
+    )
+    mean = flatten(Aggregates(run.aggregates).aggregate(1))
+    assert float(mean.abs().max()) <= 0.5
+    assert float(mean.mean()) > 0.1
+
+
+def one_client(folder: Path, node: int, run: int, config: Any) -> Any:
+    """A client of round 1 in the process of one message of a run."""
+    from flwr.app import ConfigRecord, Context, RecordDict, UserConfig
+
+    from bract.client.masked import MaskedClient
+    from bract.client.policy import SitePolicy
+    from bract.client.site import Site
+    from bract.protocol.keyexchange import SESSION_KEY
+
+    node_config: UserConfig = {"partition-id": node, "state-dir": str(folder / str(node))}
+    context = Context(run, node, node_config, RecordDict(), {})
+    content = RecordDict({"config": ConfigRecord({SESSION_KEY: "s", "server-round": 1})})
+    return MaskedClient(config, Site.from_node_config(node_config), SitePolicy(), context, content)
+
+
+def sharing(folder: Path, config: Any) -> None:
+    """Three clients that wait for the model of round 1."""
+    from bract.masks.roster import Roster, Seat
+    from bract.protocol.masking import (
+        Advert,
+        read_dealt,
+        read_refused,
+        write_parcels,
+        write_roster,
+    )
+
+    def client(node: int) -> Any:
+        return one_client(folder, node, 1, config)
+
+    adverts = {n: Advert.read(client(n).advertise()) for n in range(3)}
+    seats = tuple(Seat(n, a.identity, a.box_key, a.mask_key, 1) for n, a in adverts.items())
+    roster = write_roster(Roster("s", 1, 2, 2, seats))
+    dealt = {n: read_dealt(client(n).share(roster)) for n in range(3)}
+    for n in range(3):
+        sent = {m: dealt[m].parcels[n] for m in range(3) if m != n}
+        assert not read_refused(client(n).open(write_parcels(sent)))
+
+
+def test_two_messages_at_once_get_one_update_and_one_list(tmp_path: Path) -> None:
+    """The difference of two updates under the same masks would be that of their values."""
+    from bract.protocol.masking import write_survivors
+
+    config = small(encryption=MASKS)
+    sharing(tmp_path, config)
+    first, second = (one_client(tmp_path, 1, run, config) for run in (1, 2))
+    first.check_ready()
+    second.check_ready()
+    received = {"w": torch.zeros(4)}
+    first.mask({"w": torch.rand(4)}, received, {})
+    with pytest.raises(BractError, match="asked to train twice"):
+        second.mask({"w": torch.zeros(4)}, received, {})
+    first, second = (one_client(tmp_path, 1, run, config) for run in (1, 2))
+    first.agree(write_survivors((0, 1, 2)))
+    with pytest.raises(BractError, match="other clients are said to have answered"):
+        second.agree(write_survivors((1, 2)))
+
+
+def test_a_roster_of_more_clients_than_declared_needs_a_majority_too(tmp_path: Path) -> None:
+    """A threshold of two is a majority of the three declared clients, not of the ten named."""
+    from bract.masks.party import Party
+    from bract.masks.roster import Roster
+    from bract.paillier.exchange import make_identity
+    from bract.protocol.masking import write_roster
+
+    config = small(encryption={**MASKS, "threshold": 2})
+    seats = tuple(Party.begin(n, "s", 1).seat(make_identity(), 1) for n in range(10))
+    roster = write_roster(Roster("s", 1, 2, 9, seats))
+    with pytest.raises(BractError, match="threshold 2: a server could name other survivors"):
+        one_client(tmp_path, 1, 1, config).share(roster)
+
+
+def test_a_client_that_pins_its_peers_needs_a_folder_for_its_state(tmp_path: Path) -> None:
+    (tmp_path / "peers").write_text("")
+    config = small(encryption=MASKS)
+    grid = small_grid(tmp_path, config, state=False)
+    grid.contexts[1].node_config["peers"] = str(tmp_path / "peers")
+    with pytest.raises(RunFailedError, match="set state-dir"):
+        train(tmp_path, config, grid)
+
+
+def test_a_server_that_sends_one_client_another_model_learns_no_sum(tmp_path: Path) -> None:
+    """Also where that client states the others' model, and only the masks tell."""
+
+    def other(message: Any) -> None:
+        if of(message, "train"):
+            message.content.array_records["arrays"] = dead(message.content.array_records["arrays"])
+
+    def dead(arrays: Any) -> Any:
+        return to_arrays({n: torch.zeros_like(v) for n, v in from_arrays(arrays).items()})
+
+    stated: list[str] = []
+
+    def same(message: Any, reply: Any) -> None:
+        if message.metadata.message_type == "train":
+            update = MaskedUpdate.from_tensors(from_arrays(reply.content["ciphertexts"]))
+            stated.append(update.task)
+            update = replace(update, task=stated[0])
+            reply.content["ciphertexts"] = to_arrays(update.to_tensors())
+
+    with pytest.raises(RunFailedError, match="for another message"):
+        masked(tmp_path / "stated", faults=other)
+    with pytest.raises(RunFailedError, match="sums are larger"):
+        masked(tmp_path / "same", faults=other, tamper=same)
+    assert len(set(stated)) == 2
+
+
+def test_two_clients_of_one_round_key_cost_themselves_the_round_and_no_others(
+    tmp_path: Path,
+) -> None:
+    first: list[Any] = []
+
+    def copied(message: Any, reply: Any) -> None:
+        if of(message, "query.advertise", node=2) or of(message, "query.advertise"):
+            record = reply.content["masks"]
+            first.append(record["box-key"])
+            record["box-key"] = first[0]
+
+    strategy = {"tolerate_failures": True}
+    with pytest.raises(RunFailedError, match="has a key of another client"):
+        masked(tmp_path, tamper=copied, strategy=strategy)

@@ -26,7 +26,9 @@ def test_a_private_file_is_never_readable_by_others(
 
     def watched(path: Any, flags: Any, mode: Any = 0o777, **rest: Any) -> Any:
         descriptor = opened(path, flags, mode, **rest)
-        seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            seen.append(stat.S_IMODE(status.st_mode))
         return descriptor
 
     monkeypatch.setattr(os, "open", watched)
@@ -101,3 +103,19 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BractError, match="file/state: cannot be written"):
         write_bytes(tmp_path / "file" / "state", b"")
+
+
+def test_a_clients_own_state_is_on_the_disk_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    sync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append((folder, (tmp_path / "answered.json").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_text(tmp_path / "answered.json", "{}", private=True)
+    assert synced == [(False, False), (True, True)]

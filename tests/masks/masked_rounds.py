@@ -48,7 +48,8 @@ class Group:
     def open(self, node: int) -> dict[int, str]:
         """Deliver a client its parcels; return what it refused."""
         return self.parties[node].open(
-            {n: d.parcels[node] for n, d in self.dealt.items() if n != node and node in d.parcels}
+            {n: d.parcels[node] for n, d in self.dealt.items() if n != node and node in d.parcels},
+            self.identities[node],
         )
 
     def keep(self) -> None:
@@ -73,7 +74,9 @@ class Group:
         helping = sorted(survivors if helpers is None else helpers)
         sealed = {n: self.parties[n].agree(survivors, self.identities[n], least) for n in helping}
         return {
-            n: self.parties[n].reveal({h: b[n] for h, b in sealed.items() if n in b})
+            n: self.parties[n].reveal(
+                {h: b[n] for h, b in sealed.items() if n in b}, self.identities[n]
+            )
             for n in helping
         }
 
@@ -82,9 +85,10 @@ class Group:
         layout: MaskLayout,
         uploads: Mapping[int, NDArray[np.uint8]],
         revealed: Mapping[int, Mapping[int, bytes]],
+        task: bytes = b"",
     ) -> tuple[NDArray[np.unsignedinteger], Unmasked]:
         """Return the unmasked sum of weight times code."""
-        seeds = rebuild(self.roster, self.dealt, tuple(sorted(uploads)), revealed)
+        seeds = rebuild(self.roster, self.dealt, tuple(sorted(uploads)), revealed, task)
         total = np.zeros(layout.length, dtype=layout.dtype)
         for data in uploads.values():
             total += layout.from_bytes(data)

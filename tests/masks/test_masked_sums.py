@@ -151,7 +151,7 @@ def test_a_server_that_puts_its_own_key_in_a_clients_place_is_found_out() -> Non
     forged = Roster("run", 1, 2, 2, (spy, seats[12], seats[13]))
     dealt = {n: parties[n].deal(honest, group.identities[n]) for n in (11, 13)}
     dealt[12] = parties[12].deal(forged, group.identities[12])
-    refused = parties[12].open({n: dealt[n].parcels[12] for n in (11, 13)})
+    refused = parties[12].open({n: dealt[n].parcels[12] for n in (11, 13)}, group.identities[12])
     assert set(refused) == {11, 13}
     with pytest.raises(MaskError, match="shares of 0 other clients"):
         parties[12].mask({0: np.zeros(3, dtype=np.uint32)})
@@ -165,7 +165,7 @@ def test_a_server_that_shows_one_client_other_weights_is_found_out() -> None:
     other = Roster("run", 1, 2, 2, (replace(seats[11], weight=1), seats[12], seats[13]))
     dealt = {n: parties[n].deal(told, group.identities[n]) for n in (11, 12)}
     dealt[13] = parties[13].deal(other, group.identities[13])
-    assert 13 in parties[11].open({n: dealt[n].parcels[11] for n in (12, 13)})
+    assert 13 in parties[11].open({n: dealt[n].parcels[11] for n in (12, 13)}, group.identities[11])
 
 
 def test_a_server_that_names_other_dropouts_to_others_gets_nothing() -> None:
@@ -177,7 +177,9 @@ def test_a_server_that_names_other_dropouts_to_others_gets_nothing() -> None:
     sealed |= {n: group.parties[n].agree(gone, group.identities[n], 2) for n in (2, 3)}
     for node in (1, 2, 3):
         with pytest.raises(MaskError, match="2 clients confirm who answered, expected 3"):
-            group.parties[node].reveal({h: b[node] for h, b in sealed.items() if node in b})
+            group.parties[node].reveal(
+                {h: b[node] for h, b in sealed.items() if node in b}, group.identities[node]
+            )
     with pytest.raises(MaskError, match="other clients are said to have answered than before"):
         group.parties[1].agree(gone, group.identities[1], 2)
 
