@@ -52,7 +52,12 @@ class Defending:
             self.store.save(self.state)
 
     def protect(
-        self, update: Tensors, *, model: nn.Module, images: Tensor, labels: Tensor
+        self,
+        update: Tensors,
+        *,
+        model: nn.Module,
+        images: Tensor | None,
+        labels: Tensor | None,
     ) -> Tensors:
         """Return what may leave, and keep the state for the next round.
 
@@ -61,7 +66,8 @@ class Defending:
         model
             The model after training.
         images, labels
-            The round's first batch: model inputs and labels. The defenses compute where they are.
+            The round's first batch: model inputs and labels; None where no defense may read them.
+            The defenses compute where the model is.
 
         Returns
         -------
@@ -71,8 +77,9 @@ class Defending:
         if not len(self.chain):
             return update
         context = replace(self.context, model=model, images=images, labels=labels)
+        device = next(model.parameters()).device
         protected = self.chain.protect(
-            {name: value.to(images.device) for name, value in update.items()}, self.state, context
+            {name: value.to(device) for name, value in update.items()}, self.state, context
         )
         self.store.save(self.state)
         _log.info("round %d: %s", context.round, self.report)
@@ -96,5 +103,11 @@ def defenses_of(config: FederationConfig) -> DefenseChain:
             f"strategy.server_lr is {config.strategy.server_lr}, but these defenses upload "
             f"defended updates that the server has to scale; set strategy.server_lr: "
             f"{chain.server_lr}"
+        )
+    reading = [d.name for d in chain.defenses if {"images", "labels"} & set(d.needs)]
+    if config.training.private is not None and reading:
+        raise BractError(
+            f"training.private: the noise covers training, and the defense {reading[0]!r} reads "
+            "the examples again after it; take the defense out, or training.private"
         )
     return chain

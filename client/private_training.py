@@ -160,7 +160,8 @@ def train_privately(
     used: dict[int, Tensor | None] = {}
     losses: list[float] = []
     objective, correct, seen = objective_of(spec.loss), 0, 0
-    step = _Step(model, config, mechanism, stream, len(images), proximal_mu)
+    example = spec.normalise(torch.zeros_like(images[:1]).to(device))
+    step = _Step(model, config, mechanism, stream, len(images), proximal_mu, example)
     try:
         for batch in _samples(len(images), mechanism, stream):
             if not batch:
@@ -171,13 +172,19 @@ def train_privately(
                 inputs = augment(inputs, config.augmentation, draws)
             for position, index in enumerate(batch):
                 used.setdefault(index, inputs[position] if config.augmentation else None)
-            target = labels[batch].to(device)
-            outputs = step.module(spec.normalise(inputs.to(device)))
-            each = objective.each(outputs, label_rows(target, outputs.shape[-1], objective))
-            step.take(each)
-            losses.append(float(each.detach().mean()))
-            correct += int(objective.right(outputs, target).sum())
-            seen += len(batch)
+            inputs, target = spec.normalise(inputs.to(device)), labels[batch].to(device)
+            while len(inputs):
+                outputs = step.module(inputs)
+                each = objective.each(outputs, label_rows(target, outputs.shape[-1], objective))
+                finite = step.take(each)
+                if finite is None:
+                    losses.append(float(each.detach().mean()))
+                    correct += int(objective.right(outputs, target).sum())
+                    seen += len(inputs)
+                    break
+                inputs, target = inputs[finite], target[finite]
+            else:
+                step.empty()
         update = step.gradient
         if config.algorithm != "fedsgd":
             update = difference(before, parameters_of(model))
@@ -209,6 +216,7 @@ class _Step:
         stream: SecretStream,
         count: int,
         proximal_mu: float,
+        example: Tensor,
     ) -> None:
         private = config.private
         assert private is not None
@@ -216,20 +224,41 @@ class _Step:
         self._received = {n: p.detach().clone() for n, p in self._named.items()}
         self._mu = proximal_mu
         self._applies = config.algorithm != "fedsgd"
-        self.ghost = uses_ghost_clipping(model, private)
+        self.ghost = uses_ghost_clipping(model, private, example)
         self.module, self._optimizer = _wrapped(
             model, config, mechanism, stream, count, ghost=self.ghost
         )
         self.gradient: dict[str, Tensor] = {}
 
-    def take(self, losses: Tensor) -> None:
-        """Step along the losses ``(B,)`` of a sample."""
+    def take(self, losses: Tensor) -> Tensor | None:
+        """Step along the losses ``(B,)`` of a sample.
+
+        Returns
+        -------
+        Tensor or None
+            Where some example's gradient is not finite, which of them are; no step was made then.
+            A server can choose parameters at which one example overflows: no noise hides that, and
+            an example without a finite gradient adds nothing.
+        """
         self._optimizer.zero_grad()
         with warnings.catch_warnings():
             # The images need no gradient, of which torch warns at every layer that they enter.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             self._backward(losses)
+        finite = self._finite()
+        if not bool(finite.all()):
+            self._optimizer.zero_grad()
+            return finite
         self._step()
+        return None
+
+    def _finite(self) -> Tensor:
+        """Return of which examples ``(B,)`` the gradient is finite."""
+        if self.ghost:
+            norms: Tensor = self.module.per_sample_gradient_norms
+            return norms.isfinite()
+        samples = [s for s in self._optimizer.grad_samples if len(s)]
+        return torch.stack([s.flatten(1).isfinite().all(1) for s in samples]).all(0)
 
     def _backward(self, losses: Tensor) -> None:
         if not self.ghost:
@@ -273,13 +302,22 @@ class _Step:
         }
 
 
-def uses_ghost_clipping(model: nn.Module, private: PrivateConfig) -> bool:
+def uses_ghost_clipping(model: nn.Module, private: PrivateConfig, example: Tensor) -> bool:
     """Return whether gradients are clipped without computing them one by one.
+
+    Norms are those of Opacus' rules for layers. They are exact for what enters a linear layer as
+    one vector an example. Of sequences they are a difference of large numbers, which rounding can
+    leave too small, and a weight that is used outside of its layer, or twice, is not counted.
+
+    Parameters
+    ----------
+    example
+        Some model input ``(1, ...)``; what enters the layers is looked at, not its values.
 
     Raises
     ------
     BractError
-        If it is asked for, and a layer has no such rule in Opacus.
+        If it is asked for, and a layer has no such rule, or one that is not exact.
     """
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
@@ -290,12 +328,44 @@ def uses_ghost_clipping(model: nn.Module, private: PrivateConfig) -> bool:
         if type(layer) not in known
         and any(p.requires_grad for p in layer.parameters(recurse=False))
     ]
+    if private.clipping == "each":
+        return False
+    others += _inexact(model, example)
     if private.clipping == "ghost" and others:
         raise BractError(
-            f"training.private.clipping is ghost, but Opacus has no such rule for {others[0]} and "
+            f"training.private.clipping is ghost, but Opacus has no exact rule for {others[0]} and "
             f"{len(others) - 1} more layers; set clipping: auto"
         )
-    return private.clipping != "each" and not others
+    return not others
+
+
+def _inexact(model: nn.Module, example: Tensor) -> list[str]:
+    """Name what Opacus' norms of layers do not cover: foreign code, sequences, repeated layers."""
+    found = [
+        f"{name or 'the model'} ({type(layer).__name__}, whose code may use weights of others)"
+        for name, layer in model.named_modules()
+        if type(layer).__module__.partition(".")[0] not in ("torch", "bract")
+    ]
+    calls: dict[str, list[int]] = {}
+    handles = [
+        layer.register_forward_pre_hook(
+            lambda _, inputs, name=name: calls.setdefault(name, []).append(inputs[0].dim())
+        )
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | nn.Embedding)
+    ]
+    try:
+        with torch.no_grad():
+            model(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    found += [
+        f"{name} (called {len(dims)} times, with inputs of {max(dims)} dimensions)"
+        for name, dims in calls.items()
+        if len(dims) > 1 or (max(dims) > 2 and isinstance(model.get_submodule(name), nn.Linear))
+    ]
+    return found
 
 
 def _wrapped(

@@ -218,7 +218,7 @@ def test_it_is_no_defense_after_training_and_covers_no_scores() -> None:
 
 def test_ghost_clipping_of_a_convolution_is_refused_by_name() -> None:
     config = training(private={**PRIVATE, "clipping": "ghost"})
-    with pytest.raises(BractError, match=r"no such rule for 0 \(Conv2d\)"):
+    with pytest.raises(BractError, match=r"no exact rule for 0 \(Conv2d\)"):
         private(conv(), config, Mechanism("sampled", 1.0, 0.5, 1))
 
 
@@ -295,3 +295,114 @@ def test_noise_in_sums_is_opacus_account_of_the_sum() -> None:
     assert alone is not None and own is not None
     assert noise.spent_in_sums(30, 16, 0.2) < alone < own  # type: ignore[operator]
     assert Noise(kind="laplace", std=0.5).spent_in_sums(30, 16) is None
+
+
+def overflowing(build: Any, first: int, last: int) -> nn.Module:
+    """Parameters of a server at which bright images alone have no finite gradient."""
+    model: nn.Module = build()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+        weight = model.get_parameter(f"{first}.weight")
+        weight[0] = 2.5e38 / weight[0].numel() / 0.55
+        rows = torch.linspace(-1e-30, 1e-30, 10)[:, None]
+        model.get_parameter(f"{last}.weight")[:] = rows
+    return model
+
+
+@pytest.mark.parametrize(("build", "first", "last"), [(conv, 0, 3), (dense, 1, 3)])
+def test_an_example_without_a_finite_gradient_adds_nothing(
+    build: Any, first: int, last: int
+) -> None:
+    """One that made the update NaN would be told from no such example, whatever the noise."""
+
+    def update(images: Any) -> Any:
+        model = overflowing(build, first, last)
+        if build is conv:
+            model.set_submodule("1", nn.Identity())
+        _, labels = data()
+        return train_privately(
+            model,
+            images,
+            labels,
+            config=training(algorithm="fedsgd", local_steps=None, batch_size=12),
+            spec=spec(),
+            seed=1,
+            device=torch.device("cpu"),
+            mechanism=Mechanism("sampled", 1.0, 1.0, 1),
+            stream=SecretStream.derived(STREAM, "test"),
+        ).update
+
+    images = data()[0] * 0.5
+    images[3] = 1.0
+    found = update(images)
+    assert all(bool(value.isfinite().all()) for value in found.values())
+    nothing = update(torch.ones_like(images))
+    noise = SecretStream.derived(STREAM, "test")
+    noise.uniform((12,), dtype=torch.float64)
+    for value in nothing.values():
+        wanted = 0.5 * noise.normal(value.shape) / 12
+        assert torch.allclose(value, wanted, atol=1e-6)
+
+
+class Tied(nn.Module):
+    """Uses a layer's weight a second time outside of the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(64, 10), nn.Linear(10, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        x = x.flatten(1)
+        found: torch.Tensor = self.b(self.a(x))
+        return found + 100 * nn.functional.linear(x[:, :10], self.b.weight)
+
+
+def sequences() -> nn.Module:
+    """Eight vectors an image enter a linear layer; what they add to its gradient cancels."""
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Flatten(1, 2), nn.Linear(8, 16), nn.Flatten(), nn.Linear(128, 10))
+    with torch.no_grad():
+        signs = torch.tensor([1.0, -1.0] * 4).repeat_interleave(16)
+        model.get_parameter("3.weight")[:] = 1e5 * signs * torch.randn(10, 16).repeat(1, 8)
+    return model
+
+
+def repeated() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("build", [Tied, sequences, repeated])
+def test_no_example_adds_more_than_the_bound(build: Any) -> None:
+    section = {"noise_multiplier": 1e-9, "max_grad_norm": 0.05}
+    config = training(private=section, algorithm="fedsgd", local_steps=None, batch_size=1)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.rand(1, 1, 1, 8, generator=generator).expand(1, 1, 8, 8)
+        image = rows * 0.9 + 1e-4 * torch.rand(1, 1, 8, 8, generator=generator)
+        update = train_privately(
+            build(),
+            image,
+            torch.tensor([1]),
+            config=config,
+            spec=spec(),
+            seed=1,
+            device=torch.device("cpu"),
+            mechanism=Mechanism("sampled", 1e-9, 1.0, 1),
+            stream=SecretStream.derived(STREAM, "test"),
+        ).update
+        assert math.sqrt(sum(float(v.double().square().sum()) for v in update.values())) < 0.0501
+    ghost = training(private={**section, "clipping": "ghost"})
+    with pytest.raises(BractError, match="no exact rule for"):
+        private(build(), ghost, Mechanism("sampled", 1.0, 1.0, 1))
+
+
+@pytest.mark.parametrize("name", ["soteria", "censor"])
+def test_defenses_that_read_the_examples_again_are_refused(name: str, tmp_path: Path) -> None:
+    config = small(training={"private": PRIVATE}, defenses=[{"name": name}])
+    with pytest.raises((BractError, RunFailedError), match="reads the examples again"):
+        train(tmp_path, config, small_grid(tmp_path, config))
