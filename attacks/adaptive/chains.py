@@ -30,6 +30,7 @@ from bract.attacks.adaptive.simulated_defense import (
     simulated,
 )
 from bract.attacks.adaptive.soteria import mute_pruned_features
+from bract.attacks.adaptive.truncated_svd import SentSubspaces, sent_subspaces, truncation
 from bract.attacks.problem.evidence import CHAINS, Evidence, Known
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.target_model import target_model_of
@@ -182,6 +183,31 @@ def before_censor(observation: Observation, known: Known) -> Evidence:
     return _named(found, observation)
 
 
+def before_truncation(observation: Observation, known: Known) -> Evidence:
+    """Pruning, or clipping and noise, then truncated SVD: compared where the upload is exact.
+
+    The noise in the rows and columns that were sent has the law of all noise.
+    """
+    del known
+    first, unit = observation.declaration.defenses[0], gradient_scale(observation)
+    part = SentSubspaces(sent_subspaces(_alone(observation, 1))[0])
+    if first["name"] == "pruning":
+        found = simulated(observation, _prune(read_settings(Pruning, first)), part)
+        likelihood = None
+    else:
+        hyper = read_settings(Noise, first)
+        found = simulated(observation, *clipping(hyper, unit), part)
+        kind = GaussianLikelihood if hyper.kind == "gaussian" else LaplaceLikelihood
+        likelihood = kind(hyper.deviation * unit)
+    evidence = Evidence(
+        target=found.target,
+        adapt=found.adapt,
+        likelihood=likelihood,
+        notes={"method": "matched the first defense in the rows and columns of what was sent"},
+    )
+    return _named(evidence, observation)
+
+
 def muted_and_pruned(observation: Observation, known: Known) -> Evidence:
     """Soteria, then pruning: bounds on dropped coordinates, none in columns that are zero."""
     muted = mute_pruned_features(_alone(observation, 0), known)
@@ -235,6 +261,11 @@ def _precode(observation: Observation, known: Known) -> Simulated:
     return _as_simulated(bottlenecked(observation, exact=False), observation)
 
 
+def _truncation(observation: Observation, known: Known) -> Simulated:
+    del known
+    return truncation(observation)
+
+
 def _as_simulated(found: Evidence, observation: Observation) -> Simulated:
     return Simulated(
         target=found.target,
@@ -271,6 +302,10 @@ CHAINS |= {
     ("pruning", "censor"): before_censor,
     ("noise", "censor"): before_censor,
     ("pruning", "noise"): pruned_and_noisy,
+    ("truncated-svd", "pruning"): partial(pruned, simulate=_truncation),
+    ("truncated-svd", "noise"): partial(noisy, simulate=_truncation),
+    ("pruning", "truncated-svd"): before_truncation,
+    ("noise", "truncated-svd"): before_truncation,
     ("soteria", "pruning"): muted_and_pruned,
     ("soteria", "noise"): partial(noisy, simulate=_soteria),
     ("adadefense", "pruning"): adadefense_and_pruned,

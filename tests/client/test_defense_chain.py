@@ -202,6 +202,7 @@ def test_every_defense_registers_under_its_own_name_and_has_defaults() -> None:
         "precode",
         "pruning",
         "soteria",
+        "truncated-svd",
     }
     for name in DEFENSES:
         noise = {"noise": {"std": 1.0}, "per-example": {"noise_multiplier": 1.0}}

@@ -39,7 +39,8 @@ class Net(nn.Module):
         self.head = nn.Linear(3 * 36, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        features = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+        # Not a ReLU after the lock: where the key draws every shift low, it would pass no gradient.
+        features = torch.relu(self.second(torch.tanh(self.norm(self.first(x)))))
         logits: Tensor = self.head(features.flatten(1))
         return logits
 

@@ -21,6 +21,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "precode": {"latent": 0},
     "pruning": {"ratio": 1.0},
     "soteria": {"ratio": 0.0},
+    "truncated-svd": {"energy": 1.0},
 }
 
 
