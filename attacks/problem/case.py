@@ -22,6 +22,7 @@ from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.attacks.problem.training_path import TrainingPath, knows_path
 from bract.attacks.problem.visibility import scaled_names, visible_share
 from bract.config.audit import Tier
+from bract.config.text import TextSchema
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
@@ -223,3 +224,14 @@ def _scaled(
 
 def _counts(group: Tensors | None) -> tuple[tuple[str, int], ...]:
     return tuple((name, len(value)) for name, value in (group or {}).items())
+
+
+def text_schema(case: Case) -> TextSchema:
+    """Return the declared schema of the texts."""
+    schema = case.observation.declaration.text
+    if schema is None:
+        raise BractError(
+            f"{case.observation.key}: no schema of texts is declared; its vocabulary and length "
+            "are needed (data.text)"
+        )
+    return schema

@@ -101,10 +101,13 @@ class TargetModel:
             return logits, logits.new_zeros(len(inputs))
         # PyTorch's fused attention has no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
-            if len(inputs) == 1:
-                state = {name: value[0] for name, value in (parameters | buffers).items()}
-                logits, added = one(state, inputs[0])
-                return logits[None], added[None]
+            if len(inputs) == 1 or self.declaration.text is not None:
+                # Models of transformers make masks by control flow on values, which vmap refuses.
+                each = [
+                    one({n: v[trial] for n, v in (parameters | buffers).items()}, inputs[trial])
+                    for trial in range(len(inputs))
+                ]
+                return torch.stack([made for made, _ in each]), torch.stack([a for _, a in each])
             batched: tuple[Tensor, Tensor] = vmap(one)(parameters | buffers, inputs)
             return batched
 

@@ -27,7 +27,7 @@ from bract.attacks.methods.token_span.sequences import (
 )
 from bract.attacks.methods.token_span.span import Span, span_of
 from bract.attacks.methods.token_span.stages import Layer, Stages, find_stages
-from bract.attacks.problem.case import Case
+from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -122,17 +122,6 @@ def _labels(problem: Problem) -> Tensor:
     except BractError:
         shape = (problem.trials, problem.image_shape[0], problem.classes)
         return torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
-
-
-def text_schema(case: Case) -> TextSchema:
-    """Return the declared schema of the texts."""
-    schema = case.observation.declaration.text
-    if schema is None:
-        raise BractError(
-            f"{case.observation.key}: no schema of texts is declared; its vocabulary and length "
-            "are needed (data.text)"
-        )
-    return schema
 
 
 def _until(seconds: float) -> Callable[[], bool]:

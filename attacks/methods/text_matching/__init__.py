@@ -1,0 +1,1 @@
+"""Texts by gradient matching over embeddings: TAG, SIM and LAMP."""
