@@ -182,6 +182,8 @@ def _ask(description: AppDescription) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, tuple | list) and any(isinstance(v, Mapping) for v in value):
+        return f"of {len(value)} entries"
     return ",".join(f"{v:g}" for v in value) if isinstance(value, tuple | list) else str(value)
 
 

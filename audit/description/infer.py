@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +32,7 @@ from bract.audit.description.facts import (
     read_tensors,
 )
 from bract.audit.description.normalisation import normalisation_of
+from bract.audit.description.rows import guess_schema
 from bract.audit.truth import load_truth, truth_path
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError, listed, one_line
@@ -64,6 +65,9 @@ MOMENTUM = 0.9
 COMPARED = 4
 """Most captures whose update is compared with a simulated one: those of the fewest steps in the
 first round, where a simulated client is most like a real one."""
+
+_COLUMNS = "input.table.columns"
+"""Key of the reason for a guessed schema."""
 
 START = {"sgd": 0.05, "adam": 0.001}
 """Learning rates from which the captured one is inferred."""
@@ -102,6 +106,8 @@ def complete(
     """
     work = _Work(captures, description)
     work.check_clients()
+    if truth is not None:
+        work.guess_schema(truth)
     work.choose_model()
     if truth is not None:
         work.read_truth(truth)
@@ -155,6 +161,45 @@ class _Work:
                 f"bract.yaml: clients.{strange[0]}: no capture is of it; captured are "
                 f"{one_line(', '.join(captured), 300)}"
             )
+
+    def guess_schema(self, truth: Path) -> None:
+        """Take the columns of undeclared rows from those that clients kept."""
+        declared = self.declaration()
+        if declared.table is not None or self.given.input.kind not in (None, "table"):
+            return
+        kept = [c for f in self.facts if (c := self._kept(truth, f)) is not None]
+        rows = [c["inputs"] for c in kept if c["inputs"].dim() == 2]
+        if not rows or len(rows) < len(kept) or not all(r.is_floating_point() for r in rows):
+            return
+        schema = guess_schema(rows, [c["labels"] for c in kept], outputs=self._rows())
+        reason = (
+            f"{sum(map(len, rows))} rows that clients kept; name the columns, and give the ranges "
+            "and means that are public"
+        )
+        self.content["input"] = {"table": asdict(schema)}
+        self.content["guessed"][_COLUMNS] = reason
+
+    def _kept(self, truth: Path, fact: CaptureFacts) -> dict[str, Tensor] | None:
+        """Return inputs and labels ``(N, ...)`` of a capture's client, where it kept them."""
+        from safetensors.torch import load_file
+
+        path = truth_path(truth, fact.capture.client, fact.capture)
+        content = load_file(path) if path.is_file() else {}
+        inputs, labels = content.get("inputs"), content.get("labels")
+        if inputs is None or labels is None or labels.shape != (len(inputs),) or not len(inputs):
+            return None
+        return {"inputs": inputs, "labels": labels}
+
+    def _choose_binary_loss(self, inputs: Tensor) -> None:
+        """Take outputs that are all in [0, 1] as probabilities, of rows whose schema is a guess."""
+        target = self.content["input"]["table"]["target"]
+        if target["loss"] != "binary_cross_entropy_logits":
+            return
+        with torch.no_grad():
+            outputs = self.model.eval()(inputs)
+        self.model.train()
+        if float(outputs.min()) >= 0.0 and float(outputs.max()) <= 1.0:
+            target["loss"] = "binary_cross_entropy"
 
     def choose_model(self) -> None:
         declared = self.declaration()
@@ -235,7 +280,11 @@ class _Work:
 
     def _read_rows(self, path: Path, truth: Path, paths: Sequence[Path]) -> None:
         """Check what a client kept of a table against the schema."""
-        capture = next(f.capture for f, p in zip(self.facts, paths, strict=True) if p == path)
+        fact = next(f for f, p in zip(self.facts, paths, strict=True) if p == path)
+        kept = self._kept(truth, fact)
+        if kept is not None and _COLUMNS in self.content["guessed"]:
+            self._choose_binary_loss(kept["inputs"])
+        capture = fact.capture
         declared = self.declaration(capture)
         if load_truth(truth, replace(capture, declaration=declared)) is None:
             raise BractError(f"{path}: cannot be used to score; see the warning above")

@@ -125,6 +125,27 @@ def test_an_app_of_rows_goes_from_two_edits_to_a_scored_page(tmp_path: Path) -> 
     assert "private" in page and "38.5" in page and "Original" in page
 
 
+def test_the_schema_of_kept_rows_is_guessed_and_the_page_is_scored(tmp_path: Path) -> None:
+    run = captured(tmp_path)
+    training = {"optimizer": "sgd", "lr": 0.1, "batch_size": 2, "local_steps": 1}
+    given = build_description({"model": MODEL, "training": training})
+    truth = tmp_path / "truth" / "1"
+    found = complete(Captures(run.captures, {MODEL}, given), given, truth=truth).description
+    assert found.input.table is not None
+    assert found.input.table.statistics == "private"
+    assert found.input.table.target.objective == "binary_cross_entropy"
+    assert "2 rows that clients kept" in found.guessed["input.table.columns"]
+    (run.root / "bract.yaml").write_text(dump_description(found), encoding="utf-8")
+    request = AuditRequest(attacks=["spear"], device="cpu", models=frozenset({MODEL}), truth=truth)
+    audit = Audit(run, request)
+    (answer,) = audit.execute(audit.plan())
+    assert answer.refused is None
+    write_report(tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    images = report["observations"][0]["images"]
+    assert [image["scores"]["features"] for image in images] == [1.0, 1.0]
+
+
 def test_a_redacted_page_holds_no_cell_and_only_allowed_names(tmp_path: Path) -> None:
     run = captured(tmp_path)
     described(run)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bract.cli.audit import audit_requests, open_audit
@@ -92,6 +93,19 @@ def test_rows_are_described_by_their_schema(tmp_path: Path) -> None:
     (root / "bract.yaml").write_text(json.dumps(given))
     describe_app(root, {}, model=f"{HERE}:rows", force=True)
     assert "c13" in (root / "bract.yaml").read_text()
+
+
+def test_rows_that_a_client_kept_are_described_without_a_schema(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = captured(tmp_path, rows())
+    kept = tmp_path / "truth" / "node-1"
+    kept.mkdir(parents=True)
+    inputs = torch.randn(4, 14, generator=torch.Generator().manual_seed(0))
+    save_file({"inputs": inputs, "labels": torch.ones(4)}, kept / "round-0001.safetensors")
+    describe_app(root, {}, model=f"{HERE}:rows", truth=tmp_path / "truth")
+    assert "input.table.columns of 14 entries (4 rows that clients kept" in capsys.readouterr().err
+    assert "feature 14" in (tmp_path / "bract.yaml").read_text(encoding="utf-8")
 
 
 def test_an_unknown_input_is_named_with_the_known_ones(tmp_path: Path) -> None:
