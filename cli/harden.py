@@ -13,20 +13,23 @@ from bract.cli.signals import explained, resumed
 from bract.config import FederationConfig
 from bract.deploy.harden.federate import federate
 from bract.deploy.harden.page import write_hardening
-from bract.deploy.harden.search import Hardening, load_optuna
+from bract.deploy.harden.search import Hardening
 from bract.deploy.harden.space import Space, load_space
+from bract.deploy.harden.study import load_optuna
+from bract.deploy.harden.work import Crew
+from bract.deploy.harden.workers import Workers, cores
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
 
 
 class InProcess:
-    """Federations in this process, and the audits of ``bract audit``."""
+    """Federations in the process that it is called in, and the audits of ``bract audit``."""
 
     def __init__(self, base: FederationConfig) -> None:
         self._models = {base.model.name} if ":" in base.model.name else set()
 
     def train(self, config: FederationConfig, root: Path) -> float | None:
-        """Train in this process, with keys made here where uploads are encrypted."""
+        """Train, with keys made here where uploads are encrypted."""
         return federate(config, root, _secrets(config, RunDirectory(root).keys))
 
     def attack(self, root: Path, settings: Mapping[str, Any]) -> None:
@@ -79,15 +82,17 @@ def harden(
     """Search around a configuration; return the page, ``runs/<name>-harden/harden.html``."""
     load_optuna()
     config = config.as_own_word()
-    return harden_with(
-        limited(load_space(config, space), trials=trials, seeds=seeds),
-        runs / f"{config.name}-harden",
-        InProcess(config),
-        resume=resume,
-        overwrite=overwrite,
-        redact=redact,
-        as_json=as_json,
-    )
+    found = limited(load_space(config, space), trials=trials, seeds=seeds)
+    with Workers(InProcess(config), found.file.search.workers or cores()) as crew:
+        return harden_with(
+            found,
+            runs / f"{config.name}-harden",
+            crew,
+            resume=resume,
+            overwrite=overwrite,
+            redact=redact,
+            as_json=as_json,
+        )
 
 
 def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
@@ -101,21 +106,21 @@ def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:
 def harden_with(
     space: Space,
     root: Path,
-    bench: Any,
+    crew: Crew,
     *,
     resume: bool,
     overwrite: bool,
     redact: bool = False,
     as_json: bool = False,
 ) -> Path:
-    """Search a space on a bench, write the page and what it recommends."""
+    """Search a space with a crew, write the page and what it recommends."""
     run = RunDirectory(root)
     again = resumed("harden", "bract harden CONFIG --resume")
     with run.claim(), explained(f"{root}; what is done is kept", again):
         _claim(run, space, resume=resume, overwrite=overwrite)
         for note in space.notes:
             say(note)
-        search = Hardening(root, space, bench, say=say)
+        search = Hardening(root, space, crew, say=say)
         search.run()
         facts, page = write_hardening(search, redact=redact)
     if as_json:
@@ -131,9 +136,10 @@ def _claim(run: RunDirectory, space: Space, *, resume: bool, overwrite: bool) ->
     """See that the folder is free, is to be replaced, or holds the same search."""
     from bract.files import write_text
 
+    free = {"search": {"trials", "points", "workers"}}
     asked = {
         "config": space.base.model_dump(mode="json"),
-        "space": space.file.model_dump(mode="json", exclude={"search": {"trials", "points"}}),
+        "space": space.file.model_dump(mode="json", exclude=free),
     }
     path = run.root / "search.json"
     if overwrite:

@@ -12,8 +12,9 @@ from bract.audit.captures import Captures
 from bract.cli.compare_app import described_run, of_any_run, run_variant
 from bract.cli.harden import attack, harden_with, limited
 from bract.config import FederationConfig, build_config
-from bract.deploy.harden.search import load_optuna
 from bract.deploy.harden.space import Space, SpaceFile, app_chains, read_space
+from bract.deploy.harden.study import load_optuna
+from bract.deploy.harden.work import Here
 from bract.errors import BractError
 from bract.files import write_text
 from bract.rundir import RunDirectory
@@ -77,7 +78,7 @@ def harden_app(
     return harden_with(
         found,
         runs / f"{app.name}-harden",
-        InFlower(app, description),
+        Here(InFlower(app, description)),
         resume=resume,
         overwrite=overwrite,
         redact=redact,

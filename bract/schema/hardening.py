@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 
 from bract.schema.record import Number, Public, Record, VersionedRecord
 
-Stage = Literal["crashed", "infeasible", "cheap", "middle", "full"]
+Stage = Literal["crashed", "infeasible", "trained", "cheap", "middle", "full"]
 
 
 class QuestionLeak(Record):
@@ -48,6 +48,8 @@ class Measure(Record):
 class Candidate(VersionedRecord):
     """One configuration of the space; ``stage`` is the strongest attack that it was held to.
 
+    ``trained`` is one whose accuracy is too low to be attacked.
+
     ``was_good`` says that it was on the frontier before that attack, ``dropped`` why it is not any
     more. ``epsilon`` is what the account of its noise spends over all rounds.
     """
@@ -81,6 +83,8 @@ class Hardening(VersionedRecord):
     beats in leakage, accuracy and cost together, each under the full attack. ``recommended`` is
     None where no point keeps the constraints; ``nearest`` is then the one that comes nearest.
     ``importance`` is the share of an objective's variance that follows from a setting alone.
+    ``cpu_seconds`` are those of all federations and attacks, ``wall_seconds`` those of the search
+    without the time between interruptions.
     """
 
     kind: ClassVar[str] = "hardening"
@@ -101,5 +105,6 @@ class Hardening(VersionedRecord):
     searched: Public[dict[str, Any]] = {}
     federations: Public[int] = 0
     cpu_seconds: Public[Number] = None
+    wall_seconds: Public[Number] = None
     paragraph: Public[str] = ""
     notes: Public[list[str]] = []

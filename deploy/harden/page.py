@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -12,21 +10,22 @@ from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from bract import __version__
 from bract.config import FederationConfig
-from bract.deploy.harden.search import Hardening, seeded
+from bract.deploy.harden.search import Hardening
+from bract.deploy.harden.work import seeded
 from bract.files import write_text
 from bract.report.facts import gather
 from bract.report.order import severity
+from bract.report.page.render import render_cases, style
 from bract.schema.hardening import Candidate
 from bract.schema.hardening import Hardening as HardeningFacts
 from bract.strict_json import dump_json
 
 PAGE, FACTS = "harden.html", "harden.json"
 RECOMMENDED, POLICY = "recommended.yaml", "policy.yaml"
-SHOWN = 4
-"""Images of each point, of its first federation."""
 
 
 def write_hardening(search: Hardening, *, redact: bool = False) -> tuple[HardeningFacts, Path]:
@@ -76,6 +75,7 @@ def gather_hardening(search: Hardening) -> HardeningFacts:
         },
         federations=sum(len(c.measures) for c in measured),
         cpu_seconds=sum(c.cpu_seconds or 0.0 for c in measured),
+        wall_seconds=search.wall_seconds,
         notes=list(dict.fromkeys([*search.notes, *_limits(control)])),
     )
     return facts.model_copy(update={"paragraph": paragraph(facts, best, control)})
@@ -155,7 +155,8 @@ def render(search: Hardening, facts: HardeningFacts, *, redact: bool = False) ->
             dropped=[c for c in facts.candidates if c.dropped and c.name not in facts.frontier],
             crashed=[c for c in facts.candidates if c.error],
             dots=_dots([c for c in facts.candidates if c.measures], set(facts.frontier)),
-            pictures={} if redact else {c.name: _pictures(search.run_of(c)) for c in front},
+            cases={} if redact else {c.name: _cases(search.run_of(c), c.name) for c in front},
+            css=style("report.css"),
             settings={c.name: _setting(c) for c in facts.candidates},
             config=config.read_text(encoding="utf-8") if config.is_file() else "",
             policy=policy.read_text(encoding="utf-8") if policy.is_file() else "",
@@ -246,35 +247,16 @@ def _dots(found: Sequence[Candidate], front: set[str]) -> list[dict[str, Any]]:
             "title": f"{c.title}: leakage {c.leak or 0.0:.2f}, accuracy {_accuracy(c)} ({c.stage})",
         }
         for c in found
+        if c.leak is not None
     ]
 
 
-def _pictures(run: Path) -> list[dict[str, str]]:
-    """Return originals and reconstructions of the observation that leaked most, by original."""
+def _cases(run: Path, name: str) -> list[Markup]:
+    """Return the examples of the observation that leaked most."""
     if not run.is_dir():
         return []
     scored = [o for o in gather(run).observations if o.scored and o.images]
-    if not scored:
-        return []
-    worst = max(scored, key=severity)
-    found = []
-    for image in worst.images:
-        if image.original is None or image.reconstruction is None:
-            continue
-        original = (run / image.original).read_bytes()
-        found.append(
-            {
-                "key": hashlib.sha256(original).hexdigest(),
-                "original": _data(original),
-                "reconstruction": _data((run / image.reconstruction).read_bytes()),
-                "who": f"{worst.attack_name}, {worst.tier}, {worst.client}, round {worst.round}",
-            }
-        )
-    return sorted(found, key=lambda row: row["key"])[:SHOWN]
-
-
-def _data(content: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return render_cases(run, max(scored, key=severity), key=name) if scored else []
 
 
 @cache

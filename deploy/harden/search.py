@@ -1,9 +1,12 @@
 """The search: Optuna proposes candidates, and attacks of growing strength sort them.
 
-Every candidate is trained once and attacked cheaply. One that no other beats so far is attacked
-harder; and every point of the frontier is trained with several seeds and gets the full attack. A
-point that leaks more under it than it seemed to may leave the frontier, which is recorded, and the
-next one takes its place, until all points of the frontier had the full attack.
+Candidates come in groups of ``search.together``, whose federations are trained and attacked at once
+where there are several workers: the same candidates get the same attacks however many there are.
+Every candidate is trained once and, unless it learns too little, attacked cheaply. One that no
+other beats so far is attacked harder; and every point of the frontier is trained with several seeds
+and gets the full attack. A point that leaks more under it than it seemed to may leave the frontier,
+which is recorded, and the next one takes its place, until all points of the frontier had the full
+attack.
 
 All is in one folder, and a search that was interrupted goes on there: ``study.db`` (Optuna's),
 and ``candidates/NAME/`` with ``candidate.json`` and a run directory for each seed.
@@ -12,22 +15,23 @@ and ``candidates/NAME/`` with ``candidate.json`` and a run directory for each se
 from __future__ import annotations
 
 import json
-import logging
 import math
-import shutil
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bract.attacks.problem.evidence import has_attacker
-from bract.config import FederationConfig, build_config
+from bract.config import FederationConfig
 from bract.defenses.per_example import PerExample
-from bract.deploy.harden.measure import measure, pooled, quiet
-from bract.deploy.harden.space import Range, Search, Setting, Space, describe
-from bract.errors import BractError, one_line
+from bract.deploy.harden.measure import pooled, quiet
+from bract.deploy.harden.space import Search, Setting, Space, describe
+from bract.deploy.harden.study import Ask, finished, importance, load_optuna, open_study
+from bract.deploy.harden.work import Crew, Job, Outcome
+from bract.errors import BractError
 from bract.files import write_text
 from bract.permissions import make_private_folder
 from bract.schema.hardening import Candidate, Stage
@@ -37,17 +41,26 @@ BASE = "as configured"
 LEAK_STEP, ACCURACY_STEP, COST_FACTOR = 0.02, 0.005, 1.5
 """Differences below which two candidates count as equal; of costs a factor."""
 
-_log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class _Order:
+    """An attack that a candidate is to get."""
+
+    found: Candidate
+    config: FederationConfig
+    stage: Stage
+    seeds: Sequence[int] = (0,)
+    floor: float | None = None
 
 
-class Bench(Protocol):
-    """How a federation is trained and attacked."""
+@dataclass(frozen=True)
+class _Asked:
+    """A trial of Optuna's, and its candidate."""
 
-    def train(self, config: FederationConfig, root: Path) -> float | None:
-        """Train it into a run directory; return CPU seconds of a round, None if not known."""
-
-    def attack(self, root: Path, settings: Mapping[str, Any]) -> None:
-        """Attack a run directory in all tiers that apply, with these keys of the audit section."""
+    trial: Any
+    number: int
+    config: FederationConfig
+    name: str
 
 
 class Hardening:
@@ -55,19 +68,20 @@ class Hardening:
 
     Parameters
     ----------
+    crew
+        Trains and attacks the federations.
     say
         Takes one line about each step.
     """
 
-    def __init__(
-        self, root: Path, space: Space, bench: Bench, *, say: Callable[[str], None]
-    ) -> None:
-        self.root, self.space, self.bench, self.say = root, space, bench, say
+    def __init__(self, root: Path, space: Space, crew: Crew, *, say: Callable[[str], None]) -> None:
+        self.root, self.space, self.crew, self.say = root, space, crew, say
         self.folder = root / "candidates"
         self.settings = space.file.search
         self.notes = list(space.notes)
         self._found: dict[str, Candidate] = {}
         self._importance: dict[str, dict[str, float]] = {}
+        self._begun = time.monotonic() - self.wall_seconds
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -79,18 +93,28 @@ class Hardening:
         """The configuration as it was given."""
         return self._found.get(_name(self.space.base))
 
+    @property
+    def wall_seconds(self) -> float:
+        """Wall time up to the last result, without the time between interruptions."""
+        path = self.root / "wall.json"
+        return float(json.loads(path.read_text())["seconds"]) if path.is_file() else 0.0
+
     def run(self) -> None:
         """Search, and hold the frontier to the full attack."""
         make_private_folder(self.folder)
         self._read()
         self._control()
-        study = self._study()
-        done = len([t for t in study.trials if t.state.is_finished()])
-        while done < self.settings.trials:
-            self._try(study, study.ask(), done + 1)
-            done += 1
+        study = open_study(
+            self.root / "study.db",
+            trials=self.settings.trials,
+            seed=self.space.base.seed + len(self._found),
+            chains=self.space.names(),
+        )
+        while (done := finished(study)) < self.settings.trials:
+            last = min(done + self.settings.together, self.settings.trials)
+            self._try(study, range(done + 1, last + 1))
         self._confirm()
-        self._importance = _importance(study)
+        self._importance = importance(study)
 
     @property
     def importance(self) -> dict[str, dict[str, float]]:
@@ -126,41 +150,61 @@ class Hardening:
         found = self._candidate(self.space.base, {})
         if found.stage == "full" or found.error:
             return
-        self._strengthen(found, self.space.base, "full", list(range(self.settings.seeds)))
+        self._strengthen([_Order(found, self.space.base, "full", range(self.settings.seeds))])
 
-    def _try(self, study: Any, trial: Any, number: int) -> None:
-        from optuna.trial import TrialState
+    def _try(self, study: Any, numbers: Sequence[int]) -> None:
+        """Ask for some candidates, and tell what came of each in that order."""
+        asked = [one for n in numbers if (one := self._ask(study, n)) is not None]
+        new = {one.name: one.config for one in asked if self._is_new(self._found[one.name])}
+        floor = self._floor()
+        self._strengthen(
+            [_Order(self._found[n], config, "cheap", floor=floor) for n, config in new.items()]
+        )
+        good = [n for n in new if self._is_good(self._found[n])]
+        self._strengthen([_Order(self._found[n], new[n], "middle") for n in good])
+        for one in asked:
+            self._tell(study, one)
 
-        setting = self.space.suggest(_Ask(trial))
+    def _ask(self, study: Any, number: int) -> _Asked | None:
+        trial = study.ask()
+        setting = self.space.suggest(Ask(trial))
         try:
             config = self.space.configure(setting)
         except BractError as error:
             trial.set_user_attr("infeasible", str(error))
-            study.tell(trial, state=TrialState.PRUNED)
-            return
+            study.tell(trial, state=load_optuna().trial.TrialState.PRUNED)
+            return None
         found = self._candidate(config, setting)
         trial.set_user_attr("candidate", found.name)
-        where = f"candidate {number}/{self.settings.trials} {found.name}: {found.title}"
-        if found.leak is None and not found.error:
-            found = self._strengthen(found, config, "cheap", [0])
-            if not found.error and self._is_good(found):
-                found = self._strengthen(found, config, "middle", [0])
+        return _Asked(trial, number, config, found.name)
+
+    def _tell(self, study: Any, one: _Asked) -> None:
+        states = load_optuna().trial.TrialState
+        found = self._found[one.name]
+        where = f"candidate {one.number}/{self.settings.trials} {found.name}: {found.title}"
         if found.error:
             self.say(f"{where}: failed: {found.error}")
-            study.tell(trial, state=TrialState.FAIL)
-            return
-        self.say(f"{where}: {in_words(found)}")
-        study.tell(trial, _objectives(found))
+            one.trial.set_user_attr("error", found.error)
+            study.tell(one.trial, state=states.FAIL)
+        elif found.leak is None:
+            one.trial.set_user_attr("infeasible", "accuracy")
+            self.say(f"{where}: accuracy {found.accuracy or 0.0:.3f}, not attacked")
+            study.tell(one.trial, state=states.PRUNED)
+        else:
+            self.say(f"{where}: {in_words(found)}")
+            study.tell(one.trial, _objectives(found))
 
     def _confirm(self) -> None:
         """Give the frontier the full attack until all of its points have had it."""
+        together = max(1, self.settings.together // self.settings.seeds)
         while True:
             front = self.frontier()
             left = sorted(
                 (c for c in front if c.stage != "full"), key=lambda c: (c.leak, -(c.accuracy or 0))
             )
             had = sum(c.stage == "full" for c in self.candidates)
-            if not left or had >= self.settings.points + 1:
+            more = min(together, self.settings.points + 1 - had)
+            if not left or more <= 0:
                 if left:
                     self.notes.append(
                         f"{len(left)} candidates looked good to the cheaper attackers and did not "
@@ -168,9 +212,10 @@ class Hardening:
                         "not on the frontier."
                     )
                 break
-            one = left[0]
-            self.say(f"full attack on {one.name}: {one.title}")
-            self._strengthen(one, self.config(one), "full", list(range(self.settings.seeds)))
+            for one in left[:more]:
+                self.say(f"full attack on {one.name}: {one.title}")
+            seeds = range(self.settings.seeds)
+            self._strengthen([_Order(c, self.config(c), "full", seeds) for c in left[:more]])
         front_names = {c.name for c in self.frontier(full=True)}
         for one in self.candidates:
             if one.stage == "full" and one.setting and one.name not in front_names:
@@ -189,57 +234,75 @@ class Hardening:
         found: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
         return found
 
+    def _floor(self) -> float | None:
+        """Return the accuracy below which a candidate is not attacked."""
+        best = self.control.accuracy if self.control else None
+        return None if best is None else self.settings.floor * best
+
+    def _is_new(self, found: Candidate) -> bool:
+        return found.leak is None and not found.error and found.stage != "trained"
+
     def _is_good(self, found: Candidate) -> bool:
+        if found.leak is None or found.error:
+            return False
         others = [c for c in self.candidates if c.name != found.name and c.leak is not None]
         return not any(_beats(other, found) for other in others)
 
-    def _strengthen(
-        self, found: Candidate, config: FederationConfig, stage: Stage, seeds: Sequence[int]
-    ) -> Candidate:
-        """Attack the candidate's federations by the attackers of a stage; keep what was found."""
-        if stage == "full" and found.leak is not None:
-            write_text(
-                self.root / "before.json", json.dumps(self._before | {found.name: found.leak})
+    def _strengthen(self, orders: Sequence[_Order]) -> None:
+        """Attack candidates' federations by the attackers of a stage; keep what was found."""
+        for order in orders:
+            if order.stage == "full" and order.found.leak is not None:
+                before = self._before | {order.found.name: order.found.leak}
+                write_text(self.root / "before.json", json.dumps(before))
+        named = {order.found.name: order for order in orders}
+        outcomes: dict[str, dict[int, Outcome]] = defaultdict(dict)
+        for job, outcome in self.crew.run([job for o in orders for job in self._jobs(o)]):
+            known = self._found[job.candidate]
+            spent = (known.cpu_seconds or 0.0) + outcome.cpu_seconds
+            self._keep(known.model_copy(update={"cpu_seconds": spent}))
+            outcomes[job.candidate][job.seed] = outcome
+            order = named[job.candidate]
+            if len(outcomes[job.candidate]) == len(order.seeds):
+                self._take(order, outcomes[job.candidate])
+
+    def _jobs(self, order: _Order) -> list[Job]:
+        settings = _settings(self.settings, order.stage, order.config)
+        return [
+            Job(
+                order.found.name,
+                order.config,
+                self.run_of(order.found, seed),
+                seed,
+                settings,
+                order.floor,
             )
-        least = found.leak or 0.0
-        begun = time.process_time()
+            for seed in order.seeds
+        ]
+
+    def _take(self, order: _Order, outcomes: dict[int, Outcome]) -> None:
+        """Keep what the jobs of one order found."""
+        found = self._found[order.found.name]
+        errors = [outcomes[seed].error for seed in order.seeds if outcomes[seed].error]
+        if errors:
+            self._keep(found.model_copy(update={"stage": "crashed", "error": errors[0]}))
+            return
         measures = {m.seed: m for m in found.measures}
-        try:
-            for seed in seeds:
-                run = self.run_of(found, seed)
-                known = measures.get(seed)
-                seconds = known.seconds if known else self._train(config, run, seed)
-                self.bench.attack(run, _settings(self.settings, stage, config))
-                measures[seed] = measure(run, config, seed, seconds)
-        except Exception as error:  # noqa: BLE001 - a candidate costs itself alone
-            reason = one_line(str(error) or type(error).__name__, 500)
-            if not isinstance(error, BractError):
-                reason = f"{type(error).__name__}: {reason}"
-                _log.debug("candidate %s", found.name, exc_info=True)
-            return self._keep(found.model_copy(update={"stage": "crashed", "error": reason}))
-        spent = (found.cpu_seconds or 0.0) + time.process_time() - begun
+        measures |= {seed: o.measure for seed, o in outcomes.items() if o.measure is not None}
+        attacked = all(o.attacked for o in outcomes.values())
         update = {
-            "stage": stage,
-            "measures": [measures[s] for s in sorted(measures)],
-            "cpu_seconds": spent,
+            "stage": order.stage if attacked else "trained",
+            "measures": [measures[seed] for seed in sorted(measures)],
         }
-        found = pooled(found.model_copy(update=update), config)
-        if len(seeds) == 1:
+        least = found.leak or 0.0
+        found = pooled(found.model_copy(update=update), order.config)
+        if not attacked:
+            self._keep(found.model_copy(update={"leak": None, "leaks": []}))
+            return
+        if len(order.seeds) == 1:
             # An earlier attacker of the same federation may have got more than this one.
             found = found.model_copy(update={"leak": max(least, found.leak or 0.0)})
-        broken = violations(found, config, self.space, self.control)
-        return self._keep(found.model_copy(update={"violated": broken}))
-
-    def _train(self, config: FederationConfig, run: Path, seed: int) -> float | None:
-        """Train from the start: what an interrupted search left half-made does not count."""
-        timing = run.with_suffix(".json")
-        if timing.is_file() and run.is_dir():
-            kept: float | None = json.loads(timing.read_text())["seconds"]
-            return kept
-        shutil.rmtree(run, ignore_errors=True)
-        seconds = self.bench.train(seeded(config, seed), run)
-        write_text(timing, json.dumps({"seconds": seconds}))
-        return seconds
+        broken = violations(found, order.config, self.space, self.control)
+        self._keep(found.model_copy(update={"violated": broken}))
 
     def _candidate(self, config: FederationConfig, setting: Setting) -> Candidate:
         name = _name(config)
@@ -252,6 +315,8 @@ class Hardening:
         self._found[found.name] = found
         make_private_folder(self.folder / found.name)
         write_text(self.folder / found.name / "candidate.json", dump_json(found.to_dict()))
+        seconds = time.monotonic() - self._begun
+        write_text(self.root / "wall.json", json.dumps({"seconds": seconds}))
         return found
 
     def _read(self) -> None:
@@ -259,75 +324,6 @@ class Hardening:
         for path in sorted(paths, key=lambda p: p.stat().st_mtime):
             found = Candidate.parse_text(path.read_bytes(), source=str(path))
             self._found[found.name] = found
-
-    def _study(self) -> Any:
-        optuna = load_optuna()
-        sampler = optuna.samplers.TPESampler(
-            multivariate=True,
-            group=True,
-            n_startup_trials=max(4, self.settings.trials // 3),
-            seed=self.space.base.seed + len(self._found),
-        )
-        study = optuna.create_study(
-            study_name="harden",
-            storage=f"sqlite:///{self.root / 'study.db'}",
-            directions=["minimize", "maximize", "minimize"],
-            sampler=sampler,
-            load_if_exists=True,
-        )
-        # A trial that was interrupted is tried again.
-        for trial in study.get_trials(deepcopy=False):
-            if trial.state == optuna.trial.TrialState.RUNNING:
-                study.enqueue_trial(trial.params)
-                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        if not study.trials:
-            for name in self.space.names()[: max(1, self.settings.trials // 2)]:
-                study.enqueue_trial({"defenses": name})
-        return study
-
-
-class _Ask:
-    """Optuna's trial as `Space.suggest` asks it."""
-
-    def __init__(self, trial: Any) -> None:
-        self._trial = trial
-
-    def categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """Return one of the choices; lists and mappings go by their text."""
-        texts = {json.dumps(choice): choice for choice in choices}
-        plain = [c for c in choices if isinstance(c, str | int | float | bool | None)]
-        if len(plain) == len(choices):
-            return self._trial.suggest_categorical(name, list(choices))
-        return texts[self._trial.suggest_categorical(name, list(texts))]
-
-    def number(self, name: str, among: Range) -> float:
-        """Return a number of a range, to three significant digits."""
-        if among.whole:
-            return int(
-                self._trial.suggest_int(name, int(among.low), int(among.high), log=among.log)
-            )
-        value = self._trial.suggest_float(name, among.low, among.high, log=among.log)
-        return min(max(float(f"{value:.3g}"), among.low), among.high)
-
-
-def load_optuna() -> Any:
-    """Import Optuna, quietly.
-
-    Raises
-    ------
-    BractError
-        If it is not installed, with the command that installs it.
-    """
-    try:
-        import optuna
-    except ImportError:
-        raise BractError(
-            "bract harden searches with Optuna, which is not installed: "
-            "pip install 'bract[audit,search]'"
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    return optuna
 
 
 def in_words(found: Candidate) -> str:
@@ -373,21 +369,19 @@ def adaptive(config: FederationConfig) -> bool:
     return has_attacker(names)
 
 
-def seeded(config: FederationConfig, seed: int) -> FederationConfig:
-    """Return the federation of a further seed; 0 is the configuration's own."""
-    content = config.model_dump(mode="json")
-    content |= {"seed": (config.seed + seed) % 2**31, "truth": True}
-    content["capture"]["store"] = None
-    return build_config(content).as_own_word()
-
-
 def _settings(search: Search, stage: Stage, config: FederationConfig) -> dict[str, Any]:
+    full = dict(search.full)
+    if config.encryption.uses_masks:
+        # Of masked uploads the server has the sum alone, which belongs to no client.
+        full.pop("clients", None)
     if stage == "full":
-        return dict(search.full)
+        return full
     first = (config.audit.rounds or [1])[:1]
-    shared = {k: v for k, v in search.full.items() if k in ("clients", "max_images")}
+    shared = {k: v for k, v in full.items() if k in ("clients", "max_images")}
     shared |= {"rounds": first, "attacks": config.audit.attacks[:1]}
-    own: dict[str, Any] = search.cheap if stage == "cheap" else search.middle
+    own: dict[str, Any] = dict(search.cheap if stage == "cheap" else search.middle)
+    if config.encryption.uses_masks:
+        own.pop("clients", None)
     return shared | own
 
 
@@ -410,21 +404,3 @@ def _beats(one: Candidate, other: Candidate) -> bool:
 def _name(config: FederationConfig) -> str:
     content = config.model_dump(mode="json", exclude={"name", "audit", "deployment"})
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _importance(study: Any) -> dict[str, dict[str, float]]:
-    optuna = load_optuna()
-    found: dict[str, dict[str, float]] = {}
-    warnings.filterwarnings("ignore", module=r"optuna\.importance")
-    # Optuna's evaluator asks which settings lead to low values: of accuracy, to low losses of it.
-    for position, (name, sign) in enumerate(
-        (("leakage", 1.0), ("accuracy", -1.0), ("seconds", 1.0))
-    ):
-        try:
-            shares = optuna.importance.get_param_importances(
-                study, target=lambda trial, at=position, by=sign: by * trial.values[at]
-            )
-        except (RuntimeError, ValueError, ZeroDivisionError, ImportError):
-            continue
-        found[name] = {key: float(value) for key, value in shares.items() if math.isfinite(value)}
-    return found

@@ -108,6 +108,14 @@ class Search(_Section):
         Federations of each point of the frontier, each with its own seed and its own images.
     points
         Most points that get the full attack; those that leak least come first.
+    workers
+        Processes that train and attack federations at once; None takes the number of cores.
+    together
+        Candidates that are asked for at once, so the most that several workers share. It changes
+        what is searched, ``workers`` does not.
+    floor
+        A candidate with less than this share of the accuracy of the configuration as it is is
+        trained and not attacked.
     cheap, middle
         Keys of the audit section in the first two stages, which attack the first round by the first
         of the configuration's attacks unless they name others.
@@ -118,6 +126,9 @@ class Search(_Section):
     trials: Annotated[int, Field(ge=1)] = 40
     seeds: Annotated[int, Field(ge=1, le=50)] = 3
     points: Annotated[int, Field(ge=1)] = 12
+    workers: Annotated[int, Field(ge=1, le=256)] | None = None
+    together: Annotated[int, Field(ge=1, le=256)] = 8
+    floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     cheap: dict[str, Any] = {"iterations": 80}
     middle: dict[str, Any] = {"iterations": 250}
     full: dict[str, Any] = {}
@@ -403,6 +414,7 @@ _TRIED: dict[str, Setting] = {
     "adadefense": {"alpha": {"low": 2e-3, "high": 0.05, "log": True}},
     "guardian": {"min_cosine": {"low": 0.1, "high": 0.7}},
     "soteria": {"ratio": {"low": 0.2, "high": 0.8}},
+    "truncated-svd": {"energy": {"low": 0.3, "high": 0.95}},
 }
 """Ranges of other defenses' hyper-parameters; one without an entry has its defaults."""
 

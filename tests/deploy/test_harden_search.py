@@ -8,9 +8,12 @@ import pytest
 
 from bract.config import build_config
 from bract.deploy.harden import search as module
+from bract.deploy.harden import work
 from bract.deploy.harden.page import PAGE, gather_hardening, site_policy, write_hardening
 from bract.deploy.harden.search import Hardening
 from bract.deploy.harden.space import Space, SpaceFile
+from bract.deploy.harden.study import finished, open_study
+from bract.deploy.harden.work import Here
 from bract.errors import BractError
 from bract.schema.hardening import Candidate, Measure, QuestionLeak
 
@@ -47,7 +50,8 @@ class Fake:
 
 def measured(root: Path, config: Any, seed: int, seconds: float | None) -> Measure:
     """Pruning seems to leak nothing until the full attack; noise costs accuracy."""
-    stage = (root / "stage").read_text()
+    kept = root / "stage"
+    stage = kept.read_text() if kept.exists() else "trained"
     names = [entry["name"] for entry in config.defenses]
     noise = next((e["std"] for e in config.defenses if e["name"] == "noise"), 0.0)
     leak = max(0.0, 0.9 - 8.0 * noise)
@@ -72,7 +76,7 @@ def measured(root: Path, config: Any, seed: int, seconds: float | None) -> Measu
 
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "measure", measured)
+    monkeypatch.setattr(work, "measure", measured)
 
 
 def hardening(root: Path, bench: Any, **search: Any) -> Hardening:
@@ -96,7 +100,14 @@ def hardening(root: Path, bench: Any, **search: Any) -> Hardening:
     base = build_config({"data": {"image_size": 16, "validation": 0.0}})
     root.mkdir(exist_ok=True)
     said: list[str] = []
-    return Hardening(root, Space(base, SpaceFile.model_validate(content)), bench, say=said.append)
+    return Hardening(
+        root, Space(base, SpaceFile.model_validate(content)), Here(bench), say=said.append
+    )
+
+
+def read_candidates(root: Path) -> list[Candidate]:
+    paths = root.glob("candidates/*/candidate.json")
+    return [Candidate.parse_text(path.read_bytes(), source=str(path)) for path in paths]
 
 
 def test_every_point_of_the_frontier_had_the_full_attack_with_all_seeds(tmp_path: Path) -> None:
@@ -126,6 +137,20 @@ def test_a_point_that_a_stronger_attacker_breaks_drops_out_and_the_page_says_so(
     assert not best.violated
     assert best.title == "Gaussian noise"
     assert (tmp_path / "recommended.yaml").is_file()
+
+
+def test_a_candidate_that_learns_too_little_is_not_attacked(tmp_path: Path) -> None:
+    bench = Fake()
+    found = hardening(tmp_path, bench, floor=0.97)  # guardian costs 0.05 of 0.9
+    found.run()
+    poor = [c for c in found.candidates if "guardian" in str(c.setting)]
+    assert poor
+    assert all(c.stage == "trained" and c.leak is None and c.accuracy for c in poor)
+    assert not {c.name for c in poor} & {name for name, _ in bench.attacked}
+    trained = sum(bench.trained.values())
+    again = hardening(tmp_path, bench, floor=0.97)
+    again.run()
+    assert sum(bench.trained.values()) == trained
 
 
 def test_no_point_within_the_constraints_is_said_and_nothing_recommended(tmp_path: Path) -> None:
@@ -219,3 +244,29 @@ def test_an_earlier_search_of_another_space_is_not_resumed(tmp_path: Path) -> No
     space.file = space.file.model_copy(update={"defenses": []})
     with pytest.raises(BractError, match="another configuration or space"):
         _claim(run, space, resume=True, overwrite=False)
+
+
+def test_an_interruption_in_a_group_costs_no_finished_trial(tmp_path: Path) -> None:
+    first = Fake(stop_after=2 + 6)  # the control's two federations, then six of the first eight
+    with pytest.raises(KeyboardInterrupt):
+        hardening(tmp_path, first).run()
+    kept = {c.name for c in read_candidates(tmp_path) if c.measures}
+    second = Fake()
+    resumed = hardening(tmp_path, second)
+    resumed.run()
+    cheap = [name for name, stage in second.attacked if stage == "cheap"]
+    assert len(kept) >= 4
+    assert not set(cheap) & kept, "what was attacked is not attacked again"
+    study = open_study(tmp_path / "study.db", trials=12, seed=0, chains=[])
+    assert finished(study) == 12, "interrupted trials do not count as done"
+
+
+def test_of_masked_uploads_the_sum_is_attacked_whatever_clients_are_named(tmp_path: Path) -> None:
+    named = {"iterations": 30, "clients": ["client-1"]}
+    settings = hardening(tmp_path, Fake(), full=named).settings
+    plain, masked = (
+        build_config({"encryption": {"scheme": scheme}}) for scheme in ("none", "masks")
+    )
+    for stage in ("cheap", "middle", "full"):
+        assert module._settings(settings, stage, plain)["clients"] == ["client-1"]
+        assert "clients" not in module._settings(settings, stage, masked)
