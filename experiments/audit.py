@@ -75,7 +75,7 @@ def run(setting: Setting, options: argparse.Namespace, clients: range) -> Row:
     situation = setting.situation.clients
     images = images_of(situation, options.split)
     captured = uploads(situation, split=options.split, secret=options.secret, clients=clients)
-    begun = time.perf_counter()
+    begun = time.process_time()
     outcomes, fallen_back = attack_uploads(
         attack(setting.attack),
         captured,
@@ -84,7 +84,7 @@ def run(setting: Setting, options: argparse.Namespace, clients: range) -> Row:
         seed=options.seed,
         device=options.device,
     )
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     found = []
     for number, (outcome, client) in enumerate(zip(outcomes, captured, strict=True)):
         row: Row = {"network": client.network, "source": client.source, "cosine": client.cosine}
