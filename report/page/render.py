@@ -93,6 +93,29 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
     )
 
 
+def render_cases(
+    run_dir: Path, observation: ObservationFacts, *, key: str, most: int = 8
+) -> list[Markup]:
+    """Return an observation's examples as its input shows them: original and reconstruction.
+
+    Parameters
+    ----------
+    key
+        Prefix of their identifiers on the page.
+    most
+        Examples at most, the first ones.
+    """
+    module = templates().get_template(_fragment("inputs", observation.input, "image")).module
+    shown = SimpleNamespace(
+        show=lambda name: picture(run_dir, name, redact=False),
+        apart=lambda image: difference(run_dir, image.original, image.reconstruction, redact=False),
+    )
+    return [
+        module.case(f"{key}-{number}", observation, image, shown, False)  # type: ignore[attr-defined]
+        for number, image in enumerate(observation.images[:most])
+    ]
+
+
 def _noun(name: str) -> str:
     """Return what one example of an input is called."""
     return INPUTS[name].noun if name in INPUTS else "example"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bract.audit.captures import AGGREGATE
 from bract.audit.questions.reconstruction.decide import LeakRule, undecided
+from bract.names import AGGREGATE
 from bract.report.order import strength
 from bract.report.words.attack_text import budget_text, choice_text, spread_text
 from bract.report.words.formatting import plural

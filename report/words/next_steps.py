@@ -174,7 +174,7 @@ def _tier_step(tier: str) -> NextStep:
 
 def _keep() -> NextStep:
     return _step(
-        "Treat the uploads in captures/ as you would the images: anyone who holds them can do "
+        "Treat the uploads in captures/ as you would the data: anyone who holds them can do "
         "the same."
     )
 
