@@ -194,8 +194,8 @@ def run(
         bool,
         typer.Option(
             "--simulate",
-            help="Run the clients in Flower's simulation engine (Ray, pip install "
-            "'bract[simulation]') instead of a process each: thousands of them on this machine.",
+            help="Run the clients in Flower's simulation engine (Ray, bract's extra `simulation`) "
+            "instead of a process each: thousands of them on this machine.",
         ),
     ] = False,
     at_once: Annotated[
