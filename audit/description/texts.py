@@ -53,7 +53,7 @@ def text_schema_of(
         )
     length, reasons["length"] = _length(model, kept, update)
     padding, special = _padding(model, embedding), _special(kept)
-    reasons["padding"] = "the model's configuration" if padding else "a convention"
+    reasons["padding"] = "the model's configuration, or 0"
     if tokenizer is not None:
         padding, special = tokenizer.padding, tokenizer.special
         del reasons["padding"]
