@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bract.audit.captures import Capture, Captures, with_buffers
+from bract.audit.captures import Capture, Captures, with_buffers, with_names
 from bract.audit.description.explain import (
     LABELS,
     OPTIMIZERS,
@@ -43,7 +43,7 @@ from bract.inputs.base import what_is_audited
 from bract.models import create_model
 from bract.models.autoencoder import Autoencoder
 from bract.models.losses import RECONSTRUCTION, loss_of
-from bract.models.third_party_texts import aliases_of, embedding_of
+from bract.models.third_party_texts import adapter_names, aliases_of, embedding_of
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.references import vouched
 from bract.schema.description import AppDescription, build_description
@@ -154,6 +154,7 @@ class _Work:
     def observation(self, fact: CaptureFacts | None = None) -> Observation:
         found = (fact or self.first).capture
         observation = read_tensors(self.captures.root, found)
+        observation = with_names(observation, self.content.get("names", {}))
         return with_buffers(observation, self.content.get("buffers", ()))
 
     # What is chosen, in order.
@@ -165,6 +166,14 @@ class _Work:
                 f"bract.yaml: clients.{strange[0]}: no capture is of it; captured are "
                 f"{one_line(', '.join(captured), 300)}"
             )
+
+    def _name_adapters(self) -> None:
+        """Find the model's names for adapters that were captured without their adapter's name."""
+        captured = set(self.observation().parameters)
+        names = adapter_names(self.model)
+        found = {short: name for short, name in names.items() if short in captured}
+        if found and not self.given.names:
+            self.content["names"] = found
 
     def _guess_texts(self, model: nn.Module) -> bool:
         """Take the schema of undeclared texts from a model that begins with an embedding."""
@@ -262,6 +271,7 @@ class _Work:
                 raise
             raise BractError(f"bract.yaml: input.text: {error}") from None
         self.model = prepare_model(model, declared.defenses)
+        self._name_adapters()
         observation = self.observation()
         own = {n: tuple(v.shape) for n, v in self.model.named_parameters()}
         buffers = {n for n, _ in self.model.named_buffers()} | aliases_of(self.model)

@@ -77,6 +77,21 @@ def aliases_of(model: nn.Module) -> set[str]:
     return {n for n, _ in _all_parameters(model)} - {n for n, _ in model.named_parameters()}
 
 
+def adapter_names(model: nn.Module) -> dict[str, str]:
+    """Return a model's names of adapters by those that peft's ``get_peft_model_state_dict`` gives.
+
+    They lack the name of the active adapter: ``lora_A.weight`` for ``lora_A.default.weight``. A
+    model without adapters has none.
+    """
+    found = {}
+    for adapter in getattr(model, "peft_config", {}):
+        for name, _ in model.named_parameters():
+            short = name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", ".")
+            if short != name:
+                found[short] = name
+    return found
+
+
 def logits_of(outputs: Any) -> Tensor:
     """Return the logits of what a model of texts returned."""
     found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)

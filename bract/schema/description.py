@@ -175,6 +175,9 @@ class AppDescription(Section):
     buffers
         Names of captured tensors that the model holds as buffers, which captures do not separate
         from parameters.
+    names
+        Names that the model has for captured tensors, by the captured name, such as those of
+        adapters, from which peft takes the adapter's own name out.
     training
         What every client does in a round.
     clients
@@ -200,6 +203,13 @@ class AppDescription(Section):
     buffers: Annotated[
         tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)
     ] = ()
+    names: Annotated[
+        dict[
+            Annotated[str, Field(max_length=500)],
+            Annotated[str, Field(max_length=500)],
+        ],
+        Field(max_length=10_000),
+    ] = {}
     training: DescribedWork = DescribedWork()
     clients: Annotated[dict[Name, DescribedWork], Field(max_length=10_000)] = {}
     defenses: Annotated[Defenses, BeforeValidator(_named_entries)] | None = None
@@ -218,7 +228,7 @@ class AppDescription(Section):
 
     def given(self) -> dict[str, Any]:
         """Return every value that is given, by its dotted key, but for guesses and data."""
-        content = self.model_dump(exclude={"guessed", "data"}, exclude_none=True)
+        content = self.model_dump(exclude={"guessed", "data", "names"}, exclude_none=True)
         return {k: v for k, v in _dotted(content) if v not in ((), {})}
 
     def declare(
