@@ -99,9 +99,9 @@ def _with(known: Known, members: Records, server_round: int) -> Known:
     examples, labels, first = known
     seen = {content_bytes(one) for one in examples[first > 0]}
     room = MOST - len(seen)
-    new = [
-        i for i, one in enumerate(members[0].detach().cpu()) if content_bytes(one) not in seen
-    ][: max(0, room)]
+    new = [i for i, one in enumerate(members[0].detach().cpu()) if content_bytes(one) not in seen][
+        : max(0, room)
+    ]
     rounds = torch.full((len(new),), server_round, dtype=torch.int64)
     return (
         joined([examples, members[0].detach().cpu()[new]]),

@@ -250,6 +250,7 @@ class _Work:
         name = vouched(name, self.captures.models, what="the model", how=f"name it: --model {name}")
         classes = declared.classes or self._rows() or 10
         shape = declared.image_shape or (self._channels()[0], SIDES[0], SIDES[0])
+
         def made(declared: ClientDeclaration, shape: Sequence[int]) -> nn.Module:
             return create_model(
                 name,
@@ -308,8 +309,8 @@ class _Work:
         shape = tuple(kept.shape[1:])
         if declared.image_shape is not None and declared.image_shape != shape:
             raise BractError(
-                f"bract.yaml: input.shape is {list(declared.image_shape)}, the client kept inputs of "
-                f"{list(shape)} ({path}); correct it"
+                f"bract.yaml: input.shape is {list(declared.image_shape)}, the client kept inputs "
+                f"of {list(shape)} ({path}); correct it"
             )
         self.content.setdefault("input", {})["shape"] = list(shape)
         if "inputs" not in content:
@@ -369,9 +370,7 @@ class _Work:
                     "none of the usual square images; give --set input.shape=[channels,height,"
                     "width]"
                 )
-        elif self.given.loss is not None or declared.table is not None:
-            return
-        elif declared.text is not None:
+        elif self.given.loss is not None or declared.table is not None or declared.text is not None:
             return
         else:
             shapes = [shape] if shape is not None else self._shapes()

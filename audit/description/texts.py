@@ -14,9 +14,9 @@ from bract.errors import BractError
 from bract.inputs.base import FILLING, what_is_audited
 from bract.models.third_party_texts import longest_of, task_of
 
-_STANDING_OUT = 1e-2
-"""Share of the largest row's norm above which a row of position embeddings has been used; weight
-decay alone moves a row far less."""
+_STANDING_OUT = 0.1
+"""Share of the largest row's norm above which a row of position embeddings was used, where weight
+decay moved all of them."""
 
 
 def text_schema_of(
@@ -85,14 +85,15 @@ def _length(
         if moved is None or most is None or len(moved) != most:
             continue
         norms = moved.float().norm(dim=1)
-        used = (norms > _STANDING_OUT * norms.max()).nonzero()
+        least = 0.0 if bool((norms == 0.0).any()) else _STANDING_OUT * float(norms.max())
+        used = (norms > least).nonzero()
         if len(used):
             return _checked(int(used.max()) + 1), f"rows of {name} that the update moved"
     raise BractError(
-        "bract.yaml: the model begins with an embedding, so its inputs are token ids, and nothing "
-        "shows how many a text has; give --set input.text.length=TOKENS with "
-        "input.text.vocabulary and input.text.padding, or name what clients kept: --truth FOLDER; "
-        f"{what_is_audited()}"
+        "bract.yaml: input.text is not given; the model's first layer shows that "
+        "it begins with an embedding, so its inputs are token ids, and nothing shows how many a "
+        "text has; give --set input.text.length=TOKENS with input.text.vocabulary and "
+        f"input.text.padding, or name what clients kept: --truth FOLDER; {what_is_audited()}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Models of texts that other apps made, called as bract calls its own, their parameters' names kept.
+"""Models of texts that other apps made, called as bract calls its own; parameters keep their names.
 
 Models of transformers and peft take keyword arguments and return an object with ``logits``; others
 take token ids and return logits.

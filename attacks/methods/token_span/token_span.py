@@ -89,8 +89,15 @@ class TokenSpan(Attack):
     seconds: float = _SECONDS
 
     def prepare(self, case: Case) -> Case:
-        """Refuse a declaration without a schema of texts."""
-        text_schema(case)
+        """Refuse a declaration without a schema of texts, and an update without the layers."""
+        schema = text_schema(case)
+        model = copy.deepcopy(case.target_model.model).cpu().float().eval()
+        length = min(_PROBE, schema.length)
+        trained = [name for name in case.evidence.target if name in case.observation.parameters]
+        try:
+            find_stages(model, trained, vocabulary=schema.vocabulary, length=length)
+        except BractError as error:
+            raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
         return super().prepare(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:

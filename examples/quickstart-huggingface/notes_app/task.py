@@ -20,11 +20,19 @@ NOTES = 400
 SMALL = 4
 """Notes of partition 0; the other partitions share the rest."""
 
-FIRST = "Ada Boris Chloe Dario Elena Farid Greta Hugo Ines Jonas Kira Luca Mina Nils Olga Pavel".split()
-LAST = "Abel Brandt Costa Dietz Ekman Fabre Gomez Hansen Ivanov Jansen Keller Lopez Meyer Novak".split()
-TOWNS = "Bergen Cadiz Delft Essen Faro Ghent Hull Izmir Jena Kiel Lyon Malmo Nice Oslo Porto".split()
-CALM = ["came for a check and felt well", "slept well and asked for no change", "walks daily without pain"]
-URGENT = ["came with chest pain at night", "fell twice and could not stand", "was short of breath since morning"]
+FIRST = "Ada Boris Chloe Dario Elena Farid Greta Hugo Ines Jonas Kira Luca Mina Nils Olga Pavel"
+LAST = "Abel Brandt Costa Dietz Ekman Fabre Gomez Hansen Ivanov Jansen Keller Lopez Meyer Novak"
+TOWNS = "Bergen Cadiz Delft Essen Faro Ghent Hull Izmir Jena Kiel Lyon Malmo Nice Oslo Porto"
+CALM = [
+    "came for a check and felt well",
+    "slept well and asked for no change",
+    "walks daily without pain",
+]
+URGENT = [
+    "came with chest pain at night",
+    "fell twice and could not stand",
+    "was short of breath since morning",
+]
 
 
 def make_notes():
@@ -33,10 +41,10 @@ def make_notes():
     notes = []
     for _ in range(NOTES):
         label = draw.randrange(2)
-        name = f"{draw.choice(FIRST)} {draw.choice(LAST)}"
+        name = f"{draw.choice(FIRST.split())} {draw.choice(LAST.split())}"
         what = draw.choice(URGENT if label else CALM)
         number = f"{draw.randrange(1000, 10000)}"
-        notes.append((f"{name} of {draw.choice(TOWNS)}, file {number}, {what}.", label))
+        notes.append((f"{name} of {draw.choice(TOWNS.split())}, file {number}, {what}.", label))
     return notes
 
 
