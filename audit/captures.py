@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import overload
@@ -13,6 +13,7 @@ from bract.errors import BractError, SchemaError, one_line
 from bract.inputs.base import what_is_audited
 from bract.names import AGGREGATE
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
+from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
 from bract.schema.capture import ObservationFile, Rounding
 from bract.schema.description import DESCRIPTION, AppDescription
@@ -143,8 +144,9 @@ class Captures:
         observation = ObservationStore(self.root, models=self.models).load(capture.folder)
         if self.description is None:
             return observation
+        named = with_names(observation, self.description.names)
         return replace(
-            with_buffers(observation, self.description.buffers), declaration=capture.declaration
+            with_buffers(named, self.description.buffers), declaration=capture.declaration
         )
 
     def is_foreign(self, capture: Capture) -> bool:
@@ -227,6 +229,35 @@ def with_buffers(observation: Observation, names: Collection[str]) -> Observatio
         update={n: v for n, v in observation.update.items() if n not in sent},
         buffers=observation.buffers | sent,
         returned_buffers=observation.returned_buffers | returned,
+    )
+
+
+def with_names(observation: Observation, names: Mapping[str, str]) -> Observation:
+    """Give captured tensors the names that the model has for them.
+
+    Parameters
+    ----------
+    names
+        The model's name by the captured one; tensors that it lacks keep theirs.
+    """
+    if not names:
+        return observation
+
+    def renamed(tensors: Tensors) -> Tensors:
+        found = {names.get(name, name): value for name, value in tensors.items()}
+        if len(found) < len(tensors):
+            raise BractError(
+                f"{observation.key}: {DESCRIPTION} gives several captured tensors one name; "
+                "correct names"
+            )
+        return found
+
+    return replace(
+        observation,
+        parameters=renamed(observation.parameters),
+        update=renamed(observation.update),
+        buffers=renamed(observation.buffers),
+        returned_buffers=renamed(observation.returned_buffers),
     )
 
 

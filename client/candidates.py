@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bract.errors import BractError
 from bract.files import write_tensors
-from bract.inputs.base import kept_examples
+from bract.inputs.base import content_bytes, joined, kept_examples
 from bract.permissions import make_private_folder
 
 CANDIDATES = "candidates.safetensors"
@@ -72,7 +72,7 @@ def examples_of(loader: Iterable[Any]) -> Records:
             break
     if not parts:
         return torch.empty(0), torch.empty(0, dtype=torch.int64)
-    inputs, labels = (torch.cat([part[i] for part in parts])[:MOST] for i in (0, 1))
+    inputs, labels = (joined([part[i] for part in parts])[:MOST] for i in (0, 1))
     return inputs, labels
 
 
@@ -97,14 +97,14 @@ def _first(held_out: Records) -> Known:
 
 def _with(known: Known, members: Records, server_round: int) -> Known:
     examples, labels, first = known
-    seen = {one.numpy().tobytes() for one in examples[first > 0]}
+    seen = {content_bytes(one) for one in examples[first > 0]}
     room = MOST - len(seen)
-    new = [
-        i for i, one in enumerate(members[0].detach().cpu()) if one.numpy().tobytes() not in seen
-    ][: max(0, room)]
+    new = [i for i, one in enumerate(members[0].detach().cpu()) if content_bytes(one) not in seen][
+        : max(0, room)
+    ]
     rounds = torch.full((len(new),), server_round, dtype=torch.int64)
     return (
-        torch.cat([examples, members[0].detach().cpu()[new]]),
+        joined([examples, members[0].detach().cpu()[new]]),
         torch.cat([labels, members[1].detach().cpu()[new]]),
         torch.cat([first, rounds]),
     )

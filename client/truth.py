@@ -17,7 +17,7 @@ from bract.client.candidates import examples_of, keep_candidates
 from bract.client.private import warn_of_open_folders
 from bract.errors import BractError
 from bract.files import write_tensors, write_text
-from bract.inputs.base import kept_examples, what_is_audited
+from bract.inputs.base import content_bytes, joined, kept_examples, what_is_audited
 from bract.names import node_name
 from bract.permissions import make_private_folder
 from bract.protocol.aggregates import masked_name
@@ -62,7 +62,8 @@ def keep(
     trainloader
         Yields batches: dictionaries, tuples or lists that hold model inputs, float
         ``(B, C, H, W)``, and labels, int64 ``(B,)``; of a table float rows ``(B, features)`` and
-        targets, ``(B,)`` or ``(B, 1)``.
+        targets, ``(B,)`` or ``(B, 1)``; of texts dictionaries with ``input_ids`` ``(B, T)``,
+        ``attention_mask`` and ``labels``, as transformers' collators make them.
     msg, context
         The context that Flower passed to the app.
     folder
@@ -144,7 +145,7 @@ class _Kept:
                 )
             return
         for image, label in zip(*found, strict=True):
-            self._seen.setdefault(image.numpy().tobytes(), (image, label))
+            self._seen.setdefault(content_bytes(image), (image, label))
 
     def _write(self) -> None:
         if not self._seen:
@@ -153,7 +154,7 @@ class _Kept:
         try:
             # The audit, which knows the normalisation, computes the pixels of the inputs.
             tensors = {
-                "inputs": torch.stack([image for image, _ in held]),
+                "inputs": joined([image[None] for image, _ in held]),
                 "labels": torch.stack([label for _, label in held]),
             }
             _save(self._folder, self._round, tensors)

@@ -47,7 +47,8 @@ class TargetModel:
     def __init__(self, model: nn.Module, declaration: ClientDeclaration) -> None:
         self.model = copy.deepcopy(model)
         self.declaration = declaration
-        self.model.train(declaration.norm_mode == "train")
+        # What a transformer does otherwise in training is dropout, whose masks are unknown.
+        self.model.train(declaration.norm_mode == "train" and declaration.text is None)
         for module in self.model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd | VariationalBottleneck):
                 module.eval()
@@ -56,7 +57,8 @@ class TargetModel:
                 # cannot be batched over trials.
                 module.running_mean = module.running_var = module.num_batches_tracked = None
                 module.track_running_stats = False
-        self.network = BatchedNetwork.of(self.model)
+        # Tracing leaves out the hooks by which a model of texts reads token ids.
+        self.network = None if declaration.text is not None else BatchedNetwork.of(self.model)
         self.parameter_names = tuple(name for name, _ in self.model.named_parameters())
         held = self.model.state_dict()
         self.buffer_names = tuple(name for name, _ in self.model.named_buffers() if name in held)

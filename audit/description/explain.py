@@ -135,7 +135,7 @@ def simulate(
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         for _ in range(taken):
-            inputs = _normalised(_pictures(images, p.image_shape, generator), p)
+            inputs = _normalised(_examples(images, p, generator), p)
             classes = 2 if objective.values else p.classes
             drawn = torch.randint(classes, (images,), generator=generator)
             optimizer.zero_grad()
@@ -173,6 +173,14 @@ def _optimizer(model: nn.Module, p: ClientDeclaration) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         model.parameters(), lr=lr, momentum=p.momentum, weight_decay=p.weight_decay
     )
+
+
+def _examples(count: int, p: ClientDeclaration, generator: torch.Generator) -> Tensor:
+    """Return smooth noise, or texts of tokens drawn at random."""
+    assert p.image_shape is not None
+    if p.text is None:
+        return _pictures(count, p.image_shape, generator)
+    return torch.rand(count, *p.image_shape, generator=generator)
 
 
 def _pictures(count: int, shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bract.audit.captures import Capture, Captures, with_buffers
+from bract.audit.captures import Capture, Captures, with_buffers, with_names
 from bract.audit.description.explain import (
     LABELS,
     OPTIMIZERS,
@@ -33,7 +33,9 @@ from bract.audit.description.facts import (
 )
 from bract.audit.description.normalisation import normalisation_of
 from bract.audit.description.rows import guess_schema
+from bract.audit.description.texts import text_schema_of
 from bract.audit.truth import load_truth, truth_path
+from bract.data.texts import tokenizer_of
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError, listed, one_line
 from bract.inputs import INPUTS
@@ -41,6 +43,7 @@ from bract.inputs.base import what_is_audited
 from bract.models import create_model
 from bract.models.autoencoder import Autoencoder
 from bract.models.losses import RECONSTRUCTION, loss_of
+from bract.models.third_party_texts import adapter_names, aliases_of, embedding_of
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.references import vouched
 from bract.schema.description import AppDescription, build_description
@@ -133,6 +136,7 @@ class _Work:
         self.first = min(self.facts, key=lambda f: (f.capture.round, f.steps or 0))
         self.model: nn.Module = nn.Identity()
         self._normalisation_seen = False
+        self._kept_texts: list[Tensor] = []
 
     def description(self) -> AppDescription:
         return build_description(self.content)
@@ -150,6 +154,7 @@ class _Work:
     def observation(self, fact: CaptureFacts | None = None) -> Observation:
         found = (fact or self.first).capture
         observation = read_tensors(self.captures.root, found)
+        observation = with_names(observation, self.content.get("names", {}))
         return with_buffers(observation, self.content.get("buffers", ()))
 
     # What is chosen, in order.
@@ -162,12 +167,43 @@ class _Work:
                 f"{one_line(', '.join(captured), 300)}"
             )
 
+    def _name_adapters(self) -> None:
+        """Find the model's names for adapters that were captured without their adapter's name."""
+        captured = set(self.observation().parameters)
+        names = adapter_names(self.model)
+        found = {short: name for short, name in names.items() if short in captured}
+        if found and not self.given.names:
+            self.content["names"] = found
+
+    def _guess_texts(self, model: nn.Module) -> bool:
+        """Take the schema of undeclared texts from a model that begins with an embedding."""
+        declared = self.declaration()
+        embedding = embedding_of(model)
+        if embedding is None or declared.text is not None or declared.table is not None:
+            return False
+        if self.given.input.kind not in (None, "text") or declared.input not in ("image", "text"):
+            return False
+        data = self.given.data
+        named = data is not None and data.text is not None and data.text.tokenizer is not None
+        schema, reasons = text_schema_of(
+            model,
+            embedding,
+            self._kept_texts,
+            self.observation().update,
+            tokenizer_of(data) if data is not None and named else None,
+        )
+        self.content["input"] = {"kind": "text", "text": asdict(schema)}
+        for key, reason in reasons.items():
+            self.content["guessed"][f"input.text.{key}"] = reason
+        return True
+
     def guess_schema(self, truth: Path) -> None:
         """Take the columns of undeclared rows from those that clients kept."""
         declared = self.declaration()
         if declared.table is not None or self.given.input.kind not in (None, "table"):
             return
         kept = [c for f in self.facts if (c := self._kept(truth, f)) is not None]
+        self._kept_texts = [c["inputs"] for c in kept if _are_texts(c["inputs"])]
         rows = [c["inputs"] for c in kept if c["inputs"].dim() == 2]
         if not rows or len(rows) < len(kept) or not all(r.is_floating_point() for r in rows):
             return
@@ -214,18 +250,32 @@ class _Work:
         name = vouched(name, self.captures.models, what="the model", how=f"name it: --model {name}")
         classes = declared.classes or self._rows() or 10
         shape = declared.image_shape or (self._channels()[0], SIDES[0], SIDES[0])
-        model = create_model(
-            name,
-            classes=classes,
-            channels=shape[0],
-            image_size=shape[1],
-            activation=declared.activation,
-            table=declared.table,
-        )
+
+        def made(declared: ClientDeclaration, shape: Sequence[int]) -> nn.Module:
+            return create_model(
+                name,
+                classes=classes,
+                channels=shape[0],
+                image_size=shape[1],
+                activation=declared.activation,
+                table=declared.table,
+                text=declared.text,
+            )
+
+        try:
+            model = made(declared, shape)
+            if self._guess_texts(model):
+                declared = self.declaration()
+                model = made(declared, declared.image_shape or shape)
+        except BractError as error:
+            if declared.text is None:
+                raise
+            raise BractError(f"bract.yaml: input.text: {error}") from None
         self.model = prepare_model(model, declared.defenses)
+        self._name_adapters()
         observation = self.observation()
         own = {n: tuple(v.shape) for n, v in self.model.named_parameters()}
-        buffers = {n for n, _ in self.model.named_buffers()}
+        buffers = {n for n, _ in self.model.named_buffers()} | aliases_of(self.model)
         if taken := sorted(buffers & set(observation.parameters)):
             self.content["buffers"] = [*self.content.get("buffers", ()), *taken]
             observation = self.observation()
@@ -249,18 +299,18 @@ class _Work:
                 f"{paths[0].relative_to(truth)} and the like"
             )
         content = load_file(path)
-        if self.declaration().table is not None:
+        declared = self.declaration()
+        if declared.table is not None or declared.text is not None:
             self._read_rows(path, truth, paths)
             return
         kept = content.get("inputs", content.get("images"))
         if kept is None or kept.dim() != 4:
             raise BractError(f"{path}: holds no images; expected what bract.client.keep writes")
         shape = tuple(kept.shape[1:])
-        declared = self.declaration().image_shape
-        if declared is not None and declared != shape:
+        if declared.image_shape is not None and declared.image_shape != shape:
             raise BractError(
-                f"bract.yaml: input.shape is {list(declared)}, the client kept inputs of "
-                f"{list(shape)} ({path}); correct it"
+                f"bract.yaml: input.shape is {list(declared.image_shape)}, the client kept inputs "
+                f"of {list(shape)} ({path}); correct it"
             )
         self.content.setdefault("input", {})["shape"] = list(shape)
         if "inputs" not in content:
@@ -289,7 +339,9 @@ class _Work:
         if load_truth(truth, replace(capture, declaration=declared)) is None:
             raise BractError(f"{path}: cannot be used to score; see the warning above")
         self._normalisation_seen = True
-        self.confirmed.append("the rows that clients kept fit input.table")
+        noun = "rows" if declared.table is not None else "texts"
+        kind = "table" if declared.table is not None else "text"
+        self.confirmed.append(f"the {noun} that clients kept fit input.{kind}")
 
     def _check_pixels(self, path: Path, inputs: Tensor, declared: ClientDeclaration) -> None:
         from bract.inputs.image import on_steps, pixels_of
@@ -318,7 +370,7 @@ class _Work:
                     "none of the usual square images; give --set input.shape=[channels,height,"
                     "width]"
                 )
-        elif self.given.loss is not None or declared.table is not None:
+        elif self.given.loss is not None or declared.table is not None or declared.text is not None:
             return
         else:
             shapes = [shape] if shape is not None else self._shapes()
@@ -387,9 +439,13 @@ class _Work:
             )
         self.content["classes"] = classes
         self.confirmed.append(
-            f"one forward pass: {_times(shape or ())} images to "
+            f"one forward pass: texts of {declared.text.length} tokens to "
+            + (f"{classes} classes" if declared.text.task == "classification" else "their losses")
+            if declared.text is not None
+            else f"one forward pass: {_times(shape or ())} images to "
             + (f"{classes} classes" if loss_of(self.declaration().loss).labelled else "themselves")
         )
+        self._doubt_dropout()
         if (
             declared.mean is None
             and self.declaration().mean is None
@@ -402,6 +458,16 @@ class _Work:
             self.doubts.append(
                 "nothing says how the clients normalise their inputs; pixels in [0, 1] are taken "
                 "as they are; correct input.mean and input.std if that is wrong"
+            )
+
+    def _doubt_dropout(self) -> None:
+        """Say that a model of texts drops inputs at random, which no attack simulates."""
+        rates = {m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0.0}
+        if self.declaration().text is not None and rates and self.given.training.dropout is None:
+            self.doubts.append(
+                f"the model drops {max(rates):.0%} of inputs at random where it trains; the masks "
+                "are unknown, and attacks simulate it without: positions and order of tokens may "
+                "not be found; declare training.dropout=0 if the clients train in evaluation mode"
             )
 
     def choose_norm_mode(self) -> None:
@@ -702,7 +768,7 @@ class _Work:
         """Return why the model's first layer takes no images; None where it does not show."""
         first = next((m for m in self.model.modules() if list(m.parameters(recurse=False))), None)
         if isinstance(first, nn.Embedding | nn.EmbeddingBag):
-            return "it begins with an embedding, so its inputs are numbers of tokens"
+            return "it begins with an embedding, so its inputs are token ids"
         sides = [side for side in SIDES for c in (1, 3) if c * side * side == _wide(first)]
         if sides:
             return (
@@ -723,8 +789,13 @@ class _Work:
         training = self.model.training
         self.model.eval()
         try:
+            text = self.declaration().text
+            inputs = torch.full((2, *shape), 0.5)
+            if text is not None:
+                other = next(i for i in range(text.vocabulary) if i != text.padding)
+                inputs = torch.full((2, text.length), other)
             with torch.no_grad():
-                found = self.model(torch.full((2, *shape), 0.5))
+                found = self.model(inputs)
         except Exception as error:  # noqa: BLE001 - a third-party model may raise anything
             return f"{type(error).__name__}: {one_line(str(error).splitlines()[0], 200)}"
         finally:
@@ -733,6 +804,10 @@ class _Work:
                 for name, value in self.model.named_buffers():
                     value.copy_(kept[name])
         return found if isinstance(found, Tensor) else f"it returns a {type(found).__name__}"
+
+
+def _are_texts(inputs: Tensor) -> bool:
+    return inputs.dim() == 2 and inputs.dtype == torch.int64
 
 
 def _wide(layer: nn.Module | None) -> int | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bract.config import DataConfig
 from bract.plugins import PluginError, blaming
@@ -18,6 +20,9 @@ from bract.registry import Registry, named
 from bract.schema import ClientDeclaration
 
 _log = logging.getLogger(__name__)
+
+FILLING = -1
+"""In the place of padding in token ids that a client kept: its own padding id is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,22 @@ def what_is_audited() -> str:
 def input_of(declaration: ClientDeclaration) -> Input:
     """Return the input that a client declares; a `BractError` names an unknown one."""
     return INPUTS[declaration.input].declared(declaration)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return examples ``(N, ...)`` of parts in one; shorter token ids end in `FILLING`."""
+    if any(part.dim() != 2 or part.dtype != torch.int64 for part in parts):
+        return torch.cat(list(parts))
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, width - part.shape[1]), value=FILLING) for part in parts])
+
+
+def content_bytes(example: Tensor) -> bytes:
+    """Return what tells examples apart: of token ids without the filling behind them."""
+    if example.dim() == 1 and example.dtype == torch.int64:
+        there = (example != FILLING).nonzero()
+        example = example[: int(there[-1]) + 1 if len(there) else 0]
+    return example.numpy().tobytes()
 
 
 def kept_examples(batch: object) -> tuple[Tensor, Tensor] | None:

@@ -19,7 +19,7 @@ from bract.data.tokens import as_example, content_of, ids_of
 from bract.data.views import data_spec
 from bract.errors import BractError, shown
 from bract.files import write_text
-from bract.inputs.base import INPUTS, Input, References, Truth
+from bract.inputs.base import FILLING, INPUTS, Input, References, Truth
 from bract.inputs.image import MOST_KEPT, KeptReference, Reference
 from bract.schema import ClientDeclaration
 
@@ -39,7 +39,7 @@ class Texts(Input):
     """
 
     name = "text"
-    third_party = False
+    is_described = True
     noun = "text"
     suffix = ".tokens"
 
@@ -51,20 +51,40 @@ class Texts(Input):
         return cls(declaration.text)
 
     def examples(self, batch: object) -> tuple[Tensor, Tensor] | None:
-        """Return token ids ``(B, T)`` and labels ``(B,)`` of a batch.
+        """Return token ids, int64 ``(B, T)``, and labels ``(B,)`` of a batch.
 
-        A mapping holds ``input_ids``, as tokenizers of transformers name them, and ``labels`` or
-        ``label``; without labels, or with one a token, every label is 0.
+        A mapping holds ``input_ids``, as tokenizers of transformers name them, ``attention_mask``
+        where some are padding, which becomes `FILLING`, and ``labels`` or ``label``; without
+        labels, or with one a token, every label is 0.
         """
         if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), Tensor):
             return None
         ids = batch["input_ids"].detach().cpu()
         if ids.dim() != 2 or ids.is_floating_point() or not len(ids):
             return None
+        ids = ids.long()
+        mask = batch.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.shape == ids.shape:
+            ids = torch.where(mask.detach().cpu().bool(), ids, FILLING)
         labels = batch.get("labels", batch.get("label"))
         if not isinstance(labels, Tensor) or labels.shape != (len(ids),):
             labels = torch.zeros(len(ids), dtype=torch.int64)
-        return ids.float().contiguous(), labels.detach().cpu().long()
+        return ids.contiguous(), labels.detach().cpu().long()
+
+    def unreadable(self, declaration: ClientDeclaration) -> str | None:
+        """Return why no text can be read: no schema, or one of another length than declared."""
+        if self.schema is None:
+            return (
+                "the clients train on the input text and declare no schema; declare it "
+                "(input.text: vocabulary, length, padding, special, task)"
+            )
+        shape = declaration.image_shape
+        if shape is not None and shape != (self.schema.length, 1, 1):
+            return (
+                f"the schema of texts has {self.schema.length} tokens, the declared input "
+                f"{list(shape)}; declare what the clients train on"
+            )
+        return None
 
     def read(self, kept: Mapping[str, Tensor], declaration: ClientDeclaration) -> Truth:
         """Return the texts that a client kept, whose file may come from another party."""
@@ -201,12 +221,13 @@ def _kept(pairs: list[tuple[Tensor, Tensor]], seed: int, schema: TextSchema) -> 
 def _examples(ids: Tensor, schema: TextSchema) -> Tensor:
     """Return examples of token ids ``(N, T)`` or ``(N, T, 1, 1)`` as the model saw them."""
     flat = ids.flatten(1)
+    flat = torch.where(flat == FILLING, schema.padding, flat)
     if flat.shape[1] > schema.length:
         raise BractError(
             f"texts of {flat.shape[1]} tokens were trained on, the declared length is "
             f"{schema.length}; declare the length that the tokenizer pads to"
         )
-    whole = flat.round()
+    whole = flat.double().round()
     if bool((flat != whole).any()) or float(whole.min()) < 0 or whole.max() >= schema.vocabulary:
         raise BractError(f"inputs are no token ids in 0..{schema.vocabulary - 1}")
     padded = torch.full((len(flat), schema.length), schema.padding)

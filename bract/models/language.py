@@ -48,8 +48,12 @@ class LanguageModel(nn.Module):
         self.body = body
         self.schema = schema
         self.fresh = fresh
-        for name in {name for name, _ in body.named_parameters()} - set(trained):
-            _freeze(body, name)
+        # A tied parameter has several names, of which `trained` holds the first.
+        held = list(body.named_parameters(remove_duplicate=False))
+        kept = {id(value) for name, value in held if name in trained}
+        for name, value in held:
+            if id(value) not in kept:
+                freeze(body, name)
 
     def reset_parameters(self) -> None:
         """Draw what is trained as transformers draws it, unless the model's name says more."""
@@ -69,10 +73,10 @@ class LanguageModel(nn.Module):
         if self.schema.task == "classification":
             logits: Tensor = outputs.logits
             return logits
-        return _next_token_loss(outputs.logits, ids, mask)
+        return next_token_loss(outputs.logits, ids, mask)
 
 
-def _freeze(body: nn.Module, name: str) -> None:
+def freeze(body: nn.Module, name: str) -> None:
     """Turn a parameter into a buffer that no state dict holds."""
     holder = body.get_submodule(name.rpartition(".")[0])
     own = name.rpartition(".")[2]
@@ -223,7 +227,7 @@ def _adapted(
             # without it.
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        _deterministic_attention(body)
+        deterministic_attention(body)
         if lora:
             body = _with_adapters(body, lora, targets, heads)
             names = [name for name, value in body.named_parameters() if value.requires_grad]
@@ -270,13 +274,13 @@ def _last(body: nn.Module, heads: list[str]) -> list[str]:
     ]
 
 
-def _deterministic_attention(body: nn.Module) -> None:
+def deterministic_attention(body: nn.Module) -> None:
     """Use the attention that has a second derivative and batches over trials."""
     config: Any = body.config
     config._attn_implementation = "eager"
 
 
-def _next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
     """Return the mean loss of each text's next tokens, ``(B, 1)``."""
     each = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
     there = mask[:, 1:].to(each)

@@ -87,7 +87,12 @@ def create_model(
     """
     shape = (channels, image_size, image_size)
     if isinstance(name, TrustedReference):
-        return _trained_on(loss, _reading(_call_factory(name), table, text), shape)
+        made = _reading(_call_factory(name), table, text)
+        if text is not None:
+            from bract.models.third_party_texts import of_texts
+
+            made = of_texts(made, text)
+        return _trained_on(loss, made, shape)
     if is_reference(name):
         raise BractError(
             f"model {shown(name)} is code for which nothing on this machine vouches; not imported"
@@ -101,7 +106,7 @@ def create_model(
             "text-decoder, or data.input to what the model takes"
         )
     make: Any = factory
-    made: nn.Module = make(
+    made = make(
         classes=classes,
         channels=channels,
         image_size=image_size,

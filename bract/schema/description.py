@@ -19,6 +19,7 @@ from pydantic import model_validator as check_all
 from bract.config import DataConfig
 from bract.config.schedule import ConstantRate, CosineRate
 from bract.config.table import TableSchema
+from bract.config.text import TextSchema
 from bract.config.work import Count, LocalWork, NotNegative, Section
 from bract.errors import BractError, listed, one_line, shown
 from bract.references import check_reference, is_reference
@@ -56,29 +57,45 @@ class InputSection(Section):
     ``kind`` is a name of `bract.inputs`, and an image without it. ``shape`` is
     ``[channels, height, width]``. The model sees ``(x - mean) / std`` for pixels x in
     [0, 1], by channel; one value stands for every channel, and without them pixels go in as they
-    are. ``table`` is the schema of rows, from which shape, statistics, classes and loss follow.
+    are. ``table`` is the schema of rows, ``text`` that of texts, from which shape, statistics and
+    loss follow.
     """
 
     kind: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     shape: Shape | None = None
     table: TableSchema | None = None
+    text: TextSchema | None = None
     mean: Annotated[tuple[Moment, ...], Field(min_length=1, max_length=64)] | None = None
     std: Annotated[tuple[Scale, ...], Field(min_length=1, max_length=64)] | None = None
 
     @check_all(mode="after")
-    def _table_alone(self) -> Self:
-        if self.table is None:
+    def _schema_alone(self) -> Self:
+        if self.table is not None and self.text is not None:
+            raise ValueError("input.table and input.text are both given; take one of them out")
+        kind = "table" if self.table is not None else "text" if self.text is not None else None
+        if kind is None:
             return self
-        if self.kind not in (None, "table"):
+        if self.kind not in (None, kind):
             raise ValueError(
-                f"input.table is given and input.kind is {shown(self.kind)}; take one of them out"
+                f"input.{kind} is given and input.kind is {shown(self.kind)}; take one of them out"
             )
         if self.shape or self.mean or self.std:
-            raise ValueError("input.table gives shape, mean and std; take these out")
+            raise ValueError(f"input.{kind} gives shape, mean and std; take these out")
         return self
 
     def declared(self) -> dict[str, Any]:
         """Return what a schema declares of a client, by the declaration's field."""
+        if self.text is not None:
+            mean, std = self.text.feature_moments()
+            return {
+                "input": "text",
+                "image_shape": (self.text.length, 1, 1),
+                "mean": mean,
+                "std": std,
+                "text": self.text,
+                "classes": 1 if self.text.task == "language-model" else None,
+                "loss": self.text.objective,
+            }
         if self.table is None:
             return {"input": self.kind, "image_shape": self.shape}
         mean, std = self.table.feature_moments()
@@ -158,6 +175,9 @@ class AppDescription(Section):
     buffers
         Names of captured tensors that the model holds as buffers, which captures do not separate
         from parameters.
+    names
+        Names that the model has for captured tensors, by the captured name, such as those of
+        adapters, from which peft takes the adapter's own name out.
     training
         What every client does in a round.
     clients
@@ -183,6 +203,13 @@ class AppDescription(Section):
     buffers: Annotated[
         tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=10_000)
     ] = ()
+    names: Annotated[
+        dict[
+            Annotated[str, Field(max_length=500)],
+            Annotated[str, Field(max_length=500)],
+        ],
+        Field(max_length=10_000),
+    ] = {}
     training: DescribedWork = DescribedWork()
     clients: Annotated[dict[Name, DescribedWork], Field(max_length=10_000)] = {}
     defenses: Annotated[Defenses, BeforeValidator(_named_entries)] | None = None
@@ -201,7 +228,7 @@ class AppDescription(Section):
 
     def given(self) -> dict[str, Any]:
         """Return every value that is given, by its dotted key, but for guesses and data."""
-        content = self.model_dump(exclude={"guessed", "data"}, exclude_none=True)
+        content = self.model_dump(exclude={"guessed", "data", "names"}, exclude_none=True)
         return {k: v for k, v in _dotted(content) if v not in ((), {})}
 
     def declare(

@@ -62,7 +62,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        ("Text", "it begins with an embedding, so its inputs are numbers of tokens"),
+        ("Text", "it begins with an embedding, so its inputs are token ids"),
         ("rows", "it begins with a linear layer of 14 inputs, which is no usual image"),
     ],
 )

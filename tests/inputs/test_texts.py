@@ -19,7 +19,7 @@ from bract.data.tokens import as_example, content_of, ids_of
 from bract.data.views import data_spec
 from bract.errors import BractError
 from bract.inputs import INPUTS
-from bract.inputs.base import kept_examples
+from bract.inputs.base import FILLING, content_bytes, joined, kept_examples
 from bract.inputs.text import TextReference, Texts
 from bract.models import create_model
 from bract.protocol.observation import ClientDeclaration
@@ -79,9 +79,24 @@ def test_another_tokenizer_is_refused() -> None:
 
 def test_batches_of_token_ids_are_recognised_by_name() -> None:
     batch = {"input_ids": torch.randint(9, (3, 5)), "labels": torch.tensor([0, 1, 0])}
-    assert kept_examples(batch) is None, "apps of others are not audited on texts"
-    found = Texts().examples(batch)
-    assert found is not None and torch.equal(found[0].long(), batch["input_ids"])
+    found = kept_examples(batch)
+    assert found is not None and torch.equal(found[0], batch["input_ids"])
+    assert found[0].dtype == torch.int64 and torch.equal(found[1], batch["labels"])
+
+
+def test_padding_is_marked_where_a_mask_says_so_and_is_no_part_of_a_text() -> None:
+    ids = torch.tensor([[5, 6, 0], [7, 8, 9]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    found = kept_examples({"input_ids": ids, "attention_mask": mask})
+    assert found is not None and found[0].tolist() == [[5, 6, FILLING], [7, 8, 9]]
+    wide = joined([found[0], torch.tensor([[5, 6, 7, 8, 9]])])
+    assert wide.tolist()[0] == [5, 6, FILLING, FILLING, FILLING]
+    # The same text in batches of two widths is one text.
+    assert content_bytes(wide[0]) == content_bytes(found[0][0]) != content_bytes(wide[1])
+    truth = Texts.declared(DECLARED).read(
+        {"inputs": wide, "labels": torch.zeros(3, dtype=torch.int64)}, DECLARED
+    )
+    assert ids_of(truth.images, SCHEMA)[0, 2:].unique().tolist() == [SCHEMA.padding]
 
 
 def test_token_ids_that_a_client_kept_become_examples_again() -> None:

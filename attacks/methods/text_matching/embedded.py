@@ -79,7 +79,7 @@ def embedded(problem: Problem, schema: TextSchema) -> EmbeddedProblem:
         If the model has no embedding of the vocabulary.
     """
     model = problem.target_model.model
-    name, layer = _token_embedding(model, schema)
+    name, layer = token_embedding(model, schema)
     hooked = copy.deepcopy(model)
     given = _Given(next(i for i in range(schema.vocabulary) if i != schema.padding))
     hooked.register_forward_pre_hook(given.read, prepend=True)
@@ -109,7 +109,7 @@ def embedded(problem: Problem, schema: TextSchema) -> EmbeddedProblem:
     )
 
 
-def _token_embedding(model: nn.Module, schema: TextSchema) -> tuple[str, nn.Embedding]:
+def token_embedding(model: nn.Module, schema: TextSchema) -> tuple[str, nn.Embedding]:
     """Return the first embedding that is called with the ids of a text."""
     seen: list[str] = []
     handles = [

@@ -13,6 +13,7 @@ from bract.attacks.methods.text_matching.embedded import (
     EmbeddedProblem,
     EmbeddingSearch,
     embedded,
+    token_embedding,
 )
 from bract.attacks.methods.text_matching.objectives import LayerCosine, SquaredAndAbsolute
 from bract.attacks.methods.text_matching.orders import another_order
@@ -26,6 +27,7 @@ from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.regularizers import Prior
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
+from bract.errors import BractError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,12 @@ class TextMatching(Attack):
     objective: Objective = field(default_factory=LayerCosine)
 
     def prepare(self, case: Case) -> Case:
-        """Refuse a declaration without a schema of texts."""
-        text_schema(case)
+        """Refuse a declaration without a schema of texts, and a model without an embedding."""
+        schema = text_schema(case)
+        try:
+            token_embedding(case.target_model.model, schema)
+        except BractError as error:
+            raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
         return super().prepare(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:

@@ -118,8 +118,8 @@ def find_stages(
     local = [layer for layer in usable if layer not in contextual]
     if not local:
         raise BractError(
-            "no trained linear layer sees single tokens; what a token adds to the update cannot be "
-            "separated"
+            "no trained linear layer sees single tokens, so what a token adds to the update cannot "
+            "be separated; train or adapt the first attention layer, or take another attack"
         )
     first = plain[local[0].module]
     shared = [

@@ -89,16 +89,24 @@ class TokenSpan(Attack):
     seconds: float = _SECONDS
 
     def prepare(self, case: Case) -> Case:
-        """Refuse a declaration without a schema of texts."""
-        text_schema(case)
+        """Refuse a declaration without a schema of texts, and an update without the layers."""
+        schema = text_schema(case)
+        model = copy.deepcopy(case.target_model.model).cpu().float().eval()
+        length = min(_PROBE, schema.length)
+        trained = [name for name in case.evidence.target if name in case.observation.parameters]
+        try:
+            find_stages(model, trained, vocabulary=schema.vocabulary, length=length)
+        except BractError as error:
+            raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
         return super().prepare(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search each trial's texts; positions that were not found are padding."""
         schema = text_schema(problem.cases[0])
         count = problem.image_shape[0]
+        each = self.seconds if run.seconds is None else run.seconds / problem.trials
         found = [
-            _Search(problem, trial, schema, _until(self.seconds)).texts(count)
+            _Search(problem, trial, schema, _until(min(each, self.seconds))).texts(count)
             for trial in range(problem.trials)
         ]
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
@@ -258,7 +266,7 @@ class _Search:
         checked = self._checked()
         if checked is None:
             return [with_all(special[:0], bag.tokens, special) for bag in bags]
-        return assemble(
+        found = assemble(
             self.model,
             checked,
             given,
@@ -268,6 +276,14 @@ class _Search:
             generator=self.generator,
             stop=self.stop,
         )
+        own = tokens[~torch.isin(tokens, special)]
+        there = torch.cat([special[:0], *(one[: self.schema.length] for one in found)])
+        lacking = own[~torch.isin(own, there)]
+        if known and 2 * len(lacking) > len(own):
+            # The later layers' subspaces are those of no text, as after a step of Adam, which
+            # keeps the signs alone; which tokens are there shows nevertheless.
+            return [with_all(special[:0], bag.tokens, special) for bag in bags]
+        return found
 
     def _given(self) -> Candidates | None:
         """Return the tokens at each position that the first layers admit; None if they do all."""

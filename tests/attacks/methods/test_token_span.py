@@ -9,7 +9,7 @@ from bract.attacks import Budget, attack
 from bract.attacks.methods.token_span.linking import bags_of
 from bract.attacks.methods.token_span.sequences import with_all
 from bract.attacks.methods.token_span.span import separating, span_of
-from bract.attacks.methods.token_span.token_span import rows_that_stand_out
+from bract.attacks.methods.token_span.token_span import TokenSpan, rows_that_stand_out
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
 from bract.errors import BractError
@@ -135,6 +135,25 @@ def test_a_low_rank_adapter_gives_away_its_tokens_once_it_has_been_trained() -> 
 def test_frozen_parameters_are_no_part_of_the_update() -> None:
     seen = upload("text-encoder(width=64, depth=2, heads=2, lora=4)", texts(1, seed=5), steps=1)
     assert all("lora" in name or "classifier" in name for name in seen.parameters)
+
+
+def test_an_update_without_the_first_layers_is_refused_before_anything_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TokenSpan, "solve", lambda *_: pytest.fail("it was searched"))
+    seen = upload("text-encoder(width=64, depth=2, heads=2, trained=last)", texts(1, seed=5))
+    with pytest.raises(BractError, match="a: token-span: no trained linear layer sees single"):
+        found(seen, 1)
+
+
+def test_a_step_of_adam_gives_away_which_tokens_are_there() -> None:
+    """It keeps the signs alone, so that no subspace holds a text."""
+    ids = texts(2, seed=11)
+    seen = upload(ENCODER, ids)
+    signs = {n: v.sign() for n, v in seen.update.items()}
+    rows = found(replace(seen, update=signs), 2)
+    present = set(ids.unique().tolist()) - set(SCHEMA.special)
+    assert len(present & {token for row in rows for token in row}) > 0.7 * len(present)
 
 
 def test_noise_that_drowns_everything_is_refused() -> None:

@@ -1,0 +1,122 @@
+"""The schema of an app's texts, from its model, its updates and what clients kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bract.config.text import MOST_TOKENS, TextSchema
+from bract.data.tokens import Tokenizer
+from bract.errors import BractError
+from bract.inputs.base import FILLING, what_is_audited
+from bract.models.third_party_texts import longest_of, task_of
+
+_STANDING_OUT = 0.1
+"""Share of the largest row's norm above which a row of position embeddings was used, where weight
+decay moved all of them."""
+
+
+def text_schema_of(
+    model: nn.Module,
+    embedding: nn.Embedding,
+    kept: Sequence[Tensor],
+    update: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+) -> tuple[TextSchema, dict[str, str]]:
+    """Return the schema, and the reason for each of its guesses by its key.
+
+    Parameters
+    ----------
+    model
+        As the clients train it, which begins with ``embedding``.
+    kept
+        Token ids, int64 ``(N, T)``, that clients kept; `FILLING` in the place of padding.
+    update
+        One client's, whose position embeddings show the longest sequence.
+    tokenizer
+        The clients', where it is known; it settles padding and special tokens.
+
+    Raises
+    ------
+    BractError
+        If nothing shows the length, or the tokenizer has more ids than the embedding rows.
+    """
+    reasons = {"vocabulary": "rows of the model's first embedding"}
+    vocabulary = embedding.num_embeddings
+    if tokenizer is not None and tokenizer.vocabulary > vocabulary:
+        raise BractError(
+            f"{tokenizer.source}: the tokenizer has {tokenizer.vocabulary} token ids, the model's "
+            f"embedding {vocabulary} rows; name the clients' own tokenizer and model"
+        )
+    length, reasons["length"] = _length(model, kept, update)
+    padding, special = _padding(model, embedding), _special(kept)
+    reasons["padding"] = "the model's configuration, or 0"
+    if tokenizer is not None:
+        padding, special = tokenizer.padding, tokenizer.special
+        del reasons["padding"]
+    elif special:
+        reasons["special"] = "every text that clients kept begins or ends with them"
+    task: Any = task_of(model, vocabulary=vocabulary, padding=padding)
+    reasons["task"] = "what the model returns for two texts"
+    schema = TextSchema(
+        vocabulary=vocabulary,
+        length=length,
+        padding=padding,
+        special=special,
+        task=task,
+        tokenizer="" if tokenizer is None else tokenizer.digest,
+    )
+    return schema, reasons
+
+
+def _length(
+    model: nn.Module, kept: Sequence[Tensor], update: Mapping[str, Tensor]
+) -> tuple[int, str]:
+    lengths = [int((ids != FILLING).nonzero()[:, 1].max()) + 1 for ids in kept if len(ids)]
+    if lengths:
+        return _checked(max(lengths)), "the longest text that clients kept"
+    most = longest_of(model)
+    names = {n for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    for name in sorted(names):
+        moved = update.get(f"{name}.weight")
+        if moved is None or most is None or len(moved) != most:
+            continue
+        norms = moved.float().norm(dim=1)
+        least = 0.0 if bool((norms == 0.0).any()) else _STANDING_OUT * float(norms.max())
+        used = (norms > least).nonzero()
+        if len(used):
+            return _checked(int(used.max()) + 1), f"rows of {name} that the update moved"
+    raise BractError(
+        "bract.yaml: input.text is not given; the model's first layer shows that "
+        "it begins with an embedding, so its inputs are token ids, and nothing shows how many a "
+        "text has; give --set input.text.length=TOKENS with input.text.vocabulary and "
+        f"input.text.padding, or name what clients kept: --truth FOLDER; {what_is_audited()}"
+    )
+
+
+def _checked(length: int) -> int:
+    if length > MOST_TOKENS:
+        raise BractError(
+            f"bract.yaml: texts have {length} tokens, {MOST_TOKENS} are audited at most; truncate "
+            "them in the app"
+        )
+    return max(2, length)
+
+
+def _padding(model: nn.Module, embedding: nn.Embedding) -> int:
+    named = getattr(getattr(model, "config", None), "pad_token_id", None)
+    found = named if type(named) is int else embedding.padding_idx
+    return found if found is not None and 0 <= found < embedding.num_embeddings else 0
+
+
+def _special(kept: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the tokens with which every kept text begins, or ends."""
+    texts = [row[row != FILLING] for ids in kept for row in ids]
+    texts = [text for text in texts if len(text)]
+    if len(texts) < 2:
+        return ()
+    ends = [torch.stack([text[at] for text in texts]).unique() for at in (0, -1)]
+    return tuple(sorted({int(found[0]) for found in ends if len(found) == 1}))

@@ -1,0 +1,163 @@
+"""Models of texts that other apps made, called as bract calls its own; parameters keep their names.
+
+Models of transformers and peft take keyword arguments and return an object with ``logits``; others
+take token ids and return logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bract.config.text import TextSchema
+from bract.errors import BractError, one_line
+from bract.models.language import (
+    LanguageModel,
+    deterministic_attention,
+    freeze,
+    next_token_loss,
+)
+
+
+def of_texts(model: nn.Module, text: TextSchema) -> nn.Module:
+    """Let a model take ids, int64 ``(B, T)`` or ``(B, T, 1, 1)`` numbers; return the model.
+
+    It then returns logits ``(B, classes)``, or of a language model the loss of each text,
+    ``(B, 1)``. Its parameters that need no gradient become buffers outside of the state, as those
+    of `LanguageModel`.
+
+    Raises
+    ------
+    BractError
+        If the schema has more token ids than the embedding rows, or longer texts than the model.
+    """
+    if isinstance(model, LanguageModel):
+        return model
+    check_fit(model, text)
+    for name in [n for n, p in _all_parameters(model) if not p.requires_grad]:
+        freeze(model, name)
+    names = set(inspect.signature(model.forward).parameters)
+    if hasattr(model, "config"):
+        deterministic_attention(model)
+
+    def keywords(
+        _: nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not arguments or given:
+            return arguments, given
+        ids = arguments[0]
+        if "input_ids" not in names:
+            return arguments, given
+        taken = {"input_ids": ids}
+        if "attention_mask" in names:
+            taken["attention_mask"] = (ids != text.padding).long()
+        return (), taken
+
+    def plain(_: nn.Module, arguments: Any, given: dict[str, Any], outputs: Any) -> Tensor:
+        logits = logits_of(outputs)
+        if text.task != "language-model" or logits.dim() != 3:
+            return logits
+        ids = given["input_ids"] if "input_ids" in given else arguments[0]
+        return next_token_loss(logits, ids, (ids != text.padding).long())
+
+    model.register_forward_pre_hook(keywords, with_kwargs=True)
+    model.register_forward_hook(plain, with_kwargs=True)
+    return model
+
+
+def _all_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(model.named_parameters(remove_duplicate=False))
+
+
+def aliases_of(model: nn.Module) -> set[str]:
+    """Return further names of tied parameters, under which a state dict holds them again."""
+    return {n for n, _ in _all_parameters(model)} - {n for n, _ in model.named_parameters()}
+
+
+def adapter_names(model: nn.Module) -> dict[str, str]:
+    """Return a model's names of adapters by those that peft's ``get_peft_model_state_dict`` gives.
+
+    They lack the name of the active adapter: ``lora_A.weight`` for ``lora_A.default.weight``. A
+    model without adapters has none.
+    """
+    found = {}
+    for adapter in getattr(model, "peft_config", {}):
+        for name, _ in model.named_parameters():
+            short = name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", ".")
+            if short != name:
+                found[short] = name
+    return found
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """Return the logits of what a model of texts returned."""
+    found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    if not isinstance(found, Tensor):
+        raise BractError(
+            f"the model returned a {one_line(type(outputs).__name__, 80)}; expected logits, or an "
+            "object with logits, as models of transformers return"
+        )
+    return found
+
+
+def embedding_of(model: nn.Module) -> nn.Embedding | None:
+    """Return the embedding that a model begins with; None where it begins with another layer."""
+    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
+    return first if isinstance(first, nn.Embedding) else None
+
+
+def longest_of(model: nn.Module) -> int | None:
+    """Return the longest sequence that a model of transformers takes; None where it names none."""
+    config = getattr(model, "config", None)
+    for name in ("max_position_embeddings", "n_positions"):
+        found = getattr(config, name, None)
+        if type(found) is int and found > 0:
+            return found
+    return None
+
+
+def check_fit(model: nn.Module, text: TextSchema) -> None:
+    """Refuse a schema with more ids than the embedding has rows, or longer texts than the model."""
+    embedding = embedding_of(model)
+    if embedding is not None and text.vocabulary > embedding.num_embeddings:
+        raise BractError(
+            f"the vocabulary has {text.vocabulary} token ids, the model's embedding "
+            f"{embedding.num_embeddings} rows; declare the clients' own tokenizer and model"
+        )
+    longest = longest_of(model)
+    if longest is not None and text.length > longest:
+        raise BractError(
+            f"the declared texts have {text.length} tokens, the model's longest sequence is "
+            f"{longest}; declare the length that the clients truncate to"
+        )
+
+
+@torch.no_grad()
+def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> str:
+    """Return the task by what a model that `of_texts` has not adapted returns for two texts."""
+    ids = torch.arange(4).remainder(max(1, vocabulary - 1)).add(padding + 1) % vocabulary
+    ids = ids.expand(2, -1).contiguous()
+    training = model.training
+    model.eval()
+    try:
+        names = inspect.signature(model.forward).parameters
+        outputs = model(input_ids=ids) if "input_ids" in names else model(ids)
+    except Exception as error:
+        raise BractError(
+            f"the model does not take token ids ({type(error).__name__}: "
+            f"{one_line(error, 200)}); name a callable that makes a model of texts"
+        ) from error
+    finally:
+        model.train(training)
+    logits = logits_of(outputs)
+    if logits.dim() == 2:
+        return "classification"
+    if logits.dim() == 3 and logits.shape[-1] == vocabulary:
+        return "language-model"
+    raise BractError(
+        f"the model returns logits {tuple(logits.shape)} for two texts of four tokens; expected "
+        "(2, classes) of a classifier, or (2, 4, vocabulary) of a language model"
+    )
