@@ -23,6 +23,7 @@ from bract.protocol.records import (
     write_final,
     write_reply,
 )
+from bract.protocol.rounding import rounded
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 from bract.timeline import span
@@ -71,10 +72,12 @@ def _train(
     with span("encrypt"):
         encrypted, figures = session.encrypt(update, result.buffers)
     metrics |= figures
+    # Last of all, so that defenses work on float32; any noise is in it already.
+    sent, _ = rounded(update, config.training.update_dtype)
     return write_reply(
         client=session.site.name,
         version=bract.__version__,
-        update=update,
+        update=sent,
         buffers=result.buffers,
         num_examples=result.num_examples,
         metrics=session.rounded(metrics) | {"seconds": time.perf_counter() - started},

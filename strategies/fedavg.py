@@ -96,6 +96,11 @@ class FedAvg(FlowerFedAvg):
         clients are connected and idle. None waits for all, until ``timeout``.
     grace
         Seconds that the others have after a quorum.
+
+    Attributes
+    ----------
+    update_dtype
+        ``float32``, or the 16-bit type in which updates of float32 parameters may come.
     """
 
     def __init__(
@@ -131,6 +136,7 @@ class FedAvg(FlowerFedAvg):
         self.reads_packed: set[int] = set()
         self.waiting = Waiting()
         self.closing = Closing(quorum, grace)
+        self.update_dtype: str = "float32"
         self._usual_number = self.min_train_nodes
         self.names = ClientNames()
         self._names = self.names.by_node
@@ -253,7 +259,7 @@ class FedAvg(FlowerFedAvg):
 
     def check(self, contribution: Contribution) -> None:
         """Refuse an answer that would spoil the sum."""
-        check_contribution(self._sent, contribution, self.server_lr)
+        check_contribution(self._sent, contribution, self.server_lr, self.update_dtype)
 
     def pair(
         self, asked: Iterable[Message], replies: Iterable[Message]

@@ -63,8 +63,9 @@ def create_strategy(
 
         kind = encrypted(kind)
     strategy = kind(**options)
-    # Not an argument: strategies of packages do not take it.
+    # No arguments: strategies of packages do not take them.
     strategy.closing = Closing(section.quorum, section.grace)
+    strategy.update_dtype = config.training.update_dtype
     return strategy
 
 

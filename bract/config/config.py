@@ -216,6 +216,16 @@ class FederationConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _codes_are_no_floats(self) -> FederationConfig:
+        dtype, scheme = self.training.update_dtype, self.encryption.scheme
+        if self.encryption.enabled and dtype != "float32":
+            raise ValueError(
+                f"training.update_dtype is {dtype}, but encryption: {scheme} sends codes of "
+                f"{self.encryption.bits} bits; remove it, or lower encryption.bits"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _privacy_covers_what_is_sent(self) -> FederationConfig:
         if any(entry["name"] == "per-example" for entry in self.defenses):
             raise ValueError(

@@ -209,6 +209,7 @@ class TrainingConfig(LocalWork):
 
     ``fedsgd`` uploads the gradient of one batch; ``fedavg`` trains for ``local_steps`` batches,
     or ``local_epochs`` passes where ``local_steps`` is not given, and uploads the difference.
+    ``update_dtype`` rounds a defended update to half its bytes before it is sent.
     The augmentations are those of `bract.client.augmentation`.
     """
 
@@ -228,6 +229,7 @@ class TrainingConfig(LocalWork):
     ] = ()
     dropout: Probability | None = None
     private: PrivateConfig | None = None
+    update_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
     def at(self, server_round: int, rounds: int) -> TrainingConfig:
         """Return what a client does in one round of a federation of ``rounds`` rounds.
