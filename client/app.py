@@ -116,7 +116,8 @@ def evaluate_fused(message: Message, context: Context) -> Message:
         if session.instead is not None:
             return Message(session.instead, reply_to=message)
         session.check_fused(session.instructions.get(MODELS_KEY))
-        data = session.data()
+        with span("load data"):
+            data = session.data()
         session.check_validation(data)
         position = itertools.count()
 
@@ -129,14 +130,15 @@ def evaluate_fused(message: Message, context: Context) -> Message:
             loss, accuracy = session.score(data.validation_images, data.validation_labels)
             return session.policy.rounded(loss), session.policy.rounded(accuracy)
 
-        with session.answering():
+        with session.answering(), span("score fused models"):
             reply = answer_fused(
                 message,
                 score,
                 num_examples=len(data.validation_images),
                 signal=session.config.strategy.scored,
             )
-        return session.answer(reply)
+        with span("keep the answer"):
+            return session.answer(reply)
 
 
 @app.evaluate("final")

@@ -34,6 +34,7 @@ from bract.strategies.aggregation import aggregated, check_contribution, fedavg_
 from bract.strategies.closing import GRACE, Closing, Late
 from bract.strategies.scores import Boosting
 from bract.strategies.waiting import Waiting
+from bract.timeline import span
 
 _log = logging.getLogger(__name__)
 
@@ -214,7 +215,8 @@ class FedAvg(FlowerFedAvg):
             If every client failed, or one did and failures are not tolerated.
         """
         number = server_round + self.first_round - 1
-        contributions, failures = self._read(replies)
+        with span("read and check answers"):
+            contributions, failures = self._read(replies)
         for failure in failures:
             _log.error("round %d: %s failed: %s", number, failure.client, failure.reason)
         late = tuple(self.closing.take_late())
@@ -231,7 +233,8 @@ class FedAvg(FlowerFedAvg):
                 "see the clients' logs, or raise strategy.timeout"
             )
         weights = self.weigh(contributions)
-        arrays = self.combine(contributions, weights)
+        with span("sum updates"):
+            arrays = self.combine(contributions, weights)
         self._asked, self._sent = [], {}  # the model of this round is in memory no longer
         self.outcome = RoundOutcome(number, contributions, tuple(weights), failures, late=late)
         return arrays, self._mean_metrics(contributions, weights)
