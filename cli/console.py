@@ -155,6 +155,8 @@ class RoundProgress(_LiveBar):
         self._line(f"round {row.round}/{self.rounds}: {state}")
         for failure in row.failures:
             say(f"round {row.round}: {failure.client} failed: {failure.reason}")
+        for late in row.late:
+            say(f"round {row.round}: {late.client}: {late.reason}; refused")
 
 
 class WorkProgress(_LiveBar):

@@ -23,6 +23,7 @@ from bract.protocol.records import (
     write_final,
     write_reply,
 )
+from bract.protocol.rounding import rounded
 from bract.protocol.update import Tensors
 from bract.seeds import derive_seed
 from bract.timeline import span
@@ -71,10 +72,12 @@ def _train(
     with span("encrypt"):
         encrypted, figures = session.encrypt(update, result.buffers)
     metrics |= figures
+    # Last of all, so that defenses work on float32; any noise is in it already.
+    sent, _ = rounded(update, config.training.update_dtype)
     return write_reply(
         client=session.site.name,
         version=bract.__version__,
-        update=update,
+        update=sent,
         buffers=result.buffers,
         num_examples=result.num_examples,
         metrics=session.rounded(metrics) | {"seconds": time.perf_counter() - started},
@@ -113,7 +116,8 @@ def evaluate_fused(message: Message, context: Context) -> Message:
         if session.instead is not None:
             return Message(session.instead, reply_to=message)
         session.check_fused(session.instructions.get(MODELS_KEY))
-        data = session.data()
+        with span("load data"):
+            data = session.data()
         session.check_validation(data)
         position = itertools.count()
 
@@ -126,14 +130,15 @@ def evaluate_fused(message: Message, context: Context) -> Message:
             loss, accuracy = session.score(data.validation_images, data.validation_labels)
             return session.policy.rounded(loss), session.policy.rounded(accuracy)
 
-        with session.answering():
+        with session.answering(), span("score fused models"):
             reply = answer_fused(
                 message,
                 score,
                 num_examples=len(data.validation_images),
                 signal=session.config.strategy.scored,
             )
-        return session.answer(reply)
+        with span("keep the answer"):
+            return session.answer(reply)
 
 
 @app.evaluate("final")

@@ -147,7 +147,7 @@ def layout_row(layout: str, observations: list[Observation], options: Any) -> di
                 update, loss = rounded(observation.update, dtype)
                 save(replace(observation, update=update, rounded=loss))
                 writes.append(time.perf_counter() - started)
-                losses += [loss.error] if loss else []
+                losses += [loss.error] if loss and loss.error is not None else []
             read = read_alone if layout == "before" else ObservationStore(root).load
             for folder in ObservationStore(root).folders():
                 started = time.perf_counter()
@@ -270,7 +270,7 @@ def attack_rows(options: Any) -> list[dict[str, Any]]:
                 model="lenet-strided",
             )
             update, lost = rounded(seen.update, dtype)
-            errors.append(lost.error if lost else 0.0)
+            errors.append((lost and lost.error) or 0.0)
             stored = {name: value.float() for name, value in update.items()}
             observations.append(replace(seen, update=stored))
         results = reconstruct(observations, "gauss-newton", device="cpu")

@@ -31,7 +31,7 @@ from bract.protocol.records import VERSION_KEY, to_arrays
 from bract.protocol.remote import RemoteStore, local_folder
 from bract.protocol.update import Tensors
 from bract.rundir import RunDirectory
-from bract.schema.metrics import ClientRow, FailureRow, GlobalRow, MetricsRow
+from bract.schema.metrics import ClientRow, FailureRow, GlobalRow, LateRow, MetricsRow
 from bract.seeds import derive_seed
 from bract.server.hook import HonestButCurious
 from bract.strategies import FedAvg
@@ -111,7 +111,7 @@ class Federation:
         if noise is None or not masked or importlib.util.find_spec("opacus") is None:
             return
         spec, fraction = read_settings(Noise, noise), self.config.strategy.fraction
-        summed = max(1, int(fraction * self.config.clients))
+        summed = self.config.strategy.quorum_of(self.config.asked)
         alone = spec.spent_in_sums(rounds, summed)
         if alone is None:
             return
@@ -253,6 +253,14 @@ class Federation:
                 for c in outcome.contributions
             },
             failures=[FailureRow(client=f.client, reason=f.reason) for f in outcome.failures],
+            late=[
+                LateRow(
+                    client=self.strategy.names.of(late.node_id),
+                    round=late.server_round,
+                    reason=late.reason,
+                )
+                for late in outcome.late
+            ],
             boosting=outcome.boosting.to_record() if outcome.boosting else None,
         )
         self._round_started = now

@@ -32,10 +32,10 @@ from bract.protocol.stores import occupy
 from bract.protocol.storing import CaptureStore
 from bract.schema.store import StoreOwner
 from bract.server.capturing import checked_plan
-from bract.server.grid import ForwardingGrid
 from bract.server.live_audit import AuditProcess, checked_attacks, checked_store
 from bract.server.places import folder_of_run, owner_of_run, store_folder
 from bract.server.recorder import Recorder
+from bract.strategies.polling import ForwardingGrid
 
 Declared = ClientDeclaration | Mapping[str, Any] | None
 """An operator's declaration of every client's computation; None declares nothing."""

@@ -30,6 +30,7 @@ from bract.protocol.records import (
     reply_name,
     split_state,
 )
+from bract.protocol.rounding import sent_rounded
 from bract.protocol.storing import CaptureStore, RoundLostError
 from bract.protocol.update import Tensors, difference
 from bract.schema.capture import MISSED, ClientStatement, MissedCapture
@@ -212,7 +213,7 @@ class Recorder:
             client=name,
             declaration=declaration,
             provenance=provenance | {"metrics": metrics, "flags": tuple(flags)},
-            rounded=None,
+            rounded=sent_rounded(groups["update"], groups["parameters"]) if own else None,
             computed=False,
             **groups,
         )

@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from bract.protocol.spooling import SpooledArray
-from bract.server.grid import ForwardingGrid
+from bract.strategies.polling import ForwardingGrid
 
 SMALLEST = 1 << 20
 """Bytes from which on an array goes to disk; smaller ones are not worth a file."""

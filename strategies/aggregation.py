@@ -125,7 +125,8 @@ def aggregated(
             raise BractError(f"{contribution.client} {error}") from error
     for name, value in arrays.items():
         if name in contributions[0].update:
-            step = weighted_sum([_only(name, c.update) for c in contributions], weights)
+            wide = value.dtype if value.is_floating_point() else None  # of updates of 16 bits too
+            step = weighted_sum([_only(name, c.update) for c in contributions], weights, wide)
             yield name, apply_update({name: value}, step, server_lr)[name]
         elif name in contributions[0].buffers:
             held = [_only(name, c.buffers) for c in contributions]
@@ -141,12 +142,20 @@ def _only(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_contribution(
-    arrays: Mapping[str, Tensor], contribution: Contribution, server_lr: float = 1.0
+    arrays: Mapping[str, Tensor],
+    contribution: Contribution,
+    server_lr: float = 1.0,
+    update_dtype: str = "float32",
 ) -> None:
     """Refuse an answer that would spoil the sum.
 
     One NaN in one update makes the sum NaN whatever its weight, 0 included. Where every client's
     own model ``w - server_lr * update_i`` is finite, so is the mean of them.
+
+    Parameters
+    ----------
+    update_dtype
+        In which an update of float32 parameters may come, too.
 
     Raises
     ------
@@ -155,16 +164,21 @@ def check_contribution(
         the model that the update alone would make, is not finite.
     """
     _check_shapes(arrays, contribution)
+    low = getattr(torch, update_dtype)
     for name, value in (contribution.update | contribution.buffers).items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise BractError(
                 f"sent NaN or infinite values in {name}; its local training has diverged, "
                 "lower training.lr or local_epochs"
             )
+        agreed = name in contribution.update and value.dtype == low
+        if agreed and arrays[name].dtype == torch.float32:
+            continue
         if name in arrays and value.dtype != arrays[name].dtype:
             raise BractError(f"sent {name} as {value.dtype}, expected {arrays[name].dtype}")
     for name, step in contribution.update.items():
-        value = apply_update({name: arrays[name]}, {name: step}, server_lr)[name]
+        wide = step.float() if step.dtype == low else step
+        value = apply_update({name: arrays[name]}, {name: wide}, server_lr)[name]
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise BractError(
                 f"sent an update of {name} that makes the model infinite (largest value "

@@ -31,8 +31,10 @@ from bract.protocol.records import (
     to_arrays,
 )
 from bract.strategies.aggregation import aggregated, check_contribution, fedavg_weights
+from bract.strategies.closing import GRACE, Closing, Late
 from bract.strategies.scores import Boosting
 from bract.strategies.waiting import Waiting
+from bract.timeline import span
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ _CLAIM = re.compile(r"<class 'bract\.[\w.]+'>:<'(?P<client>[^:]+): (?P<text>.*)'
 class RoundOutcome:
     """The result of one round: the answers, their weights, and the failed clients.
 
-    ``boosting`` holds the scores behind the weights where the strategy is FedBoosting.
+    ``boosting`` holds the scores behind the weights where the strategy is FedBoosting. ``late`` are
+    the answers to earlier rounds that came since the round before, and were refused.
     """
 
     server_round: int
@@ -54,6 +57,7 @@ class RoundOutcome:
     weights: tuple[float, ...] = ()
     failures: tuple[Failure, ...] = ()
     boosting: Boosting | None = None
+    late: tuple[Late, ...] = ()
 
 
 class FedAvg(FlowerFedAvg):
@@ -87,6 +91,17 @@ class FedAvg(FlowerFedAvg):
         is not waited for in later rounds.
     first_round
         Number of the first round, above 1 where an interrupted run is resumed.
+    quorum
+        Share of the clients asked (a float up to 1.0) or their number (an int) whose answers close
+        a round, where failures are tolerated; see `Closing`. A later round begins once as many
+        clients are connected and idle. None waits for all, until ``timeout``.
+    grace
+        Seconds that the others have after a quorum.
+
+    Attributes
+    ----------
+    update_dtype
+        ``float32``, or the 16-bit type in which updates of float32 parameters may come.
     """
 
     def __init__(
@@ -99,6 +114,8 @@ class FedAvg(FlowerFedAvg):
         min_nodes: int = 2,
         tolerate_failures: bool = False,
         first_round: int = 1,
+        quorum: float | None = None,
+        grace: float = GRACE,
     ) -> None:
         super().__init__(
             fraction_train=fraction,
@@ -119,6 +136,9 @@ class FedAvg(FlowerFedAvg):
         self._asked: list[Message] = []
         self.reads_packed: set[int] = set()
         self.waiting = Waiting()
+        self.closing = Closing(quorum, grace)
+        self.update_dtype: str = "float32"
+        self._usual_number = self.min_train_nodes
         self.names = ClientNames()
         self._names = self.names.by_node
         self._connected: Callable[[], Iterable[int]] | None = None
@@ -143,6 +163,8 @@ class FedAvg(FlowerFedAvg):
         self.waiting.timeout = timeout
         self.begin(initial_arrays)
         config = ConfigRecord() if train_config is None else train_config
+        if self.tolerate_failures:
+            grid = self.closing.over(grid)
         result = super().start(
             grid, initial_arrays, num_rounds, timeout, config, evaluate_config, evaluate_fn
         )
@@ -161,12 +183,14 @@ class FedAvg(FlowerFedAvg):
         """Ask a sample of the nodes to train on ``arrays``."""
         self._sent = view_arrays(arrays)
         self._connected = grid.get_node_ids
-        if self.tolerate_failures and server_round > 1:
-            self.min_train_nodes = self.min_available_nodes = 1
-        self.waiting.until(lambda: self._present(grid), self.min_available_nodes)
         number = server_round + self.first_round - 1
+        self.closing.server_round = number
+        if self.tolerate_failures and server_round > 1:
+            usual = 1 if self.closing.quorum is None else self._usual_number
+            self.min_train_nodes = self.min_available_nodes = self.closing.needed(usual)
+        self.waiting.until(lambda: self._present(grid), self.min_available_nodes)
         config[PACKING_KEY] = True
-        self._asked = list(self._sample(number, arrays, config, grid))
+        self._asked = list(self._sample(number, arrays, config, self.closing.idle(grid)))
         readers = [m for m in self._asked if m.metadata.dst_node_id in self.reads_packed]
         if readers and self._sent:
             packed = to_packed(self._sent)
@@ -191,10 +215,15 @@ class FedAvg(FlowerFedAvg):
             If every client failed, or one did and failures are not tolerated.
         """
         number = server_round + self.first_round - 1
-        contributions, failures = self._read(replies)
+        with span("read and check answers"):
+            contributions, failures = self._read(replies)
         for failure in failures:
             _log.error("round %d: %s failed: %s", number, failure.client, failure.reason)
-        self.outcome = RoundOutcome(number, failures=failures)
+        late = tuple(self.closing.take_late())
+        for answer in late:
+            client = self.names.of(answer.node_id)
+            _log.warning("round %d: %s: %s; refused", number, client, answer.reason)
+        self.outcome = RoundOutcome(number, failures=failures, late=late)
         if failures and (not self.tolerate_failures or not contributions):
             who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
             raise RunFailedError(f"round {number}: {who}")
@@ -204,9 +233,10 @@ class FedAvg(FlowerFedAvg):
                 "see the clients' logs, or raise strategy.timeout"
             )
         weights = self.weigh(contributions)
-        arrays = self.combine(contributions, weights)
+        with span("sum updates"):
+            arrays = self.combine(contributions, weights)
         self._asked, self._sent = [], {}  # the model of this round is in memory no longer
-        self.outcome = RoundOutcome(number, contributions, tuple(weights), failures)
+        self.outcome = RoundOutcome(number, contributions, tuple(weights), failures, late=late)
         return arrays, self._mean_metrics(contributions, weights)
 
     def weigh(self, contributions: tuple[Contribution, ...]) -> list[float]:
@@ -232,7 +262,7 @@ class FedAvg(FlowerFedAvg):
 
     def check(self, contribution: Contribution) -> None:
         """Refuse an answer that would spoil the sum."""
-        check_contribution(self._sent, contribution, self.server_lr)
+        check_contribution(self._sent, contribution, self.server_lr, self.update_dtype)
 
     def pair(
         self, asked: Iterable[Message], replies: Iterable[Message]
@@ -265,7 +295,10 @@ class FedAvg(FlowerFedAvg):
                 answers.remove((node_id, message))
                 failures.append(self.failure(node_id, str(error)))
         failures += [self.failure(node_id, reason) for node_id, reason in errors]
-        failures += [self.failure(node_id, "no answer in time") for node_id in waiting.values()]
+        failures += [
+            self.failure(node_id, self.closing.why(message_id))
+            for message_id, node_id in waiting.items()
+        ]
         return answers, failures
 
     def failure(self, node_id: int, reason: str) -> Failure:
@@ -299,10 +332,12 @@ class FedAvg(FlowerFedAvg):
 
     def _present(self, grid: Grid) -> list[str]:
         """Return the connected nodes: a client's own name, else the one it is registered under."""
-        by_node = self.names.by_node
+        self.closing.look()
+        by_node, busy = self.names.by_node, self.closing.busy
         return [
             by_node.get(node.node_id) or one_line(node.name, 80) or self.names.of(node.node_id)
             for node in grid.get_nodes()
+            if node.node_id not in busy
         ]
 
     @staticmethod

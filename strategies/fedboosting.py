@@ -26,6 +26,7 @@ from bract.strategies.scores import (
     usable_column,
     usable_training_score,
 )
+from bract.timeline import span
 
 _log = logging.getLogger(__name__)
 
@@ -193,8 +194,9 @@ class FedBoosting(FedAvg):
             fusing=self.fusing,
             seed=derive_seed(self.seed, "fusing", number),
         )
-        models = [self.combine(contributions, row) for row in rows]
-        asked = self.ask_validators([c.node_id for c in contributions], models)
+        with span("fuse models"):
+            models = [self.combine(contributions, row) for row in rows]
+            asked = self.ask_validators([c.node_id for c in contributions], models)
         replies = self._grid.send_and_receive(asked, timeout=self.validation_timeout)
         validation = np.full((count, count), math.nan)
         column = {c.node_id: j for j, c in enumerate(contributions)}

@@ -11,6 +11,7 @@ from bract.errors import BractError
 from bract.references import TrustedReference, import_reference
 from bract.registry import Registry
 from bract.seeds import derive_seed
+from bract.strategies.closing import Closing
 from bract.strategies.fedavg import FedAvg
 from bract.strategies.fedboosting import FedBoosting
 from bract.strategies.fedprox import FedProx
@@ -39,27 +40,33 @@ def create_strategy(
     """
     section, kind = config.strategy, strategy_class(config.strategy)
     # The other keys of a section are arguments of its strategy.
-    options: dict[str, Any] = section.model_dump(exclude={"name", "timeout"})
+    options: dict[str, Any] = section.model_dump(exclude={"name", "timeout", "quorum", "grace"})
     options |= {"min_nodes": config.clients, "first_round": first_round}
     if isinstance(section, FedBoostingConfig):
         # Clients know the run's seed, and must not know random weights.
         random = section.fusing == "random"
         options["seed"] = randbits(62) if random else derive_seed(config.seed, "boosting")
         options["validation_timeout"] = section.timeout
-    if not config.encryption.enabled:
-        return kind(**options)
+    if config.encryption.enabled:
+        options |= {
+            "encryption": config.encryption,
+            "aggregates": aggregates,
+            "timeout": section.timeout,
+        }
     if config.encryption.uses_masks:
         from bract.strategies.masked.secure import masked
 
-        return masked(kind)(
-            encryption=config.encryption, aggregates=aggregates, timeout=section.timeout, **options
-        )
-    # gmpy2 and phe are loaded by encrypted runs only.
-    from bract.strategies.encrypted.secure import encrypted
+        kind = masked(kind)
+    elif config.encryption.enabled:
+        # gmpy2 and phe are loaded by encrypted runs only.
+        from bract.strategies.encrypted.secure import encrypted
 
-    return encrypted(kind)(
-        encryption=config.encryption, aggregates=aggregates, timeout=section.timeout, **options
-    )
+        kind = encrypted(kind)
+    strategy = kind(**options)
+    # No arguments: strategies of packages do not take them.
+    strategy.closing = Closing(section.quorum, section.grace)
+    strategy.update_dtype = config.training.update_dtype
+    return strategy
 
 
 def strategy_class(section: StrategyConfig) -> type[FedAvg]:

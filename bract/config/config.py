@@ -191,6 +191,40 @@ class FederationConfig(Section):
             raise ValueError(problem)
         return self
 
+    @property
+    def asked(self) -> int:
+        """How many clients a round asks."""
+        return max(1, int(self.clients * self.strategy.fraction))
+
+    @model_validator(mode="after")
+    def _quorum_is_enough(self) -> FederationConfig:
+        quorum, count = self.strategy.quorum, self.strategy.quorum_of(self.asked)
+        if quorum is None:
+            return self
+        if not self.strategy.tolerate_failures:
+            raise ValueError(
+                f"strategy.quorum is {quorum}: rounds close without late clients, and "
+                "strategy.tolerate_failures is false; set it to true, or remove the quorum"
+            )
+        if count > self.asked:
+            raise ValueError(
+                f"strategy.quorum is {quorum}, but a round asks {self.asked} clients; lower it"
+            )
+        problem = self.encryption.quorum_problem(count, self.asked)
+        if problem is not None:
+            raise ValueError(f"strategy.quorum is {quorum}, {count} of {self.asked}: {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _codes_are_no_floats(self) -> FederationConfig:
+        dtype, scheme = self.training.update_dtype, self.encryption.scheme
+        if self.encryption.enabled and dtype != "float32":
+            raise ValueError(
+                f"training.update_dtype is {dtype}, but encryption: {scheme} sends codes of "
+                f"{self.encryption.bits} bits; remove it, or lower encryption.bits"
+            )
+        return self
+
     @model_validator(mode="after")
     def _privacy_covers_what_is_sent(self) -> FederationConfig:
         if any(entry["name"] == "per-example" for entry in self.defenses):

@@ -135,6 +135,37 @@ class EncryptionConfig(BaseModel):
                 )
         return None
 
+    def quorum_problem(self, count: int, asked: int) -> str | None:
+        """Return why ``count`` answers of ``asked`` clients cannot close a round, None if they can.
+
+        Parameters
+        ----------
+        count, asked
+            Clients, ``1 <= count <= asked``.
+        """
+        if self.uses_paillier and self.threshold is not None and count < self.threshold:
+            return (
+                f"encryption.threshold needs {self.threshold} clients to decrypt, and late ones "
+                f"cannot help; raise the quorum to {self.threshold} or more"
+            )
+        if not self.uses_masks:
+            return None
+        neighbours, threshold = self.mask_plan(asked)
+        least = max(3, threshold)
+        if count < least:
+            return (
+                f"a masked sum of {asked} needs {threshold} clients to unmask it and 3 to hide "
+                f"each of them; raise the quorum to {least} or more"
+            )
+        odds = lost_odds(asked, neighbours, threshold, asked - count)
+        if odds > 0.01:
+            return (
+                f"without {asked - count} clients a masked sum is lost with a probability of up to "
+                f"{odds:.2g} ({neighbours} neighbours, a threshold of {threshold}); raise the "
+                "quorum or encryption.neighbours"
+            )
+        return None
+
     def cautions(self, clients: int, strategy: str) -> list[str]:
         """Return warnings on what encryption cannot hide in this run."""
         if not self.enabled:

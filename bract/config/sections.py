@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -29,6 +31,30 @@ from bract.registry import Registry
 from bract.strict_yaml import parse_yaml
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+def _quorum(value: Any) -> Any:
+    if isinstance(value, str):  # a run config may carry either number as text
+        with contextlib.suppress(BractError):
+            value = parse_yaml(value)
+    share = isinstance(value, float) and 0.0 < value <= 1.0
+    if value is None or share or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(
+        "expected a share of the clients asked, above 0 and at most 1.0, or a whole number of them"
+    )
+
+
+Quorum = Annotated[int | float | None, BeforeValidator(_quorum)]
+"""A share of the clients asked (a float), or a number of them (an int); None: all."""
+
+
+def answers_needed(quorum: float, asked: int) -> int:
+    """Return how many answers of ``asked`` clients are a quorum; a number may be above ``asked``.
+
+    A share is rounded up, but for the error of a float: 0.1 * 30 is above 3 by it.
+    """
+    return quorum if isinstance(quorum, int) else math.ceil(round(quorum * asked, 6))
 
 
 def _usable(path: Path) -> Path:
@@ -183,6 +209,7 @@ class TrainingConfig(LocalWork):
 
     ``fedsgd`` uploads the gradient of one batch; ``fedavg`` trains for ``local_steps`` batches,
     or ``local_epochs`` passes where ``local_steps`` is not given, and uploads the difference.
+    ``update_dtype`` rounds a defended update to half its bytes before it is sent.
     The augmentations are those of `bract.client.augmentation`.
     """
 
@@ -202,6 +229,7 @@ class TrainingConfig(LocalWork):
     ] = ()
     dropout: Probability | None = None
     private: PrivateConfig | None = None
+    update_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
     def at(self, server_round: int, rounds: int) -> TrainingConfig:
         """Return what a client does in one round of a federation of ``rounds`` rounds.
@@ -218,6 +246,10 @@ class StrategySection(Section):
     A package that adds a strategy registers such a subclass, whose ``name`` is a ``Literal`` and
     whose ``implementation`` names the strategy itself: ``package.module:Class``, a subclass
     of `bract.strategies.FedAvg`. It is imported by the server alone.
+
+    ``quorum``: share (0.8) or number (8) of the clients asked whose answers close a round after
+    ``grace`` seconds; null waits for all. ``timeout`` closes it in any case. Late answers are
+    refused.
     """
 
     implementation: ClassVar[str] = ""
@@ -226,6 +258,12 @@ class StrategySection(Section):
     fraction: Fraction = 1.0
     tolerate_failures: bool = False
     timeout: Annotated[float, Field(gt=0.0)] = 600.0
+    quorum: Quorum = None
+    grace: NotNegative = 5.0
+
+    def quorum_of(self, asked: int) -> int:
+        """Return how many answers of ``asked`` clients close a round; all without a quorum."""
+        return asked if self.quorum is None else answers_needed(self.quorum, asked)
 
     @property
     def scored(self) -> Literal["accuracy", "loss"] | None:

@@ -39,6 +39,10 @@ _PACKED = f"{PACKED}."
 _MOST_DESCRIPTION = 1 << 20
 """Bytes of a packed record's description: that of some ten thousand tensors."""
 
+BFLOAT16 = "bfloat16"
+"""dtype and serialisation of an array of bfloat16, which numpy has no name for: the values'
+bytes alone, least significant first."""
+
 _KINDS = "biufc"
 """numpy's kinds of numbers: truth values, integers, floating and complex ones."""
 
@@ -60,9 +64,23 @@ _UNREADABLE = (
 def to_arrays(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> ArrayRecord:
     """Write tensors, or pairs of name and tensor, to an array record in their order."""
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    return ArrayRecord(
-        {name: Array(value.detach().cpu().contiguous().numpy()) for name, value in pairs}
-    )
+    return ArrayRecord({name: _array(*_values(value)) for name, value in pairs})
+
+
+def _values(value: Tensor) -> tuple[str, NDArray[Any]]:
+    """Return the dtype's name and the values; those of bfloat16 as int16 of the same bits."""
+    own = value.detach().cpu().contiguous()
+    if own.dtype == torch.bfloat16:
+        return BFLOAT16, own.view(torch.int16).numpy()
+    found = own.numpy()
+    return str(found.dtype), found
+
+
+def _array(kind: str, values: NDArray[Any]) -> Array:
+    if kind == BFLOAT16:
+        data = values.astype("<i2", copy=False).tobytes()
+        return Array(BFLOAT16, values.shape, stype=BFLOAT16, data=data)
+    return Array(values)
 
 
 def to_packed(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -75,17 +93,16 @@ def to_packed(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """
     if sum(value.nbytes for value in tensors.values()) > MOST_PACKED:
         return to_arrays(tensors)
-    values = {n: v.detach().cpu().contiguous().numpy() for n, v in tensors.items()}
-    described = [[name, str(value.dtype), list(value.shape)] for name, value in values.items()]
+    values = {name: _values(value) for name, value in tensors.items()}
+    described = [[name, kind, list(value.shape)] for name, (kind, value) in values.items()]
     header = np.frombuffer(json.dumps(described).encode(), dtype=np.uint8)
     if len(tensors) < FEWEST_PACKED or header.size > _MOST_DESCRIPTION:
         return to_arrays(tensors)
-    kinds = dict.fromkeys(str(value.dtype) for value in values.values())
     flat = {
-        _PACKED + kind: Array(
-            np.concatenate([v.reshape(-1) for v in values.values() if str(v.dtype) == kind])
+        _PACKED + kind: _array(
+            kind, np.concatenate([v.reshape(-1) for own, v in values.values() if own == kind])
         )
-        for kind in kinds
+        for kind in dict.fromkeys(kind for kind, _ in values.values())
     }
     return ArrayRecord({PACKED: Array(header), **flat})
 
@@ -116,24 +133,23 @@ def _unpacked(flat: Tensors) -> Tensors:
     """Cut the arrays of `to_packed` into tensors; each has a storage of its own."""
     try:
         described = parse_json(flat[PACKED].numpy().tobytes(), most=_MOST_DESCRIPTION)
-        left = {name: value.numpy() for name, value in flat.items() if name != PACKED}
+        left = {name: _values(value) for name, value in flat.items() if name != PACKED}
         taken = dict.fromkeys(left, 0)
         tensors: Tensors = {}
         for name, kind, shape in described:
-            source, start = left[_PACKED + kind], taken[_PACKED + kind]
+            (held, source), start = left[_PACKED + kind], taken[_PACKED + kind]
             if not isinstance(name, str) or name in tensors or source.ndim != 1:
                 raise ValueError("a tensor without a name of its own, or values in no row")
             name.encode()  # no half of a surrogate pair, which no file takes as a name
             if not all(type(side) is int and side >= 0 for side in shape):
                 raise ValueError(f"shape {shape}, expected sides from 0")
             end = start + math.prod(shape)
-            if str(source.dtype) != kind or end > len(source):
-                raise ValueError(
-                    f"{len(source)} values of {source.dtype} where {end} are described"
-                )
-            tensors[name] = torch.from_numpy(source[start:end].reshape(shape))
+            if held != kind or end > len(source):
+                raise ValueError(f"{len(source)} values of {held} where {end} are described")
+            value = torch.from_numpy(source[start:end].reshape(shape))
+            tensors[name] = value.view(torch.bfloat16) if kind == BFLOAT16 else value
             taken[_PACKED + kind] = end
-        if any(taken[name] != len(value) for name, value in left.items()):
+        if any(taken[name] != len(value) for name, (_, value) in left.items()):
             raise ValueError("more values than it describes")
     except _UNREADABLE as error:
         reason = one_line(error, 200) or type(error).__name__
@@ -143,13 +159,29 @@ def _unpacked(flat: Tensors) -> Tensors:
 
 def _decode(name: str, array: Array, *, copy: bool = True) -> Tensor:
     try:
+        held = array.content if isinstance(array, SpooledArray) else array.data
+        if array.stype == BFLOAT16:
+            return _bfloat16(array, held, copy=copy)
         if array.stype != _STYPE:
             raise ValueError(f"its serialisation is {array.stype!r}, expected {_STYPE!r}")
-        held = array.content if isinstance(array, SpooledArray) else array.data
         return _tensor(held, copy=copy)
     except _UNREADABLE as error:
         reason = one_line(error, 200) or type(error).__name__
         raise BractError(f"array {one_line(repr(name), 100)} cannot be decoded: {reason}") from None
+
+
+def _bfloat16(array: Array, data: bytes | NDArray[np.uint8], *, copy: bool) -> Tensor:
+    shape = tuple(array.shape)
+    if not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError(f"shape {shape}, expected sides from 0")
+    needed = 2 * math.prod(shape)
+    if array.dtype != BFLOAT16 or len(data) != needed:
+        raise ValueError(f"{BFLOAT16} {shape} takes {needed} bytes, it holds {len(data)}")
+    buffer = bytearray(data) if copy and isinstance(data, bytes) else data
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given (NumPy array|buffer) is not writable")
+        values = np.frombuffer(buffer, dtype="<i2").astype(np.int16, copy=False)
+        return torch.from_numpy(values.reshape(shape)).view(torch.bfloat16)
 
 
 def _tensor(data: bytes | NDArray[np.uint8], *, copy: bool) -> Tensor:

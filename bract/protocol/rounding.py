@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +17,10 @@ WORST = 0.01
 bfloat16 by at most 0.004, but for values below 6e-5, which float16 holds with fewer digits or not
 at all."""
 
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES: dict[Literal["float16", "bfloat16"], torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 def rounded(update: Mapping[str, Tensor], dtype: Dtype) -> tuple[Tensors, Rounding | None]:
@@ -50,6 +54,16 @@ def rounded(update: Mapping[str, Tensor], dtype: Dtype) -> tuple[Tensors, Roundi
         return found, None
     error = (change / norm) ** 0.5 if 0.0 < norm < float("inf") else 0.0
     return found, Rounding(dtype=dtype, error=error, saved=saved, kept=tuple(kept))
+
+
+def sent_rounded(update: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Rounding | None:
+    """Return how a client rounded the update that it sent, which its dtypes show."""
+    for dtype, low in _DTYPES.items():
+        came = {name for name, value in update.items() if value.dtype == low}
+        if any(name in parameters and parameters[name].dtype == torch.float32 for name in came):
+            kept = tuple(name for name in update if name not in came)
+            return Rounding(dtype=dtype, error=None, saved=0, kept=kept, by="client")
+    return None
 
 
 def widened(update: Mapping[str, Tensor], loss: Rounding | None) -> Tensors:

@@ -48,22 +48,26 @@ def apply_update(
     }
 
 
-def weighted_sum(updates: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tensors:
+def weighted_sum(
+    updates: Iterable[Mapping[str, Tensor]],
+    weights: Iterable[float],
+    dtype: torch.dtype | None = None,
+) -> Tensors:
     """Return ``sum_i weights[i] * updates[i]``, accumulated in float64 tensor by tensor.
 
-    The result has the dtypes of the first update that holds the tensor. Both iterables have the
-    same, positive length.
+    The result has ``dtype``, or else the dtypes of the first update that holds the tensor. Both
+    iterables have the same, positive length.
     """
     parts = list(zip(updates, weights, strict=True))
     names = dict.fromkeys(name for update, _ in parts for name in update)
     return {
-        name: _weighted((update[name], weight) for update, weight in parts if name in update)
+        name: _weighted(((u[name], weight) for u, weight in parts if name in u), dtype)
         for name in names
     }
 
 
-def _weighted(terms: Iterable[tuple[Tensor, float]]) -> Tensor:
-    total, dtype = None, None
+def _weighted(terms: Iterable[tuple[Tensor, float]], dtype: torch.dtype | None) -> Tensor:
+    total = None
     for value, weight in terms:
         dtype = dtype or value.dtype
         term = value.to(torch.float64) * weight

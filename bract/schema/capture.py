@@ -29,12 +29,12 @@ from bract.errors import BractError, one_line
 from bract.names import check_name
 from bract.references import TrustedReference, is_reference
 
-OBSERVATION_SCHEMA: Literal[5] = 5
+OBSERVATION_SCHEMA: Literal[6] = 6
 """Version of ``observation.json``. Version 1 took what a client declared as it came; version 2 did
-not hold the proximal term. Read as well: version 3, which holds what was sent once a client, and
-version 4, of images only."""
+not hold the proximal term. Read as well: version 3, which holds what was sent once a client,
+version 4, of images only, and version 5, of which the store alone rounded updates."""
 
-READ_SCHEMAS = (3, 4, 5)
+READ_SCHEMAS = (3, 4, 5, 6)
 
 MISSED = "missed.jsonl"
 """Next to the captures: one `MissedCapture` a line."""
@@ -314,14 +314,18 @@ Bytes = Annotated[int, Field(ge=0, le=10**18)]
 
 
 class Rounding(_Record):
-    """How an update was rounded before it was stored; an attacker at the server need not round.
+    """How an update was rounded before it was stored.
 
     Attributes
     ----------
+    by
+        ``store``: by the server, where an attacker need not round. ``client``: before it was sent
+        (``training.update_dtype``), so that no one at the server has more digits.
     dtype
         In which float32 tensors were stored; they are read as float32 again.
     error
-        ``|stored - came| / |came|`` of the whole update, in the Euclidean norm.
+        ``|stored - came| / |came|`` of the whole update, in the Euclidean norm; None where the
+        client rounded, since what it rounded did not come.
     saved
         Bytes by which the update is smaller than it came.
     kept
@@ -329,9 +333,10 @@ class Rounding(_Record):
     """
 
     dtype: Literal["float16", "bfloat16"]
-    error: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+    error: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None
     saved: Bytes
     kept: Names = ()
+    by: Literal["store", "client"] = "store"
 
 
 class ObservationFile(BaseModel):
@@ -345,7 +350,7 @@ class ObservationFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    version: Literal[3, 4, 5] = Field(default=OBSERVATION_SCHEMA, alias="schema")
+    version: Literal[3, 4, 5, 6] = Field(default=OBSERVATION_SCHEMA, alias="schema")
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     client: Name
     declaration: ClientDeclaration

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from bract.schema.migration import migrated
 from bract.schema.record import Number, Public, Record, VersionedRecord
 
-METRICS_SCHEMA: Literal[2] = 2
+METRICS_SCHEMA: Literal[3] = 3
 
 
 class GlobalRow(Record):
@@ -69,6 +70,14 @@ class FailureRow(Record):
     reason: str
 
 
+class LateRow(Record):
+    """An answer that came after its ``round`` had closed, and was refused: what came."""
+
+    client: str
+    round: int
+    reason: str
+
+
 class BoostingRow(Record):
     """What FedBoosting measured in one round; every list is in the order of ``clients``.
 
@@ -94,16 +103,23 @@ class MetricsRow(VersionedRecord):
     """One round; round 0 is the model before training.
 
     ``seconds`` is what the round took and ``time`` when it ended, in seconds since the epoch.
-    ``evaluation`` is called ``global`` in the file.
+    ``evaluation`` is called ``global`` in the file. ``late`` lists the answers to earlier rounds
+    that came since the row before.
     """
 
     kind: ClassVar[str] = "metrics"
 
-    schema_version: Literal[2] = Field(default=METRICS_SCHEMA, alias="schema")
+    schema_version: Literal[3] = Field(default=METRICS_SCHEMA, alias="schema")
     round: int
     seconds: Number = None
     time: Number = None
     evaluation: GlobalRow | None = Field(default=None, alias="global")
     clients: dict[str, ClientRow] = {}
     failures: list[FailureRow] = []
+    late: list[LateRow] = []
     boosting: BoostingRow | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _within_another_record(cls, content: Any) -> Any:
+        return migrated(cls.kind, content) if isinstance(content, dict) else content

@@ -37,5 +37,13 @@ def _audit_4(content: Content) -> Content:
     return content | {"schema": 5, "signals": signals, "scored": count if scored else 0}
 
 
-_STEPS: dict[tuple[str, int], Callable[[Content], Content]] = {("audit", 4): _audit_4}
+def _metrics_2(content: Content) -> Content:
+    """Nothing was late: answers after a round's end were not looked for."""
+    return content | {"schema": 3}
+
+
+_STEPS: dict[tuple[str, int], Callable[[Content], Content]] = {
+    ("audit", 4): _audit_4,
+    ("metrics", 2): _metrics_2,
+}
 """By kind and version of a file: returns the content in the next version."""

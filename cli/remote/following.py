@@ -15,7 +15,7 @@ from bract.cli.console import RoundProgress, say
 from bract.cli.remote.connection import Control, LostError, UnreachableError
 from bract.errors import RunFailedError, RunStoppedError, one_line
 from bract.protocol.progress import Progress, ProgressReader
-from bract.schema.metrics import FailureRow, MetricsRow
+from bract.schema.metrics import FailureRow, LateRow, MetricsRow
 
 PATIENCE = 300.0
 """Seconds for which a SuperLink that does not answer any more is asked again."""
@@ -160,4 +160,8 @@ def _plain(row: MetricsRow) -> MetricsRow:
         FailureRow(client=one_line(f.client, 80), reason=one_line(f.reason, 500))
         for f in row.failures
     ]
-    return row.model_copy(update={"failures": failures})
+    late = [
+        LateRow(client=one_line(a.client, 80), round=a.round, reason=one_line(a.reason, 500))
+        for a in row.late
+    ]
+    return row.model_copy(update={"failures": failures, "late": late})

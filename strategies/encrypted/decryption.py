@@ -120,7 +120,8 @@ class ThresholdDecryption:
         for index, aggregate in enumerate(aggregates):
             content[vector_name(index)] = aggregate
             content[stripped_name(index)] = self._strip(aggregate)
-        answers, failures = self._transport.ask(dict.fromkeys(members, content), PARTIAL_TYPE)
+        helpers = sorted(set(members) & self._transport.idle())
+        answers, failures = self._transport.ask(dict.fromkeys(helpers, content), PARTIAL_TYPE)
         sizes = {
             f"{index}.{part}": vector.data.nbytes
             for index, aggregate in enumerate(aggregates)

@@ -88,7 +88,7 @@ class EncryptedFedAvg(FedAvg):
         self.encryption = encryption
         self.aggregates = aggregates or Aggregates()
         self.final: dict[str, dict[str, float]] = {}
-        self._transport = Transport(self.pair, timeout)
+        self._transport = Transport(self.pair, timeout, lambda: self.closing.busy)
         self._membership = Membership(
             encryption,
             self._transport,

@@ -24,6 +24,8 @@ class Transport:
         Matches replies to the nodes that were asked.
     timeout
         Seconds to wait for the answers of a phase.
+    busy
+        Returns the nodes that still work on a message of a round that has closed.
 
     Attributes
     ----------
@@ -31,15 +33,20 @@ class Transport:
         Flower's grid; None before the run starts.
     """
 
-    def __init__(self, pair: Pair, timeout: float) -> None:
+    def __init__(self, pair: Pair, timeout: float, busy: Callable[[], set[int]]) -> None:
         self._pair = pair
         self._timeout = timeout
+        self._busy = busy
         self.grid: Grid | None = None
 
     def connected(self) -> set[int]:
         """Return the node ids that are there."""
         assert self.grid is not None
         return set(self.grid.get_node_ids())
+
+    def idle(self) -> set[int]:
+        """Return the node ids that are there and can answer at once."""
+        return self.connected() - self._busy()
 
     def send(self, messages: Iterable[Message]) -> list[Message]:
         """Send messages and return the replies that came in time."""

@@ -68,7 +68,7 @@ class MaskedFedAvg(FedAvg):
         self.encryption = encryption
         self.aggregates = aggregates
         self._session = uuid.uuid4().hex
-        self._transport = Transport(self.pair, timeout)
+        self._transport = Transport(self.pair, timeout, lambda: self.closing.busy)
         self._round: MaskedRound | None = None
         self._updates: dict[int, MaskedUpdate] = {}
         self._late: list[Failure] = []

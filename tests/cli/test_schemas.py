@@ -42,7 +42,7 @@ def test_every_schema_is_written(tmp_path: Path) -> None:
 
 
 def test_a_field_has_the_name_that_the_file_has() -> None:
-    assert properties(json.loads(json_schema("metrics")))["schema"]["const"] == 2
+    assert properties(json.loads(json_schema("metrics")))["schema"]["const"] == 3
     assert "global" in properties(json.loads(json_schema("metrics")))
 
 

@@ -39,6 +39,8 @@ def record(data: bytes, stype: str = "numpy.ndarray") -> ArrayRecord:
         torch.tensor([True, False]),
         torch.tensor([1, 255], dtype=torch.uint8),
         torch.tensor([1.5], dtype=torch.float16),
+        torch.tensor([[1.5, -3e38]], dtype=torch.bfloat16),
+        torch.zeros(0, 3, dtype=torch.bfloat16),
     ],
 )
 def test_tensors_come_back_as_they_were_and_may_be_changed(value: Any) -> None:
@@ -47,6 +49,22 @@ def test_tensors_come_back_as_they_were_and_may_be_changed(value: Any) -> None:
     assert back.shape == value.shape
     assert torch.equal(back, value)
     back.fill_(0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "data"),
+    [
+        ("bfloat16", (2,), b"123"),
+        ("bfloat16", (-1, -2), b"1234"),
+        ("bfloat16", (True,), b"12"),
+        ("float32", (2,), b"1234"),
+        ("bfloat16", (10**13,), b""),
+    ],
+)
+def test_what_is_no_bfloat16_is_refused_by_name(dtype: Any, shape: Any, data: Any) -> None:
+    bad = ArrayRecord({"w": Array(dtype, shape, arrays.BFLOAT16, data)})
+    with pytest.raises(BractError, match="array 'w' cannot be decoded"):
+        from_arrays(bad)
 
 
 def test_columns_first_is_read_as_flower_reads_it() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from bract.errors import SchemaError
 from bract.schema import AuditResult
+from bract.schema.metrics import MetricsRow
+from bract.schema.run import RunState
 
 OLD: dict[str, Any] = {
     "schema": 4,
@@ -34,3 +36,11 @@ def test_an_audit_result_of_version_4_is_read() -> None:
 def test_no_other_version_is_migrated(version: Any) -> None:
     with pytest.raises(SchemaError):
         AuditResult.parse(OLD | {"schema": version}, source="old")
+
+
+def test_rows_of_metrics_of_version_2_are_read_also_within_another_record() -> None:
+    old = {"schema": 2, "round": 3, "failures": [{"client": "client-1", "reason": "gone"}]}
+    row = MetricsRow.parse(old, source="old")
+    assert (row.schema_version, row.round, row.late) == (3, 3, [])
+    state = {"schema": 2, "status": "interrupted", "pending_row": old}
+    assert RunState.parse(state, source="old").pending_row == row

@@ -26,7 +26,7 @@ def test_a_record_reads_back_what_it_wrote() -> None:
         clients={"a": ClientRow.of({"train_loss": 2.0}, num_examples=3, weight=1.0)},
     )
     assert MetricsRow.parse(row.to_dict(), source="row") == row
-    assert row.to_dict()["schema"] == 2 and row.to_dict()["global"]["accuracy"] == 0.25
+    assert row.to_dict()["schema"] == 3 and row.to_dict()["global"]["accuracy"] == 0.25
 
 
 def test_a_writer_cannot_add_a_field_that_the_schema_lacks(tmp_path: Path) -> None:

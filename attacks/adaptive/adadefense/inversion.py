@@ -182,9 +182,11 @@ def sending_error(observation: Observation) -> Tensor:
     directly sent update by chance only.
     """
     update = flatten(observation.update).cpu()
-    unit = float(torch.finfo(update.dtype).eps) / 2
+    low = update.dtype if observation.rounded is None else getattr(torch, observation.rounded.dtype)
+    unit = float(torch.finfo(low).eps) / 2
     error = update.to(torch.float64).abs() * (unit if unit > UNIT else 0.0)
-    if set(observation.update) != set(observation.parameters):
+    direct = observation.rounded is not None and observation.rounded.by == "client"
+    if direct or set(observation.update) != set(observation.parameters):
         return error
     sent = flatten({n: observation.parameters[n] for n in observation.update}).cpu()
     returned = sent - update

@@ -70,9 +70,14 @@ def prior_notes(public: TrainedPrior | None, *, checked: bool) -> list[str]:
 
 
 def _rounding_notes(capture: Capture) -> list[str]:
-    """Note that an update was stored rounded; the words are the same for losses of like size."""
+    """Note that an update came or was stored rounded; losses of like size give the same words."""
     if capture.rounded is None:
         return []
+    if capture.rounded.error is None:
+        return [
+            f"Clients sent updates rounded to {capture.rounded.dtype} (training.update_dtype): no "
+            "server has more digits of them."
+        ]
     size = 10.0 ** math.ceil(math.log10(max(capture.rounded.error, 1e-9)))
     return [
         f"Updates were stored rounded to {capture.rounded.dtype} (capture.dtype), by less than "
