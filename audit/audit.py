@@ -47,6 +47,8 @@ class Audit:
         Folder of the results; None takes the run's ``audit/``.
     allowance
         The time that this audit shares with those of other tiers; None where there is none.
+    like
+        An audit of the same run in another tier: what both would make alike is made once.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Audit:
         resume: bool = False,
         output: Path | None = None,
         allowance: Allowance | None = None,
+        like: Audit | None = None,
     ) -> None:
         self.run, self.request, self.resume = run, request, resume
         self._seen = Observations(run, request, allowance)
@@ -75,6 +78,9 @@ class Audit:
         self.questions: dict[str, Question[Answer]] = {
             kind.name: kind(self._seen, files, basis) for kind in kinds
         }
+        for name, question in self.questions.items():
+            if like is not None and name in like.questions:
+                question.share(like.questions[name])
         self.device = str(self._seen.device)
         self._begun: set[str] = set()
 

@@ -60,9 +60,12 @@ def attack(root: Path, settings: Mapping[str, Any], *, models: set[str]) -> None
 
     run = RunDirectory(root)
     logging.getLogger("bract.audit").setLevel(logging.ERROR)
+    audit = None
     with run.claim():
         for request in audit_requests(root, dict(settings), tier="all", models=models):
-            audit = Audit(run, request, resume=True)
+            # An estimate that decides nothing would cost as much as an attack.
+            request = request.model_copy(update={"estimate": False})
+            audit = Audit(run, request, resume=True, like=audit)
             for _ in audit.execute(audit.plan()):
                 pass
 
@@ -136,7 +139,7 @@ def _claim(run: RunDirectory, space: Space, *, resume: bool, overwrite: bool) ->
     """See that the folder is free, is to be replaced, or holds the same search."""
     from bract.files import write_text
 
-    free = {"search": {"trials", "points", "workers"}}
+    free = {"search": {"trials", "points", "frontier", "workers", "seeds"}}
     asked = {
         "config": space.base.model_dump(mode="json"),
         "space": space.file.model_dump(mode="json", exclude=free),

@@ -86,6 +86,10 @@ class Question(ABC, Generic[A]):
     def __init__(self, seen: Observations, files: Results, basis: Basis) -> None:
         self.seen, self.files, self.basis = seen, files, basis
 
+    def share(self, other: Question[Any]) -> None:
+        """Take over what another tier's question of the same run made and this would make alike."""
+        del other
+
     @abstractmethod
     def ask(self, batch: Batch, progress: Callable[[Progress], None] | None = None) -> Iterator[A]:
         """Yield the answers of a batch: one an observation, or one for all of them."""

@@ -109,6 +109,8 @@ class AuditRequest(AuditConfig):
         Folder that holds ``<client>/round-NNNN.safetensors`` to score with; None takes the run's.
     models
         References ``package.module:callable`` that may be imported; see `Captures`.
+    estimate
+        Whether results carry the estimate of what an upload reveals, which decides nothing.
     """
 
     tier: Tier = "oblivious"
@@ -117,3 +119,4 @@ class AuditRequest(AuditConfig):
     prior: Path | None = None
     truth: Path | None = None
     models: list[str] = []
+    estimate: bool = True

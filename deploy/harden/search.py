@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from bract.attacks.problem.evidence import has_attacker
@@ -29,7 +30,15 @@ from bract.config import FederationConfig
 from bract.defenses.per_example import PerExample
 from bract.deploy.harden.measure import pooled, quiet
 from bract.deploy.harden.space import Search, Setting, Space, describe
-from bract.deploy.harden.study import Ask, finished, importance, load_optuna, open_study
+from bract.deploy.harden.study import (
+    Ask,
+    enqueue,
+    finished,
+    importance,
+    is_waiting,
+    load_optuna,
+    open_study,
+)
 from bract.deploy.harden.work import Crew, Job, Outcome
 from bract.errors import BractError
 from bract.files import write_text
@@ -40,6 +49,9 @@ from bract.strict_json import dump_json
 BASE = "as configured"
 LEAK_STEP, ACCURACY_STEP, COST_FACTOR = 0.02, 0.005, 1.5
 """Differences below which two candidates count as equal; of costs a factor."""
+
+_REDRAWS = 20
+"""Neighbours that are drawn for one that was not tried."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +120,29 @@ class Hardening:
             self.root / "study.db",
             trials=self.settings.trials,
             seed=self.space.base.seed + len(self._found),
-            chains=self.space.names(),
+            starts=self.space.starts(),
         )
-        while (done := finished(study)) < self.settings.trials:
-            last = min(done + self.settings.together, self.settings.trials)
-            self._try(study, range(done + 1, last + 1))
+        self._try_until(study, self.settings.trials)
         self._confirm()
+        while self._wants_more(most := 2 * self.settings.trials, finished(study)):
+            self._try_until(study, min(most, finished(study) + self.settings.together))
+            self._confirm()
+        self._drop()
         self._importance = importance(study)
+
+    def run_grid(self, settings: Sequence[Setting]) -> None:
+        """Give every setting the full attack: the slow reference of `run`."""
+        make_private_folder(self.folder)
+        self._read()
+        self._control()
+        seeds = range(self.settings.seeds)
+        orders = []
+        for setting in settings:
+            config = self.space.configure(setting)
+            found = self._candidate(config, setting)
+            if not found.error and self._left(found):
+                orders.append(_Order(found, config, "full", seeds))
+        self._strengthen(orders)
 
     @property
     def importance(self) -> dict[str, dict[str, float]]:
@@ -148,9 +176,43 @@ class Hardening:
     def _control(self) -> None:
         """Hold the configuration as it is to the full attack: what all others are compared with."""
         found = self._candidate(self.space.base, {})
-        if found.stage == "full" or found.error:
+        if found.error or not (left := self._left(found)):
             return
-        self._strengthen([_Order(found, self.space.base, "full", range(self.settings.seeds))])
+        self._strengthen([_Order(found, self.space.base, "full", left)])
+
+    def _try_until(self, study: Any, trials: int) -> None:
+        while (done := finished(study)) < trials:
+            last = min(done + self.settings.together, trials)
+            self._seed(study, range(done + 1, last + 1))
+            self._try(study, range(done + 1, last + 1))
+
+    def _seed(self, study: Any, numbers: Sequence[int]) -> None:
+        """Enqueue neighbours of the frontier: half of a group, all once ``trials`` were tried."""
+        front = [c for c in self.frontier() if c.setting]
+        if is_waiting(study) or not front:
+            return
+        draw = Random(f"{self.space.base.seed} {numbers[0]}")
+        for number in numbers:
+            if number % 2 and number <= self.settings.trials:
+                continue
+            for _ in range(_REDRAWS):
+                setting = self.space.neighbour(dict(draw.choice(front).setting), draw)
+                if not self._is_known(setting):
+                    enqueue(study, setting)
+                    break
+
+    def _is_known(self, setting: Setting) -> bool:
+        """Whether a setting was tried, or can be no candidate."""
+        try:
+            return _name(self.space.configure(setting)) in self._found
+        except BractError:
+            return True
+
+    def _wants_more(self, most: int, done: int) -> bool:
+        """Whether the frontier has too few points, and more could be found and attacked."""
+        few = len(self.frontier(full=True)) < self.settings.frontier
+        had = sum(c.stage == "full" for c in self.candidates)
+        return few and done < most and had <= self.settings.points and bool(self.frontier())
 
     def _try(self, study: Any, numbers: Sequence[int]) -> None:
         """Ask for some candidates, and tell what came of each in that order."""
@@ -181,7 +243,8 @@ class Hardening:
     def _tell(self, study: Any, one: _Asked) -> None:
         states = load_optuna().trial.TrialState
         found = self._found[one.name]
-        where = f"candidate {one.number}/{self.settings.trials} {found.name}: {found.title}"
+        of = f"/{self.settings.trials}" if one.number <= self.settings.trials else ""
+        where = f"candidate {one.number}{of} {found.name}: {found.title}"
         if found.error:
             self.say(f"{where}: failed: {found.error}")
             one.trial.set_user_attr("error", found.error)
@@ -200,26 +263,36 @@ class Hardening:
         while True:
             front = self.frontier()
             left = sorted(
-                (c for c in front if c.stage != "full"), key=lambda c: (c.leak, -(c.accuracy or 0))
+                (c for c in front if self._left(c)), key=lambda c: (c.leak, -(c.accuracy or 0))
             )
-            had = sum(c.stage == "full" for c in self.candidates)
+            had = sum(c.stage == "full" and not self._left(c) for c in self.candidates)
             more = min(together, self.settings.points + 1 - had)
             if not left or more <= 0:
-                if left:
-                    self.notes.append(
-                        f"{len(left)} candidates looked good to the cheaper attackers and did not "
-                        f"get the full attack (search.points is {self.settings.points}): they are "
-                        "not on the frontier."
-                    )
                 break
             for one in left[:more]:
                 self.say(f"full attack on {one.name}: {one.title}")
-            seeds = range(self.settings.seeds)
-            self._strengthen([_Order(c, self.config(c), "full", seeds) for c in left[:more]])
+            self._strengthen(
+                [_Order(c, self.config(c), "full", self._left(c)) for c in left[:more]]
+            )
+
+    def _left(self, found: Candidate) -> list[int]:
+        """Return the seeds of which a candidate had no full attack."""
+        had = {m.seed for m in found.measures} if found.stage == "full" else set()
+        return [seed for seed in range(self.settings.seeds) if seed not in had]
+
+    def _drop(self) -> None:
+        """Record why candidates that got the full attack are not on the frontier."""
+        if left := [c for c in self.frontier() if self._left(c)]:
+            self.notes.append(
+                f"{len(left)} candidates looked good to the cheaper attackers and did not get the "
+                f"full attack (search.points is {self.settings.points}): they are not on the "
+                "frontier."
+            )
         front_names = {c.name for c in self.frontier(full=True)}
         for one in self.candidates:
-            if one.stage == "full" and one.setting and one.name not in front_names:
-                self._keep(one.model_copy(update={"dropped": self._why_dropped(one)}))
+            if one.stage == "full" and one.setting:
+                why = "" if one.name in front_names else self._why_dropped(one)
+                self._keep(one.model_copy(update={"dropped": why}))
 
     def _why_dropped(self, one: Candidate) -> str:
         cheap = self._before.get(one.name)
@@ -251,7 +324,7 @@ class Hardening:
     def _strengthen(self, orders: Sequence[_Order]) -> None:
         """Attack candidates' federations by the attackers of a stage; keep what was found."""
         for order in orders:
-            if order.stage == "full" and order.found.leak is not None:
+            if order.stage == "full" != order.found.stage and order.found.leak is not None:
                 before = self._before | {order.found.name: order.found.leak}
                 write_text(self.root / "before.json", json.dumps(before))
         named = {order.found.name: order for order in orders}
@@ -298,7 +371,7 @@ class Hardening:
         if not attacked:
             self._keep(found.model_copy(update={"leak": None, "leaks": []}))
             return
-        if len(order.seeds) == 1:
+        if len(measures) == 1:
             # An earlier attacker of the same federation may have got more than this one.
             found = found.model_copy(update={"leak": max(least, found.leak or 0.0)})
         broken = violations(found, order.config, self.space, self.control)

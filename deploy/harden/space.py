@@ -20,20 +20,24 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from bract.attacks import ATTACKS
 from bract.attacks.problem.evidence import has_attacker
 from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig, build_config
 from bract.data.views import data_spec
 from bract.defenses.configured import configured_model
 from bract.defenses.noise import Noise
+from bract.defenses.per_example import PerExample
 from bract.errors import BractError, shown
 from bract.registry import unknown
 from bract.report.comparison.variants import title
@@ -44,6 +48,9 @@ Setting = dict[str, Any]
 
 DEFENSE = "defenses"
 """The dimension of chains; their own fields are ``defenses[N].NAME.FIELD``."""
+
+_BUDGETS = {"iterations", "seconds", "total_seconds"}
+"""Keys of the audit section of which a stage's own stands for all."""
 
 
 class _Section(BaseModel):
@@ -65,6 +72,32 @@ class Range(_Section):
         if self.log and self.low <= 0.0:
             raise ValueError(f"log needs a low above 0, found {self.low:g}")
         return self
+
+    @property
+    def middle(self) -> float:
+        """The arithmetic mean of the ends, of a ``log`` range the geometric one."""
+        return self.at(0.5)
+
+    def at(self, share: float) -> float:
+        """Return the value at a share of the range, cut to [0, 1]; `share` undoes it."""
+        share = min(1.0, max(0.0, share))
+        if self.log:
+            value = self.low * (self.high / self.low) ** share
+        else:
+            value = self.low + (self.high - self.low) * share
+        return round(value) if self.whole else self.rounded(value)
+
+    def share(self, value: float) -> float:
+        """Return where in the range a value is, in [0, 1]."""
+        if self.low == self.high:
+            return 0.0
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def rounded(self, value: float) -> float:
+        """Return a value to three significant digits, within the range."""
+        return min(max(float(f"{value:.3g}"), self.low), self.high)
 
     @property
     def ends(self) -> tuple[float, ...]:
@@ -108,6 +141,9 @@ class Search(_Section):
         Federations of each point of the frontier, each with its own seed and its own images.
     points
         Most points that get the full attack; those that leak least come first.
+    frontier
+        Points that the frontier is to have. Where it has fewer after ``trials`` candidates, up to
+        as many again are tried near it.
     workers
         Processes that train and attack federations at once; None takes the number of cores.
     together
@@ -126,6 +162,7 @@ class Search(_Section):
     trials: Annotated[int, Field(ge=1)] = 40
     seeds: Annotated[int, Field(ge=1, le=50)] = 3
     points: Annotated[int, Field(ge=1)] = 12
+    frontier: Annotated[int, Field(ge=0)] = 8
     workers: Annotated[int, Field(ge=1, le=256)] | None = None
     together: Annotated[int, Field(ge=1, le=256)] = 8
     floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
@@ -198,6 +235,27 @@ class Space:
             found[key] = ask.number(key, among)
         return found
 
+    def starts(self) -> list[Setting]:
+        """Return a setting for each chain: the middle of its ranges, all else as configured.
+
+        Where the space lacks the configured value, the nearest one or the first stands in.
+        """
+        found: list[Setting] = []
+        own = {key: _nearest(values, _get(self._known, key)) for key, values in self.keys.items()}
+        for position, name in enumerate(self.names()):
+            middles = {key: among.middle for key, among in self._ranges(position)}
+            found.append({**own, DEFENSE: name, **middles})
+        return found
+
+    def neighbour(self, setting: Setting, draw: Random) -> Setting:
+        """Return a setting with the same chain that differs a little in one or more dimensions."""
+        axes = dict(self.keys) | dict(self._ranges(self.names().index(setting[DEFENSE])))
+        free = [k for k, v in axes.items() if len(v if isinstance(v, list) else v.ends) > 1]
+        moved = [key for key in free if draw.random() < 1.0 / 2.0] or draw.sample(
+            free, min(1, len(free))
+        )
+        return setting | {key: _step(axes[key], setting[key], draw) for key in moved}
+
     def configure(self, setting: Setting) -> FederationConfig:
         """Return the configuration of a setting.
 
@@ -257,36 +315,109 @@ class Space:
                 if entry.get("name") not in DEFENSES:
                     name = str(entry.get("name"))
                     raise BractError(f"{self.source}: {unknown('defense', name, DEFENSES)}")
-        self._check_constraints()
+        self._check_stages()
+        self._check_adaptive()
+        if self.models:
+            self._check_bytes()
+        self._check_epsilon()
+        self._check_varies()
         self._check_feasible()
 
-    def _check_constraints(self) -> None:
-        limits = self.file.constraints
-        if limits.bytes is not None:
-            with torch.device("meta"):
-                model = configured_model(self.base, data_spec(self.base.data))
-            least = 4 * sum(p.numel() for p in model.parameters())
-            if limits.bytes < least and "model.name" not in self.keys:
+    def _check_stages(self) -> None:
+        """Refuse keys of the audit section that no attack could be run with."""
+        stages = {"cheap": self.file.search.cheap, "middle": self.file.search.middle}
+        for name, stage in (stages | {"full": self.file.search.full}).items():
+            where = f"{self.source}: search.{name}"
+            content = self.base.audit.model_dump(mode="json") | stage
+            if stage.keys() & _BUDGETS:
+                content |= dict.fromkeys(_BUDGETS - stage.keys())
+            audit = build_config({"audit": content}, source=where).audit
+            for attack in audit.attacks:
+                if attack not in ATTACKS:
+                    raise BractError(f"{where}.attacks: {unknown('attack', attack, ATTACKS)}")
+            clients = int(max(self._values("clients")))
+            for client in audit.clients or ():
+                if client not in [f"client-{number}" for number in range(clients)]:
+                    raise BractError(
+                        f"{where}.clients names {client}, and the federation has {clients}: "
+                        f"client-0 to client-{clients - 1}"
+                    )
+            rounds = int(min(self._values("rounds")))
+            if audit.rounds and min(audit.rounds) > rounds:
                 raise BractError(
-                    f"{self.source}: constraints.bytes is {limits.bytes}, and an update of "
-                    f"{self.base.model.name} has {least}; raise it, or let model.name vary"
+                    f"{where}.rounds begins with {min(audit.rounds)}, and a candidate may have "
+                    f"{rounds}; name a round that every candidate has"
                 )
-        if limits.epsilon is None:
-            return
-        spent = [s for c in self.chains if (s := self._least_spent(c)) is not None]
-        private = self.keys.get("training.private", [self._known["training"]["private"]])
-        for one in private if isinstance(private, list) else ():
-            if isinstance(one, Mapping) and one.get("epsilon") is not None:
-                spent.append(float(one["epsilon"]))
-        if not spent or min(spent) > limits.epsilon:
-            best = f"the least of the space is {min(spent):.3g}" if spent else "no chain has one"
+
+    def _check_varies(self) -> None:
+        own = [dict(entry) for entry in self.base.defenses]
+        varied = [self._values(key) != [_get(self._known, key)] for key in self.keys]
+        if not any(varied) and all(chain == own for chain in self.chains):
             raise BractError(
-                f"{self.source}: constraints.epsilon is {limits.epsilon:g} over {self.base.rounds} "
-                f"rounds, and {best}; add noise with clip and epsilon, or raise the constraint"
+                f"{self.source}: space and defenses hold the configuration as it is alone; give a "
+                "key of space more values, or add a chain to defenses"
             )
 
-    def _least_spent(self, chain: Sequence[Mapping[str, Any]]) -> float | None:
-        """Return the least that noise of this chain can spend over all rounds."""
+    def _check_adaptive(self) -> None:
+        private = any(self._values("training.private"))
+        for chain in self.chains:
+            names = [str(entry["name"]) for entry in chain]
+            if has_attacker(names) or (private and has_attacker([PerExample.name, *names])):
+                return
+        raise BractError(
+            f"{self.source}: defenses has no chain that an adaptive attacker knows "
+            f"({self.names()[0].split(': ', 1)[1]}), and another cannot be recommended; add "
+            "a chain that one knows, such as [] or [guardian]"
+        )
+
+    def _check_bytes(self) -> None:
+        limit = self.file.constraints.bytes
+        if limit is None:
+            return
+        sizes = {}
+        for name in self._values("model.name"):
+            content = copy.deepcopy(self._known)
+            content["model"]["name"] = name
+            try:
+                base = build_config(content, source=self.source)
+                with torch.device("meta"):
+                    model = configured_model(base, data_spec(base.data))
+            except BractError:
+                continue  # of no use to any candidate, or refused below
+            sizes[4 * sum(p.numel() for p in model.parameters())] = name
+        if sizes and limit < min(sizes):
+            mend = "or add a smaller one to model.name of space"
+            raise BractError(
+                f"{self.source}: constraints.bytes is {limit}, and an update of model.name "
+                f"{sizes[min(sizes)]} has {min(sizes)}; raise it, {mend}"
+            )
+
+    def _check_epsilon(self) -> None:
+        limit = self.file.constraints.epsilon
+        if limit is None:
+            return
+        rounds = int(min(self._values("rounds")))
+        spent = [s for c in self.chains if (s := self._least_spent(c, rounds)) is not None]
+        for one in self._values("training.private"):
+            if isinstance(one, Mapping) and one.get("epsilon") is not None:
+                spent.append(float(one["epsilon"]))
+        if not spent or min(spent) > limit:
+            best = f"the least of the space is {min(spent):.3g}" if spent else "no chain has one"
+            raise BractError(
+                f"{self.source}: constraints.epsilon is {limit:g} over {rounds} rounds, and of "
+                f"defenses and training.private {best}; add noise with clip and epsilon, or raise "
+                "the constraint"
+            )
+
+    def _values(self, key: str) -> list[Any]:
+        """Return the values that a key may have: of a range its ends."""
+        among = self.keys.get(key)
+        if among is None:
+            return [_get(self._known, key)]
+        return list(among.ends) if isinstance(among, Range) else list(among)
+
+    def _least_spent(self, chain: Sequence[Mapping[str, Any]], rounds: int) -> float | None:
+        """Return the least that noise of this chain can spend over some rounds."""
         for entry in chain:
             if entry["name"] != Noise.name:
                 continue
@@ -297,7 +428,7 @@ class Space:
                 **low,
                 **({"std": high["std"]} if "std" in high else {}),
             }
-            return Noise(**ends).spent(self.base.rounds)
+            return Noise(**ends).spent(rounds)
         return None
 
     def _check_feasible(self) -> None:
@@ -473,6 +604,46 @@ def _range(value: Mapping[str, Any], source: str) -> Range:
         raise BractError(f"{source}: found {shown(dict(value))}; {error.errors()[0]['msg']}") from (
             error
         )
+
+
+_REACH = 0.15
+"""Standard deviation of a neighbour's step, as a share of the range."""
+
+
+def _step(among: list[Any] | Range, value: Any, draw: Random) -> Any:
+    """Return a value near another: of numbers the next higher or lower, of names any other."""
+    if isinstance(among, Range):
+        share = among.share(value) + draw.gauss(0.0, _REACH)
+        return among.at(2.0 - share if share > 1.0 else abs(share))
+    if not all(_is_number(one) for one in among):
+        return draw.choice([one for one in among if one != value])
+    ordered = sorted(set(among))
+    position = ordered.index(value)
+    return draw.choice(ordered[max(0, position - 1) : position] + ordered[position + 1 :][:1])
+
+
+def _nearest(among: list[Any] | Range, value: Any) -> Any:
+    if isinstance(among, Range):
+        return (
+            among.rounded(min(max(value, among.low), among.high))
+            if _is_number(value)
+            else among.middle
+        )
+    if value in among or not _is_number(value):
+        return value if value in among else among[0]
+    numbers = [one for one in among if _is_number(one)]
+    return min(numbers, key=lambda one: abs(one - value)) if numbers else among[0]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _get(content: Mapping[str, Any], key: str) -> Any:
+    at: Any = content
+    for part in key.split("."):
+        at = at[part]
+    return at
 
 
 def _known_key(content: Mapping[str, Any], key: str, source: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,16 @@ def load_optuna() -> Any:
     return optuna
 
 
-def open_study(path: Path, *, trials: int, seed: int, chains: Sequence[str]) -> Any:
+def open_study(path: Path, *, trials: int, seed: int, starts: Sequence[Mapping[str, Any]]) -> Any:
     """Open or begin the study of a search; what was interrupted in it is asked for again.
 
     Parameters
     ----------
     trials
-        Candidates of the whole search, of which the first third are drawn at random.
-    chains
-        Names of the chains of defenses; the first trials of a new study take one each.
+        Candidates of the whole search; until a third of them were tried, those that are not
+        enqueued are drawn at random.
+    starts
+        Settings that a new study tries first, at most half of ``trials``.
     """
     optuna = load_optuna()
     sampler = optuna.samplers.TPESampler(
@@ -57,13 +58,28 @@ def open_study(path: Path, *, trials: int, seed: int, chains: Sequence[str]) -> 
         load_if_exists=True,
     )
     if not study.trials:
-        for name in chains[: max(1, trials // 2)]:
-            study.enqueue_trial({"defenses": name})
+        for setting in starts[: max(1, trials // 2)]:
+            enqueue(study, setting)
     for trial in study.get_trials(deepcopy=False):
         if trial.state == optuna.trial.TrialState.RUNNING:
             study.enqueue_trial(trial.params)
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     return study
+
+
+def enqueue(study: Any, setting: Mapping[str, Any]) -> None:
+    """Have a study ask for a setting next."""
+    plain = str | int | float | bool | None
+    study.enqueue_trial(
+        {k: v if isinstance(v, plain) else json.dumps(v) for k, v in setting.items()},
+        skip_if_exists=True,
+    )
+
+
+def is_waiting(study: Any) -> bool:
+    """Whether a study has enqueued trials that it did not ask for yet."""
+    waiting = load_optuna().trial.TrialState.WAITING
+    return bool(study.get_trials(deepcopy=False, states=(waiting,)))
 
 
 def finished(study: Any) -> int:
@@ -96,7 +112,7 @@ class Ask:
                 self._trial.suggest_int(name, int(among.low), int(among.high), log=among.log)
             )
         value = self._trial.suggest_float(name, among.low, among.high, log=among.log)
-        return min(max(float(f"{value:.3g}"), among.low), among.high)
+        return among.rounded(value)
 
 
 def importance(study: Any) -> dict[str, dict[str, float]]:

@@ -91,6 +91,7 @@ def hardening(root: Path, bench: Any, **search: Any) -> Hardening:
         "search": {
             "trials": 12,
             "seeds": 2,
+            "frontier": 0,
             "cheap": {"iterations": 10},
             "middle": {"iterations": 20},
             "full": {"iterations": 30},
@@ -257,7 +258,7 @@ def test_an_interruption_in_a_group_costs_no_finished_trial(tmp_path: Path) -> N
     cheap = [name for name, stage in second.attacked if stage == "cheap"]
     assert len(kept) >= 4
     assert not set(cheap) & kept, "what was attacked is not attacked again"
-    study = open_study(tmp_path / "study.db", trials=12, seed=0, chains=[])
+    study = open_study(tmp_path / "study.db", trials=12, seed=0, starts=[])
     assert finished(study) == 12, "interrupted trials do not count as done"
 
 
@@ -270,3 +271,58 @@ def test_of_masked_uploads_the_sum_is_attacked_whatever_clients_are_named(tmp_pa
     for stage in ("cheap", "middle", "full"):
         assert module._settings(settings, stage, plain)["clients"] == ["client-1"]
         assert "clients" not in module._settings(settings, stage, masked)
+
+
+def test_a_search_begins_with_each_chain_on_the_configurations_own_settings(tmp_path: Path) -> None:
+    found = hardening(tmp_path, Fake())
+    found.run()
+    first = [c.setting for c in found.candidates[1:4]]
+    assert [s["defenses"] for s in first] == ["1: noise", "2: pruning", "3: guardian"]
+    assert first[0]["defenses[1].noise.std"] == 0.055
+
+
+def test_a_frontier_with_few_points_is_searched_on_near_its_points(tmp_path: Path) -> None:
+    """Only noise has a range here: every further point is one of its deviations."""
+    few = hardening(tmp_path / "few", Fake(), trials=8, points=9)
+    few.run()
+    more = hardening(tmp_path / "more", Fake(), trials=8, points=9, frontier=6)
+    more.run()
+    assert len(few.frontier(full=True)) < 6
+    assert len(more.frontier(full=True)) > len(few.frontier(full=True))
+    assert len(more.candidates) <= 1 + 2 * 8
+    assert {c.name for c in few.candidates} < {c.name for c in more.candidates}
+    assert all(len(c.measures) == 2 for c in more.frontier(full=True))
+
+
+def test_more_seeds_on_resuming_attack_the_further_federations_alone(tmp_path: Path) -> None:
+    first, second = Fake(), Fake()
+    hardening(tmp_path, first).run()
+    again = hardening(tmp_path, second, seeds=5)
+    again.run()
+    front = again.frontier(full=True)
+    assert all([m.seed for m in c.measures] == [0, 1, 2, 3, 4] for c in front)
+    assert all(leak.scored == 5 * 4 for c in front for leak in c.leaks)
+    assert again.control is not None
+    assert second.trained[again.control.name] == 3
+    assert not {stage for _, stage in second.attacked} - {"full"}
+
+
+def test_the_search_finds_the_frontier_of_the_grid_with_fewer_full_attacks(tmp_path: Path) -> None:
+    keys = {"std": [0.01, 0.03, 0.05, 0.07, 0.09]}
+    chains: list[Any] = [[], ["pruning"], ["guardian"]]
+    chains += [[{"name": "noise", "clip": 1.0, "std": std}] for std in keys["std"]]
+    chains += [["guardian", {"name": "noise", "clip": 1.0, "std": std}] for std in keys["std"]]
+
+    def of(root: Path, bench: Fake) -> Hardening:
+        found = hardening(root, bench, trials=26, together=4)
+        content = found.space.file.model_dump() | {"defenses": chains}
+        space = Space(found.space.base, SpaceFile.model_validate(content))
+        return Hardening(root, space, Here(bench), say=lambda line: None)
+
+    searched, grid = Fake(), Fake()
+    quick, slow = of(tmp_path / "search", searched), of(tmp_path / "grid", grid)
+    quick.run()
+    slow.run_grid([{"defenses": name} for name in slow.space.names()])
+    assert [c.name for c in quick.frontier(full=True)] == [c.name for c in slow.frontier(full=True)]
+    full = [sum(stage == "full" for _, stage in one.attacked) for one in (searched, grid)]
+    assert full[0] < full[1] == 2 * len(chains)

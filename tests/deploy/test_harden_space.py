@@ -1,6 +1,7 @@
 """What a search may change, and what is refused before it begins."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -77,14 +78,32 @@ def test_the_server_takes_the_rate_that_a_defense_leaves_to_it() -> None:
         ("space: {training.batch_size: []}", "training.batch_size has no value to choose"),
         ("space: {training.lr: {low: 2, high: 1}}", "low 2 is above high 1"),
         ("space: {rounds: [0]}", "no candidate of the space can run: .*rounds: found 0"),
-        ("constraints: {bytes: 1000}", "constraints.bytes is 1000, and an update of lenet"),
+        (
+            "constraints: {bytes: 1000}",
+            "constraints.bytes is 1000, and an update of model.name lenet-strided has 37864",
+        ),
+        (
+            "space: {model.name: [lenet, lenet-strided]}\nconstraints: {bytes: 1000}",
+            "constraints.bytes is 1000, and an update of model.name",
+        ),
+        (
+            "space: {rounds: [9, 5, 4]}\ndefenses: [[], [{name: noise, epsilon: 4.0}]]\n"
+            "constraints: {epsilon: 1.0}",
+            "constraints.epsilon is 1 over 4 rounds, and of defenses and training.private",
+        ),
+        ("space: {training.batch_size: [8]}\ndefenses: [[]]", "hold the configuration as it is"),
+        ("search: {full: {attacks: [grn]}}", "search.full.attacks: unknown attack 'grn'.*grnn"),
+        ("search: {cheap: {iteration: 5}}", "search.cheap: .*iteration"),
+        ("search: {middle: {iterations: 0}}", "search.middle: .*iterations"),
+        ("search: {full: {clients: [client-3]}}", "search.full.clients names client-3"),
+        ("search: {full: {rounds: [6]}}", "search.full.rounds begins with 6.* may have 5"),
         (
             "space: {}\nconstraints: {epsilon: 1.0}\ndefenses: [[], [{name: noise, std: 0.001}]]",
-            "constraints.epsilon is 1 over 5 rounds, and the least of the space is",
+            "constraints.epsilon is 1 over 5 rounds, .* the least of the space is",
         ),
         (
             "space: {}\nconstraints: {epsilon: 1.0}\ndefenses: [[]]",
-            "and no chain has one; add noise",
+            "no chain has one; add noise",
         ),
         ("constraints: {accuracy: 2}", "constraints.accuracy: found 2"),
         ("- 1", "found"),
@@ -112,3 +131,52 @@ def test_an_apps_chains_change_no_model_and_name_the_defenses_that_would() -> No
     assert {"fedkl", "precode"} <= set(left)
     assert not used & set(left)
     assert "adadefense" in used
+
+
+KEYS: dict[str, Any] = {
+    "training.batch_size": [1, 4, 6, 64],
+    "training.lr": {"low": 0.2, "high": 0.8, "log": True},
+    "model.activation": ["sigmoid", "relu"],
+    "training.private": [None, {"epsilon": 8.0}],
+}
+
+
+def test_a_start_has_the_configured_values_or_the_nearest_of_the_space() -> None:
+    found = space(space=KEYS, defenses=[[], [NOISE]])
+    own = {
+        "training.batch_size": 6,  # 8 is configured
+        "training.lr": 0.2,  # 0.1
+        "model.activation": "relu",
+        "training.private": None,
+    }
+    assert found.base.training.batch_size == 8
+    assert found.base.training.lr == 0.1
+    assert found.starts() == [
+        own | {"defenses": "0: none"},
+        own | {"defenses": "1: noise", "defenses[1].noise.std": 0.055},
+    ]
+
+
+def test_a_neighbour_differs_a_little_and_keeps_the_chain() -> None:
+    found = space(space=KEYS, defenses=[[], [NOISE]])
+    start = found.starts()[1]
+    drawn = [found.neighbour(start, Random(seed)) for seed in range(60)]
+    assert sum(one != start for one in drawn) > 50
+    assert all(one["defenses"] == "1: noise" for one in drawn)
+    assert {one["training.batch_size"] for one in drawn} == {4, 6, 64}
+    assert {one["model.activation"] for one in drawn} == {"relu", "sigmoid"}
+    rates = [one["training.lr"] for one in drawn]
+    assert 0.2 <= min(rates) < max(rates) < 0.5
+    assert drawn == [found.neighbour(start, Random(seed)) for seed in range(60)]
+    for one in drawn:
+        found.configure(one)
+
+
+@pytest.mark.parametrize(("log", "middle"), [(True, 0.1), (False, 0.505)])
+def test_a_range_is_walked_in_its_own_scale(*, log: bool, middle: float) -> None:
+    among = Range(low=0.01, high=1.0, log=log)
+    assert among.middle == pytest.approx(middle)
+    assert among.share(among.at(0.25)) == pytest.approx(0.25, abs=1e-3)
+    assert among.at(-1.0) == 0.01
+    assert among.at(2.0) == 1.0
+    assert Range(low=1, high=4, whole=True).at(0.5) in (2, 3)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bract.attacks import ATTACKS, Budget, Case, Engine, Progress, Reconstruction, Refusal, attack
 from bract.attacks.base import Attacker
@@ -33,7 +34,7 @@ from bract.permissions import make_private_folder
 from bract.plugins import PluginError, blaming
 from bract.protocol.observation import Observation
 from bract.schema import AuditResult
-from bract.schema.audit import AuditBudget
+from bract.schema.audit import AuditBudget, InformationEstimate
 from bract.seeds import derive_seed
 
 _log = logging.getLogger(__name__)
@@ -65,7 +66,14 @@ class ReconstructionQuestion(Question[AuditResult]):
         self._judge = Judge(
             seen.data, request.seed, request.device, request.max_images, kept=seen.kept
         )
-        self._estimates = Estimates()
+        self._estimates = Estimates() if request.estimate else None
+
+    def share(self, other: Question[Any]) -> None:
+        """Take the baselines, which follow from a plain upload's declaration in any tier."""
+        plain = ("oblivious", "adaptive")
+        tiers = self.seen.request.tier, other.seen.request.tier
+        if isinstance(other, ReconstructionQuestion) and all(tier in plain for tier in tiers):
+            self._judge.share(other._judge)
 
     @classmethod
     def offered(cls, seen: Observations) -> bool:
@@ -420,6 +428,9 @@ class ReconstructionQuestion(Question[AuditResult]):
         }
         return self.about(batch, capture).model_copy(update=changes)
 
+    def _estimate(self, case: Case) -> InformationEstimate | None:
+        return None if self._estimates is None else self._estimates.of(case)
+
     def _record(
         self, batch: Batch, capture: Capture, case: Case, result: Reconstruction
     ) -> AuditResult:
@@ -427,7 +438,7 @@ class ReconstructionQuestion(Question[AuditResult]):
         matched = _matched(case, capture)
         folder = self.seen.truth_folder
         own = load_truth(folder, matched) if matched.earlier else None
-        attempt = Attempt(_last_round(case, matched), result, self._estimates.of(case), own)
+        attempt = Attempt(_last_round(case, matched), result, self._estimate(case), own)
         judged = self._judge.judge(
             attempt, self.seen.truth(matched), self.files.path(batch, capture)
         )

@@ -67,6 +67,12 @@ class Judge:
     def __post_init__(self) -> None:
         self._baselines = Baselines(self.seed, self.device, self.max_images)
 
+    def share(self, other: Judge) -> None:
+        """Take another judge's baselines where they are those that this one would make."""
+        mine = (self.seed, self.device, self.max_images)
+        if mine == (other.seed, other.device, other.max_images):
+            self._baselines = other._baselines
+
     def judge(self, attempt: Attempt, truth: Truth | None, path: Path) -> ScoreRecord:
         """Save the images beside ``path`` and return what was measured, with scores for a truth."""
         declaration = attempt.case.observation.declaration
