@@ -137,6 +137,18 @@ def test_frozen_parameters_are_no_part_of_the_update() -> None:
     assert all("lora" in name or "classifier" in name for name in seen.parameters)
 
 
+def test_tied_weights_below_adapters_are_frozen_under_each_of_their_names() -> None:
+    schema = replace(SCHEMA, task="language-model")
+    model = create_model(
+        "text-decoder(width=32, depth=1, heads=2, lora=4)",
+        classes=1,
+        channels=schema.length,
+        image_size=1,
+        text=schema,
+    )
+    assert all("lora" in name for name, _ in model.named_parameters())
+
+
 def test_an_update_without_the_first_layers_is_refused_before_anything_is_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
