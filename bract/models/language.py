@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bract.config.text import TextSchema
 from bract.errors import BractError
 from bract.models.registry import MODELS
+from bract.models.third_party_texts import deterministic_attention, freeze, next_token_loss
 
 Weights = Literal["random", "minilm"]
 Trained = Literal["all", "last"]
@@ -74,15 +74,6 @@ class LanguageModel(nn.Module):
             logits: Tensor = outputs.logits
             return logits
         return next_token_loss(outputs.logits, ids, mask)
-
-
-def freeze(body: nn.Module, name: str) -> None:
-    """Turn a parameter into a buffer that no state dict holds."""
-    holder = body.get_submodule(name.rpartition(".")[0])
-    own = name.rpartition(".")[2]
-    value = getattr(holder, own).detach()
-    del holder._parameters[own]
-    holder.register_buffer(own, value, persistent=False)
 
 
 @MODELS.register("text-encoder")
@@ -272,19 +263,6 @@ def _last(body: nn.Module, heads: list[str]) -> list[str]:
         for name, _ in body.named_parameters()
         if name.startswith(last) or any(name.startswith(head) for head in heads)
     ]
-
-
-def deterministic_attention(body: nn.Module) -> None:
-    """Use the attention that has a second derivative and batches over trials."""
-    config: Any = body.config
-    config._attn_implementation = "eager"
-
-
-def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean loss of each text's next tokens, ``(B, 1)``."""
-    each = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
-    there = mask[:, 1:].to(each)
-    return ((each * there).sum(dim=1) / there.sum(dim=1).clamp_min(1.0))[:, None]
 
 
 def minilm_folder() -> Path:

@@ -14,6 +14,7 @@ from bract.config.text import TextSchema
 from bract.errors import BractError, one_line, shown
 from bract.models.autoencoder import Autoencoder
 from bract.models.losses import RECONSTRUCTION
+from bract.models.third_party_texts import of_texts
 from bract.references import TrustedReference, import_reference, is_reference
 from bract.registry import Registry, unknown
 
@@ -89,8 +90,6 @@ def create_model(
     if isinstance(name, TrustedReference):
         made = _reading(_call_factory(name), table, text)
         if text is not None:
-            from bract.models.third_party_texts import of_texts
-
             made = of_texts(made, text)
         return _trained_on(loss, made, shape)
     if is_reference(name):

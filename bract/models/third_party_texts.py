@@ -11,15 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bract.config.text import TextSchema
 from bract.errors import BractError, one_line
-from bract.models.language import (
-    LanguageModel,
-    deterministic_attention,
-    freeze,
-    next_token_loss,
-)
 
 
 def of_texts(model: nn.Module, text: TextSchema) -> nn.Module:
@@ -27,15 +22,13 @@ def of_texts(model: nn.Module, text: TextSchema) -> nn.Module:
 
     It then returns logits ``(B, classes)``, or of a language model the loss of each text,
     ``(B, 1)``. Its parameters that need no gradient become buffers outside of the state, as those
-    of `LanguageModel`.
+    of bract's own.
 
     Raises
     ------
     BractError
         If the schema has more token ids than the embedding rows, or longer texts than the model.
     """
-    if isinstance(model, LanguageModel):
-        return model
     check_fit(model, text)
     for name in [n for n, p in _all_parameters(model) if not p.requires_grad]:
         freeze(model, name)
@@ -161,3 +154,25 @@ def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> str:
         f"the model returns logits {tuple(logits.shape)} for two texts of four tokens; expected "
         "(2, classes) of a classifier, or (2, 4, vocabulary) of a language model"
     )
+
+
+def freeze(body: nn.Module, name: str) -> None:
+    """Turn a parameter into a buffer that no state dict holds."""
+    holder = body.get_submodule(name.rpartition(".")[0])
+    own = name.rpartition(".")[2]
+    value = getattr(holder, own).detach()
+    del holder._parameters[own]
+    holder.register_buffer(own, value, persistent=False)
+
+
+def deterministic_attention(body: nn.Module) -> None:
+    """Use the attention that has a second derivative and batches over trials."""
+    config: Any = body.config
+    config._attn_implementation = "eager"
+
+
+def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean loss of each text's next tokens, ``(B, 1)``."""
+    each = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    there = mask[:, 1:].to(each)
+    return ((each * there).sum(dim=1) / there.sum(dim=1).clamp_min(1.0))[:, None]

@@ -89,7 +89,9 @@ def audited(home: Path, **described: Any) -> dict[str, Any]:
     return found
 
 
-def test_flowers_own_loop_goes_to_a_scored_page_that_redacts_its_texts(home: Path) -> None:
+def test_flowers_own_loop_goes_to_a_scored_page_whose_redacted_form_holds_counts_alone(
+    home: Path,
+) -> None:
     """One step of AdamW with dropout: which tokens were there shows, their order does not."""
     run_app()
     report = audited(home)
@@ -99,8 +101,12 @@ def test_flowers_own_loop_goes_to_a_scored_page_that_redacts_its_texts(home: Pat
     scores = [image["scores"] for image in observation["images"]]
     assert len(scores) == 4
     assert all(score["features"] > 0.2 and not score["exact"] for score in scores)
-    page = (RunDirectory.open(home).root / "report.html").read_text(encoding="utf-8")
+    run = RunDirectory.open(home).root
+    page = (run / "report.html").read_text(encoding="utf-8")
     assert "Guessed from the captures" in page and "input.text.vocabulary" in page
+    assert '<span class="token' in page
+    page = write_report(run, redact=True).read_text(encoding="utf-8")
+    assert '<span class="token' not in page and "withheld: " in page and "of the tokens" in page
 
 
 def test_one_step_of_sgd_without_dropout_gives_away_a_text_word_for_word(
