@@ -151,7 +151,6 @@ class _Inverting:
             expected,
             flat=lambda g: _flat(g, observation) / scale,
             scale=scale,
-            assemble=lambda readings: _evidence(observation, groups, readings),
             like={n: v.cpu().float() for n, v in observation.parameters.items()},
             unknowns=len(labels) * math.prod(observation.declaration.image_shape or ()),
         )

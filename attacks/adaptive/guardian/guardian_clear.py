@@ -9,10 +9,8 @@ from torch import Tensor
 
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, Path
 from bract.attacks.adaptive.guardian.guardian_reading import (
-    Assemble,
     Group,
     path_of,
-    read_all,
     unscaled,
 )
 from bract.attacks.problem.evidence import Evidence, Fitting
@@ -31,7 +29,7 @@ _SMALLEST = 1.0
 _TRUSTED = 0.05
 """Error, as a share of the update's root mean square, that halves the trust in a coordinate."""
 
-_ROUNDS, _FINE_ROUNDS, _STEPS = 4, 1, 150
+_ROUNDS, _STEPS = 4, 100
 _FIRM = 1e-3
 
 
@@ -44,7 +42,6 @@ def firm_up(
     *,
     flat: Callable[[Tensors], Tensor],
     scale: float,
-    assemble: Assemble,
     like: Tensors,
     unknowns: int,
 ) -> Tensor | None:
@@ -52,8 +49,7 @@ def firm_up(
 
     Where ``|delta|`` is above every turning point but the outermost, one gradient explains it.
     These coordinates are few, but the largest. An image is fitted to them alone by L-BFGS, its
-    gradient has better scalars, and these make more coordinates clear. Once the scalars are firm,
-    all readings are matched, the nearest of each, and the error of the scalars is left free.
+    gradient has better scalars, and these make more coordinates clear.
 
     Parameters
     ----------
@@ -63,8 +59,6 @@ def firm_up(
         Puts a gradient by name into one vector in the update's scale.
     scale
         Factor from the update to what is simulated.
-    assemble
-        Makes an evidence of readings.
     like
         Tensors of the names and shapes of the update.
     unknowns
@@ -96,12 +90,6 @@ def firm_up(
         expected, before = flat(gradient), paths
         if error < _FIRM or fit.over:
             break
-    for _ in range(_FINE_ROUNDS):
-        if fit.over:
-            break
-        readings = read_all(hyper, groups, expected)
-        images, gradient = fit.descend(assemble(readings), labels, images, _STEPS)
-        expected = flat(gradient)
     return expected
 
 
