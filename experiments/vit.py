@@ -1,14 +1,15 @@
-"""Single images through vision transformers: each defense ignored and known, by `patch-embedding`.
+"""Images through vision transformers: each defense ignored and known, and batches undefended.
 
     OMP_NUM_THREADS=1 python -m experiments.vit [--split choose] [--resume FILE] [--json]
 
-Each row is single photographs through fresh networks of up to four seeds, one gradient each, with
+Each row is photographs through fresh networks of up to four seeds, one gradient each, with
 the client's real defense. *oblivious* takes the upload at face value, *adaptive* knows the defense;
 ``refused`` counts uploads that it refuses, whose images are none. ``vit`` has patches of 4 pixels,
 width 192 and 6 blocks; ``vit_b_16`` is torchvision's. PSNR is capped at 100 dB. Which weights of
 smooth images are tried was decided on photographs that are not among these; the attack chooses
-among them without the truth. CPU seconds are the process' own on one thread, an image, evidence
-included.
+among them without the truth. Rows of several images an upload are batches under `april` by 100
+steps of L-BFGS from grey, labels read from the last layer, images paired by assignment. CPU seconds
+are the process' own on one thread, an image, evidence included.
 """
 
 import time
@@ -26,7 +27,8 @@ from experiments.harness.result import Row
 from experiments.harness.scores import columns, mean, of_score
 
 COLUMNS = (
-    *("model", "size", "defense", "tier", "images", "refused", "psnr", "psnr_low", "psnr_high"),
+    *("model", "size", "defense", "tier", "attack", "batch", "images", "refused"),
+    *("psnr", "psnr_low", "psnr_high"),
     *("ssim", "recognisable", "cosine", "cpu_seconds"),
 )
 DEFENSES: dict[str, dict[str, Any] | None] = {
@@ -43,6 +45,8 @@ SECRET = 20261123
 SMALL = "vit(width=96,depth=2)"
 """For Guardian, whose inversion takes minutes on a larger one."""
 RECOGNISABLE = 0.5
+UPLOADS, STEPS = 2, 100
+"""Of each row of batches, and of L-BFGS."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Setting:
     model: str = "vit"
     size: int = 32
     images: int = 4
+    attack: str = "patch-embedding"
+    batch: int = 1
 
 
 BOTH: tuple[Tier, ...] = ("oblivious", "adaptive")
@@ -68,6 +74,10 @@ SETTINGS = (
     ),
     Setting("none", "plain", SMALL),
     *(Setting("guardian", tier, SMALL, images=2) for tier in BOTH),
+    *(
+        Setting("none", "plain", SMALL, images=UPLOADS * batch, attack="april", batch=batch)
+        for batch in (2, 4, 8)
+    ),
 )
 
 
@@ -78,17 +88,21 @@ def row_of(setting: Setting, split: str) -> Row:
         data="photos",
         model=setting.model,
         defenses=() if entry is None else (entry,),
-        uploads=setting.images,
+        uploads=setting.images // setting.batch,
+        batch=setting.batch,
         size=setting.size,
     )
+    using, budget = attack(setting.attack), Budget()
+    if setting.attack == "april":
+        using, budget = attack("april", quasi_newton=True), Budget(iterations=STEPS)
     scored, used, cosines, spent, refused = [], [], [], 0.0, 0
-    for client in range(setting.images):
+    for client in range(situation.uploads):
         (upload,) = uploads(
             situation, split=split, secret=SECRET, clients=range(client, client + 1)
         )
         begun = time.process_time()
         (found,), reasons = attack_uploads(
-            attack("patch-embedding"), [upload], setting.tier, budget=Budget(), seed=0, device="cpu"
+            using, [upload], setting.tier, budget=budget, seed=0, device="cpu"
         )
         spent += time.process_time() - begun
         cosines.append(upload.cosine)
@@ -105,7 +119,10 @@ def row_of(setting: Setting, split: str) -> Row:
         **vars(setting),
         "refused": refused,
         **columns(
-            "psnr", of_score(scored, "psnr"), [u.source for u in used], [u.network for u in used]
+            "psnr",
+            of_score(scored, "psnr"),
+            [u.source for u in used for _ in range(setting.batch)],
+            [u.network for u in used for _ in range(setting.batch)],
         ),
         "ssim": mean(ssim),
         "recognisable": mean([float(one >= RECOGNISABLE) for one in ssim]),

@@ -48,6 +48,11 @@ class Fitting(Protocol):
     ) -> Tensor:
         """Return the images ``(1, B, C, H, W)`` instead; later starts are further from grey."""
 
+    def descend(
+        self, evidence: Evidence, labels: Sequence[int], images: Tensor | None, steps: int
+    ) -> tuple[Tensor, Tensors]:
+        """Fit by L-BFGS from ``images``, or from grey; return them and their gradient, as above."""
+
     def sharpen(
         self, evidence: Evidence, labels: Sequence[int], images: Tensor, steps: int
     ) -> tuple[Tensor, Tensors] | None:

@@ -37,6 +37,7 @@ _KINKS = (
     "topk",
 )
 _EXACT_KINKS = ("max", "min")
+_ATTENTION = ("_softmax", "_scaled_dot_product", "_native_multi_head_attention")
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,14 @@ class ModelTraits:
         Whether no operation of the pass has kinks, as ReLU and max pooling have.
     rectified
         Whether an operation other than pooling has some.
+    attends
+        Whether tokens are weighted by a softmax, as in a transformer.
     """
 
     weight_layers: int
     smooth: bool
     rectified: bool = False
+    attends: bool = False
 
     @property
     def shallow(self) -> bool:
@@ -91,13 +95,19 @@ def traits_of(model: nn.Module, image_shape: Sequence[int]) -> ModelTraits:
                 value.copy_(kept[name])
     layers = sum(value.dim() >= 2 for value in model.parameters())
     rectified = any("pool" not in kink for kink in watch.kinks)
-    return ModelTraits(weight_layers=layers, smooth=not watch.kinks, rectified=rectified)
+    return ModelTraits(
+        weight_layers=layers,
+        smooth=not watch.kinks,
+        rectified=rectified,
+        attends=watch.attends,
+    )
 
 
 class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kinks: set[str] = set()
+        self.attends = False
 
     def __torch_dispatch__(
         self,
@@ -110,4 +120,6 @@ class _Watch(TorchDispatchMode):
         name = str(getattr(func, "_opname", func)).rstrip("_")
         if name.startswith(_KINKS) or name in _EXACT_KINKS:
             self.kinks.add(name)
+        if name.startswith(_ATTENTION):
+            self.attends = True
         return func(*args, **dict(kwargs or {}))

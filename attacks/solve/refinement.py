@@ -20,6 +20,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.checkpoints import write_atomically
 from bract.attacks.solve.descent import Run
+from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
 from bract.attacks.solve.matching import minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
@@ -106,9 +107,7 @@ class _Fitting:
         self, evidence: Evidence, labels: Sequence[int], steps: int, *, start: int = 0
     ) -> Tensor:
         problem = self._problem(evidence, labels, start)
-        grey = torch.full((1, *problem.image_shape), 0.5)
-        spread = _LATER_SPREAD if start else _SPREAD
-        begun = grey + spread * torch.randn(grey.shape, generator=problem.generators()[0])
+        begun = _grey(problem, _LATER_SPREAD if start else _SPREAD)
         inputs = self.target_model.normalise(begun.to(self.device))
         search = PixelSearch(problem, inputs, self._rows(problem, labels))
         optimizer = FirstOrder(
@@ -124,6 +123,22 @@ class _Fitting:
             objective=RelativeError(),
         )
         return found.images
+
+    def descend(
+        self, evidence: Evidence, labels: Sequence[int], images: Tensor | None, steps: int
+    ) -> tuple[Tensor, Tensors]:
+        problem = self._problem(evidence, labels, 0)
+        begun = _grey(problem, _SPREAD) if images is None else images.float().clamp(0.0, 1.0)
+        inputs = self.target_model.normalise(begun.to(self.device))
+        search = PixelSearch(problem, inputs, self._rows(problem, labels))
+        found = minimise(
+            problem,
+            search,
+            BatchedLBFGS(search.variables),
+            replace(self.run, iterations=steps),
+            objective=RelativeError(),
+        )
+        return found.images, self._gradient(problem, found.images, labels)
 
     def sharpen(
         self, evidence: Evidence, labels: Sequence[int], images: Tensor, steps: int
@@ -153,6 +168,11 @@ class _Fitting:
     def _gradient(self, problem: Problem, images: Tensor, labels: Sequence[int]) -> Tensors:
         simulated = problem.simulate(images, self._rows(problem, labels), {})
         return {n: v[0].detach().double() for n, v in simulated.items()}
+
+
+def _grey(problem: Problem, spread: float) -> Tensor:
+    grey = torch.full((1, *problem.image_shape), 0.5)
+    return grey + spread * torch.randn(grey.shape, generator=problem.generators()[0])
 
 
 _TENSORS = ("target", "weights", "alternatives", "nuisance", "bounds", "buffers", "labels")

@@ -12,8 +12,15 @@ from torch import Tensor
 
 from bract.attacks.adaptive.clipping_factor import shrinkage
 from bract.attacks.adaptive.declared import declared, gradient_scale
+from bract.attacks.adaptive.guardian.guardian_clear import firm_up
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap
-from bract.attacks.adaptive.guardian.guardian_reading import Group, Reading, path_of, read, unscaled
+from bract.attacks.adaptive.guardian.guardian_reading import (
+    Group,
+    Reading,
+    path_of,
+    read_all,
+    unscaled,
+)
 from bract.attacks.adaptive.guardian.guardian_settling import SETTLED, settle
 from bract.attacks.problem.client_model import images_in
 from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Fitting, Known
@@ -53,7 +60,10 @@ def undo_guardian(observation: Observation, known: Known) -> Evidence:
     (`Evidence.nuisance`); among the readings the one nearest to what is simulated counts
     (`Evidence.alternatives`), since the gradient of an image decides better than any density.
 
-    On a smooth model and up to 3,072 pixels a last stage settles image and readings together
+    On a transformer the images are fitted to the coordinates that only one gradient explains
+    (`bract.attacks.adaptive.guardian.guardian_clear`): those of random images are too far off.
+
+    On another smooth model and up to 3,072 pixels a last stage settles image and readings together
     (`bract.attacks.adaptive.guardian.guardian_settling`). ``scalars_agree`` in the notes records,
     without the truth, whether the reading is consistent: of the last stage, whether image and
     readings meet, elsewhere whether the scalars do.
@@ -97,14 +107,13 @@ class _Inverting:
         stage = int(evidence.notes.get("stages", 0))
         if not stage:
             labels, expected = _first_estimate(hyper, observation, groups, fit.device)
+            if (firm := self._firmed(fit, groups, labels, expected)) is not None:
+                return firm
         else:
             labels = list(evidence.notes["labels_for_the_scalars"])
             fitted = fit(evidence, labels, _FIT_STEPS)
             expected = _flat(fitted, observation) / gradient_scale(observation)
-        latest = [
-            read(hyper, group, path_of(hyper, group, expected), expected[group.part])
-            for group in groups
-        ]
+        latest = read_all(hyper, groups, expected)
         apart = max(reading.apart for reading in latest)
         if not stage:
             _refuse_strange(observation, latest)
@@ -123,6 +132,43 @@ class _Inverting:
             },
             # Token ids have no slope along which a text could be fitted to sharpen the scalars.
             refine=None if observation.declaration.text is not None else self,
+        )
+
+    def _firmed(
+        self, fit: Fitting, groups: list[Group], labels: list[int], expected: Tensor
+    ) -> Evidence | None:
+        """Read a transformer's update with images that are fitted to the clear coordinates."""
+        hyper, observation = self.hyper, self.observation
+        traits = target_model_of(observation).traits
+        if not (traits.smooth and traits.attends) or observation.declaration.text is not None:
+            return None
+        scale = gradient_scale(observation)
+        firm = firm_up(
+            hyper,
+            groups,
+            fit,
+            labels,
+            expected,
+            flat=lambda g: _flat(g, observation) / scale,
+            scale=scale,
+            like={n: v.cpu().float() for n, v in observation.parameters.items()},
+            unknowns=len(labels) * math.prod(observation.declaration.image_shape or ()),
+        )
+        if firm is None:
+            return None
+        readings = read_all(hyper, groups, firm)
+        _refuse_strange(observation, readings)
+        return replace(
+            _evidence(observation, groups, readings),
+            labels=torch.tensor(labels) if len(labels) == 1 else None,
+            notes={
+                "defense": "guardian",
+                "method": "inverted the optimizer per coordinate, from those with one reading",
+                "labels_for_the_scalars": labels,
+                "stages": 1,
+                "readings_decided": "expected",
+                **_summary(readings),
+            },
         )
 
     def _settled(self, evidence: Evidence, fit: Fitting, groups: list[Group]) -> Evidence:
@@ -240,11 +286,14 @@ def _evidence(observation: Observation, groups: list[Group], readings: list[Read
     scale = gradient_scale(observation)
     g = readings[0].g.new_zeros(size)
     error = torch.zeros_like(g)
-    others = g.new_full((max(len(r.others) for r in readings), size), torch.nan)
+    most = max(1, *(int((~r.others.isnan()).sum(dim=0).max()) for r in readings))
+    others = g.new_full((most, size), torch.nan)
     directions = []
     for group, reading in zip(groups, readings, strict=True):
         g[group.part], error[group.part] = reading.g, reading.error
-        others[: len(reading.others), group.part] = reading.others
+        # Most branches explain no given coordinate; NaN is sorted last.
+        kept = reading.others.sort(dim=0).values[: len(others)]
+        others[: len(kept), group.part] = kept
         for row in reading.directions:
             whole = torch.zeros_like(g)
             whole[group.part] = row

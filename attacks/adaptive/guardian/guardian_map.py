@@ -165,6 +165,14 @@ class GuardianMap:
         nothing[0] = 0.0
         return torch.where(delta == 0, nothing, inverses)
 
+    @property
+    def turning(self) -> float:
+        """Largest ``|delta|`` of a branch that is not the outermost; one g explains more."""
+        ends, _, y = self._branches(torch.device("cpu"))
+        sizes = y.abs()
+        inner = [float(sizes[at]) for low, high in ends[:-1] for at in (low, high)]
+        return max([*inner, float(sizes[ends[-1][0]])])
+
     def _branches(self, device: torch.device) -> tuple[list[tuple[int, int]], Tensor, Tensor]:
         """Ends of the monotone branches for positive g, in a table of g and delta."""
         top = math.log10(self.path.norm * 1.01)

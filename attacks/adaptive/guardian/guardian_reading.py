@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, Path, walk
+from bract.attacks.problem.evidence import Evidence
 from bract.defenses import Guardian
 
 _DIRECTIONS = 12
@@ -80,6 +82,18 @@ def read(hyper: Guardian, group: Group, path: Path, expected: Tensor) -> Reading
         nothing=float(nothing.double().mean()),
         apart=own.apart(path),
     )
+
+
+Assemble = Callable[[list[Reading]], Evidence]
+"""Make an evidence of readings, one a group."""
+
+
+def read_all(hyper: Guardian, groups: Sequence[Group], expected: Tensor) -> list[Reading]:
+    """Read every group at the scalars of one expected update ``(D,)``."""
+    return [
+        read(hyper, group, path_of(hyper, group, expected), expected[group.part])
+        for group in groups
+    ]
 
 
 def unscaled(hyper: Guardian, group: Group, path: Path) -> Tensor:

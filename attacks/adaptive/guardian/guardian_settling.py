@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.guardian.guardian_reading import Group, Reading, path_of, read
+from bract.attacks.adaptive.guardian.guardian_reading import Assemble, Group, Reading, read_all
 from bract.attacks.problem.evidence import Evidence, Fitting
 from bract.defenses import Guardian
 from bract.protocol.update import Tensors, unflatten
@@ -28,9 +28,6 @@ too many are wrong, and the image settles where they lead."""
 
 _STUCK = 0.9
 _FEW = 10
-
-Assemble = Callable[[list[Reading]], Evidence]
-"""Make an evidence of readings."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def settle(
             return None
         expected, off = flat(begun[1]), math.inf
         for _ in range(_ROUNDS):
-            readings = _read(hyper, groups, expected)
+            readings = read_all(hyper, groups, expected)
             weights = unflatten(_decided(groups, readings, expected, like).float().cpu(), like)
             sure = assemble(readings)
             own = sure.weights or {}
@@ -92,7 +89,7 @@ def settle(
             sharpened = fit.sharpen(sure, labels, images, _STEPS)
             assert sharpened is not None
             images, expected = sharpened[0], flat(sharpened[1])
-            readings, before = _read(hyper, groups, expected), off
+            readings, before = read_all(hyper, groups, expected), off
             off = _distance(groups, readings, expected)
             if best is None or off < best.off:
                 best = Settled(readings, off)
@@ -102,13 +99,6 @@ def settle(
         if best.off < SETTLED or fit.over:
             break
     return best
-
-
-def _read(hyper: Guardian, groups: list[Group], expected: Tensor) -> list[Reading]:
-    return [
-        read(hyper, group, path_of(hyper, group, expected), expected[group.part])
-        for group in groups
-    ]
 
 
 def _decided(

@@ -16,12 +16,16 @@ from bract.attacks.problem.objectives import Cosine, Objective, RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.matching import hard_labels, minimise, noise
-from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.optimizers import BatchedOptimizer, FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import Prior, TotalVariation
 from bract.errors import BractError
 from bract.protocol.update import Tensors
+
+_SPREAD = 0.05
+"""Deviation of the pixels from grey where L-BFGS begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,7 @@ class April(Attack):
     optimizers than SGD. The match is that of APRIL (`WithPositions`), with the labels read from
     the last layer, total variation, and GradViT's penalty on the borders of patches
     (`PatchBorders`; Hatamizadeh et al., CVPR 2022) in the place of its pre-trained networks.
-    Descent is IG's: Adam on the sign of the gradient, in the range of pixels.
+    Descent is IG's, Adam on the sign of the gradient, in the range of pixels, or L-BFGS from grey.
 
     Attributes
     ----------
@@ -111,6 +115,9 @@ class April(Attack):
         Weights of total variation and of the borders of patches.
     signed
         Whether the sign of the gradient is followed.
+    quasi_newton
+        Descend by L-BFGS from grey instead, without a range of pixels; ``lr`` and ``signed`` have
+        no effect then.
     objective
         The matching loss; None takes `WithPositions`.
     """
@@ -126,6 +133,7 @@ class April(Attack):
     tv: float = 1e-4
     borders: float = 1e-3
     signed: bool = True
+    quasi_newton: bool = False
     objective: Objective | None = None
 
     def prepare(self, case: Case) -> Case:
@@ -148,18 +156,26 @@ class April(Attack):
         if self.borders:
             owner = patch_of_each_pixel(projection, (channels, height, width))
             priors.append(PatchBorders(weight=self.borders, owner=owner))
-        search = PixelSearch(problem, noise(problem, *problem.image_shape), hard_labels(problem))
+        begun = noise(problem, *problem.image_shape)
+        if self.quasi_newton:
+            begun = problem.target_model.normalise(0.5 + _SPREAD * begun)
+        search = PixelSearch(problem, begun, hard_labels(problem))
         unknowns = problem.unknowns()
-        optimizer = FirstOrder(
-            search.variables | unknowns,
-            FirstOrderSettings(
-                kind="adam",
-                lr=self.lr,
-                schedule="step",
-                signed=self.signed,
-                rates=dict.fromkeys(unknowns, 0.1),
-            ),
-            project=search.box,
+        variables = search.variables | unknowns
+        optimizer: BatchedOptimizer = (
+            BatchedLBFGS(variables)
+            if self.quasi_newton
+            else FirstOrder(
+                variables,
+                FirstOrderSettings(
+                    kind="adam",
+                    lr=self.lr,
+                    schedule="step",
+                    signed=self.signed,
+                    rates=dict.fromkeys(unknowns, 0.1),
+                ),
+                project=search.box,
+            )
         )
         return minimise(
             problem,

@@ -7,8 +7,9 @@ from foreign_models import MODELS, linear, named
 
 from bract.attacks import IG, Budget, Case
 from bract.attacks.adaptive.guardian import guardian
+from bract.attacks.adaptive.guardian.guardian_clear import _clear
 from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, walk
-from bract.attacks.adaptive.guardian.guardian_reading import path_of, read
+from bract.attacks.adaptive.guardian.guardian_reading import Group, path_of, read
 from bract.attacks.adaptive.guardian.guardian_settling import settle
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
@@ -289,3 +290,34 @@ def test_nothing_is_settled_through_kinks_or_with_too_many_pixels(
     seen = defended(observe(images, digits[1][:1], model=model))
     found = evidence_for(seen, "adaptive")
     assert found.notes["readings_decided"] == "roughly" and "readings_off" not in found.notes
+
+
+def test_clear_coordinates_come_from_one_gradient_and_hold_it_at_wrong_scalars() -> None:
+    hyper, error = Guardian(), 0.02
+    g = heavy_tailed(20_000)
+    g = g * (25.0 / g.norm())
+    delta, path = walk(g, hyper, 1.0)
+    group = Group(slice(0, len(g)), delta * (g.norm() / delta.norm()), 1.0)
+    found, trust = _clear(hyper, group, path, error)
+    clear = trust > 0
+    readings = GuardianMap(hyper, path).inverses(delta)
+    assert bool(((~readings.isnan()).sum(dim=0)[clear] == 1).all())
+    assert 100 < int(clear.sum()) < 10_000
+    torch.testing.assert_close(found[clear], g[clear], rtol=1e-8, atol=0.0)
+    # Of a gradient that is a quarter noise.
+    noisy = g + 0.25 * float(g.square().mean().sqrt()) * heavy_tailed(20_000, seed=1).sign()
+    other = path_of(hyper, group, noisy)
+    assert other.apart(path) > 1e-4
+    found, trust = _clear(hyper, group, other, error)
+    assert bool((found.sign() == g.sign())[trust > 0].all())
+    most = trust >= trust[trust > 0].quantile(0.75)
+    assert float(((found - g).abs() / g.abs())[most].max()) < 2.0 * error
+
+
+def test_a_transformer_is_read_from_its_clear_coordinates(observe: Any) -> None:
+    images = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+    clean = observe(images, torch.tensor([4]), model="vit(patch=4,width=48,depth=1,heads=2)")
+    gap, evidence = true_gap(defended(clean), clean)
+    assert evidence.notes["method"].endswith("from those with one reading")
+    assert evidence.labels.tolist() == [4]
+    assert gap < 1e-4

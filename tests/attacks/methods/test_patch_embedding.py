@@ -8,11 +8,12 @@ from observing import scores
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.attacks import Refusal, reconstruct
+from bract.attacks import Budget, Refusal, reconstruct
 from bract.attacks.methods.patch_embedding.layers import Projection, patch_layers
 from bract.attacks.methods.patch_embedding.linear_system import OpenSystem, solve_patches
 from bract.attacks.methods.patch_embedding.patch_embedding import PatchEmbedding
 from bract.attacks.problem.target_model import target_model_of
+from bract.attacks.registry import attack
 from bract.errors import BractError
 from bract.models import MODELS
 
@@ -241,3 +242,20 @@ def test_other_observations_do_not_change_a_result(observe: Any) -> None:
     alone = PatchEmbedding()(second)
     assert not isinstance(together[1], Refusal)
     torch.testing.assert_close(together[1].images, alone.images)
+
+
+def test_a_search_by_second_order_sees_an_image_with_fixed_positions(observe: Any) -> None:
+    images = photo(8)
+    seen = observe(
+        images,
+        torch.tensor([3]),
+        model="vit(patch=4,width=48,depth=1,heads=2,positions=sinusoidal)",
+    )
+    found = {}
+    for quasi_newton in (False, True):
+        (one,) = reconstruct(
+            [seen], attack("april", quasi_newton=quasi_newton), budget=Budget(iterations=60)
+        )
+        assert not isinstance(one, Refusal)
+        found[quasi_newton] = one.trials[one.chosen].loss
+    assert found[True] < 0.01 * found[False]

@@ -99,6 +99,15 @@ def test_kinks_are_found_in_functions_as_in_modules(model: Any, smooth: Any) -> 
     assert traits_of(model, SHAPE).smooth is smooth
 
 
+@pytest.mark.parametrize(
+    ("model", "attends"),
+    [("vit(patch=8,width=48,depth=1,heads=2)", True), ("lenet-strided", False)],
+)
+def test_a_softmax_over_tokens_is_seen_in_transformers_alone(model: str, attends: bool) -> None:
+    made = create_model(model, classes=10, channels=3, image_size=32)
+    assert traits_of(made, SHAPE).attends is attends
+
+
 def test_looking_at_a_model_leaves_its_buffers() -> None:
     model = create_model("resnet20", classes=10, channels=3, image_size=32).train()
     before = {name: value.clone() for name, value in model.named_buffers()}
