@@ -1,6 +1,7 @@
 """Updates of 16 bits: accuracy, bytes a round, and what is left to attacks on single digits.
 
-    python -m experiments.update_dtype [--seeds 3] [--images 8] [--iterations 300] [--json]
+    python -m experiments.update_dtype [--seeds 3] [--images 8] [--iterations 300] \\
+        [--only accuracy] [--json]
 
 Accuracy: three clients train LeNet (ReLU) on the embedded digits, with rounds and optimizer of
 `experiments.defended_accuracy`; each update is rounded as the client rounds it. A seed decides
@@ -64,8 +65,10 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--images", type=int, default=8)
     arguments.add_argument("--iterations", type=int, default=300)
+    arguments.add_argument("--only", choices=("accuracy", "attack"))
     options = parse(arguments)
-    rows = accuracy_rows(options.seeds) + attack_rows(options)
+    rows = accuracy_rows(options.seeds) if options.only != "attack" else []
+    rows += attack_rows(options) if options.only != "accuracy" else []
     emit(rows, COLUMNS, as_json=options.json)
 
 

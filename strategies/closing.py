@@ -78,9 +78,9 @@ class Closing:
         The round that runs, from 1.
     """
 
-    def __init__(self, quorum: float | None = None, grace: float = GRACE) -> None:
+    def __init__(self, quorum: int | float | None = None, grace: float = GRACE) -> None:
         share = isinstance(quorum, float) and 0.0 < quorum <= 1.0
-        count = type(quorum) is int and quorum >= 1
+        count = isinstance(quorum, int) and not isinstance(quorum, bool) and quorum >= 1
         if quorum is not None and not share and not count:
             raise BractError(
                 f"quorum: found {quorum!r}; expected a share above 0 and at most 1.0, or a whole "

@@ -114,7 +114,7 @@ class FedAvg(FlowerFedAvg):
         min_nodes: int = 2,
         tolerate_failures: bool = False,
         first_round: int = 1,
-        quorum: float | None = None,
+        quorum: int | float | None = None,
         grace: float = GRACE,
     ) -> None:
         super().__init__(

@@ -49,7 +49,7 @@ Quorum = Annotated[int | float | None, BeforeValidator(_quorum)]
 """A share of the clients asked (a float), or a number of them (an int); None: all."""
 
 
-def answers_needed(quorum: float, asked: int) -> int:
+def answers_needed(quorum: int | float, asked: int) -> int:
     """Return how many answers of ``asked`` clients are a quorum; a number may be above ``asked``.
 
     A share is rounded up, but for the error of a float: 0.1 * 30 is above 3 by it.

@@ -55,7 +55,7 @@ def test_the_server_sums_the_rounded_updates_in_float64(tmp_path: Path, dtype: A
     weights = {"client-0": 0.6, "client-1": 0.3, "client-2": 0.1}
     first = next(iter(ObservationStore(plain.captures))).parameters
     for name, value in final(low).items():
-        step = sum(weights[c] * sent[c][name].double() for c in weights)
+        step = torch.stack([weights[c] * sent[c][name].double() for c in weights]).sum(0)
         torch.testing.assert_close(value, first[name] - step.float(), rtol=0, atol=1e-7)
     assert any(not torch.equal(final(low)[n], final(plain)[n]) for n in final(plain))
 

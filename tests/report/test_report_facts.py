@@ -203,7 +203,10 @@ def test_a_round_run_again_counts_once_with_its_later_figures(make_run: Any) -> 
     [
         ("run.json", 2),
         ("audit/ig/round-0001--client-0.json", 5),
-        ("captures/round-0001/client-0/observation.json", f"3 and 4 and 5 and {OBSERVATION_SCHEMA}"),
+        (
+            "captures/round-0001/client-0/observation.json",
+            f"3 and 4 and 5 and {OBSERVATION_SCHEMA}",
+        ),
     ],
 )
 def test_another_schema_is_refused_with_the_version_found_and_wanted(
