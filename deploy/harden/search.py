@@ -157,7 +157,7 @@ class Hardening:
         pool = [c for c in self.candidates if c.leak is not None and not c.error]
         if full:
             pool = [c for c in pool if c.stage == "full"]
-        found = [c for c in pool if not any(_beats(other, c) for other in pool)]
+        found = [c for c in pool if not any(beats(other, c) for other in pool)]
         same: dict[tuple[float, ...], Candidate] = {}
         for one in sorted(found, key=lambda c: (c.stage != "full", c.leak, -(c.accuracy or 0.0))):
             same.setdefault(_rounded(one), one)
@@ -319,7 +319,7 @@ class Hardening:
         if found.leak is None or found.error:
             return False
         others = [c for c in self.candidates if c.name != found.name and c.leak is not None]
-        return not any(_beats(other, found) for other in others)
+        return not any(beats(other, found) for other in others)
 
     def _strengthen(self, orders: Sequence[_Order]) -> None:
         """Attack candidates' federations by the attackers of a stage; keep what was found."""
@@ -468,8 +468,13 @@ def _rounded(found: Candidate) -> tuple[float, ...]:
     return round(leak / LEAK_STEP), -round(accuracy / ACCURACY_STEP), round(cost)
 
 
-def _beats(one: Candidate, other: Candidate) -> bool:
-    """Whether a candidate is at least as good in every respect and better in one."""
+def equal(one: Candidate, other: Candidate) -> bool:
+    """Whether two candidates count as equal in every respect."""
+    return _rounded(one) == _rounded(other)
+
+
+def beats(one: Candidate, other: Candidate) -> bool:
+    """Whether a candidate is at least as good in every respect and better in one, by the steps."""
     first, second = _rounded(one), _rounded(other)
     return first != second and all(a <= b for a, b in zip(first, second, strict=True))
 
