@@ -40,7 +40,7 @@ from bract.deploy.harden.study import (
     open_study,
 )
 from bract.deploy.harden.work import Crew, Job, Outcome
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.permissions import make_private_folder
 from bract.schema.hardening import Candidate, Stage
@@ -108,8 +108,8 @@ class Hardening:
     @property
     def wall_seconds(self) -> float:
         """Wall time up to the last result, without the time between interruptions."""
-        path = self.root / "wall.json"
-        return float(json.loads(path.read_text())["seconds"]) if path.is_file() else 0.0
+        kept = _kept(self.root / "wall.json")
+        return float(kept.get("seconds", 0.0))
 
     def run(self) -> None:
         """Search, and hold the frontier to the full attack."""
@@ -303,9 +303,7 @@ class Hardening:
 
     @property
     def _before(self) -> dict[str, float]:
-        path = self.root / "before.json"
-        found: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
-        return found
+        return _kept(self.root / "before.json")
 
     def _floor(self) -> float | None:
         """Return the accuracy below which a candidate is not attacked."""
@@ -397,6 +395,20 @@ class Hardening:
         for path in sorted(paths, key=lambda p: p.stat().st_mtime):
             found = Candidate.parse_text(path.read_bytes(), source=str(path))
             self._found[found.name] = found
+
+
+def _kept(path: Path) -> dict[str, float]:
+    """Return the numbers of a file of the search; none where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BractError(
+            f"{path}: expected numbers by name in JSON ({one_line(str(error), 100)}); remove it "
+            "and pass --resume"
+        ) from error
 
 
 def in_words(found: Candidate) -> str:

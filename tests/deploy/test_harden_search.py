@@ -252,6 +252,9 @@ def test_an_earlier_search_of_another_space_is_not_resumed(tmp_path: Path) -> No
     space.file = space.file.model_copy(update={"defenses": []})
     with pytest.raises(BractError, match="another configuration or space"):
         _claim(run, space, resume=True, overwrite=False)
+    (tmp_path / "search.json").write_text("{")
+    with pytest.raises(BractError, match=r"search.json: .*pass --overwrite"):
+        _claim(run, space, resume=True, overwrite=False)
 
 
 def test_an_interruption_in_a_group_costs_no_finished_trial(tmp_path: Path) -> None:
@@ -376,3 +379,31 @@ def test_the_chart_has_numbers_on_both_axes_where_the_dots_are(tmp_path: Path) -
     for (leak, right), (x, y) in zip(sorted(front), sorted(drawn), strict=True):
         assert x == pytest.approx(leak, abs=1e-3)
         assert y == pytest.approx(right, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("study.db", "cannot be opened as Optuna's study: .*remove it and pass --resume"),
+        ("before.json", "expected numbers by name in JSON .*remove it and pass --resume"),
+        ("wall.json", "expected numbers by name in JSON .*remove it and pass --resume"),
+    ],
+)
+def test_a_broken_file_of_a_search_is_one_line_and_removing_it_helps(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    bench = Fake()
+    hardening(tmp_path, bench).run()
+    trained = sum(bench.trained.values())
+    (tmp_path / name).write_text("not what it was")
+    with pytest.raises(BractError, match=said) as caught:
+        again = hardening(tmp_path, bench, points=13)
+        again.run()
+        assert again._before
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (tmp_path / name).unlink()
+    again = hardening(tmp_path, bench)
+    again.run()
+    assert again.frontier(full=True)
+    assert sum(bench.trained.values()) == trained or name == "study.db"
