@@ -76,8 +76,8 @@ class Basis:
             self._common["weak_seeds"] = str(request.weak_seeds)
         if request.prior is not None:
             self._common["prior"] = load_prior(request.prior).digest
-        if not request.estimate:
-            self._common["estimate"] = "left out"
+        if request.estimate:
+            self._common["estimate"] = "made"
         self._read: dict[tuple[Path, int, int, int], str] = {}
 
     def of(self, capture: Capture) -> dict[str, str]:

@@ -135,6 +135,16 @@ def harden_with(
     return page
 
 
+def _earlier(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BractError(
+            f"{path}: does not say what was searched ({error}); pass --overwrite to search anew, "
+            "or choose another name"
+        ) from error
+
+
 def _claim(run: RunDirectory, space: Space, *, resume: bool, overwrite: bool) -> None:
     """See that the folder is free, is to be replaced, or holds the same search."""
     from bract.files import write_text
@@ -152,7 +162,7 @@ def _claim(run: RunDirectory, space: Space, *, resume: bool, overwrite: bool) ->
             f"{run.root}: holds an earlier search; pass --resume to go on with it, --overwrite to "
             "replace it, or choose another name"
         )
-    elif path.is_file() and json.loads(path.read_text(encoding="utf-8")) != asked:
+    elif path.is_file() and _earlier(path) != asked:
         raise BractError(
             f"{run.root}: its search was of another configuration or space; pass --overwrite to "
             "replace it, or choose another name"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -154,7 +155,7 @@ def render(search: Hardening, facts: HardeningFacts, *, redact: bool = False) ->
             best=named.get(facts.recommended or ""),
             dropped=[c for c in facts.candidates if c.dropped and c.name not in facts.frontier],
             crashed=[c for c in facts.candidates if c.error],
-            dots=_dots([c for c in facts.candidates if c.measures], set(facts.frontier)),
+            chart=_chart([c for c in facts.candidates if c.leak is not None], set(facts.frontier)),
             cases={} if redact else {c.name: _cases(search.run_of(c), c.name) for c in front},
             css=style("report.css"),
             settings={c.name: _setting(c) for c in facts.candidates},
@@ -234,21 +235,55 @@ def _setting(one: Candidate) -> str:
     )
 
 
-def _dots(found: Sequence[Candidate], front: set[str]) -> list[dict[str, Any]]:
-    right = [c.accuracy or 0.0 for c in found]
-    low, high = min(right, default=0.0), max(right, default=1.0)
-    span = max(high - low, 1e-9)
-    return [
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 580.0, 20.0, 260.0
+"""The plot's area in the units of the chart's view box."""
+
+_TICKS = 6
+"""Most intervals between ticks of accuracy."""
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return evenly spaced round numbers that enclose a range: at most `_TICKS` steps and one more.
+
+    Steps are 1, 2 or 5 times a power of ten, the smallest that suffices.
+    """
+    span = max(high - low, 1e-3)
+    power = 10.0 ** math.floor(math.log10(span / _TICKS))
+    step = next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power * _TICKS >= span * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
+
+
+def _chart(found: Sequence[Candidate], front: set[str]) -> dict[str, Any]:
+    """Return dots and ticks of leakage against accuracy."""
+    right = [c.accuracy for c in found if c.accuracy is not None]
+    marks = ticks(min(right, default=0.0), max(right, default=1.0))
+    digits = max(0, -math.floor(math.log10(marks[1] - marks[0]) + 1e-9))
+
+    def across(leak: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * min(1.0, leak)
+
+    def down(accuracy: float) -> float:
+        share = (accuracy - marks[0]) / (marks[-1] - marks[0])
+        return _BOTTOM - (_BOTTOM - _TOP) * share
+
+    dots = [
         {
-            "x": 50 + 520 * min(1.0, c.leak or 0.0),
-            "y": 250 - 220 * ((c.accuracy or 0.0) - low) / span,
+            "x": across(c.leak or 0.0),
+            "y": down(marks[0] if c.accuracy is None else c.accuracy),
             "front": c.name in front,
             "leaks": "a leak, or no decision, by the rule of the page" in c.violated,
             "title": f"{c.title}: leakage {c.leak or 0.0:.2f}, accuracy {_accuracy(c)} ({c.stage})",
         }
-        for c in found
-        if c.leak is not None
+        for c in sorted(found, key=lambda c: c.name in front)
     ]
+    return {
+        "dots": dots,
+        "x": [{"at": across(i / 5), "label": f"{i / 5:.1f}"} for i in range(6)],
+        "y": [{"at": down(mark), "label": f"{mark:.{digits}f}"} for mark in marks],
+        "text": f"{len(dots)} attacked candidates, of which {len(front)} are the frontier; "
+        "the table below has its figures.",
+    }
 
 
 def _cases(run: Path, name: str) -> list[Markup]:

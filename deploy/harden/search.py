@@ -40,7 +40,7 @@ from bract.deploy.harden.study import (
     open_study,
 )
 from bract.deploy.harden.work import Crew, Job, Outcome
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 from bract.files import write_text
 from bract.permissions import make_private_folder
 from bract.schema.hardening import Candidate, Stage
@@ -108,8 +108,8 @@ class Hardening:
     @property
     def wall_seconds(self) -> float:
         """Wall time up to the last result, without the time between interruptions."""
-        path = self.root / "wall.json"
-        return float(json.loads(path.read_text())["seconds"]) if path.is_file() else 0.0
+        kept = _kept(self.root / "wall.json")
+        return float(kept.get("seconds", 0.0))
 
     def run(self) -> None:
         """Search, and hold the frontier to the full attack."""
@@ -157,7 +157,7 @@ class Hardening:
         pool = [c for c in self.candidates if c.leak is not None and not c.error]
         if full:
             pool = [c for c in pool if c.stage == "full"]
-        found = [c for c in pool if not any(_beats(other, c) for other in pool)]
+        found = [c for c in pool if not any(beats(other, c) for other in pool)]
         same: dict[tuple[float, ...], Candidate] = {}
         for one in sorted(found, key=lambda c: (c.stage != "full", c.leak, -(c.accuracy or 0.0))):
             same.setdefault(_rounded(one), one)
@@ -303,9 +303,7 @@ class Hardening:
 
     @property
     def _before(self) -> dict[str, float]:
-        path = self.root / "before.json"
-        found: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
-        return found
+        return _kept(self.root / "before.json")
 
     def _floor(self) -> float | None:
         """Return the accuracy below which a candidate is not attacked."""
@@ -319,7 +317,7 @@ class Hardening:
         if found.leak is None or found.error:
             return False
         others = [c for c in self.candidates if c.name != found.name and c.leak is not None]
-        return not any(_beats(other, found) for other in others)
+        return not any(beats(other, found) for other in others)
 
     def _strengthen(self, orders: Sequence[_Order]) -> None:
         """Attack candidates' federations by the attackers of a stage; keep what was found."""
@@ -399,6 +397,20 @@ class Hardening:
             self._found[found.name] = found
 
 
+def _kept(path: Path) -> dict[str, float]:
+    """Return the numbers of a file of the search; none where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BractError(
+            f"{path}: expected numbers by name in JSON ({one_line(str(error), 100)}); remove it "
+            "and pass --resume"
+        ) from error
+
+
 def in_words(found: Candidate) -> str:
     """Return what was measured of a candidate, in one line."""
     accuracy = "unknown" if found.accuracy is None else f"{found.accuracy:.3f}"
@@ -468,8 +480,13 @@ def _rounded(found: Candidate) -> tuple[float, ...]:
     return round(leak / LEAK_STEP), -round(accuracy / ACCURACY_STEP), round(cost)
 
 
-def _beats(one: Candidate, other: Candidate) -> bool:
-    """Whether a candidate is at least as good in every respect and better in one."""
+def equal(one: Candidate, other: Candidate) -> bool:
+    """Whether two candidates count as equal in every respect."""
+    return _rounded(one) == _rounded(other)
+
+
+def beats(one: Candidate, other: Candidate) -> bool:
+    """Whether a candidate is at least as good in every respect and better in one, by the steps."""
     first, second = _rounded(one), _rounded(other)
     return first != second and all(a <= b for a, b in zip(first, second, strict=True))
 

@@ -247,9 +247,13 @@ class Space:
             found.append({**own, DEFENSE: name, **middles})
         return found
 
+    def axes(self, setting: Setting) -> dict[str, list[Any] | Range]:
+        """Return what may vary of a setting beside its chain, by name."""
+        return self.keys | dict(self._ranges(self.names().index(setting[DEFENSE])))
+
     def neighbour(self, setting: Setting, draw: Random) -> Setting:
         """Return a setting with the same chain that differs a little in one or more dimensions."""
-        axes = dict(self.keys) | dict(self._ranges(self.names().index(setting[DEFENSE])))
+        axes = self.axes(setting)
         free = [k for k, v in axes.items() if len(v if isinstance(v, list) else v.ends) > 1]
         moved = [key for key in free if draw.random() < 1.0 / 2.0] or draw.sample(
             free, min(1, len(free))

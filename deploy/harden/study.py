@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bract.deploy.harden.space import Range
-from bract.errors import BractError
+from bract.errors import BractError, one_line
 
 FEWEST_TRIALS = 10
 """Attacked candidates below which no importance of settings is given."""
@@ -50,13 +50,21 @@ def open_study(path: Path, *, trials: int, seed: int, starts: Sequence[Mapping[s
     sampler = optuna.samplers.TPESampler(
         multivariate=True, group=True, n_startup_trials=max(4, trials // 3), seed=seed
     )
-    study = optuna.create_study(
-        study_name="harden",
-        storage=f"sqlite:///{path}",
-        directions=["minimize", "maximize", "minimize"],
-        sampler=sampler,
-        load_if_exists=True,
-    )
+    from sqlalchemy.exc import DatabaseError
+
+    try:
+        study = optuna.create_study(
+            study_name="harden",
+            storage=f"sqlite:///{path}",
+            directions=["minimize", "maximize", "minimize"],
+            sampler=sampler,
+            load_if_exists=True,
+        )
+    except (DatabaseError, optuna.exceptions.StorageInternalError, RuntimeError) as error:
+        raise BractError(
+            f"{path}: cannot be opened as Optuna's study: {one_line(str(error), 200)}; remove it "
+            "and pass --resume: what candidates/ holds is not trained again"
+        ) from error
     if not study.trials:
         for setting in starts[: max(1, trials // 2)]:
             enqueue(study, setting)

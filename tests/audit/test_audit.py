@@ -22,6 +22,7 @@ from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.problem.case import open_case
 from bract.attacks.result import Trial
 from bract.audit.audit import Audit
+from bract.audit.questions.reconstruction import baselines
 from bract.audit.questions.reconstruction import plan as batches
 from bract.audit.questions.reconstruction import score as judging
 from bract.audit.questions.reconstruction.score import Attempt, Judge
@@ -483,6 +484,44 @@ def test_baselines_do_not_go_by_which_upload_was_scored_first(run: Any) -> None:
         found.append({r.client: r.to_dict()["baselines"] for r in results})
     assert found[0]["client-0"].keys() >= {"prior_only", "random_image"}
     assert found[0] == found[1]
+
+
+def test_tiers_that_share_baselines_find_what_each_alone_finds(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    prior_only = baselines.prior_only
+
+    def counted(attack: Any) -> Any:
+        made.append(attack.name)
+        return prior_only(attack)
+
+    monkeypatch.setattr(baselines, "prior_only", counted)
+    few = with_keys(CHOICE, iterations=2, batch=1)
+
+    def found(like: Audit | None, **keys: Any) -> tuple[Audit, list[Any]]:
+        audit = Audit(run, with_keys(few, **keys), like=like)
+        results = [r.to_dict() for r in audit.execute(audit.plan())]
+        return audit, [(r["client"], r["baselines"], r["images"]) for r in results]
+
+    first, _ = found(None)
+    _, alone = found(None, tier="adaptive")
+    assert len(made) == 2
+    _, shared = found(first, tier="adaptive")
+    assert len(made) == 2, "the baselines are made once"
+    assert shared == alone
+    found(first, tier="adaptive", seed=1)
+    assert len(made) == 3, "of another seed they are others"
+
+
+def test_an_estimate_may_be_left_out_and_is_made_when_it_is_asked_for_again(run: Any) -> None:
+    few = with_keys(CHOICE, iterations=2)
+    without = execute(run, with_keys(few, estimate=False), resume=True)
+    assert all(r["signals"].get("estimate") is None for r in without)
+    assert execute(run, with_keys(few, estimate=False), resume=True) == []
+    again = execute(run, few, resume=True)
+    assert [r["images"] for r in again] == [r["images"] for r in without]
+    assert all(r["signals"]["estimate"] is not None for r in again)
 
 
 def test_a_budget_is_iterations_or_a_time(run: Any) -> None:

@@ -1,5 +1,6 @@
 """The search: who gets which attack, what leaves the frontier, and that it goes on."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,13 @@ import pytest
 from bract.config import build_config
 from bract.deploy.harden import search as module
 from bract.deploy.harden import work
-from bract.deploy.harden.page import PAGE, gather_hardening, site_policy, write_hardening
+from bract.deploy.harden.page import (
+    PAGE,
+    gather_hardening,
+    site_policy,
+    ticks,
+    write_hardening,
+)
 from bract.deploy.harden.search import Hardening
 from bract.deploy.harden.space import Space, SpaceFile
 from bract.deploy.harden.study import finished, open_study
@@ -245,6 +252,9 @@ def test_an_earlier_search_of_another_space_is_not_resumed(tmp_path: Path) -> No
     space.file = space.file.model_copy(update={"defenses": []})
     with pytest.raises(BractError, match="another configuration or space"):
         _claim(run, space, resume=True, overwrite=False)
+    (tmp_path / "search.json").write_text("{")
+    with pytest.raises(BractError, match=r"search.json: .*pass --overwrite"):
+        _claim(run, space, resume=True, overwrite=False)
 
 
 def test_an_interruption_in_a_group_costs_no_finished_trial(tmp_path: Path) -> None:
@@ -326,3 +336,74 @@ def test_the_search_finds_the_frontier_of_the_grid_with_fewer_full_attacks(tmp_p
     assert [c.name for c in quick.frontier(full=True)] == [c.name for c in slow.frontier(full=True)]
     full = [sum(stage == "full" for _, stage in one.attacked) for one in (searched, grid)]
     assert full[0] < full[1] == 2 * len(chains)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.872, 0.978, [0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98]),
+        (0.951, 0.969, [0.95, 0.955, 0.96, 0.965, 0.97]),
+        (0.9, 0.9, [0.9, 0.9002]),
+    ],
+)
+def test_ticks_are_round_and_enclose_what_was_found(
+    low: float, high: float, expected: list[float]
+) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_the_chart_has_numbers_on_both_axes_where_the_dots_are(tmp_path: Path) -> None:
+    found = hardening(tmp_path, Fake())
+    found.run()
+    facts, page = write_hardening(found)
+    chart = page.read_text().split("<svg")[1].split("</svg>")[0]
+    assert "aria-labelledby" in chart
+    assert "<desc" in chart
+    down = re.findall(r'<text x="50" y="([0-9.]+)" text-anchor="end">([0-9.]+)</text>', chart)
+    across = re.findall(r'<text x="([0-9.]+)" y="282" text-anchor="middle">([0-9.]+)</t', chart)
+    (y0, low), (y1, high) = ((float(at) - 4, float(label)) for at, label in (down[0], down[-1]))
+    (x0, first), (x1, last) = ((float(at), float(label)) for at, label in (across[0], across[-1]))
+    assert (first, last) == (0.0, 1.0)
+    assert len(set(down)) == len(down) >= 3
+    dots = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)" r="7"', chart)
+    drawn = [
+        (
+            (float(x) - x0) / (x1 - x0),
+            low + (high - low) * (float(y) - y0) / (y1 - y0),
+        )
+        for x, y in dots
+    ]
+    named = {c.name: c for c in facts.candidates}
+    front = [(named[name].leak, named[name].accuracy) for name in facts.frontier]
+    for (leak, right), (x, y) in zip(sorted(front), sorted(drawn), strict=True):
+        assert x == pytest.approx(leak, abs=1e-3)
+        assert y == pytest.approx(right, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("study.db", "cannot be opened as Optuna's study: .*remove it and pass --resume"),
+        ("before.json", "expected numbers by name in JSON .*remove it and pass --resume"),
+        ("wall.json", "expected numbers by name in JSON .*remove it and pass --resume"),
+    ],
+)
+def test_a_broken_file_of_a_search_is_one_line_and_removing_it_helps(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    bench = Fake()
+    hardening(tmp_path, bench).run()
+    trained = sum(bench.trained.values())
+    (tmp_path / name).write_text("not what it was")
+    with pytest.raises(BractError, match=said) as caught:
+        again = hardening(tmp_path, bench, points=13)
+        again.run()
+        assert again._before
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (tmp_path / name).unlink()
+    again = hardening(tmp_path, bench)
+    again.run()
+    assert again.frontier(full=True)
+    assert sum(bench.trained.values()) == trained or name == "study.db"
