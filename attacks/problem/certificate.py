@@ -29,8 +29,8 @@ def rounding(case: Case, name: str) -> float:
     """Return the relative error that float32 may leave in one tensor of a captured update.
 
     A gradient's own arithmetic takes `_GROWTH` units of the last place, of which true images left
-    a quarter or less. An update of local training is the difference of two models, each rounded in its
-    own size, after every step.
+    a quarter or less. An update of local training is the difference of two models, each rounded in
+    its own size, after every step.
     """
     declared, seen = case.observation.declaration, case.observation
     own = _GROWTH * _UNIT

@@ -22,6 +22,7 @@ from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
@@ -64,6 +65,9 @@ class RGAP(Attack):
     iterations: ClassVar[int] = 1
 
     max_unknowns: int = 4096
+
+    def __post_init__(self) -> None:
+        require_count(self.name, "max_unknowns", self.max_unknowns)
 
     def prepare(self, case: Case) -> Case:
         """Refuse batches, several steps, open evidence and other models."""
