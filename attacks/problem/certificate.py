@@ -65,10 +65,10 @@ def layer_residuals(simulated: Tensors, target: Tensors) -> Tensors:
     be wrong unseen. A tensor counts as no smaller than a thousandth of the update, since gradients
     that cancel to zero are nothing but rounding.
     """
-    size = torch.stack([v.flatten(1).norm(dim=1) for v in target.values()]).norm(dim=0)
+    size = torch.stack([_sizes(v) for v in target.values()]).norm(dim=0)
     return {
-        name: (simulated[name] - value).flatten(1).norm(dim=1)
-        / torch.maximum(value.flatten(1).norm(dim=1), _FAINT * size).clamp_min(1e-300)
+        name: _sizes(simulated[name] - value)
+        / torch.maximum(_sizes(value), _FAINT * size).clamp_min(1e-300)
         for name, value in target.items()
     }
 
@@ -114,3 +114,8 @@ def certified(
         return None
     worst = max(residuals, key=lambda name: residuals[name] / allowed[name])
     return Certificate(error=error, residual=residuals[worst], rounding=allowed[worst])
+
+
+def _sizes(values: Tensor) -> Tensor:
+    """Return the norm of each trial's tensor, ``(L,)``."""
+    return values.reshape(len(values), -1).norm(dim=1)
