@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bract.errors import BractError
 from bract.protocol.update import Tensors
-from bract.schema.audit import AttackRecord, TrialSummary
+from bract.schema.audit import AttackRecord, Certificate, TrialSummary
 from bract.strict_json import json_ready
 
 
@@ -132,6 +132,9 @@ class Trial:
     certainty
         The attacker's own trust in each part of an example, ``(B, parts)`` in [0, 1]; None where
         the method has none.
+    certificate
+        Proof that ``images`` are right, without the truth (`bract.attacks.problem.certificate`);
+        None where there is none.
     loss_curve
         ``(iteration, best loss so far)``, at most about 200 points.
     iterations
@@ -161,6 +164,7 @@ class Trial:
     nats: float | None = None
     statistics: float | None = None
     certainty: Tensor | None = None
+    certificate: Certificate | None = None
     loss_curve: list[tuple[int, float]] = field(default_factory=list)
     iterations: int = 0
     seconds: float = 0.0
@@ -297,6 +301,11 @@ class Reconstruction:
         return self.pick.residual
 
     @property
+    def certificate(self) -> Certificate | None:
+        """Proof that ``images`` are right, without the truth; None where there is none."""
+        return self.pick.certificate
+
+    @property
     def failed(self) -> bool:
         """Whether no trial ever had a finite loss. A failed trial stays in every mean."""
         return self.pick.failed
@@ -319,6 +328,7 @@ class Reconstruction:
             loss_curve=self.loss_curve,
             gradient_cosine=self.gradient_cosine,
             gradient_residual=self.gradient_residual,
+            certificate=self.certificate,
             failed=self.failed,
         )
 

@@ -149,18 +149,37 @@ def _tier(
         undecided=strongest.undecided if strongest else 0,
         noun=strongest.noun if strongest else "image",
         identified=strongest.identified if strongest else 0,
-        sentence=_tier_sentence(tier, rows, strongest, aside, needed),
+        sentence=_tier_sentence(
+            tier,
+            rows,
+            strongest,
+            aside,
+            needed,
+            0 if strongest is None else _exact(strongest, observations),
+        ),
     )
 
 
+def _exact(row: AttackRow, observations: Sequence[ObservationFacts]) -> int:
+    """Count an attack's images that are proven exact without the originals."""
+    mine = [o for o in observations if same_attack(o, row) and o.certificate is not None]
+    return sum(len(o.images) for o in mine)
+
+
 def _tier_sentence(
-    tier: Tier, rows: Sequence[AttackRow], strongest: AttackRow | None, aside: int, needed: bool
+    tier: Tier,
+    rows: Sequence[AttackRow],
+    strongest: AttackRow | None,
+    aside: int,
+    needed: bool,
+    exact: int,
 ) -> str:
     if strongest and strongest.scored:
         how = f"{budget_text(strongest)}; {spread_text(strongest)}{choice_text(rows)}"
         return f"{strongest.attack_name}: {how}"
     if strongest:
-        return f"{strongest.attack_name}: {strongest.images} reconstructions, not scored"
+        proven = f"; {exact} proven exact" if exact else ""
+        return f"{strongest.attack_name}: {strongest.images} reconstructions, not scored{proven}"
     if aside:
         return f"{plural(aside, 'upload')} examined, all set aside for a reason."
     return "Not tried in this audit." if needed else _NOTHING_TO_KNOW[tier]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.certificate import rounding
 from bract.attacks.problem.linear_layers import entering
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
 from bract.protocol.observation import Observation
@@ -25,6 +27,7 @@ _SUPPORT = 0.02
 _APART = 1e-2
 _OUTSIDE = 0.05
 _FAINT = 1e-6
+_NEAR = 1e-3
 
 
 @ATTACKS.register("analytic")
@@ -64,8 +67,10 @@ class Analytic(Attack):
         images = torch.full(
             (problem.trials, *problem.image_shape), 0.5, device=problem.device, dtype=problem.dtype
         )
+        recipes = []
         for trial in range(problem.trials):
-            found = _inputs(problem, problem.target[weight][trial], problem.target[bias][trial])
+            rows, slope = problem.target[weight][trial], problem.target[bias][trial]
+            found = _inputs(problem, rows, slope)
             if not len(found):
                 raise BractError(
                     f"{problem.cases[trial].observation.key}: every neuron of {weight} mixes "
@@ -73,6 +78,9 @@ class Analytic(Attack):
                 )
             count = min(len(found), problem.image_shape[0])
             images[trial, :count] = found[:count]
+            whole = count == problem.image_shape[0]
+            error = _error(problem, trial, found, (weight, bias)) if whole else None
+            recipes.append(Recipe("", ("closed form", "labels analytic"), error))
         labels = hard_labels(problem)
         run.advance(1.0, 0.0)
         simulated = problem.simulate(images, labels, problem.unknowns())
@@ -80,7 +88,8 @@ class Analytic(Attack):
             images=images,
             labels=labels,
             losses=problem.distance(RelativeError(), simulated).detach(),
-        ).made_by("", "closed form", "labels analytic")
+            recipes=recipes,
+        )
 
 
 def input_layer(target_model: TargetModel, observation: Observation) -> tuple[str, str]:
@@ -123,6 +132,33 @@ def _inputs(problem: Problem, weight: Tensor, bias: Tensor) -> Tensor:
     if not exact:
         return candidates.new_empty(0, *shape)
     return torch.stack(exact).view(-1, *shape).to(problem.dtype)
+
+
+def _error(problem: Problem, trial: int, found: Tensor, names: tuple[str, str]) -> float:
+    """Return how far rounding of the two gradients can move a pixel at most.
+
+    Of one image, ``x = sum_i db[i] dW[i] / |db|^2`` moves by no more than ``(|ddW| + 2 |x| |ddb|) /
+    |db|``. Of several, each is the mean of rows that agree, and no worse than the strongest of them
+    and what they differ by.
+    """
+    case = problem.cases[trial]
+    rows, slope = (problem.target[name][trial].double() for name in names)
+    seen = problem.target_model.normalise(found.double())
+    apart = [
+        rounding(case, name) * float(value.norm())
+        for name, value in zip(names, (rows, slope), strict=True)
+    ]
+    size = float(slope.norm())
+    spread = 0.0
+    if len(found) > 1:
+        outer = rows / slope[:, None].where(slope[:, None] != 0, 1.0)
+        near = torch.cdist(outer, seen.flatten(1).to(outer), p=float("inf")) < _NEAR
+        size = float((slope.abs()[:, None] * near).amax(dim=0).min())
+        spread = 2 * _AGREE
+    grey = problem.target_model.denormalise(torch.zeros_like(seen))
+    step = float((problem.target_model.denormalise(torch.ones_like(seen)) - grey).abs().max())
+    most = apart[0] + 2.0 * float(seen.abs().max()) * apart[1]
+    return spread + step * most / size if size else math.inf
 
 
 def _to_pixels(problem: Problem, flat: Tensor, shape: list[int]) -> Tensor:

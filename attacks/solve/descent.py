@@ -52,10 +52,14 @@ class Recipe:
         Name of the concrete method; empty where it is that of the attack.
     components
         Its parts, in the words of a report.
+    error
+        Largest error of a pixel that the rounding of the update leaves, where the equations that
+        gave the images have one solution (`bract.attacks.problem.certificate`); None elsewhere.
     """
 
     method: str = ""
     components: tuple[str, ...] = ()
+    error: float | None = None
 
 
 @dataclass
@@ -139,7 +143,10 @@ class Outcome:
     def made_by(self, method: str, *components: str) -> Outcome:
         """Return the outcome with every trial's method named and components added."""
         before = self.recipes or [Recipe()] * len(self.losses)
-        recipes = [Recipe(method, _distinct(r.components + components)) for r in before]
+        recipes = [
+            replace(r, method=method, components=_distinct(r.components + components))
+            for r in before
+        ]
         return replace(self, recipes=recipes)
 
     def replaced(self, trials: list[int], later: Outcome) -> Outcome:

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.certificate import certified, layer_residuals
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.objectives import agreement, factor, layer_cosines
 from bract.attacks.problem.over_rounds import of_last_round
@@ -36,6 +38,7 @@ from bract.errors import BractError, RunFailedError, out_of_memory
 from bract.permissions import make_private_folder
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
+from bract.schema.audit import Certificate
 
 CPU_TRIALS = 8
 """Trials in one batch on a CPU; more no longer pay (see experiments/attacks.py)."""
@@ -145,7 +148,7 @@ class Engine:
             chunk = pending[:size]
             store = self._store(identity, chunk, budget, seed, iterations)
             if store is not None and (done := store.with_suffix(".done")).exists():
-                solved += [Trial(**entry) for entry in torch.load(done, weights_only=True)]
+                solved += [_read(entry) for entry in torch.load(done, weights_only=True)]
                 pending = pending[len(chunk) :]
                 continue
             run = Run(
@@ -173,7 +176,9 @@ class Engine:
             share = (time.perf_counter() - begun) / len(chunk)
             finished = _take_apart(problem, outcome, match, seconds=share)
             if store is not None:
-                write_atomically(store.with_suffix(".done"), [vars(entry) for entry in finished])
+                write_atomically(
+                    store.with_suffix(".done"), [_written(entry) for entry in finished]
+                )
             solved += finished
             pending = pending[len(chunk) :]
         r = len(starts)
@@ -312,6 +317,7 @@ def _take_apart(
             nats=None if match.nats is None else float(match.nats[i]),
             statistics=None if match.statistics is None else float(match.statistics[i]),
             certainty=None if outcome.certainty is None else outcome.certainty[i].float().cpu(),
+            certificate=_certificate(problem, outcome, match, recipes[i].error, i),
             loss_curve=outcome.curves[i],
             iterations=outcome.iterations,
             seconds=seconds,
@@ -320,9 +326,37 @@ def _take_apart(
     ]
 
 
+def _written(trial: Trial) -> dict[str, Any]:
+    """Return a finished trial as plain values and tensors, which a checkpoint may hold."""
+    proof = trial.certificate
+    return vars(trial) | {"certificate": None if proof is None else proof.to_dict()}
+
+
+def _read(entry: dict[str, Any]) -> Trial:
+    proof = entry["certificate"]
+    given = None if proof is None else Certificate.model_validate(proof)
+    return Trial(**entry | {"certificate": given})
+
+
+def _certificate(
+    problem: Problem, outcome: Outcome, match: _Match, error: float | None, trial: int
+) -> Certificate | None:
+    if error is None:
+        return None
+    return certified(
+        problem.cases[trial],
+        residuals={name: float(value[trial]) for name, value in match.residuals.items()},
+        error=error,
+        unknowns=outcome.unknowns,
+    )
+
+
 @dataclass(frozen=True)
 class _Match:
-    """How the images of each trial fit what was captured, each ``(L,)``; see `Trial`."""
+    """How the images of each trial fit what was captured, each ``(L,)``; see `Trial`.
+
+    ``residuals`` are relative ones by tensor.
+    """
 
     cosine: Tensor
     residual: Tensor
@@ -330,6 +364,7 @@ class _Match:
     scale: Tensor
     nats: Tensor | None
     statistics: Tensor | None
+    residuals: Tensors
 
 
 def _match(problem: Problem, outcome: Outcome) -> _Match:
@@ -341,7 +376,8 @@ def _match(problem: Problem, outcome: Outcome) -> _Match:
         {n: v.detach().to(torch.float64) for n, v in outcome.unknowns.items()},
     )
     detached = {name: value.detach() for name, value in simulated.items()}
-    cosine, residual = agreement(detached, exact.reading(detached), exact.weights)
+    reading = exact.reading(detached)
+    cosine, residual = agreement(detached, reading, exact.weights)
     own = OwnStatistics.of(exact)
     statistics = None
     if own is not None and own.decisive(pixels=images[0].numel()):
@@ -355,4 +391,6 @@ def _match(problem: Problem, outcome: Outcome) -> _Match:
     layers = layer_cosines(made, target)
     weights = exact.weights and of_last_round(case, exact.weights)
     scale = factor(made, target, weights)
-    return _Match(cosine, residual, layers, scale, nats, statistics)
+    return _Match(
+        cosine, residual, layers, scale, nats, statistics, layer_residuals(detached, reading)
+    )

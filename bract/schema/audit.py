@@ -247,6 +247,19 @@ class TrialSummary(Record):
     seconds: Number = None
 
 
+class Certificate(Record):
+    """Proof, without the originals, that reconstructed images are right.
+
+    Every tensor of the captured update is reproduced to ``residual``, which is within the
+    ``rounding`` of float32, and the equations that gave the images have one solution: any other
+    rounding of the update moves no pixel in [0, 1] by more than ``error``.
+    """
+
+    error: Public[float]
+    residual: Public[float]
+    rounding: Public[float]
+
+
 class AttackRecord(Record):
     """What an attack found in one observation, but for the images (`Reconstruction.record`).
 
@@ -254,7 +267,7 @@ class AttackRecord(Record):
     ``components`` are its parts and ``unknowns`` the shapes of the other variables that it found,
     by name. ``trials`` are all of them and ``chosen`` is the position of the blind pick, of which
     the other fields are. ``not_applicable`` names attacks that were tried and cannot be used here,
-    with the reason.
+    with the reason. ``certificate`` is None where nothing proves the images right.
     """
 
     chosen_attack: Public[str | None] = None
@@ -272,6 +285,7 @@ class AttackRecord(Record):
     loss_curve: Public[list[tuple[float, Number]]] = []
     gradient_cosine: Public[Number] = None
     gradient_residual: Public[Number] = None
+    certificate: Public[Certificate | None] = None
     failed: Public[bool] = False
 
 

@@ -53,14 +53,7 @@ def headline(
     mine = [o for o in observations if same_attack(o, row)]
     clients = [a for a in attacks if same_attack(a, row) and a.client is not None]
     if level == "unscored":
-        return Headline(
-            f"{row.attack_name} made {plural(row.images, _shown(row))} from the uploads of "
-            f"{plural(len(clients), 'client')}; how near they are to the originals has not been "
-            "measured.",
-            "Scores need the originals, which a client keeps only where its operator switched "
-            f"that on. Judge the {_shown(row)}s by eye.",
-            f"{who(row)}; not scored.",
-        )
+        return _unscored(row, mine, len(clients))
     statistics = _statistics(row, attacks, rule)
     if level == "leaked":
         worst = max(clients, key=lambda a: (a.leaked, *strength(a)))
@@ -94,6 +87,36 @@ def _nothing_ran(examined: int, captures: int) -> Headline:
     return Headline(
         "No attack has been run, and no upload has been captured to run one on.",
         "The server writes down what it receives where its operator switched that on.",
+    )
+
+
+def _unscored(row: AttackRow, mine: Sequence[ObservationFacts], clients: int) -> Headline:
+    made = (
+        f"{row.attack_name} made {plural(row.images, _shown(row))} from the uploads of "
+        f"{plural(clients, 'client')}"
+    )
+    needed = (
+        "Scores need the originals, which a client keeps only where its operator switched that on."
+    )
+    statistics = f"{who(row)}; not scored"
+    proven = [o for o in mine if o.certificate is not None]
+    exact = sum(len(o.images) for o in proven)
+    if not exact:
+        return Headline(
+            f"{made}; how near they are to the originals has not been measured.",
+            f"{needed} Judge the {_shown(row)}s by eye.",
+            f"{statistics}.",
+        )
+    error = max(o.certificate.error for o in proven if o.certificate is not None)
+    rest = row.images - exact
+    others = f" Judge the other {plural(rest, _shown(row))} by eye." if rest else ""
+    return Headline(
+        f"{made}; {exact} of them {'is' if exact == 1 else 'are'} exact, proven without the "
+        "originals.",
+        "Exact: the upload is reproduced to rounding, and no other "
+        f"{_shown(row)} gives the same upload. This holds as far as the client trained as it "
+        f"declares. {needed}{others}",
+        f"{statistics}; {exact} proven exact, to {error:.2g} of the range of a pixel.",
     )
 
 

@@ -111,7 +111,8 @@ def _noun(report: Report) -> str:
 
 
 def _finding(report: Report, row: AttackRow | None, noun: str) -> str:
-    if report.verdict.level == "unscored" and row is not None:
+    proven = any(o.certificate is not None for o in report.observations)
+    if report.verdict.level == "unscored" and row is not None and not proven:
         return (
             f"{plural(row.images, noun)} were reconstructed from uploads; how near they are to the "
             "originals has not been measured."

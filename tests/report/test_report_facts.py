@@ -15,6 +15,7 @@ from reporting import gather
 
 from bract.errors import BractError, SchemaError
 from bract.protocol.observation import ObservationStore
+from bract.report import write_report
 from bract.schema.capture import MISSED, OBSERVATION_SCHEMA, REMOVED, MissedCapture, RemovedRound
 from bract.schema.report import REPORT_SCHEMA
 
@@ -86,6 +87,23 @@ def test_a_run_nobody_attacked_has_facts_but_no_scores(make_run: Any) -> None:
     check_words("verdicts", "not attacked", facts["verdict"]["sentence"])
     assert facts["worst"] is None and facts["attacks"] == [] and facts["leakage"] == []
     assert [c["strongest"] for c in facts["clients"]] == [None, None, None]
+
+
+def test_without_the_truth_what_is_proven_exact_is_told(make_run: Any, writers: Any) -> None:
+    root = make_run(rounds=1, audit=False)
+    proof = {"error": 2e-4, "residual": 3e-7, "rounding": 4e-6}
+    writers.audit(root, 1, "client-0", images=1, truth=False, certificate=proof)
+    writers.audit(root, 1, "client-1", images=2, truth=False)
+    facts = gather(root)
+    verdict = facts["verdict"]
+    assert verdict["level"] == "unscored"
+    shown = [o["certificate"] for o in facts["observations"]]
+    assert shown == [proof, None]
+    words = " ".join([verdict["sentence"], verdict["explanation"], verdict["statistics"]])
+    check_words("verdicts", "proven exact without the originals", words)
+    assert "1 proven exact" in verdict["tiers"][0]["sentence"]
+    page = write_report(root).read_text()
+    assert page.count("proven exact</span>") >= 1
 
 
 def test_without_the_truth_nothing_is_scored(make_run: Any) -> None:

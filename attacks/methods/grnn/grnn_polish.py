@@ -14,6 +14,7 @@ from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.matching import minimise
@@ -51,6 +52,9 @@ class GRNNPolish(GRNN):
 
     polish_steps: int = 30
     max_unknowns: int = 4096
+
+    def __post_init__(self) -> None:
+        require_count(self.name, "max_unknowns", self.max_unknowns)
 
     def prior(self) -> Attacker | None:
         """GRNN's: the finish matches the gradient and nothing else."""

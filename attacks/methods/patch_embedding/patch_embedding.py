@@ -16,6 +16,7 @@ from bract.attacks.methods.patch_embedding.linear_system import (
     solve_patches,
 )
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.certificate import largest_error, moved
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -168,7 +169,8 @@ class _OneImage:
         seen = projection.images(solution.patches, (shape[0], shape[1], shape[2]))
         image = self.problem.target_model.denormalise(seen)
         if solution.determined and solution.residual < EXACT:
-            return image, solution.residual, _recipe(solution, "patches by least squares")
+            recipe = _recipe(solution, "patches by least squares")
+            return image, solution.residual, replace(recipe, error=self._error(image))
         loss = self._loss(image)
         smooth, better = self._smoothed(slopes, weight)
         if better < loss:
@@ -181,6 +183,26 @@ class _OneImage:
                 image, loss = near, lower
                 parts.append("descent on the whole update")
         return image, loss, _recipe(solution, *parts)
+
+    def _error(self, image: Tensor) -> float | None:
+        """Return how far off a pixel may be, by a second solution from another rounding.
+
+        None where a pixel is in no patch, or the second system is not determined.
+        """
+        projection, position = self.layers.projection, self.layers.position
+        case = self.problem.cases[0]
+        if len(projection.pixels[projection.pixels >= 0].unique()) < image.numel():
+            return None
+        target = {n: self.problem.target[n][0] for n in (position.name, projection.weight)}
+        again = moved(target, case)
+        solution = solve_patches(
+            position.gradient(again[position.name]), again[projection.weight].flatten(1)
+        )
+        if not solution.determined:
+            return None
+        channels, height, width = image.shape
+        seen = projection.images(solution.patches, (channels, height, width))
+        return largest_error(image, self.problem.target_model.denormalise(seen))
 
     def _descended(self, image: Tensor, slopes: Tensor, run: Run) -> tuple[Tensor, float]:
         """Return the image near `image` at which the whole update matches best, and its loss.

@@ -23,6 +23,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS, attack, closed_forms
 from bract.attacks.result import Budget, Reconstruction, Refusal
+from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.own_statistics import OwnStatistics
@@ -110,6 +111,9 @@ class Best(Attack):
 
     max_unknowns: int = 4096
     closed_forms: bool = True
+
+    def __post_init__(self) -> None:
+        require_count(self.name, "max_unknowns", self.max_unknowns)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -154,11 +154,15 @@ def input_of(
 
     if not right:
         raise BractError(f"no gradient of {block.name or 'a block without weights'} to go by")
-    solved = conjugate_gradients(rows, right, zero, steps=STEPS)
-    if solved.met:
-        gap = undetermined(rows, zero, steps=STEPS)
-        if gap <= GAP:
-            return solved, gap
+    alive = 0 if share is None else int((share != 0).sum())
+    # Fewer equations than unknowns leave a gap, whatever they are.
+    told = sum(gradients[name].numel() for name in names) + alive
+    if told >= (1.0 - GAP) * zero.numel():
+        solved = conjugate_gradients(rows, right, zero, steps=STEPS)
+        if solved.met:
+            gap = undetermined(rows, zero, steps=STEPS)
+            if gap <= GAP:
+                return solved, gap
     if zero.numel() > most:
         raise BractError(
             f"the equations of what enters {block.name} leave some of it open or are nearly "

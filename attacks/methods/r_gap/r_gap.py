@@ -16,11 +16,13 @@ from bract.attacks.methods.r_gap.block_equations import logit_gradient
 from bract.attacks.methods.r_gap.chain import Chain, chain_of
 from bract.attacks.methods.r_gap.recursion import Recursion, recurse
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.certificate import is_whole, largest_error, moved, rounding
 from bract.attacks.problem.dropout import MASK
 from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
@@ -63,6 +65,9 @@ class RGAP(Attack):
     iterations: ClassVar[int] = 1
 
     max_unknowns: int = 4096
+
+    def __post_init__(self) -> None:
+        require_count(self.name, "max_unknowns", self.max_unknowns)
 
     def prepare(self, case: Case) -> Case:
         """Refuse batches, several steps, open evidence and other models."""
@@ -108,15 +113,46 @@ class RGAP(Attack):
         labels = hard_labels(problem).to(torch.float64)
         images = images.to(problem.device)
         simulated = exact.simulate(images, labels, exact.unknowns())
+        losses = 2.0 * exact.distance(Cosine(), simulated).detach()
+        errors: dict[str, float | None] = {}
+        for case, loss in zip(problem.cases, losses.tolist(), strict=True):
+            key = case.observation.key
+            if key not in errors:
+                errors[key] = self._error(case, done[key], loss)
+        problem.target_model.model.to(problem.device)
         return Outcome(
             images=images,
             labels=labels,
-            losses=2.0 * exact.distance(Cosine(), simulated).detach(),
-            recipes=[_recipe(done[case.observation.key]) for case in problem.cases],
+            losses=losses,
+            recipes=[
+                _recipe(done[case.observation.key], errors[case.observation.key])
+                for case in problem.cases
+            ],
         )
 
+    def _error(self, case: Case, found: Recursion, loss: float) -> float | None:
+        """Return how far off a pixel may be, by a second recursion from another rounding.
+
+        None where the equations leave something open, or the image does not reproduce the update.
+        """
+        most = max(rounding(case, name) for name in case.target_model.parameter_names)
+        if not found.determined or not loss <= most**2 or not is_whole(case):
+            return None
+        try:
+            again = self._recursion(case, gradients=moved(_gradients(case), case))
+        except BractError:
+            return None
+        if not again.determined:
+            return None
+        pixels = case.target_model.denormalise
+        return largest_error(pixels(found.inputs), pixels(again.inputs))
+
     def _recursion(
-        self, case: Case, report: Callable[[float], None], due: Callable[[], None]
+        self,
+        case: Case,
+        report: Callable[[float], None] = lambda _: None,
+        due: Callable[[], None] = lambda: None,
+        gradients: Tensors | None = None,
     ) -> Recursion:
         declared = case.observation.declaration.image_shape
         assert declared is not None
@@ -126,7 +162,7 @@ class RGAP(Attack):
             return recurse(
                 self._chain(case),
                 _state(case),
-                _gradients(case),
+                _gradients(case) if gradients is None else gradients,
                 low=low,
                 high=high,
                 most=self.max_unknowns,
@@ -170,9 +206,9 @@ def _exact(value: Tensor) -> Tensor:
     return value.double() if value.is_floating_point() else value
 
 
-def _recipe(found: Recursion) -> Recipe:
+def _recipe(found: Recursion, error: float | None) -> Recipe:
     parts = ["closed form", "layer by layer"]
     if found.filled:
         open_ = next(iter(found.gaps.values()))
         parts.append(f"{open_:.0%} of the image's dimensions by bounds and total variation")
-    return Recipe("", (*parts, "labels analytic"))
+    return Recipe("", (*parts, "labels analytic"), error)

@@ -27,6 +27,10 @@ _NOISE = 1e-6
 _NEGATIVE = 2.0
 _APART = 0.1
 
+OPEN = 1e-9
+"""Share of an input's dimensions that counts as none: one open direction among a million would be a
+thousand times as much, and singular values down to 1e-5 of the largest column stay below it."""
+
 
 @dataclass(frozen=True)
 class Recursion:
@@ -51,6 +55,11 @@ class Recursion:
     def filled(self) -> bool:
         """Whether bounds, and least total variation of the image, filled gaps."""
         return any(gap > GAP for gap in self.gaps.values())
+
+    @property
+    def determined(self) -> bool:
+        """Whether the equations of every block have one solution, so that the image is unique."""
+        return all(gap <= OPEN for gap in self.gaps.values())
 
 
 def recurse(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.portfolio.portfolio import Best
+from bract.attacks.methods.r_gap import block_equations
 from bract.attacks.methods.r_gap.activations import ACTIVATIONS
 from bract.attacks.methods.r_gap.chain import chain_of
 from bract.attacks.methods.r_gap.r_gap import RGAP
@@ -374,3 +375,31 @@ def test_a_chain_computes_what_the_model_does() -> None:
         *("features.0.weight", "features.2.weight", "features.4.weight"),
         "classifier.1.weight",
     ]
+
+
+@pytest.mark.parametrize("bad", [0, -4096, 2.5, True, "many", None])
+@pytest.mark.parametrize("kind", [RGAP, Best])
+def test_a_bad_max_unknowns_is_refused_in_one_line(kind: Any, bad: Any) -> None:
+    with pytest.raises(BractError, match=r"^attack [a-z-]+: max_unknowns is .*expected") as refused:
+        kind(max_unknowns=bad)
+    assert "\n" not in str(refused.value)
+
+
+def test_fewer_equations_than_unknowns_are_refused_without_a_search(
+    seen_by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[int] = []
+    search = block_equations.conjugate_gradients
+
+    def counted(rows: Any, right: Any, start: Tensor, *, steps: int) -> Any:
+        searched.append(start.numel())
+        return search(rows, right, start, steps=steps)
+
+    monkeypatch.setattr(block_equations, "conjugate_gradients", counted)
+    photo = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    seen = seen_by(lenet(nn.ReLU(), channels=3, size=64), photo, torch.tensor([1]))
+    with pytest.raises(BractError, match="unknowns are more than max_unknowns"):
+        RGAP(max_unknowns=64)(seen)
+    # The last layer's input of 12 x 16 x 16, and its gap; of the convolution before it, whose
+    # outputs a ReLU cut off by half, nothing is searched.
+    assert searched == [3072, 3072]

@@ -1,0 +1,121 @@
+"""When a residual proves an image right: rounding, unique equations, and the whole update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.case import Case
+from bract.protocol.update import Tensors
+from bract.schema.audit import Certificate
+
+TOLERANCE = 1e-2
+"""Largest error of a pixel, in [0, 1], that a certified image may have."""
+
+SAFETY = 10.0
+"""Factor from how far an image moves under one random error to how far it may be off. The largest
+of many pixels under one Gaussian draw is within this factor of the worst but by a rare chance
+(Kenney and Laub 1994, on small-sample condition estimates)."""
+
+_UNIT = 2.0**-24
+_GROWTH = 64.0
+_COMMON = 0.25
+_FAINT = 1e-3
+
+
+def rounding(case: Case, name: str) -> float:
+    """Return the relative error that float32 may leave in one tensor of a captured update.
+
+    A gradient's own arithmetic takes `_GROWTH` units of the last place, of which true images left
+    a quarter or less. An update of local training is the difference of two models, each rounded in
+    its own size, after every step.
+    """
+    declared, seen = case.observation.declaration, case.observation
+    own = _GROWTH * _UNIT
+    if declared.algorithm == "fedsgd":
+        return own
+    held, update = (float(group[name].double().norm()) for group in (seen.parameters, seen.update))
+    return own + _UNIT * (declared.local_steps or 1) * held / max(update, 1e-300)
+
+
+def moved(tensors: Tensors, case: Case, seed: int = 0) -> Tensors:
+    """Return tensors with a Gaussian error of the size of rounding, each by its own size.
+
+    A quarter of what `rounding` admits, which is the most that true images left.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, value in tensors.items():
+        drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+        found[name] = value + _COMMON * rounding(case, name) * value.square().mean().sqrt() * drawn
+    return found
+
+
+def largest_error(image: Tensor, other: Tensor) -> float:
+    """Return the error to expect at any pixel, from the same equations with another rounding."""
+    return SAFETY * float((image - other).abs().max())
+
+
+def layer_residuals(simulated: Tensors, target: Tensors) -> Tensors:
+    """Return the relative residual of each tensor by name, ``(L,)``.
+
+    Of the whole update alone, tensors of small gradients, such as those next to the image, could
+    be wrong unseen. A tensor counts as no smaller than a thousandth of the update, since gradients
+    that cancel to zero are nothing but rounding.
+    """
+    size = torch.stack([_sizes(v) for v in target.values()]).norm(dim=0)
+    return {
+        name: _sizes(simulated[name] - value)
+        / torch.maximum(_sizes(value), _FAINT * size).clamp_min(1e-300)
+        for name, value in target.items()
+    }
+
+
+def is_whole(case: Case) -> bool:
+    """Whether the evidence is the captured update itself, every parameter's and nothing open."""
+    evidence = case.evidence
+    if case.rounds or evidence.buffers or evidence.likelihood is not None:
+        return False
+    if evidence.weights or any((evidence.alternatives, evidence.bounds, evidence.nuisance)):
+        return False
+    names, captured = case.target_model.parameter_names, case.observation.gradient()
+    return all(
+        name in evidence.target and torch.equal(evidence.target[name], captured[name])
+        for name in names
+    )
+
+
+def certified(
+    case: Case, *, residuals: Mapping[str, float], error: float, unknowns: Tensors
+) -> Certificate | None:
+    """Return the proof that images are right, without the truth; None where there is none.
+
+    Three things are needed. The equations that gave the images have one solution, and what float32
+    may have changed in them moves no pixel by more than `TOLERANCE`; the attack knows both
+    (`Recipe.error`). The images are what it simulates the client with, so that labels and the rest
+    of the model join in: every tensor of the captured update must come out to rounding. And the
+    update is the captured one, not one that an adaptive attacker worked out.
+
+    The proof takes the declaration as given: one that names another number of images, or another
+    model, would not reproduce the update. Images are known up to their order in the batch, and as
+    they entered the model, after any augmentation.
+
+    Parameters
+    ----------
+    residuals
+        By `layer_residuals`.
+    """
+    if unknowns or not error <= TOLERANCE or not is_whole(case):
+        return None
+    allowed = {name: rounding(case, name) for name in residuals}
+    if not all(value <= allowed[name] for name, value in residuals.items()):
+        return None
+    worst = max(residuals, key=lambda name: residuals[name] / allowed[name])
+    return Certificate(error=error, residual=residuals[worst], rounding=allowed[worst])
+
+
+def _sizes(values: Tensor) -> Tensor:
+    """Return the norm of each trial's tensor, ``(L,)``."""
+    return values.reshape(len(values), -1).norm(dim=1)
