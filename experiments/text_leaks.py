@@ -78,7 +78,7 @@ DEFENSES: dict[str, dict[str, Any]] = {
 def standard_plan() -> Iterator[Setting]:
     """Every combination that the documentation speaks of, the cheap ones first."""
     for name, defense in DEFENSES.items():
-        for batch in (1, 4):
+        for batch in (1, 4, 16) if name == "undefended" else (1, 4):
             yield Setting("defenses", SMALL, batch, about=name, tokenizer="words", defense=defense)
     for steps, size in ((1, 4), (4, 4), (4, 1)):
         work = {"algorithm": "fedavg", "local_steps": steps, "batch_size": size, "lr": 0.01}

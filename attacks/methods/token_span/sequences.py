@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.methods.token_span.linking import Bag
+from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.span import Span, separating
 from bract.attacks.methods.token_span.stages import Layer, inputs_of
 
@@ -64,25 +65,24 @@ class Checked:
     layers: tuple[Layer, ...]
     spans: tuple[Span, ...]
 
+    @property
+    def modules(self) -> list[str]:
+        """Names of the modules, in the order of the layers."""
+        return [layer.module for layer in self.layers]
+
     def distances(self, model: nn.Module, ids: Tensor) -> Tensor:
         """Return the distance of each position of sequences ``(N, T)`` from the subspaces."""
-        return self._each(model, ids).amax(dim=0)
-
-    def energies(self, model: nn.Module, ids: Tensor) -> Tensor:
-        """Return the mean squared distance at each position of sequences ``(N, T)``."""
-        return self._each(model, ids).square().mean(dim=0)
-
-    def _each(self, model: nn.Module, ids: Tensor) -> Tensor:
         parts = []
-        names = [layer.module for layer in self.layers]
         for chunk in ids.split(max(1, AT_ONCE // ids.shape[1])):
-            entering = inputs_of(model, names, chunk)
-            apart = [
-                span.distance(entering[layer.module])
-                for layer, span in zip(self.layers, self.spans, strict=True)
-            ]
-            parts.append(torch.stack(apart))
-        return torch.cat(parts, dim=1)
+            entering = inputs_of(model, self.modules, chunk)
+            parts.append(self.of([entering[name] for name in self.modules]).amax(dim=0))
+        return torch.cat(parts)
+
+    def of(self, entering: Sequence[Tensor]) -> Tensor:
+        """Return the distance from each subspace of what enters its layer, ``(..., width)``."""
+        return torch.stack(
+            [span.distance(one) for span, one in zip(self.spans, entering, strict=True)]
+        )
 
 
 @torch.no_grad()
@@ -131,21 +131,20 @@ def extend(
     stop
         Says when the time is up; what has grown until then is returned.
     """
-    beams = torch.empty(1, 0, dtype=torch.int64)
+    grown = Prefixes(model, checked.modules)
+    beams = grown.ids
     ended: list[Tensor] = []
     for tokens in given.tokens:
         if not len(tokens) or stop():
             break
-        longer = torch.cat(
-            [beams.repeat_interleave(len(tokens), 0), tokens.repeat(len(beams))[:, None]], dim=1
-        )
-        apart = checked.distances(model, longer)[:, -1]
+        apart = torch.cat([checked.of(one).amax(dim=0) for one in grown.followed_by(tokens)])
         limit = min(given.threshold, separating(apart, len(apart)) or given.threshold)
         keep = (apart < limit).nonzero().flatten()
         keep = keep[apart[keep].argsort()][:MOST_BEAMS]
         continued = set((keep // len(tokens)).tolist())
         ended += [beam for i, beam in enumerate(beams) if i not in continued and len(beam)]
-        beams = longer[keep]
+        grown.keep(keep // len(tokens), tokens[keep % len(tokens)])
+        beams = grown.ids
         if not len(beams):
             break
     return ended + list(beams)
@@ -170,37 +169,41 @@ def grow(
     Parameters
     ----------
     apart
-        ``(len(tokens), T)`` of `local_distances`.
+        ``(len(tokens), T)`` of `local_distances`; zeros where the first layers tell nothing.
     special
         Tokens of which one ends a sequence; without any, all are as long as they can be.
     """
     length = apart.shape[1]
-    beams, energy = torch.empty(1, 0, dtype=torch.int64), torch.zeros(1)
+    grown, energy = Prefixes(model, checked.modules), torch.zeros(1)
+    beams = grown.ids
     ended: list[tuple[float, Tensor]] = []
     most = min(MOST_BEAMS, max(_FEWEST_BEAMS, _BEAMS_EACH * count))
     tried = min(len(tokens), max(_FEWEST_TRIED, _TRIED_EACH * count))
+    if not bool(apart.any()):
+        tried = len(tokens)  # nothing ranks them
     for position in range(length):
         if stop() or not len(beams):
             break
         nearest = apart[:, position].topk(tried, largest=False)
         choices = tokens[nearest.indices]
-        longer = torch.cat(
-            [beams.repeat_interleave(len(choices), 0), choices.repeat(len(beams))[:, None]], dim=1
+        added = torch.cat(
+            [checked.of(one).square().mean(dim=0) for one in grown.followed_by(choices)]
         )
-        added = checked.energies(model, longer)[:, -1]
         added = added + nearest.values.square().repeat(len(beams)).to(added)
         totals = energy.repeat_interleave(len(choices)).to(added) + added
         # A prefix has few continuations that count, so that no text crowds out the others.
         each = totals.view(len(beams), -1).topk(min(_CHILDREN, len(choices)), largest=False)
         places = (each.indices + torch.arange(len(beams))[:, None] * len(choices)).flatten()
         places = places[totals[places].argsort()][:most]
-        kept, energy = longer[places], totals[places]
+        parents, last = places // len(choices), choices[places % len(choices)]
+        kept, energy = torch.cat([beams[parents], last[:, None]], dim=1), totals[places]
         over = torch.isin(kept[:, -1], special) if position else torch.zeros(len(kept)).bool()
         over = over | (position == length - 1)
         ended += [
             (float(e) / (position + 1), s) for e, s in zip(energy[over], kept[over], strict=True)
         ]
-        beams, energy = kept[~over], energy[~over]
+        grown.keep(parents[~over], last[~over])
+        beams, energy = grown.ids, energy[~over]
     if beams.shape[1]:
         ended += list(zip((energy / beams.shape[1]).tolist(), beams, strict=True))
     chosen: list[Tensor] = []

@@ -130,7 +130,7 @@ def find_stages(
     ]
     return Stages(
         local=tuple(shared),
-        contextual=tuple(contextual[:CONTEXTUAL]),
+        contextual=tuple(contextual),
         causal=not any(differs(layer, changed_after, middle, middle) for layer in contextual),
         positional=differs(shared[0], moved, middle, middle + 1),
     )
@@ -141,9 +141,16 @@ def inputs_of(model: nn.Module, modules: Sequence[str], ids: Tensor) -> dict[str
 
     A module that does not run, or whose input has another shape, is left out.
     """
+    return inputs_while(lambda: model(ids), model, modules, tuple(ids.shape))
+
+
+def inputs_while(
+    run: Callable[[], object], model: nn.Module, modules: Sequence[str], shape: tuple[int, ...]
+) -> dict[str, Tensor]:
+    """Return what enters modules while ``run`` runs the model on token ids of this shape."""
     seen: dict[str, Tensor] = {}
-    with _recording(model, modules, seen, tuple(ids.shape)), suppress(_SeenError):
-        model(ids)
+    with _recording(model, modules, seen, shape), suppress(_SeenError):
+        run()
     return seen
 
 

@@ -26,7 +26,7 @@ from bract.attacks.methods.token_span.sequences import (
     with_all,
 )
 from bract.attacks.methods.token_span.span import Span, span_of
-from bract.attacks.methods.token_span.stages import Layer, Stages, find_stages
+from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, find_stages
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
@@ -243,7 +243,32 @@ class _Search:
             return []
         if checked is None:
             return _apart(given, count)
-        return extend(self.model, checked, given, self.stop)
+        found = extend(self.model, checked, given, self.stop)
+        return found or self._nearest(torch.cat(given.tokens).unique(), count, special)
+
+    def _nearest(self, tokens: Tensor, count: int, special: Tensor) -> list[Tensor]:
+        """Return texts of an update with more tokens than a later layer's gradient has rows.
+
+        No input then lies in what the rows span. Those of layers that are wider than an embedding
+        still lie nearer to it where they were in the update.
+        """
+        wide = [
+            layer
+            for layer in self.stages.contextual
+            if (shape := layer.rows(self.gradients[layer.name]).shape)[1] > shape[0]
+        ]
+        checked = self._checked(wide)
+        if checked is None:
+            return []
+        return grow(
+            self.model,
+            checked,
+            torch.zeros(len(tokens), self.schema.length),
+            tokens,
+            special=special,
+            count=count,
+            stop=self.stop,
+        )
 
     def _separated(self, count: int, special: Tensor) -> list[Tensor]:
         """Return the texts of a model whose tokens see each other: separated, then ordered."""
@@ -295,9 +320,9 @@ class _Search:
         apart = local_distances(self.model, layer, span, self.tokens, self.schema.length)
         return candidates_of(apart, self.tokens, span.rank)
 
-    def _checked(self) -> Checked | None:
+    def _checked(self, among: Sequence[Layer] | None = None) -> Checked | None:
         layers, spans = [], []
-        for layer in self.stages.contextual:
+        for layer in (self.stages.contextual if among is None else among)[:CONTEXTUAL]:
             try:
                 span = self._span_of([layer])
             except BractError:

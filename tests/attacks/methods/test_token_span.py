@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, attack
+from bract.attacks.methods.token_span import token_span
 from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.sequences import with_all
 from bract.attacks.methods.token_span.span import separating, span_of
+from bract.attacks.methods.token_span.stages import inputs_of
 from bract.attacks.methods.token_span.token_span import TokenSpan, rows_that_stand_out
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
@@ -110,6 +113,51 @@ def test_texts_of_an_encoder_come_back_exactly(count: int) -> None:
 def test_texts_of_a_classifying_decoder_come_back_exactly(count: int) -> None:
     ids = texts(count, seed=2)
     assert found(upload(DECODER, ids), count) == wanted(ids)
+
+
+@pytest.mark.parametrize("name", [DECODER, "text-decoder(width=64, depth=2, heads=2, lora=4)"])
+def test_prefixes_pass_on_what_whole_sequences_do(name: str) -> None:
+    model: Any = create_model(name, classes=3, channels=10, image_size=1, text=SCHEMA)
+    initialise(model.eval(), "default", 3)
+    modules = [n for n, _ in model.named_modules() if n.endswith(("attn.c_proj", "mlp.c_proj"))]
+    grown, tokens = Prefixes(model, modules), torch.tensor([5, 9, 40])
+    with torch.no_grad():
+        for parents, last in (([0, 0], [1, 3]), ([1, 0, 1], [5, 6, 7]), ([2, 1], [9, 9])):
+            parts = list(grown.followed_by(tokens))
+            own = [torch.cat([part[i] for part in parts]) for i in range(len(modules))]
+            whole = torch.cat(
+                [
+                    grown.ids.repeat_interleave(len(tokens), 0),
+                    tokens.repeat(len(grown.ids))[:, None],
+                ],
+                dim=1,
+            )
+            wanted = inputs_of(model, modules, whole)
+            for module, value in zip(modules, own, strict=True):
+                torch.testing.assert_close(value, wanted[module][:, -1], atol=1e-6, rtol=1e-4)
+            grown.keep(torch.tensor(parents), torch.tensor(last))
+    assert grown.ids.tolist() == [[3, 7, 9], [1, 6, 9]]
+
+
+def test_prefixes_compute_one_token_at_a_time() -> None:
+    model: Any = create_model(DECODER, classes=3, channels=10, image_size=1, text=SCHEMA)
+    grown = Prefixes(model, ["body.transformer.h.0.mlp.c_proj"])
+    grown.keep(torch.tensor([0]), torch.tensor([4]))
+    seen: list[int] = []
+    block = model.body.transformer.h[0]
+    block.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
+    with torch.no_grad():
+        list(grown.followed_by(torch.tensor([5, 6])))
+    assert seen == [1]
+
+
+def test_prefixes_compete_where_none_lies_in_a_later_layers_span(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # So it is where an update has more tokens than a later gradient has rows.
+    monkeypatch.setattr(token_span, "extend", lambda *_: [])
+    ids = texts(2, seed=2)
+    assert found(upload(DECODER, ids), 2) == wanted(ids)
 
 
 def test_texts_of_a_language_model_come_back_but_for_the_token_that_nothing_follows() -> None:
