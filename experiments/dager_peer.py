@@ -3,13 +3,12 @@
     git clone https://github.com/insait-institute/dager-gradient-inversion FOLDER
     OMP_NUM_THREADS=1 python -m experiments.dager_peer --code FOLDER [--resume FILE] [--json]
 
-Clients, models and scores are those of `experiments.text_leaks`. DAGER's span checks and its two
-filters of sequences run unchanged, with the thresholds and options of its own ``gpt2.sh`` and
-``bert.sh``, and by its default tolerance of ranks as well as by that which its README names for
-long texts, ``--rank_tol 1e-9``. The loop over positions of its ``attack.py``, which needs data sets
-and a device, is restated here. For an encoder it draws ``--most`` orders of the tokens at random
-where there are more; its own default is ten million. No text and no network chose a setting of
-either. Seconds are the process' own, on one thread, an upload.
+Clients, models and scores are those of `experiments.text_leaks`, of decoders. DAGER's span checks
+and its filter of sequences run unchanged, with the thresholds and options of its own ``gpt2.sh``,
+and by its default tolerance of ranks as well as by that which its README names for long texts,
+``--rank_tol 1e-9``. The loop over positions of its ``attack.py``, which needs data sets and a
+device, is restated here. No text and no network chose a setting of either. Seconds are the process'
+own, on one thread, an upload.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from experiments.harness.command import Finished, emit, note, note_row, parse, p
 from experiments.harness.result import Row
 from experiments.harness.scores import mean
 from experiments.harness.texts import FIRST_SEED, SentTexts, public_texts, send_texts
-from experiments.text_leaks import MINILM, SMALL
+from experiments.text_leaks import SMALL
 
 COLUMNS = (
     *("tool", "rank_tol", "model", "batch", "clients", "refused", "recall", "exact", "precision"),
     *("rouge_l", "cpu_seconds"),
 )
-PLAN = ((SMALL, "words", 1), (SMALL, "words", 4), (SMALL, "words", 16), (MINILM, "minilm", 1))
+PLAN = ((SMALL, "words", 1), (SMALL, "words", 4), (SMALL, "words", 16))
 RANK_TOLERANCES = (None, 1e-9)
 CUTOFF = 20
 """``rank_cutoff`` of its ``args_factory.py``."""
@@ -65,7 +64,7 @@ def main() -> None:
     )
     made.add_argument("--finished", action="store_true", help="only what --resume holds")
     options = parse(made)
-    published = Published(options.code, options.most)
+    published = Published(options.code)
     done = Finished(options.resume, "experiments.dager_peer", keep_older=options.finished)
     rows: list[Row] = []
     for model, tokenizer, batch in PLAN:
@@ -82,7 +81,7 @@ def main() -> None:
                     "tokenizer": tokenizer,
                     "batch": batch,
                 },
-                **{"clients": options.clients, "most": options.most, "seconds": options.seconds},
+                **{"clients": options.clients, "seconds": options.seconds},
             }
             row = done.get(what)
             if row is None and not options.finished:
@@ -149,25 +148,17 @@ def by_bract(seconds: float) -> Rebuild:
 
 
 class Published:
-    """DAGER's functions, from a clone of its repository, and what they ask of a model.
+    """DAGER's functions for decoders, from a clone of its repository."""
 
-    Parameters
-    ----------
-    most
-        Orders of tokens that its filter for encoders draws.
-    """
-
-    def __init__(self, code: Path, most: int) -> None:
+    def __init__(self, code: Path) -> None:
         if not (code / "utils" / "filtering_decoder.py").is_file():
             raise BractError(
                 f"{code}: is no clone of github.com/insait-institute/dager-gradient-inversion; "
                 "see --help"
             )
-        self.most = most
         with _importing(code):
             self.functional = importlib.import_module("utils.functional")
             self.decoder = importlib.import_module("utils.filtering_decoder")
-            self.encoder = importlib.import_module("utils.filtering_encoder")
 
     def by(self, tolerance: float | None) -> Rebuild:
         """Return DAGER's attack by a tolerance of ranks; None is its default."""
@@ -178,7 +169,7 @@ class Published:
         torch.manual_seed(seed)
         shown = Shown(sent)
         batch = len(sent.truth.labels)
-        options = _options(batch, self.most)
+        options = _options(batch)
         with (
             torch.no_grad(),
             contextlib.redirect_stdout(io.StringIO()),
@@ -204,52 +195,28 @@ class Published:
 
     def _sequences(self, shown: Shown, spans: list[Tensor], options: Namespace) -> list[list[int]]:
         """Filter tokens at each position, then sequences, the most certain first."""
-        ids, ends = self._tokens(shown, spans[0], options)
+        ids = self._tokens(shown, spans[0], options)
         if not ids:
             return []
-        if shown.causal:
-            found, scores, others, their_scores = self.decoder.filter_decoder(
-                options, shown, spans, ids
-            )
-            if len(found) < options.batch_size:
-                pairs = [(s, o) for s, o in zip(their_scores, others, strict=True) if o]
-                found, scores = (
-                    found + [o for _, o in pairs],
-                    scores + [s for s, _ in pairs],
-                )
-        else:
-            found, scores = [], []
-            for length, kind in ends:
-                certain = [s for s, c in zip(found, scores, strict=True) if c < 1e-3]
-                rest = [(s, c) for s, c in zip(found, scores, strict=True) if c >= 1e-3]
-                more, their_scores = self.encoder.filter_encoder(
-                    *(options, shown, spans[1], length, kind, ids, certain),
-                    *([s for s, _ in rest], [c for _, c in rest]),
-                    *(options.batch_size, options.batch_size),
-                )
-                found, scores = found + more, scores + their_scores
+        found, scores, others, their_scores = self.decoder.filter_decoder(
+            options, shown, spans, ids
+        )
+        if len(found) < options.batch_size:
+            pairs = [(s, o) for s, o in zip(their_scores, others, strict=True) if o]
+            found, scores = found + [o for _, o in pairs], scores + [s for s, _ in pairs]
         return _distinct(found, scores, options)
 
-    def _tokens(
-        self, shown: Shown, span: Tensor, options: Namespace
-    ) -> tuple[list[list[int]], list[tuple[int, int]]]:
-        """Return token ids at each position, and the ends of sentences, as its ``filter_l1``."""
+    def _tokens(self, shown: Shown, span: Tensor, options: Namespace) -> list[list[int]]:
+        """Return token ids at each position, as its ``filter_l1``."""
         found: list[list[int]] = []
-        ends: list[tuple[int, int]] = []
         for position in range(shown.length):
-            which = self.functional.get_top_B_in_span(
+            _, ids = self.functional.get_top_B_in_span(
                 span, shown.embeddings(position), options.batch_size, 1e-5, "l2"
             )
-            ids = which[1].tolist()
-            kinds = [0] * len(ids) if shown.causal else which[2].tolist()
-            if not ids:
+            if not len(ids):
                 break
-            while shown.eos_token in ids:
-                at = ids.index(shown.eos_token)
-                ends.append((position, kinds.pop(at)))
-                ids.pop(at)
-            found.append(ids)
-        return found, ends
+            found.append(ids.tolist())
+        return found
 
 
 class Shown:
@@ -261,47 +228,29 @@ class Shown:
         Of the attention's first matrix in each layer, ``(outputs, inputs)``.
     """
 
-    start_token: int | None
-    eos_token: int | None
+    start_token = None
+    """A decoder of GPT-2's shape has no first token in its code."""
 
     def __init__(self, sent: SentTexts) -> None:
         self.network = _network(sent)
         self.length, self.pad_token = sent.schema.length, sent.schema.padding
         names = [name for name, _ in self.network.named_modules()]
-        self.causal = any(name.endswith("attn.c_attn") for name in names)
-        own = "attn.c_attn" if self.causal else "attention.self.query"
-        self.layers = [name for name in names if name.endswith(own)]
+        self.layers = [name for name in names if name.endswith("attn.c_attn")]
         update = sent.captured.gradient()
-        each = [update[f"{name}.weight"] for name in self.layers]
-        self.gradients = [one.T.contiguous() if self.causal else one for one in each]
+        self.gradients = [update[f"{name}.weight"].T.contiguous() for name in self.layers]
         self.width = self.gradients[0].shape[1]
-        special = sent.schema.special
-        # A decoder of GPT-2's shape has no first and no last token in its code.
-        self.start_token = None if self.causal else special[0]
-        self.eos_token = None if self.causal else special[1]
         self._held = [m for m in self.network.modules() if isinstance(m, nn.Embedding)]
 
     def embeddings(self, position: int) -> Tensor:
-        """Return what enters the first attention for each token and token type, ``(1, V, ...)``."""
-        if self.causal:
-            words, positions = self._held
-            first: Any = self.network.get_submodule(self.layers[0].replace("attn.c_attn", "ln_1"))
-            return first((words.weight + positions.weight[position])[None]).detach()
-        words, positions, types = self._held
-        norm: Any = next(m for m in self.network.modules() if isinstance(m, nn.LayerNorm))
-        both = types.weight + words.weight[:, None] + positions.weight[position]
-        return norm(both[None]).detach()
+        """Return what enters the first attention for each token, ``(1, V, width)``."""
+        words, positions = self._held
+        norm: Any = self.network.get_submodule(self.layers[0].replace("attn.c_attn", "ln_1"))
+        entering: Tensor = norm((words.weight + positions.weight[position])[None])
+        return entering.detach()
 
-    def get_layer_inputs(
-        self, sentences: Tensor, token_types: Tensor | None = None, **_: Any
-    ) -> list[Tensor]:
-        """Return what enters the second attention, of tokens of the first type."""
-        del token_types
+    def get_layer_inputs(self, sentences: Tensor, **_: Any) -> list[Tensor]:
+        """Return what enters the second attention."""
         return [inputs_of(self.network, [self.layers[1]], sentences.long())[self.layers[1]]]
-
-    def is_bert(self) -> bool:
-        """Whether tokens see later ones."""
-        return not self.causal
 
     def has_rope(self) -> bool:
         """Positions are embedded, not rotated."""
@@ -312,7 +261,7 @@ class Shown:
         return self.start_token is not None
 
 
-def _options(batch: int, most: int) -> Namespace:
+def _options(batch: int) -> Namespace:
     """Return the defaults of its ``args_factory.py`` and scripts."""
     return Namespace(
         pad="right",
@@ -325,7 +274,6 @@ def _options(batch: int, most: int) -> Namespace:
         distinct_thresh=0.7,
         reduce_incorrect=0,
         defense_noise=None,
-        maxC=most,
     )
 
 
