@@ -62,7 +62,7 @@ def run_app(**settings: Any) -> None:
     client = importlib.import_module("notes_app.client_app").app
     server = importlib.import_module("notes_app.server_app").app
     clients: list[Any] = [{"partition-id": i, "num-partitions": 3} for i in range(3)]
-    config = {"local-epochs": 1, "fraction-evaluate": 0.0, "num-server-rounds": 1}
+    config: Any = {"local-epochs": 1, "fraction-evaluate": 0.0, "num-server-rounds": 1}
     config |= {"learning-rate": 5e-5} | settings
     grid = LoopbackGrid(client, clients, config)
     server(grid, Context(1, 0, {}, RecordDict(), config))
