@@ -78,7 +78,7 @@ def profiled(strategy: str, rounds: int) -> dict[str, tuple[float, float]]:
         spans.mkdir()
         run = RunDirectory(folder / "run")
         run.create(config)
-        nodes = [
+        nodes: list[dict[str, bool | float | int | str]] = [
             {"partition-id": i, "state-dir": str(folder / f"state-{i}")}
             for i in range(config.clients)
         ]
