@@ -118,4 +118,5 @@ def certified(
 
 def _sizes(values: Tensor) -> Tensor:
     """Return the norm of each trial's tensor, ``(L,)``."""
-    return values.reshape(len(values), -1).norm(dim=1)
+    found: Tensor = values.reshape(len(values), -1).norm(dim=1)
+    return found

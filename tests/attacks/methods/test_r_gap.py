@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from bract.attacks import Budget, Engine, Reconstruction, Refusal, reconstruct
 from bract.attacks.methods.portfolio.portfolio import Best
-from bract.attacks.methods.r_gap import block_equations
 from bract.attacks.methods.r_gap.activations import ACTIVATIONS
 from bract.attacks.methods.r_gap.chain import chain_of
+from bract.attacks.methods.r_gap.least_squares import conjugate_gradients
 from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
@@ -389,13 +389,13 @@ def test_fewer_equations_than_unknowns_are_refused_without_a_search(
     seen_by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched: list[int] = []
-    search = block_equations.conjugate_gradients
 
     def counted(rows: Any, right: Any, start: Tensor, *, steps: int) -> Any:
         searched.append(start.numel())
-        return search(rows, right, start, steps=steps)
+        return conjugate_gradients(rows, right, start, steps=steps)
 
-    monkeypatch.setattr(block_equations, "conjugate_gradients", counted)
+    module = "bract.attacks.methods.r_gap.block_equations"
+    monkeypatch.setattr(f"{module}.conjugate_gradients", counted)
     photo = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     seen = seen_by(lenet(nn.ReLU(), channels=3, size=64), photo, torch.tensor([1]))
     with pytest.raises(BractError, match="unknowns are more than max_unknowns"):
