@@ -423,3 +423,24 @@ def test_a_broken_file_of_a_search_is_one_line_and_removing_it_helps(
     again.run()
     assert again.frontier(full=True)
     assert sum(bench.trained.values()) == trained or name == "study.db"
+
+
+def test_the_grid_of_the_benchmark_has_every_combination(tmp_path: Path) -> None:
+    from experiments import hardening_grid as grid
+
+    stages = {"cheap": {"iterations": 10}, "middle": {"iterations": 20}, "full": {"iterations": 30}}
+    content = grid.SPACE | {"search": grid.SPACE["search"] | stages}
+    space = Space(build_config(grid.BASE), SpaceFile.model_validate(content))
+    combinations = grid.combinations(space)
+    assert len({str(setting) for setting in combinations}) == len(combinations) == 2 * 2 * 10
+    found = []
+    for name in ("search", "grid"):
+        (tmp_path / name).mkdir()
+        found.append(Hardening(tmp_path / name, space, Here(Fake()), say=lambda line: None))
+    found[0].run()
+    found[1].run_grid(combinations)
+    search, whole = grid.row("search", *found), grid.row("grid", *reversed(found))
+    assert whole["full"] == len(combinations)
+    assert whole["federations"] == 3 * len(combinations)
+    assert search["federations"] < whole["federations"]
+    assert search["met"] <= search["of"] == search["points"]
