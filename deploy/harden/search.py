@@ -121,6 +121,7 @@ class Hardening:
             trials=self.settings.trials,
             seed=self.space.base.seed + len(self._found),
             starts=self.space.starts(),
+            keys=self.space.keys,
         )
         self._try_until(study, self.settings.trials)
         self._confirm()
@@ -198,7 +199,7 @@ class Hardening:
             for _ in range(_REDRAWS):
                 setting = self.space.neighbour(dict(draw.choice(front).setting), draw)
                 if not self._is_known(setting):
-                    enqueue(study, setting)
+                    enqueue(study, setting, self.space.keys)
                     break
 
     def _is_known(self, setting: Setting) -> bool:

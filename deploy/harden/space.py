@@ -620,10 +620,11 @@ def _step(among: list[Any] | Range, value: Any, draw: Random) -> Any:
         share = among.share(value) + draw.gauss(0.0, _REACH)
         return among.at(2.0 - share if share > 1.0 else abs(share))
     if not all(_is_number(one) for one in among):
-        return draw.choice([one for one in among if one != value])
+        return draw.choice([one for one in among if one != value] or [value])
     ordered = sorted(set(among))
     position = ordered.index(value)
-    return draw.choice(ordered[max(0, position - 1) : position] + ordered[position + 1 :][:1])
+    near = ordered[max(0, position - 1) : position] + ordered[position + 1 :][:1]
+    return draw.choice(near or [value])
 
 
 def _nearest(among: list[Any] | Range, value: Any) -> Any:

@@ -35,7 +35,14 @@ def load_optuna() -> Any:
     return optuna
 
 
-def open_study(path: Path, *, trials: int, seed: int, starts: Sequence[Mapping[str, Any]]) -> Any:
+def open_study(
+    path: Path,
+    *,
+    trials: int,
+    seed: int,
+    starts: Sequence[Mapping[str, Any]],
+    keys: Mapping[str, Sequence[Any] | Range],
+) -> Any:
     """Open or begin the study of a search; what was interrupted in it is asked for again.
 
     Parameters
@@ -45,6 +52,8 @@ def open_study(path: Path, *, trials: int, seed: int, starts: Sequence[Mapping[s
         enqueued are drawn at random.
     starts
         Settings that a new study tries first, at most half of ``trials``.
+    keys
+        Keys of the space, with their values.
     """
     optuna = load_optuna()
     sampler = optuna.samplers.TPESampler(
@@ -67,7 +76,7 @@ def open_study(path: Path, *, trials: int, seed: int, starts: Sequence[Mapping[s
         ) from error
     if not study.trials:
         for setting in starts[: max(1, trials // 2)]:
-            enqueue(study, setting)
+            enqueue(study, setting, keys)
     for trial in study.get_trials(deepcopy=False):
         if trial.state == optuna.trial.TrialState.RUNNING:
             study.enqueue_trial(trial.params)
@@ -75,13 +84,21 @@ def open_study(path: Path, *, trials: int, seed: int, starts: Sequence[Mapping[s
     return study
 
 
-def enqueue(study: Any, setting: Mapping[str, Any]) -> None:
-    """Have a study ask for a setting next."""
-    plain = str | int | float | bool | None
-    study.enqueue_trial(
-        {k: v if isinstance(v, plain) else json.dumps(v) for k, v in setting.items()},
-        skip_if_exists=True,
-    )
+def enqueue(
+    study: Any, setting: Mapping[str, Any], keys: Mapping[str, Sequence[Any] | Range]
+) -> None:
+    """Have a study ask for a setting next; ``keys`` are those of its space, with their values."""
+    params = {}
+    for name, value in setting.items():
+        among = keys.get(name)
+        by_text = among is not None and not isinstance(among, Range) and not _plain(among)
+        params[name] = json.dumps(value) if by_text else value
+    study.enqueue_trial(params, skip_if_exists=True)
+
+
+def _plain(choices: Sequence[Any]) -> bool:
+    """Whether Optuna can hold the choices themselves; others go by their text."""
+    return all(isinstance(choice, str | int | float | bool | None) for choice in choices)
 
 
 def is_waiting(study: Any) -> bool:
@@ -107,10 +124,9 @@ class Ask:
 
     def categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """Return one of the choices; lists and mappings go by their text."""
-        texts = {json.dumps(choice): choice for choice in choices}
-        plain = [c for c in choices if isinstance(c, str | int | float | bool | None)]
-        if len(plain) == len(choices):
+        if _plain(choices):
             return self._trial.suggest_categorical(name, list(choices))
+        texts = {json.dumps(choice): choice for choice in choices}
         return texts[self._trial.suggest_categorical(name, list(texts))]
 
     def number(self, name: str, among: Range) -> float:

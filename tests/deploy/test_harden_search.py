@@ -268,7 +268,7 @@ def test_an_interruption_in_a_group_costs_no_finished_trial(tmp_path: Path) -> N
     cheap = [name for name, stage in second.attacked if stage == "cheap"]
     assert len(kept) >= 4
     assert not set(cheap) & kept, "what was attacked is not attacked again"
-    study = open_study(tmp_path / "study.db", trials=12, seed=0, starts=[])
+    study = open_study(tmp_path / "study.db", trials=12, seed=0, starts=[], keys={})
     assert finished(study) == 12, "interrupted trials do not count as done"
 
 
@@ -289,6 +289,22 @@ def test_a_search_begins_with_each_chain_on_the_configurations_own_settings(tmp_
     first = [c.setting for c in found.candidates[1:4]]
     assert [s["defenses"] for s in first] == ["1: noise", "2: pruning", "3: guardian"]
     assert first[0]["defenses[1].noise.std"] == 0.055
+
+
+def test_choices_that_are_no_plain_values_are_begun_with_and_varied_too(tmp_path: Path) -> None:
+    keys = {
+        "training.private": [None, {"epsilon": 8.0}],
+        "training.local_steps": [None, 5],
+        "training.batch_size": [8, 8],
+    }
+    found = hardening(tmp_path, Fake(), trials=6)
+    content = found.space.file.model_dump() | {"space": keys}
+    space = Space(found.space.base, SpaceFile.model_validate(content))
+    search = Hardening(tmp_path, space, Here(Fake()), say=lambda line: None)
+    search.run()
+    tried = [c.setting for c in search.candidates if c.setting]
+    assert [s["training.private"] for s in tried[:2]] == [None, None]
+    assert {"epsilon": 8.0} in [s["training.private"] for s in tried]
 
 
 def test_a_frontier_with_few_points_is_searched_on_near_its_points(tmp_path: Path) -> None:
@@ -407,3 +423,24 @@ def test_a_broken_file_of_a_search_is_one_line_and_removing_it_helps(
     again.run()
     assert again.frontier(full=True)
     assert sum(bench.trained.values()) == trained or name == "study.db"
+
+
+def test_the_grid_of_the_benchmark_has_every_combination(tmp_path: Path) -> None:
+    from experiments import hardening_grid as grid
+
+    stages = {"cheap": {"iterations": 10}, "middle": {"iterations": 20}, "full": {"iterations": 30}}
+    content = grid.SPACE | {"search": grid.SPACE["search"] | stages}
+    space = Space(build_config(grid.BASE), SpaceFile.model_validate(content))
+    combinations = grid.combinations(space)
+    assert len({str(setting) for setting in combinations}) == len(combinations) == 2 * 2 * 10
+    found = []
+    for name in ("search", "grid"):
+        (tmp_path / name).mkdir()
+        found.append(Hardening(tmp_path / name, space, Here(Fake()), say=lambda line: None))
+    found[0].run()
+    found[1].run_grid(combinations)
+    search, whole = grid.row("search", *found), grid.row("grid", *reversed(found))
+    assert whole["full"] == len(combinations)
+    assert whole["federations"] == 3 * len(combinations)
+    assert search["federations"] < whole["federations"]
+    assert search["met"] <= search["of"] == search["points"]
