@@ -244,7 +244,7 @@ def test_other_observations_do_not_change_a_result(observe: Any) -> None:
     torch.testing.assert_close(together[1].images, alone.images)
 
 
-def test_a_search_by_second_order_sees_an_image_with_fixed_positions(observe: Any) -> None:
+def test_l_bfgs_matches_fixed_positions_closer_in_as_many_steps(observe: Any) -> None:
     images = photo(8)
     seen = observe(
         images,
@@ -258,4 +258,4 @@ def test_a_search_by_second_order_sees_an_image_with_fixed_positions(observe: An
         )
         assert not isinstance(one, Refusal)
         found[quasi_newton] = one.trials[one.chosen].loss
-    assert found[True] < 0.01 * found[False]
+    assert found[True] < 0.5 * found[False]
