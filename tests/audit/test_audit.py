@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.attacks.methods.baselines import prior_only
 from bract.attacks.problem.case import open_case
 from bract.attacks.result import Trial
 from bract.audit.audit import Audit
@@ -490,7 +491,6 @@ def test_tiers_that_share_baselines_find_what_each_alone_finds(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    prior_only = baselines.prior_only
 
     def counted(attack: Any) -> Any:
         made.append(attack.name)
