@@ -15,6 +15,7 @@ from bract.client.defenses import DEFENSES, build_defenses
 from bract.config import FederationConfig
 from bract.errors import BractError, RunFailedError
 from bract.files import write_text
+from bract.inputs import is_redacted
 from bract.protocol.stores import LATEST, OWNER, runs_in
 from bract.report.comparison.variants import ExampleCounts
 from bract.rundir import RunDirectory
@@ -32,7 +33,7 @@ def compare_app(
     tiers: Sequence[str] = ("all",),
     resume: bool = False,
     overwrite: bool = False,
-    redact: bool = False,
+    redact: bool | None = None,
     as_json: bool = False,
 ) -> Path:
     """Run an app undefended and under each defense in Flower's simulation engine, and compare.
@@ -52,6 +53,7 @@ def compare_app(
     described = described_run(app)
     model = described.description()
     assert model is not None
+    redact = is_redacted(redact, [model.input.declared()["input"]])
     clients = len({capture.client for capture in Captures(described.captures).index})
     planned = _plan(clients, defenses)
 

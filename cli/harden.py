@@ -19,6 +19,7 @@ from bract.deploy.harden.study import load_optuna
 from bract.deploy.harden.work import Crew
 from bract.deploy.harden.workers import Workers, cores
 from bract.errors import BractError, RunFailedError
+from bract.inputs import is_redacted
 from bract.rundir import RunDirectory
 
 
@@ -79,7 +80,7 @@ def harden(
     seeds: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    redact: bool = False,
+    redact: bool | None = None,
     as_json: bool = False,
 ) -> Path:
     """Search around a configuration; return the page, ``runs/<name>-harden/harden.html``."""
@@ -93,7 +94,7 @@ def harden(
             crew,
             resume=resume,
             overwrite=overwrite,
-            redact=redact,
+            redact=is_redacted(redact, [config.data.input]),
             as_json=as_json,
         )
 

@@ -17,6 +17,7 @@ from bract.deploy.harden.study import load_optuna
 from bract.deploy.harden.work import Here
 from bract.errors import BractError
 from bract.files import write_text
+from bract.inputs import is_redacted
 from bract.rundir import RunDirectory
 from bract.schema.description import DESCRIPTION, AppDescription, dump_description
 
@@ -53,7 +54,7 @@ def harden_app(
     seeds: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    redact: bool = False,
+    redact: bool | None = None,
     as_json: bool = False,
 ) -> Path:
     """Search the defenses of an app that has the hook and `DefenseMod`, and was described once.
@@ -81,7 +82,7 @@ def harden_app(
         Here(InFlower(app, description)),
         resume=resume,
         overwrite=overwrite,
-        redact=redact,
+        redact=is_redacted(redact, [description.input.declared()["input"]]),
         as_json=as_json,
     )
 

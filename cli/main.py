@@ -23,6 +23,7 @@ from bract.cli.options import (
     ConfigArgument,
     Format,
     FormatOption,
+    RedactOption,
     ReportFormat,
     RunArgument,
     RunsOption,
@@ -479,9 +480,7 @@ def describe(
 @app.command(epilog=epilog("report"))
 def report(
     run: RunArgument,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Leave every image out of the report.")
-    ] = False,
+    redact: RedactOption = None,
     output: Annotated[
         ReportFormat,
         typer.Option(
@@ -501,9 +500,7 @@ def report(
 @app.command(epilog=epilog("watch"))
 def watch(
     run: RunArgument,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Leave every image out of the page.")
-    ] = False,
+    redact: RedactOption = None,
     once: Annotated[
         bool, typer.Option("--once", help="Print the state of the run and end; serve no page.")
     ] = False,
@@ -539,9 +536,7 @@ def harden(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier search.")
     ] = False,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Leave every image out of the page.")
-    ] = False,
+    redact: RedactOption = None,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Search settings and defenses for what leaks least, at which price, and recommend one.
@@ -697,9 +692,7 @@ def compare(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace earlier runs of these variants.")
     ] = False,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Leave every image out of the reports.")
-    ] = False,
+    redact: RedactOption = None,
     output: FormatOption = Format.DEFAULT,
 ) -> None:
     """Run CONFIG undefended and under each defense, attack each, and compare them on one page.
@@ -729,6 +722,9 @@ def compare(
         return
     loaded = load_config(config)
     from bract.cli.compare import command_steps, compare_defenses
+    from bract.inputs import is_redacted
+
+    redact = is_redacted(redact, [loaded.data.input])
 
     compare_defenses(
         loaded,

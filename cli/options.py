@@ -62,6 +62,15 @@ RunArgument = Annotated[
 ConfigArgument = Annotated[
     Path, typer.Argument(help="YAML configuration; `bract init` writes one.")
 ]
+RedactOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--redact/--show",
+        show_default=False,
+        help="Leave every example out of the page, or show them; without either, texts alone are "
+        "left out.",
+    ),
+]
 RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 
 

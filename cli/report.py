@@ -9,10 +9,10 @@ from bract.cli.console import print_json, say
 from bract.rundir import RunDirectory
 
 
-def report_run(root: Path, *, redact: bool, as_json: bool, as_pdf: bool = False) -> Path:
+def report_run(root: Path, *, redact: bool | None, as_json: bool, as_pdf: bool = False) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html`` of a run; return the page's path.
 
-    ``as_pdf`` prints the summary to ``summary.pdf`` too.
+    ``as_pdf`` prints the summary to ``summary.pdf`` too. ``redact`` is as in `write_report`.
 
     Raises
     ------
@@ -29,7 +29,10 @@ def report_run(root: Path, *, redact: bool, as_json: bool, as_pdf: bool = False)
         summary = run.root / SUMMARY
         if as_pdf:
             summary = print_to_pdf(summary)
+    facts = json.loads((run.root / "report.json").read_text(encoding="utf-8"))
     if as_json:
-        print_json(json.loads((run.root / "report.json").read_text(encoding="utf-8")))
+        print_json(facts)
+    if redact is None and facts["redacted"]:
+        say("texts are left out of the page; --show shows what was recovered beside the originals")
     say(f"done: {page}; next: open it in a browser; for data protection: {summary}")
     return page

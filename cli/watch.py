@@ -17,6 +17,7 @@ from rich.table import Table
 from bract.cli.console import say, stderr
 from bract.cli.page_server import PageServer
 from bract.errors import BractError
+from bract.inputs import is_redacted
 from bract.report.facts import gather
 from bract.report.page.render import render
 from bract.report.words.formatting import plural
@@ -98,10 +99,10 @@ class Watched:
     Parameters
     ----------
     redact
-        Leave every image out of the page.
+        Leave every image out of the page; None: where the input is withheld.
     """
 
-    def __init__(self, run: RunDirectory, *, redact: bool) -> None:
+    def __init__(self, run: RunDirectory, *, redact: bool | None) -> None:
         self.run = run
         self.redact = redact
         self._lock = threading.Lock()
@@ -136,7 +137,7 @@ class Watched:
         """Return the page, and whether it may grow."""
         standing = self.standing()
         report = self._current()
-        if self.redact:
+        if is_redacted(self.redact, {facts.input for facts in report.observations}):
             report = report.redact()
         return render(self.run.root, report, live=standing.text()), standing.going_on
 
@@ -161,7 +162,7 @@ class Watched:
         return found
 
 
-def watch_run(root: Path, *, redact: bool, once: bool, as_json: bool) -> None:
+def watch_run(root: Path, *, redact: bool | None, once: bool, as_json: bool) -> None:
     """Serve a run's page on this machine and print its state, until a signal ends it.
 
     Parameters

@@ -81,6 +81,8 @@ class Input(ABC):
         Whether apps of others are audited with it, and not bract's own federations alone.
     noun
         What one example is called on a page, in the singular.
+    withheld
+        Whether pages leave its examples out unless they are asked to show them.
     suffix
         Ending of the files that `save` writes.
     neighbours
@@ -92,6 +94,7 @@ class Input(ABC):
     is_described: ClassVar[bool] = False
     third_party: ClassVar[bool] = True
     noun: ClassVar[str] = "example"
+    withheld: ClassVar[bool] = False
     neighbours: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
 
@@ -169,6 +172,21 @@ def what_is_audited() -> str:
     """Name what an audit handles, in one clause; the same one wherever it is said."""
     named = sorted(name for name in INPUTS if INPUTS[name].third_party)
     return f"an audit handles PyTorch models of these inputs: {', '.join(named)}"
+
+
+def is_redacted(asked: bool | None, kinds: Iterable[str | None]) -> bool:
+    """Return whether a page of these inputs leaves their examples out.
+
+    Parameters
+    ----------
+    asked
+        None where nothing was asked: then it does if one of the inputs is withheld.
+    kinds
+        Names of inputs; None stands for an image, and an input that is not installed is withheld.
+    """
+    if asked is not None:
+        return asked
+    return any(k is not None and (k not in INPUTS or INPUTS[k].withheld) for k in kinds)
 
 
 def input_of(declaration: ClientDeclaration) -> Input:

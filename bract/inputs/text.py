@@ -41,6 +41,7 @@ class Texts(Input):
     name = "text"
     is_described = True
     noun = "text"
+    withheld = True
     suffix = ".tokens"
 
     schema: TextSchema | None = None

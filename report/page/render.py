@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from bract.config import dump_config
 from bract.files import write_text
-from bract.inputs import INPUTS
+from bract.inputs import INPUTS, is_redacted
 from bract.report.facts import gather
 from bract.report.order import severity
 from bract.report.page import boosting, figures
@@ -35,16 +35,17 @@ SUMMARY = "summary.html"
 _HERE = Path(__file__).parent
 
 
-def write_report(run_dir: Path, redact: bool = False) -> Path:
+def write_report(run_dir: Path, redact: bool | None = False) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html``; return the first one's path.
 
     They replace earlier ones whole, and only their owner may read them (mode 0600): the first two
     show personal data. With ``redact`` they hold public fields alone: no picture, no picture's file
-    name, no recovered or true label of a single image. ``summary.html`` is one page to print for a
+    name, no recovered or true label of a single image. None redacts a run in which an input that is
+    withheld (`bract.inputs.base.Input`) was attacked. ``summary.html`` is one page to print for a
     data protection officer, without scores of single images in any case.
     """
     report = gather(run_dir)
-    if redact:
+    if is_redacted(redact, {facts.input for facts in report.observations}):
         report = report.redact()
     page = render(run_dir, report)
     content = dump_json(report.to_dict(), ascii_only=False)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from bract.cli.report import report_run
+from bract.inputs import is_redacted
 from bract.report import write_report
 from bract.report.comparison.comparison import gather_comparison
 from bract.report.comparison.variants import Variant
@@ -51,6 +53,30 @@ def test_a_setting_that_is_not_listed_is_redacted(make_run: Any, writers: Any) -
     write_report(root, redact=True)
     content = json.loads((root / "report.json").read_text())
     assert content["observations"][0]["settings"] == {"tv": 1e-4}
+
+
+def as_texts(root: Any) -> None:
+    """Let a run's results be of texts."""
+    for path in (root / "audit").rglob("round-*.json"):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content | {"input": "text"}))
+
+
+def test_texts_are_left_out_unless_they_are_asked_for(
+    make_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def left_out(root: Any, redact: bool | None) -> bool:
+        report_run(root, redact=redact, as_json=False)
+        found: bool = json.loads((root / "report.json").read_text())["redacted"]
+        return found
+
+    root = make_run(rounds=1)
+    assert left_out(root, True) and not left_out(root, None)
+    capsys.readouterr()
+    as_texts(root)
+    assert left_out(root, None) and "--show" in capsys.readouterr().err
+    assert not left_out(root, False)
+    assert is_redacted(None, ["image", "of-a-package-that-is-not-installed"])
 
 
 def test_a_metric_by_a_clients_own_name_is_redacted(make_run: Any) -> None:
