@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,7 +26,6 @@ _SUPPORT = 0.02
 _APART = 1e-2
 _OUTSIDE = 0.05
 _FAINT = 1e-6
-_NEAR = 1e-3
 
 
 @ATTACKS.register("analytic")
@@ -134,13 +132,14 @@ def _inputs(problem: Problem, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.stack(exact).view(-1, *shape).to(problem.dtype)
 
 
-def _error(problem: Problem, trial: int, found: Tensor, names: tuple[str, str]) -> float:
-    """Return how far rounding of the two gradients can move a pixel at most.
+def _error(problem: Problem, trial: int, found: Tensor, names: tuple[str, str]) -> float | None:
+    """Return how far rounding of the two gradients can move a pixel at most; None for a batch.
 
-    Of one image, ``x = sum_i db[i] dW[i] / |db|^2`` moves by no more than ``(|ddW| + 2 |x| |ddb|) /
-    |db|``. Of several, each is the mean of rows that agree, and no worse than the strongest of them
-    and what they differ by.
+    ``x = sum_i db[i] dW[i] / |db|^2`` moves by no more than ``(|ddW| + 2 |x| |ddb|) / |db|``. That
+    several images are the only ones is not shown by rows that agree.
     """
+    if len(found) > 1:
+        return None
     case = problem.cases[trial]
     rows, slope = (problem.target[name][trial].double() for name in names)
     seen = problem.target_model.normalise(found.double())
@@ -149,16 +148,10 @@ def _error(problem: Problem, trial: int, found: Tensor, names: tuple[str, str]) 
         for name, value in zip(names, (rows, slope), strict=True)
     ]
     size = float(slope.norm())
-    spread = 0.0
-    if len(found) > 1:
-        outer = rows / slope[:, None].where(slope[:, None] != 0, 1.0)
-        near = torch.cdist(outer, seen.flatten(1).to(outer), p=float("inf")) < _NEAR
-        size = float((slope.abs()[:, None] * near).amax(dim=0).min())
-        spread = 2 * _AGREE
     grey = problem.target_model.denormalise(torch.zeros_like(seen))
     step = float((problem.target_model.denormalise(torch.ones_like(seen)) - grey).abs().max())
     most = apart[0] + 2.0 * float(seen.abs().max()) * apart[1]
-    return spread + step * most / size if size else math.inf
+    return step * most / size if size else None
 
 
 def _to_pixels(problem: Problem, flat: Tensor, shape: list[int]) -> Tensor:

@@ -1,8 +1,9 @@
-"""When a residual proves an image right: rounding, unique equations, and the whole update."""
+"""When an image is the one that a captured update fits: rounding, unique equations, and the whole
+update."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,13 +16,18 @@ TOLERANCE = 1e-2
 """Largest error of a pixel, in [0, 1], that a certified image may have."""
 
 SAFETY = 10.0
-"""Factor from how far an image moves under one random error to how far it may be off. The largest
-of many pixels under one Gaussian draw is within this factor of the worst but by a rare chance
-(Kenney and Laub 1994, on small-sample condition estimates)."""
+"""Factor from how far an image moves under a few random errors to how far it is taken to be off: an
+estimate for errors that are independent (Kenney and Laub 1994, small-sample condition estimates),
+and no bound on the worst ones."""
+
+DRAWS = 3
+"""Random errors from which that is estimated."""
+
+LARGEST_ROUNDING = 1e-3
+"""Largest relative rounding of a tensor with which a residual within it says something."""
 
 _UNIT = 2.0**-24
 _GROWTH = 64.0
-_COMMON = 0.25
 _FAINT = 1e-3
 
 
@@ -40,22 +46,32 @@ def rounding(case: Case, name: str) -> float:
     return own + _UNIT * (declared.local_steps or 1) * held / max(update, 1e-300)
 
 
-def moved(tensors: Tensors, case: Case, seed: int = 0) -> Tensors:
-    """Return tensors with a Gaussian error of the size of rounding, each by its own size.
-
-    A quarter of what `rounding` admits, which is the most that true images left.
-    """
+def moved(tensors: Tensors, case: Case, seed: int) -> Tensors:
+    """Return tensors with a Gaussian error of the size of `rounding`, each by its own size."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, value in tensors.items():
         drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
-        found[name] = value + _COMMON * rounding(case, name) * value.square().mean().sqrt() * drawn
+        found[name] = value + rounding(case, name) * value.square().mean().sqrt() * drawn
     return found
 
 
-def largest_error(image: Tensor, other: Tensor) -> float:
-    """Return the error to expect at any pixel, from the same equations with another rounding."""
-    return SAFETY * float((image - other).abs().max())
+def largest_error(image: Tensor, again: Callable[[int], Tensor | None]) -> float | None:
+    """Return the error to expect at any pixel, from the same equations with other roundings.
+
+    Parameters
+    ----------
+    again
+        Returns the image from tensors `moved` under a seed, or None where they do not give one;
+        then there is no error to state.
+    """
+    found = []
+    for seed in range(DRAWS):
+        other = again(seed)
+        if other is None:
+            return None
+        found.append(float((image - other).abs().max()))
+    return SAFETY * max(found)
 
 
 def layer_residuals(simulated: Tensors, target: Tensors) -> Tensors:
@@ -88,28 +104,34 @@ def is_whole(case: Case) -> bool:
 
 
 def certified(
-    case: Case, *, residuals: Mapping[str, float], error: float, unknowns: Tensors
+    case: Case, *, count: int, residuals: Mapping[str, float], error: float, unknowns: Tensors
 ) -> Certificate | None:
-    """Return the proof that images are right, without the truth; None where there is none.
+    """Return the evidence that an image is the one that an update fits; None where there is none.
 
-    Three things are needed. The equations that gave the images have one solution, and what float32
+    Three things are needed. The equations that gave the image have one solution, and what float32
     may have changed in them moves no pixel by more than `TOLERANCE`; the attack knows both
-    (`Recipe.error`). The images are what it simulates the client with, so that labels and the rest
+    (`Recipe.error`). The image is what it simulates the client with, so that label and the rest
     of the model join in: every tensor of the captured update must come out to rounding. And the
     update is the captured one, not one that an adaptive attacker worked out.
 
-    The proof takes the declaration as given: one that names another number of images, or another
-    model, would not reproduce the update. Images are known up to their order in the batch, and as
-    they entered the model, after any augmentation.
+    Capture and declaration are taken as true. With another number of images, another image may
+    give the same update: at weights of zero, the mean of a batch of one class gives that of the
+    batch. A batch is not certified, nor are rows or texts, whose values have no range of pixels.
 
     Parameters
     ----------
+    count
+        Images of the client.
     residuals
         By `layer_residuals`.
     """
+    if count != 1 or case.observation.declaration.input != "image":
+        return None
     if unknowns or not error <= TOLERANCE or not is_whole(case):
         return None
     allowed = {name: rounding(case, name) for name in residuals}
+    if max(allowed.values()) > LARGEST_ROUNDING:
+        return None
     if not all(value <= allowed[name] for name, value in residuals.items()):
         return None
     worst = max(residuals, key=lambda name: residuals[name] / allowed[name])

@@ -345,6 +345,7 @@ def _certificate(
         return None
     return certified(
         problem.cases[trial],
+        count=outcome.images.shape[1],
         residuals={name: float(value[trial]) for name, value in match.residuals.items()},
         error=error,
         unknowns=outcome.unknowns,

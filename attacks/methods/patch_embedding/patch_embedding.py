@@ -185,24 +185,28 @@ class _OneImage:
         return image, loss, _recipe(solution, *parts)
 
     def _error(self, image: Tensor) -> float | None:
-        """Return how far off a pixel may be, by a second solution from another rounding.
+        """Return how far off a pixel is taken to be, by solutions from other roundings.
 
-        None where a pixel is in no patch, or the second system is not determined.
+        None where a pixel is in no patch, or another system is not determined.
         """
         projection, position = self.layers.projection, self.layers.position
         case = self.problem.cases[0]
         if len(projection.pixels[projection.pixels >= 0].unique()) < image.numel():
             return None
         target = {n: self.problem.target[n][0] for n in (position.name, projection.weight)}
-        again = moved(target, case)
-        solution = solve_patches(
-            position.gradient(again[position.name]), again[projection.weight].flatten(1)
-        )
-        if not solution.determined:
-            return None
         channels, height, width = image.shape
-        seen = projection.images(solution.patches, (channels, height, width))
-        return largest_error(image, self.problem.target_model.denormalise(seen))
+
+        def again(seed: int) -> Tensor | None:
+            other = moved(target, case, seed)
+            solution = solve_patches(
+                position.gradient(other[position.name]), other[projection.weight].flatten(1)
+            )
+            if not solution.determined:
+                return None
+            seen = projection.images(solution.patches, (channels, height, width))
+            return self.problem.target_model.denormalise(seen)
+
+        return largest_error(image, again)
 
     def _descended(self, image: Tensor, slopes: Tensor, run: Run) -> tuple[Tensor, float]:
         """Return the image near `image` at which the whole update matches best, and its loss.

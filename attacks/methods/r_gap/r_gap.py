@@ -131,21 +131,23 @@ class RGAP(Attack):
         )
 
     def _error(self, case: Case, found: Recursion, loss: float) -> float | None:
-        """Return how far off a pixel may be, by a second recursion from another rounding.
+        """Return how far off a pixel is taken to be, by recursions from other roundings.
 
         None where the equations leave something open, or the image does not reproduce the update.
         """
         most = max(rounding(case, name) for name in case.target_model.parameter_names)
         if not found.determined or not loss <= most**2 or not is_whole(case):
             return None
-        try:
-            again = self._recursion(case, gradients=moved(_gradients(case), case))
-        except BractError:
-            return None
-        if not again.determined:
-            return None
         pixels = case.target_model.denormalise
-        return largest_error(pixels(found.inputs), pixels(again.inputs))
+
+        def again(seed: int) -> Tensor | None:
+            try:
+                other = self._recursion(case, gradients=moved(_gradients(case), case, seed))
+            except BractError:
+                return None
+            return pixels(other.inputs) if other.determined else None
+
+        return largest_error(pixels(found.inputs), again)
 
     def _recursion(
         self,
