@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bract.app_folder import App
-from bract.audit.captures import Captures
+from bract.audit.captures import Capture, Captures
 from bract.cli.compare import Steps, check_tiers, compare_planned
 from bract.cli.comparison_plan import DEFAULT_DEFENSES, Plan, plan_variants
 from bract.cli.launch.own_app import OwnAppFederation
@@ -53,8 +53,9 @@ def compare_app(
     described = described_run(app)
     model = described.description()
     assert model is not None
-    redact = is_redacted(redact, [model.input.declared()["input"]])
-    clients = len({capture.client for capture in Captures(described.captures).index})
+    captured = Captures(described.captures).index
+    redact = is_redacted(redact, inputs_of(model, captured))
+    clients = len({capture.client for capture in captured})
     planned = _plan(clients, defenses)
 
     def train(config: FederationConfig, root: Path) -> Path:
@@ -158,3 +159,8 @@ def of_any_run(description: AppDescription) -> AppDescription:
     """Return a description without what holds for the nodes and the defenses of one run."""
     guessed = {k: v for k, v in description.guessed.items() if not k.startswith("clients.")}
     return description.model_copy(update={"clients": {}, "defenses": None, "guessed": guessed})
+
+
+def inputs_of(description: AppDescription, captures: Iterable[Capture]) -> set[str]:
+    """Return which inputs the clients declare, with what is described laid over it."""
+    return {description.declare(c.declaration, c.client, c.round).input for c in captures}

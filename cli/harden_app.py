@@ -9,7 +9,7 @@ from typing import Any
 
 from bract.app_folder import App, app_in
 from bract.audit.captures import Captures
-from bract.cli.compare_app import described_run, of_any_run, run_variant
+from bract.cli.compare_app import described_run, inputs_of, of_any_run, run_variant
 from bract.cli.harden import attack, harden_with, limited
 from bract.config import FederationConfig, build_config
 from bract.deploy.harden.space import Space, SpaceFile, app_chains, read_space
@@ -74,7 +74,8 @@ def harden_app(
     described = described_run(app)
     description = described.description()
     assert description is not None
-    clients = len({capture.client for capture in Captures(described.captures).index})
+    captured = Captures(described.captures).index
+    clients = len({capture.client for capture in captured})
     found = limited(_space(app, clients, space), trials=trials, seeds=seeds)
     return harden_with(
         found,
@@ -82,7 +83,7 @@ def harden_app(
         Here(InFlower(app, description)),
         resume=resume,
         overwrite=overwrite,
-        redact=is_redacted(redact, [description.input.declared()["input"]]),
+        redact=is_redacted(redact, inputs_of(description, captured)),
         as_json=as_json,
     )
 

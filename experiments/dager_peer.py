@@ -1,6 +1,6 @@
 """DAGER's own code beside `token-span`, on identical gradients of texts.
 
-    git clone https://github.com/insait-institute/dager-gradient-inversion FOLDER
+    git clone https://github.com/insait-institute/dager-gradient-inversion FOLDER   # at 4383e25
     OMP_NUM_THREADS=1 python -m experiments.dager_peer --code FOLDER [--resume FILE] [--json]
 
 Clients, models and scores are those of `experiments.text_leaks`, of decoders. DAGER's span checks

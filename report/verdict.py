@@ -161,7 +161,7 @@ def _tier(
 
 
 def _exact(row: AttackRow, observations: Sequence[ObservationFacts]) -> int:
-    """Count an attack's images that are proven exact without the originals."""
+    """Count an attack's images that fit their uploads exactly (`Certificate`)."""
     mine = [o for o in observations if same_attack(o, row) and o.certificate is not None]
     return sum(len(o.images) for o in mine)
 
@@ -178,7 +178,7 @@ def _tier_sentence(
         how = f"{budget_text(strongest)}; {spread_text(strongest)}{choice_text(rows)}"
         return f"{strongest.attack_name}: {how}"
     if strongest:
-        proven = f"; {exact} proven exact" if exact else ""
+        proven = f"; {exact} exact for the upload" if exact else ""
         return f"{strongest.attack_name}: {strongest.images} reconstructions, not scored{proven}"
     if aside:
         return f"{plural(aside, 'upload')} examined, all set aside for a reason."

@@ -174,7 +174,7 @@ def what_is_audited() -> str:
     return f"an audit handles PyTorch models of these inputs: {', '.join(named)}"
 
 
-def is_redacted(asked: bool | None, kinds: Iterable[str | None]) -> bool:
+def is_redacted(asked: bool | None, kinds: Iterable[str]) -> bool:
     """Return whether a page of these inputs leaves their examples out.
 
     Parameters
@@ -182,11 +182,11 @@ def is_redacted(asked: bool | None, kinds: Iterable[str | None]) -> bool:
     asked
         None where nothing was asked: then it does if one of the inputs is withheld.
     kinds
-        Names of inputs; None stands for an image, and an input that is not installed is withheld.
+        Names of inputs; one that is not installed is withheld.
     """
     if asked is not None:
         return asked
-    return any(k is not None and (k not in INPUTS or INPUTS[k].withheld) for k in kinds)
+    return any(k not in INPUTS or INPUTS[k].withheld for k in kinds)
 
 
 def input_of(declaration: ClientDeclaration) -> Input:

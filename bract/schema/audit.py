@@ -248,11 +248,12 @@ class TrialSummary(Record):
 
 
 class Certificate(Record):
-    """Proof, without the originals, that reconstructed images are right.
+    """Evidence, without the original, that a reconstructed image is right.
 
     Every tensor of the captured update is reproduced to ``residual``, which is within the
-    ``rounding`` of float32, and the equations that gave the images have one solution: any other
-    rounding of the update moves no pixel in [0, 1] by more than ``error``.
+    ``rounding`` of float32, by equations that have one solution; ``error`` estimates how far
+    rounding moves a pixel in [0, 1] (of `analytic` it bounds it). Capture and declaration are taken
+    as true.
     """
 
     error: Public[float]
@@ -267,7 +268,7 @@ class AttackRecord(Record):
     ``components`` are its parts and ``unknowns`` the shapes of the other variables that it found,
     by name. ``trials`` are all of them and ``chosen`` is the position of the blind pick, of which
     the other fields are. ``not_applicable`` names attacks that were tried and cannot be used here,
-    with the reason. ``certificate`` is None where nothing proves the images right.
+    with the reason. ``certificate`` is None where nothing shows that the images are right.
     """
 
     chosen_attack: Public[str | None] = None

@@ -379,6 +379,7 @@ class Space:
         if limit is None:
             return
         sizes = {}
+        width = 4 if set(self._values("training.update_dtype")) == {"float32"} else 2
         for name in self._values("model.name"):
             content = copy.deepcopy(self._known)
             content["model"]["name"] = name
@@ -388,7 +389,7 @@ class Space:
                     model = configured_model(base, data_spec(base.data))
             except BractError:
                 continue  # of no use to any candidate, or refused below
-            sizes[4 * sum(p.numel() for p in model.parameters())] = name
+            sizes[width * sum(p.numel() for p in model.parameters())] = name
         if sizes and limit < min(sizes):
             mend = "or add a smaller one to model.name of space"
             raise BractError(

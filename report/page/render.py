@@ -35,7 +35,7 @@ SUMMARY = "summary.html"
 _HERE = Path(__file__).parent
 
 
-def write_report(run_dir: Path, redact: bool | None = False) -> Path:
+def write_report(run_dir: Path, redact: bool | None = None) -> Path:
     """Write ``report.html``, ``report.json`` and ``summary.html``; return the first one's path.
 
     They replace earlier ones whole, and only their owner may read them (mode 0600): the first two

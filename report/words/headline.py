@@ -111,12 +111,13 @@ def _unscored(row: AttackRow, mine: Sequence[ObservationFacts], clients: int) ->
     rest = row.images - exact
     others = f" Judge the other {plural(rest, _shown(row))} by eye." if rest else ""
     return Headline(
-        f"{made}; {exact} of them {'is' if exact == 1 else 'are'} exact, proven without the "
-        "originals.",
-        "Exact: the upload is reproduced to rounding, and no other "
-        f"{_shown(row)} gives the same upload. This holds as far as the client trained as it "
-        f"declares. {needed}{others}",
-        f"{statistics}; {exact} proven exact, to {error:.2g} of the range of a pixel.",
+        f"{made}; {exact} of them {'fits its upload' if exact == 1 else 'fit their uploads'} "
+        "exactly, which needs no originals.",
+        f"Such a {_shown(row)} reproduces the upload to rounding, by equations with one solution "
+        "to numerical precision. That it is the original holds if the capture is genuine and the "
+        f"client trained as declared. {needed}{others}",
+        f"{statistics}; {exact} exact for the upload, estimated error {error:.2g} of the range of "
+        "a pixel.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,18 +13,21 @@ from foreign_models import relu_mlp
 from torch.nn import functional as F
 
 from bract.app_folder import App, app_in
+from bract.audit.captures import Captures
 from bract.cli import compare_app as module
-from bract.cli.compare_app import compare_app
+from bract.cli.compare_app import compare_app, inputs_of
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.truth import save_truth
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.errors import BractError, RunFailedError
 from bract.files import write_text
+from bract.inputs import is_redacted
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.stores import occupy
 from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
+from bract.schema.description import AppDescription
 from bract.schema.store import StoreOwner
 
 MANIFEST = """[project]
@@ -164,3 +168,12 @@ def test_variants_that_are_there_are_resumed_or_replaced_and_never_mixed(app: Ap
     assert Engine.ran == []
     compare(app, defenses=["pruning"], overwrite=True)
     assert len(Engine.ran) == 2
+
+
+def test_texts_that_an_app_declares_itself_are_withheld(tmp_path: Path) -> None:
+    """Its ``bract.yaml`` then names no input."""
+    capture(tmp_path, "1", "off")
+    (one, *_) = Captures(tmp_path / "captures" / "1").index
+    own = replace(one, declaration=one.declaration.updated({"input": "text"}))
+    assert inputs_of(AppDescription(), [one]) == {"image"}
+    assert is_redacted(None, inputs_of(AppDescription(), [one, own]))

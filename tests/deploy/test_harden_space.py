@@ -116,6 +116,13 @@ def test_bad_input_is_one_line_before_anything_runs(tmp_path: Path, text: str, s
     assert "space.yaml" in str(caught.value)
 
 
+def test_an_update_of_16_bits_keeps_a_limit_that_one_of_32_does_not() -> None:
+    limit = {"bytes": 20_000}  # of 9,466 values
+    space(space={"training.update_dtype": ["float32", "bfloat16"]}, constraints=limit)
+    with pytest.raises(BractError, match="has 37864"):
+        space(space={}, constraints=limit)
+
+
 def test_an_epsilon_that_per_example_privacy_keeps_is_no_contradiction() -> None:
     keys = {"training.private": [None, {"epsilon": 0.5}]}
     found = space(space=keys, defenses=[[]], constraints={"epsilon": 1.0})

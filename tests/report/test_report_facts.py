@@ -89,7 +89,7 @@ def test_a_run_nobody_attacked_has_facts_but_no_scores(make_run: Any) -> None:
     assert [c["strongest"] for c in facts["clients"]] == [None, None, None]
 
 
-def test_without_the_truth_what_is_proven_exact_is_told(make_run: Any, writers: Any) -> None:
+def test_without_the_truth_what_fits_its_upload_is_told(make_run: Any, writers: Any) -> None:
     root = make_run(rounds=1, audit=False)
     proof = {"error": 2e-4, "residual": 3e-7, "rounding": 4e-6}
     writers.audit(root, 1, "client-0", images=1, truth=False, certificate=proof)
@@ -100,10 +100,10 @@ def test_without_the_truth_what_is_proven_exact_is_told(make_run: Any, writers: 
     shown = [o["certificate"] for o in facts["observations"]]
     assert shown == [proof, None]
     words = " ".join([verdict["sentence"], verdict["explanation"], verdict["statistics"]])
-    check_words("verdicts", "proven exact without the originals", words)
-    assert "1 proven exact" in verdict["tiers"][0]["sentence"]
+    check_words("verdicts", "exact for the upload, without the originals", words)
+    assert "1 exact for the upload" in verdict["tiers"][0]["sentence"]
     page = write_report(root).read_text()
-    assert page.count("proven exact</span>") >= 1
+    assert page.count("fits exactly</span>") >= 1
 
 
 def test_without_the_truth_nothing_is_scored(make_run: Any) -> None:
