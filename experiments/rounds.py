@@ -197,10 +197,10 @@ def hook_row(strategy: str, plain: list[list[float]], options: Any) -> Row:
     spent = 0.0
 
     class Timed(Recorder):
-        def received(self, replies: Any) -> None:
+        def received(self, replies: Any, **options: Any) -> None:
             nonlocal spent
             started = time.perf_counter()
-            super().received(replies)
+            super().received(replies, **options)
             spent += time.perf_counter() - started
 
     with tempfile.TemporaryDirectory() as folder, patch("bract.server.hook.Recorder", Timed):

@@ -160,6 +160,7 @@ class HonestButCurious(Strategy):
                 evaluate_fn,
             )
         finally:
+            self.recorder.tell_missing()
             if self._live_audit is not None:
                 self._live_audit.stop()
 
@@ -245,7 +246,7 @@ class _ListeningGrid(ForwardingGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(self.grid.pull_messages(message_ids))
-        self._recorder.received(replies)
+        self._recorder.received(replies, all_came=False)
         return replies
 
 

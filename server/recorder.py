@@ -91,25 +91,36 @@ class Recorder:
                 self._batches += 1
                 number = _round_of(train[0], self._batches)
                 kept = [(n, m) for n, m in self._open if n == number]
+                if not kept:
+                    self.tell_missing()
                 self._open = kept + [(_round_of(m, self._batches), m) for m in train]
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.error("a round is not captured: %s", _words(error))
 
-    def received(self, replies: Iterable[Message]) -> None:
-        """Store one observation for every reply that carries content."""
+    def received(self, replies: Iterable[Message], *, all_came: bool = True) -> None:
+        """Store one observation for every reply that carries content.
+
+        Parameters
+        ----------
+        all_came
+            False where further replies of the round may come.
+        """
         try:
             for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
                 self._store(reply)
             self._write_missed()
-            self._tell_missing()
+            if all_came or not self._open:
+                self.tell_missing()
         except Exception as error:  # noqa: BLE001 - around a third-party strategy nothing may raise
             _log.error("replies were not captured: %s", _words(error))
 
     def _store(self, reply: Message) -> None:
         found = next((entry for entry in self._open if _answers(reply, entry[1])), None)
-        if found is None or not reply.has_content():
+        if found is None:
             return
         self._open.remove(found)
+        if not reply.has_content():
+            return
         server_round, request = found
         if not self.plan.takes_round(server_round):
             return
@@ -146,8 +157,8 @@ class Recorder:
             MissedCapture(round=server_round, node_id=str(node_id), reason=reason)
         )
 
-    def _tell_missing(self) -> None:
-        """Log once, after the first replies, which of the clients to capture have not replied."""
+    def tell_missing(self) -> None:
+        """Log once, when the first round has closed, which clients to capture have not replied."""
         missing = self.plan.missing(self._seen) if self._seen and not self._told_missing else []
         if missing:
             _log.warning(

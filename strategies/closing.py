@@ -63,7 +63,7 @@ class Closing:
     ----------
     quorum
         Share of the clients asked (a float in (0, 1]) or number of them (an int) whose answers
-        close a phase; None waits for all, until the deadline.
+        close a phase; see `usual`; None waits for all, until the deadline.
     grace
         Seconds that the others still have then.
 
@@ -74,8 +74,12 @@ class Closing:
 
     Attributes
     ----------
-    server_round
-        The round that runs, from 1.
+    usual
+        How many clients a round asks usually: a phase that asks fewer closes by the share of these,
+        so that a quorum of a quorum is not one. 0 where that is not known.
+    counts
+        Given the type of a phase's messages and a reply with content, returns whether that has the
+        form of an answer; others count towards no quorum.
     """
 
     def __init__(self, quorum: int | float | None = None, grace: float = GRACE) -> None:
@@ -90,11 +94,22 @@ class Closing:
             raise BractError(f"grace: found {grace!r}; expected seconds, 0 or more")
         self.quorum = quorum
         self.grace = grace
-        self.server_round = 0
+        self.usual = 0
+        self.counts: Callable[[str, Message], bool] = lambda *_: True
+        self._server_round = 0
         self._outstanding: dict[str, _Outstanding] = {}
         self._late: list[Late] = []
         self._grid: Grid | None = None
         self._closed: dict[str, str] = {}
+
+    @property
+    def server_round(self) -> int:
+        """The round that runs, from 1; setting it forgets why messages had no answer before."""
+        return self._server_round
+
+    @server_round.setter
+    def server_round(self, number: int) -> None:
+        self._server_round, self._closed = number, {}
 
     @property
     def busy(self) -> set[int]:
@@ -107,9 +122,16 @@ class Closing:
         now = time.monotonic()
         return {o.node_id for o in self._outstanding.values() if o.until > now}
 
+    def still_busy(self) -> set[int]:
+        """Take the late answers that have come; return who is `busy` then."""
+        self.look()
+        return self.busy
+
     def needed(self, asked: int) -> int:
         """Return how many answers of ``asked`` clients close a phase; all without a quorum."""
-        return asked if self.quorum is None else min(asked, answers_needed(self.quorum, asked))
+        if self.quorum is None:
+            return asked
+        return min(asked, answers_needed(self.quorum, max(asked, self.usual)))
 
     def over(self, grid: Grid) -> Grid:
         """Return a grid whose phases close by this rule."""
@@ -154,16 +176,21 @@ class Closing:
         else:
             with span("send messages"):
                 ids = list(grid.push_messages(messages))
-            replies = collect(grid, ids, timeout=timeout, closed=self._by_quorum(len(messages)))
+            closed = self._by_quorum(kind, len(messages))
+            replies = collect(grid, ids, timeout=timeout, closed=closed)
         self._keep_outstanding(messages, replies, kind, timeout)
         self.look()
         return replies
 
-    def _by_quorum(self, asked: int) -> Callable[[Sequence[Message]], bool]:
-        wanted, since = self.needed(asked), list[float]()
+    def _is_answer(self, kind: str, reply: Message) -> bool:
+        return reply.has_content() and self.counts(kind, reply)
+
+    def _by_quorum(self, kind: str, asked: int) -> Callable[[Sequence[Message]], bool]:
+        wanted, since, judged = self.needed(asked), list[float](), list[bool]()
 
         def closed(replies: Sequence[Message]) -> bool:
-            if sum(not reply.has_error() for reply in replies) < wanted:
+            judged.extend(self._is_answer(kind, reply) for reply in replies[len(judged) :])
+            if sum(judged) < wanted:
                 return False
             since.append(time.monotonic())
             return time.monotonic() >= since[0] + self.grace
@@ -178,13 +205,13 @@ class Closing:
         answered = {reply.metadata.reply_to_message_id for reply in replies}
         missing = [m for m in messages if m.metadata.message_id not in answered]
         until = time.monotonic() + (timeout if isinstance(timeout, int | float) else math.inf)
-        reason, came = "no answer in time", sum(not reply.has_error() for reply in replies)
+        reason = "no answer in time"
+        came = 0 if self.quorum is None else sum(self._is_answer(kind, r) for r in replies)
         if self.quorum is not None and came >= self.needed(len(messages)):
             reason = (
                 f"no answer when the round closed: {came} of {len(messages)} had answered "
                 f"(strategy.quorum {self.quorum}, {self.grace:g} s of grace)"
             )
-        self._closed = {}
         for message in missing:
             self._closed[message.metadata.message_id] = reason
             self._outstanding[message.metadata.message_id] = _Outstanding(

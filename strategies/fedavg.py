@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
@@ -28,6 +28,7 @@ from bract.protocol.records import (
     read_reply,
     read_weights,
     reply_name,
+    tells_examples,
     to_arrays,
 )
 from bract.strategies.aggregation import aggregated, check_contribution, fedavg_weights
@@ -157,9 +158,17 @@ class FedAvg(FlowerFedAvg):
 
         Raises
         ------
+        BractError
+            If there is a quorum, and failures are not tolerated.
         RunFailedError
             If too few clients connect in time.
         """
+        if self.closing.quorum is not None and not self.tolerate_failures:
+            raise BractError(
+                f"quorum is {self.closing.quorum}: rounds close without late clients, and "
+                "tolerate_failures is False; set it to True, or remove the quorum"
+            )
+        self.closing.usual, self.closing.counts = self._usual_number, self.counts
         self.waiting.timeout = timeout
         self.begin(initial_arrays)
         config = ConfigRecord() if train_config is None else train_config
@@ -251,6 +260,21 @@ class FedAvg(FlowerFedAvg):
         The only place where updates are touched: a strategy over ciphertexts overrides it.
         """
         return to_arrays(aggregated(self._sent, contributions, weights, self.server_lr))
+
+    def counts(self, kind: str, message: Message) -> bool:
+        """Return whether a reply to a ``kind`` of message has the form of an answer.
+
+        Others count towards no quorum. What the answer holds is checked after the phase.
+        """
+        return kind != MessageType.TRAIN or self.is_update(message)
+
+    def is_update(self, message: Message) -> bool:
+        """Return whether a reply has the form of an update, or of local weights."""
+        records = list(message.content.array_records.values())
+        if is_bract_reply(message):
+            found = message.content.array_records.get(UPDATE)
+            records = [] if found is None else [found]
+        return len(records) == 1 and len(records[0]) > 0 and tells_examples(message)
 
     def read(self, message: Message) -> Contribution:
         """Read one client's answer."""

@@ -236,6 +236,12 @@ class FedBoosting(FedAvg):
             for node in nodes
         ]
 
+    def counts(self, kind: str, message: Message) -> bool:
+        """Return whether a reply has the form of an update, or of a validator's scores."""
+        if kind == FUSED_TYPE:
+            return any(self.signal in r for r in message.content.metric_records.values())
+        return super().counts(kind, message)
+
     def _without_scores(self, number: int, count: int) -> list[float]:
         who = "; ".join(f"{f.client}: {f.reason}" for f in self._lost_validators)
         if not self.tolerate_failures:

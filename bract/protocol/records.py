@@ -168,6 +168,17 @@ def reply_name(message: Message) -> object:
     return None if declared is None else declared.get("client")
 
 
+def is_encrypted_reply(message: Message) -> bool:
+    """Return whether a reply has the form of a ciphertexts' or a masked update's."""
+    held = message.content.array_records.get(CIPHERTEXTS)
+    return is_bract_reply(message) and bool(held) and tells_examples(message)
+
+
+def tells_examples(message: Message) -> bool:
+    """Return whether a reply names a number of examples, whatever it is."""
+    return any(NUM_EXAMPLES_KEY in record for record in message.content.metric_records.values())
+
+
 def examples_of(value: object) -> int:
     """Return a client's number of examples, a whole number from 1 to `MOST_EXAMPLES`."""
     whole = isinstance(value, int | float) and not isinstance(value, bool)

@@ -121,6 +121,8 @@ class ThresholdDecryption:
             content[vector_name(index)] = aggregate
             content[stripped_name(index)] = self._strip(aggregate)
         helpers = sorted(set(members) & self._transport.idle())
+        if len(helpers) < self._need:
+            helpers = sorted(members)  # who still works on a closed round may yet answer in time
         answers, failures = self._transport.ask(dict.fromkeys(helpers, content), PARTIAL_TYPE)
         sizes = {
             f"{index}.{part}": vector.data.nbytes

@@ -36,6 +36,7 @@ from bract.protocol.records import (
     VERSION_KEY,
     Contribution,
     Failure,
+    is_encrypted_reply,
     read_final,
 )
 from bract.strategies.encrypted.catch_up import CatchUp
@@ -88,7 +89,7 @@ class EncryptedFedAvg(FedAvg):
         self.encryption = encryption
         self.aggregates = aggregates or Aggregates()
         self.final: dict[str, dict[str, float]] = {}
-        self._transport = Transport(self.pair, timeout, lambda: self.closing.busy)
+        self._transport = Transport(self.pair, timeout, lambda: self.closing.still_busy())
         self._membership = Membership(
             encryption,
             self._transport,
@@ -173,6 +174,10 @@ class EncryptedFedAvg(FedAvg):
         if failures and (not self.tolerate_failures or not self.final):
             who = "; ".join(f"{f.client}: {f.reason}" for f in failures)
             raise RunFailedError(f"the final model was not taken by every client: {who}")
+
+    def is_update(self, message: Message) -> bool:
+        """Return whether a reply has the form of ciphertexts, and is no `Hello`."""
+        return is_encrypted_reply(message) and not is_hello(message)
 
     def read(self, message: Message) -> Contribution:
         """Read one client's answer; its ciphertexts are checked one by one."""

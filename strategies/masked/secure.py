@@ -25,7 +25,13 @@ from bract.protocol.arrays import to_arrays
 from bract.protocol.ciphertexts import apply_mean
 from bract.protocol.keyexchange import SESSION_KEY
 from bract.protocol.masking import MaskedUpdate, check_masked, decode_mean
-from bract.protocol.records import CONFIG, VERSION_KEY, Contribution, Failure
+from bract.protocol.records import (
+    CONFIG,
+    VERSION_KEY,
+    Contribution,
+    Failure,
+    is_encrypted_reply,
+)
 from bract.protocol.shares import example_shares
 from bract.strategies.encrypted.forms import of_one_form
 from bract.strategies.encrypted.transport import Transport
@@ -68,7 +74,7 @@ class MaskedFedAvg(FedAvg):
         self.encryption = encryption
         self.aggregates = aggregates
         self._session = uuid.uuid4().hex
-        self._transport = Transport(self.pair, timeout, lambda: self.closing.busy)
+        self._transport = Transport(self.pair, timeout, lambda: self.closing.still_busy())
         self._round: MaskedRound | None = None
         self._updates: dict[int, MaskedUpdate] = {}
         self._late: list[Failure] = []
@@ -123,6 +129,10 @@ class MaskedFedAvg(FedAvg):
         arrays, metrics = super().aggregate_train(server_round, replies)
         self.outcome = replace(self.outcome, failures=(*self.outcome.failures, *self._late))
         return arrays, metrics
+
+    def is_update(self, message: Message) -> bool:
+        """Return whether a reply has the form of a masked update."""
+        return is_encrypted_reply(message)
 
     def read(self, message: Message) -> Contribution:
         """Read one client's answer, which must be masked."""

@@ -10,17 +10,23 @@ from typing import Any
 
 import pytest
 from encrypted_runs import small, small_grid, train
-from flwr.app import Message
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 from toy_clients import by_row, toy_app, toy_arrays, value_of
 
 from bract.config import build_config
 from bract.errors import BractError
 from bract.paillier.sharing import KeyShare
+from bract.protocol.fused import FUSED_TYPE
+from bract.protocol.keyexchange import HELLO
 from bract.protocol.observation import ObservationStore
+from bract.protocol.records import write_reply
+from bract.server.hook import HonestButCurious
 from bract.server.loopback import LoopbackGrid
 from bract.strategies import FedAvg, FedBoosting, closing, polling, waiting
 from bract.strategies.closing import Closing
+from bract.strategies.registry import create_strategy
 
 
 class SlowGrid(LoopbackGrid):
@@ -182,6 +188,155 @@ def test_a_round_begins_once_a_quorum_is_idle(clock: Any) -> None:
     assert len(rows[1].contributions) >= 2
 
 
+def test_a_share_is_of_the_clients_that_a_round_asks_usually(clock: Any) -> None:
+    # Of five, 0.6 are three. Round 2 asks the three that are idle: 0.6 of these would be two.
+    delays = {("train", 4, 1): 1e9, ("train", 5, 1): 1e9, ("train", 3, 2): 20.0}
+    rows, _, grid = play(
+        clock,
+        delays,
+        rounds=2,
+        clients=5,
+        quorum=0.6,
+        grace=0.0,
+        app=toy_app((1.0, 2.0, 3.0, 4.0, 5.0)),
+    )
+    assert sorted(asked(grid)[5:]) == [1, 2, 3]
+    assert [[c.node_id for c in row.contributions] for row in rows] == [[1, 2, 3]] * 2
+
+
+def test_a_share_of_more_clients_than_usual_is_of_those_asked() -> None:
+    closing = Closing(0.5)
+    closing.usual = 4
+    assert [closing.needed(n) for n in (1, 2, 3, 4, 8)] == [1, 2, 2, 2, 4]
+
+
+def test_a_validation_asks_the_quorum_and_takes_no_share_of_it(clock: Any) -> None:
+    strategy = FedBoosting(min_nodes=5, tolerate_failures=True)
+    strategy.closing = Closing(0.6, 0.0)
+    delays = {("train", 4, 1): 1e9, ("train", 5, 1): 1e9, ("evaluate.fused", 3, 1): 20.0}
+    rows, _, _ = play(
+        clock,
+        delays,
+        clients=5,
+        strategy=strategy,
+        app=toy_app((1.0, 2.0, 3.0, 4.0, 5.0), by_row([[0.5] * 5] * 3)),
+    )
+    assert [f.node_id for f in rows[0].failures] == [4, 5]
+
+
+def test_an_answer_that_is_no_update_is_no_answer_of_a_quorum(clock: Any) -> None:
+    useless = ClientApp()
+
+    @useless.train()
+    def train_nothing(message: Message, context: Any) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    others = toy_app((1.0, 5.0, 100.0))
+    rows, w, _ = play(
+        clock,
+        {("train", 3, 1): 20.0},
+        app=lambda node: useless if node == 0 else others(node),
+    )
+    assert w == pytest.approx(-52.5)
+    assert [f.node_id for f in rows[0].failures] == [1]
+
+
+def test_useless_answers_are_not_said_to_have_come(clock: Any) -> None:
+    grid = SlowGrid(toy_app((1.0,) * 3), [{}] * 3, delays={("train", 3, 1): 50.0}, clock=clock)
+    closing = Closing(1, 0.0)
+    closing.counts = lambda kind, reply: reply.metadata.src_node_id == 1
+    closing.phase(grid, (messages := train_messages(1, 2, 3)), 60)
+    assert "1 of 3 had answered" in closing.why(messages[2].metadata.message_id)
+
+
+def train_messages(*nodes: int) -> list[Message]:
+    return [Message(RecordDict({"arrays": toy_arrays()}), n, "train") for n in nodes]
+
+
+def replied(content: RecordDict) -> Message:
+    return Message(content, reply_to=train_messages(1)[0])
+
+
+def test_the_form_of_an_answer_is_its_strategys(two_of_three: list[KeyShare]) -> None:
+    SlowGrid(toy_app((1.0,)), [{}], delays={}, clock=None)  # messages need a run
+    weights, examples = toy_arrays(), MetricRecord({"num-examples": 1})
+    own: dict[str, Any] = {"client": "a", "version": "1", "num_examples": 1, "buffers": {}}
+    own |= {"metrics": {}, "declaration": {}, "reply_to": train_messages(1)[0]}
+    nothing = replied(RecordDict())
+    stranger = replied(RecordDict({"arrays": weights, "metrics": examples}))
+    uncounted = replied(RecordDict({"arrays": weights}))
+    empty = write_reply(update={}, **own)
+    encrypted = write_reply(update={}, ciphertexts=weights, **own)
+    hello = replied(RecordDict({**encrypted.content, HELLO: MetricRecord({"x": 1})}))
+    scores = replied(RecordDict({"metrics": MetricRecord({"accuracy": [0.5]})}))
+    every = (nothing, stranger, uncounted, empty, encrypted, hello, scores)
+
+    def counted(kind: str = "train", **changes: Any) -> list[Message]:
+        strategy = create_strategy(small(**changes))
+        return [m for m in every if strategy.counts(kind, m)]
+
+    assert counted() == [stranger]
+    assert counted(encryption={"scheme": "paillier"}) == [encrypted]
+    assert encrypted in counted(encryption={"scheme": "masks"})
+    assert stranger not in counted(encryption={"scheme": "masks"})
+    boosting = {"name": "fedboosting"}
+    assert counted(strategy=boosting, data=VALIDATED) == [stranger]
+    assert counted(FUSED_TYPE, strategy=boosting, data=VALIDATED) == [scores]
+
+
+VALIDATED = {"image_size": 8, "validation": 0.2}
+
+
+def test_reasons_of_all_phases_of_a_round_are_kept(clock: Any) -> None:
+    delays = {("train", 2, n): 50.0 for n in (1, 2)}
+    grid = SlowGrid(toy_app((1.0,) * 3), [{}] * 3, delays=delays, clock=clock)
+    closing = Closing(1, 0.0)
+    closing.server_round = 1
+    first, second = train_messages(1, 2), train_messages(3)
+    for messages in (first, second):  # an encrypted round asks again who could not follow
+        closing.phase(grid, messages, 60)
+    late = first[1].metadata.message_id
+    assert closing.why(late).startswith("no answer when the round closed")
+    closing.server_round = 2
+    assert closing.why(late) == "no answer in time"
+
+
+@pytest.mark.parametrize("scheme", ["paillier", "masks"])
+def test_who_has_answered_meanwhile_is_idle(clock: Any, scheme: str) -> None:
+    grid = SlowGrid(toy_app((1.0,) * 3), [{}] * 3, delays={("train", 3, 1): 9.0}, clock=clock)
+    strategy: Any = create_strategy(small(encryption={"scheme": scheme}))
+    strategy.closing = closing = Closing(2, 0.0)
+    strategy._transport.grid = closing.over(grid)
+    closing.phase(grid, train_messages(1, 2, 3), 60)
+    assert strategy._transport.idle() == {1, 2}
+    clock.sleep(10.0)
+    assert strategy._transport.idle() == {1, 2, 3}
+
+
+@pytest.mark.parametrize("client", [2, 3])
+def test_whose_capture_is_missed_is_told_once_the_round_has_closed(
+    clock: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, client: int
+) -> None:
+    delays = {("train", 2, 1): 1.0, ("train", 3, 1): 50.0}
+    grid = SlowGrid(toy_app((1.0,) * 3), [{}] * 3, delays=delays, clock=clock)
+    strategy = FedAvg(min_nodes=3, tolerate_failures=True, quorum=2, grace=0.0)
+    capture = {"clients": [f"node-{client}"]}
+    HonestButCurious(strategy, ObservationStore(tmp_path), capture=capture).start(
+        grid, toy_arrays(), num_rounds=2, timeout=60
+    )
+    said = [r.getMessage() for r in caplog.records if "has replied yet" in r.getMessage()]
+    assert said == (
+        ["capture.clients: no node-3 has replied yet; replied have node-1, node-2"]
+        if client == 3
+        else []
+    )
+
+
+def test_a_quorum_without_tolerance_is_refused(clock: Any) -> None:
+    with pytest.raises(BractError, match="tolerate_failures is False; set it to True, or remove"):
+        play(clock, {}, tolerate_failures=False)
+
+
 def test_a_client_that_never_answers_is_asked_again_after_a_timeout(clock: Any) -> None:
     delays = {("train", 3, 1): 1e9, **{("train", 2, n): 2.0 for n in range(1, 20)}}
     rows, _, grid = play(clock, delays, rounds=16, timeout=20)
@@ -327,4 +482,51 @@ def test_a_threshold_is_met_by_the_clients_in_time(
         m.metadata.dst_node_id for m in grid.log if m.metadata.message_type == "query.partial"
     ]
     assert helped[:2] == [1, 2]
+    assert run.metrics()[-1].evaluation is not None
+
+
+def test_a_share_leaves_as_many_clients_as_decrypt(
+    tmp_path: Path, clock: Any, two_of_three: list[KeyShare]
+) -> None:
+    # Half of the two that round 2 asks would be one, and no second one would be idle.
+    run, _ = slow(
+        tmp_path,
+        clock,
+        {("train", 3, 1): 1e9, ("train", 2, 2): 20.0},
+        two_of_three,
+        rounds=2,
+        encryption={"scheme": "paillier", "threshold": 2, "clip": 0.5},
+        strategy=TOLERANT | {"quorum": 0.5, "grace": 0},
+    )
+    assert [sorted(row.clients) for row in run.metrics()[1:3]] == [["client-0", "client-1"]] * 2
+    assert run.metrics()[-1].evaluation is not None
+
+
+class LosingGrid(SlowGrid):
+    """Node 2 leaves once it has trained."""
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [n for n in super().get_node_ids() if n != 2 or ("train", 2) not in self._seen]
+
+
+def test_who_is_late_is_asked_to_decrypt_where_the_others_are_too_few(
+    tmp_path: Path, clock: Any, two_of_three: list[KeyShare]
+) -> None:
+    config = small(
+        encryption={"scheme": "paillier", "threshold": 2, "clip": 0.5},
+        strategy=TOLERANT | {"quorum": 2, "grace": 0},
+    )
+    grid = small_grid(
+        tmp_path,
+        config,
+        two_of_three,
+        kind=LosingGrid,
+        delays={("train", 3, 1): 1e9},
+        clock=clock,
+    )
+    run = train(tmp_path, config, grid)
+    helped = [
+        m.metadata.dst_node_id for m in grid.log if m.metadata.message_type == "query.partial"
+    ]
+    assert helped == [1, 3]
     assert run.metrics()[-1].evaluation is not None
