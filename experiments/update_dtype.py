@@ -160,7 +160,7 @@ def attack_rows(options: argparse.Namespace) -> list[Row]:
 def as_sent(seen: Observation, dtype: Dtype) -> Observation:
     """Return an observation whose client rounded, as it is read from a capture."""
     update, _ = rounded(seen.update, dtype)
-    loss = sent_rounded(update, seen.parameters)
+    loss = sent_rounded(update, seen.parameters, dtype)
     return replace(seen, update=widened(update, loss), rounded=loss)
 
 

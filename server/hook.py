@@ -124,6 +124,7 @@ class HonestButCurious(Strategy):
             plan,
             names if isinstance(names, ClientNames) else ClientNames(),
             by_round,
+            str(getattr(strategy, "update_dtype", "float32")),
         )
         self._announced = False
         self._live_audit: AuditProcess | None = None

@@ -30,10 +30,10 @@ from bract.protocol.records import (
     reply_name,
     split_state,
 )
-from bract.protocol.rounding import sent_rounded
+from bract.protocol.rounding import sent_rounded, unagreed_widened
 from bract.protocol.storing import CaptureStore, RoundLostError
 from bract.protocol.update import Tensors, difference
-from bract.schema.capture import MISSED, ClientStatement, MissedCapture
+from bract.schema.capture import MISSED, ClientStatement, MissedCapture, Rounding
 from bract.server.capturing import CapturePlan
 from bract.strict_json import parse_json
 
@@ -53,6 +53,8 @@ class Recorder:
         The clients' names, bound to nodes.
     by_round
         The operator's declaration of a later round; None where all rounds are alike.
+    update_dtype
+        The run's ``training.update_dtype``: ``float32``, or in what clients were asked to send.
 
     Attributes
     ----------
@@ -68,10 +70,12 @@ class Recorder:
         plan: CapturePlan,
         names: ClientNames,
         by_round: Callable[[int], ClientDeclaration] | None = None,
+        update_dtype: str = "float32",
     ) -> None:
         self.store = store
         self.declaration = declaration
         self._by_round = by_round or (lambda _: declaration)
+        self._update_dtype = update_dtype
         self.plan = plan
         self.names = names
         self.connected: Callable[[], Iterable[int]] | None = None
@@ -192,11 +196,13 @@ class Recorder:
         }
         mine = self._by_round(server_round)
         groups: dict[str, Tensors]
+        loss = None
         if own:
             answer = read_reply(reply)
             claimed: dict[str, Any] = {"num_examples": answer.num_examples, **answer.declaration}
             metrics = answer.metrics
             groups = _groups(request, answer)
+            loss = self._rounding(groups, flags)
             if answer.ciphertexts and mine.encryption == ClientDeclaration.encryption:
                 # An app of its own declares nothing; that these are ciphertexts shows.
                 mine = mine.updated({"encryption": "paillier"})
@@ -224,10 +230,22 @@ class Recorder:
             client=name,
             declaration=declaration,
             provenance=provenance | {"metrics": metrics, "flags": tuple(flags)},
-            rounded=sent_rounded(groups["update"], groups["parameters"]) if own else None,
+            rounded=loss,
             computed=False,
             **groups,
         )
+
+    def _rounding(self, groups: dict[str, Tensors], flags: list[str]) -> Rounding | None:
+        """Return how a client rounded as asked; what it rounded unasked is flagged and widened."""
+        sent, parameters, agreed = groups["update"], groups["parameters"], self._update_dtype
+        groups["update"], unasked = unagreed_widened(sent, parameters, agreed)
+        if unasked:
+            dtypes = sorted({str(sent[name].dtype).removeprefix("torch.") for name in unasked})
+            flags.append(
+                f"sent {one_line(', '.join(unasked[:5]), 200)} as {' and '.join(dtypes)}, "
+                f"training.update_dtype is {agreed}; taken as float32"
+            )
+        return sent_rounded(groups["update"], parameters, agreed)
 
     def _name(self, node_id: int, claimed: object) -> tuple[str, list[str]]:
         if claimed is None:

@@ -23,7 +23,7 @@ PUBLIC = {
     "data": "DATASETS Dataset Source",
     "defenses": "AdaDefense DEFENSES Defense FedKL Guardian ProtectContext Stage keylock",
     "deploy": "",
-    "inputs": "INPUTS Input References Truth",
+    "inputs": "INPUTS Input References Truth is_redacted",
     "models": "MODELS activation_layer create_model",
     "masks": "",
     "paillier": """Layout PaillierError PrivateKey PublicKey combine deal decrypt encrypt

@@ -200,10 +200,12 @@ class _Work:
     def guess_schema(self, truth: Path) -> None:
         """Take the columns of undeclared rows from those that clients kept."""
         declared = self.declaration()
-        if declared.table is not None or self.given.input.kind not in (None, "table"):
+        if declared.table is not None or self.given.input.kind not in (None, "table", "text"):
             return
         kept = [c for f in self.facts if (c := self._kept(truth, f)) is not None]
         self._kept_texts = [c["inputs"] for c in kept if _are_texts(c["inputs"])]
+        if declared.input == "text":
+            return
         rows = [c["inputs"] for c in kept if c["inputs"].dim() == 2]
         if not rows or len(rows) < len(kept) or not all(r.is_floating_point() for r in rows):
             return
@@ -237,10 +239,24 @@ class _Work:
         if float(outputs.min()) >= 0.0 and float(outputs.max()) <= 1.0:
             target["loss"] = "binary_cross_entropy"
 
-    def choose_model(self) -> None:
+    def _take_text_schema(self) -> None:
+        """Write the schema of texts that the app declares alone: shape and statistics follow."""
+        declared = self.declaration()
+        taken = self.given.input.kind in (None, "text")
+        if taken and declared.text is not None and declared.image_shape is None:
+            section = self.content.setdefault("input", {})
+            section |= {"kind": "text", "text": asdict(declared.text)}
+
+    def _check_readable(self) -> None:
         declared = self.declaration()
         if reason := INPUTS[declared.input].declared(declared).unreadable(declared):
             raise BractError(f"bract.yaml: {reason}")
+
+    def choose_model(self) -> None:
+        self._take_text_schema()
+        declared = self.declaration()
+        if declared.input != "text" or declared.text is not None:
+            self._check_readable()
         name = declared.model
         if name is None:
             raise BractError(
@@ -271,6 +287,7 @@ class _Work:
             if declared.text is None:
                 raise
             raise BractError(f"bract.yaml: input.text: {error}") from None
+        self._check_readable()
         self.model = prepare_model(model, declared.defenses)
         self._name_adapters()
         observation = self.observation()

@@ -75,7 +75,8 @@ def text_schema_of(
 def _length(
     model: nn.Module, kept: Sequence[Tensor], update: Mapping[str, Tensor]
 ) -> tuple[int, str]:
-    lengths = [int((ids != FILLING).nonzero()[:, 1].max()) + 1 for ids in kept if len(ids)]
+    places = [(ids != FILLING).nonzero()[:, 1] for ids in kept]
+    lengths = [int(found.max()) + 1 for found in places if len(found)]
     if lengths:
         return _checked(max(lengths)), "the longest text that clients kept"
     most = longest_of(model)

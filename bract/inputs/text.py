@@ -222,6 +222,8 @@ def _kept(pairs: list[tuple[Tensor, Tensor]], seed: int, schema: TextSchema) -> 
 def _examples(ids: Tensor, schema: TextSchema) -> Tensor:
     """Return examples of token ids ``(N, T)`` or ``(N, T, 1, 1)`` as the model saw them."""
     flat = ids.flatten(1)
+    if not flat.numel():
+        raise BractError(f"inputs of shape {tuple(ids.shape)} hold no token")
     flat = torch.where(flat == FILLING, schema.padding, flat)
     if flat.shape[1] > schema.length:
         raise BractError(

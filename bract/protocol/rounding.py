@@ -56,14 +56,43 @@ def rounded(update: Mapping[str, Tensor], dtype: Dtype) -> tuple[Tensors, Roundi
     return found, Rounding(dtype=dtype, error=error, saved=saved, kept=tuple(kept))
 
 
-def sent_rounded(update: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Rounding | None:
-    """Return how a client rounded the update that it sent, which its dtypes show."""
+def sent_rounded(
+    update: Mapping[str, Tensor], parameters: Mapping[str, Tensor], agreed: str
+) -> Rounding | None:
+    """Return how a client rounded the update that it sent, which its dtypes show.
+
+    Parameters
+    ----------
+    agreed
+        The run's ``training.update_dtype``. A client alone cannot choose that it rounds: what it
+        sends in another dtype is for `unagreed_widened`.
+    """
     for dtype, low in _DTYPES.items():
-        came = {name for name, value in update.items() if value.dtype == low}
-        if any(name in parameters and parameters[name].dtype == torch.float32 for name in came):
+        came = {name for name in _narrow(update, parameters) if update[name].dtype == low}
+        if dtype == agreed and came:
             kept = tuple(name for name in update if name not in came)
             return Rounding(dtype=dtype, error=None, saved=0, kept=kept, by="client")
     return None
+
+
+def unagreed_widened(
+    update: Mapping[str, Tensor], parameters: Mapping[str, Tensor], agreed: str
+) -> tuple[Tensors, list[str]]:
+    """Return an update, in float32 where it came in 16 bits unasked, and the names of these."""
+    asked = {low for dtype, low in _DTYPES.items() if dtype == agreed}
+    names = [name for name in _narrow(update, parameters) if update[name].dtype not in asked]
+    return dict(update) | {name: update[name].float() for name in names}, names
+
+
+def _narrow(update: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of float32 parameters whose update is of 16 bits."""
+    return [
+        name
+        for name, value in update.items()
+        if value.dtype in _DTYPES.values()
+        and name in parameters
+        and parameters[name].dtype == torch.float32
+    ]
 
 
 def widened(update: Mapping[str, Tensor], loss: Rounding | None) -> Tensors:

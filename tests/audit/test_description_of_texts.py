@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -59,6 +61,10 @@ def model() -> nn.Module:
     return Keywords()
 
 
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
+
+
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Captures of one client that took a step of Adam on texts of nine tokens."""
@@ -79,6 +85,96 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         )
     )
     return tmp_path
+
+
+def keep_texts(app: Path, ids: Tensor) -> Path:
+    """Write what the client would have kept; the model sees `FILLING` nowhere."""
+    path = app / "kept" / "node-1" / "round-0001.safetensors"
+    path.parent.mkdir(parents=True)
+    save_file({"inputs": ids, "labels": torch.tensor([0, 1, 0])}, path)
+    return app / "kept"
+
+
+def declare(app: Path, **declared: Any) -> None:
+    """Declare more of the client in its capture."""
+    store = ObservationStore(app / "captures")
+    (seen,) = store
+    store.save(replace(seen, declaration=seen.declaration.updated(declared)))
+
+
+KEPT = torch.tensor([[5, 9, 8, 6], [5, 7, 6, FILLING], [5, 4, 4, 6]])
+
+
+@pytest.mark.parametrize("by", ["person", "app", "nobody"])
+@pytest.mark.parametrize("truth", [True, False])
+def test_texts_are_inferred_also_where_the_kind_of_input_is_given(
+    app: Path, by: str, truth: bool
+) -> None:
+    if by == "app":
+        declare(app, input="text")
+    settings = {"input.kind": "text"} if by == "person" else {}
+    where = keep_texts(app, KEPT) if truth else None
+    describe_app(app, settings, model=f"{HERE}:model", truth=where)
+    described = RunDirectory(app).description()
+    assert described is not None and described.classes == 2
+    length, special = (4, (5, 6)) if truth else (9, ())
+    wanted = TextSchema(vocabulary=50, length=length, padding=3, special=special)
+    assert described.input.text == wanted
+    assert {"input.text.vocabulary", "input.text.length"} <= set(described.guessed)
+
+
+@pytest.mark.parametrize("by", ["person", "app"])
+def test_a_model_without_an_embedding_shows_no_schema_of_texts(app: Path, by: str) -> None:
+    if by == "app":
+        declare(app, input="text")
+    settings = {"input.kind": "text"} if by == "person" else {}
+    with pytest.raises(BractError, match=r"bract.yaml: .*input text and declare no schema"):
+        describe_app(app, settings, model=f"{HERE}:linear")
+
+
+@pytest.mark.parametrize("truth", [True, False])
+@pytest.mark.parametrize("named", [{"input": "text"}, {}])
+def test_shape_and_statistics_follow_from_the_schema_that_an_app_declares(
+    app: Path, truth: bool, named: dict[str, str]
+) -> None:
+    schema = TextSchema(vocabulary=50, length=9, padding=3)
+    declare(app, **named, text=asdict(schema))
+    where = keep_texts(app, torch.full((3, 9), 4)) if truth else None
+    describe_app(app, {}, model=f"{HERE}:model", truth=where)
+    described = RunDirectory(app).description()
+    assert described is not None and described.input.text == schema
+    assert not [key for key in described.guessed if key.startswith("input")]
+    (seen,) = ObservationStore(app / "captures")
+    declared = described.declare(seen.declaration, "node-1")
+    assert declared.image_shape == (9, 1, 1)
+    assert (declared.mean, declared.std) == schema.feature_moments()
+
+
+def test_kept_texts_without_a_token_show_no_length(app: Path) -> None:
+    found: Any = model()
+    (seen,) = ObservationStore(app / "captures")
+    empty = [torch.full((2, 5), FILLING), torch.zeros((2, 0), dtype=torch.int64)]
+    schema, reasons = text_schema_of(found, found.words, empty, seen.update, None)
+    assert schema.length == 9 and "places" in reasons["length"]
+    schema, reasons = text_schema_of(found, found.words, [*empty, KEPT], seen.update, None)
+    assert schema.length == 4 and reasons["length"] == "the longest text that clients kept"
+
+
+def test_kept_texts_of_padding_alone_leave_the_length_to_the_positions(app: Path) -> None:
+    kept = keep_texts(app, torch.full((3, 5), FILLING))
+    describe_app(app, {}, model=f"{HERE}:model", truth=kept)
+    described = RunDirectory(app).description()
+    assert described is not None and described.input.text is not None
+    assert described.input.text.length == 9 and "places" in described.guessed["input.text.length"]
+
+
+def test_kept_texts_of_no_width_are_refused_in_one_line(
+    app: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = keep_texts(app, torch.zeros((3, 0), dtype=torch.int64))
+    with pytest.raises(BractError, match=r"round-0001.safetensors: cannot be used to score"):
+        describe_app(app, {}, model=f"{HERE}:model", truth=kept)
+    assert "inputs of shape (3, 0) hold no token" in caplog.text
 
 
 def test_without_kept_texts_the_length_is_that_of_the_positions_that_moved(app: Path) -> None:

@@ -16,7 +16,8 @@ from bract.errors import BractError, RunFailedError
 from bract.protocol.arrays import BFLOAT16, from_arrays
 from bract.protocol.observation import ObservationStore
 from bract.protocol.records import Contribution, to_arrays
-from bract.protocol.rounding import rounded
+from bract.protocol.rounding import rounded, sent_rounded, unagreed_widened
+from bract.rundir import RunDirectory
 from bract.server.capturing import CapturePlan
 from bract.server.loopback import LoopbackGrid
 from bract.strategies.aggregation import aggregate, check_contribution
@@ -101,6 +102,50 @@ def test_a_client_that_rounds_unasked_or_otherwise_is_refused_by_name(
     for dtype in ("float32", "bfloat16"):
         with pytest.raises(RunFailedError, match=r"client-0: sent .* as torch.float16, expected"):
             run(tmp_path / dtype, dtype)
+
+
+@pytest.mark.parametrize(("agreed", "sent"), [("float32", "float16"), ("float16", "bfloat16")])
+def test_a_client_does_not_choose_what_the_capture_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agreed: Any, sent: Any
+) -> None:
+    plain, _ = run(tmp_path / "plain", "float32")
+
+    def mixed(update: Any, dtype: Any) -> Any:
+        first = next(iter(update))
+        low = rounded({first: update[first]}, sent)[0]
+        return rounded(update, agreed)[0] | low, None
+
+    monkeypatch.setattr(client_app, "rounded", mixed)
+    with pytest.raises(RunFailedError, match=f"as torch.{sent}, expected"):
+        run(tmp_path / "mixed", agreed, capture={"dtype": "float16"})
+    folder = RunDirectory(tmp_path / "mixed" / "run").captures
+    exact, seen = (next(iter(ObservationStore(place))) for place in (plain.captures, folder))
+    assert exact.client == seen.client
+    first, *others = exact.update
+    (flag,) = seen.provenance["flags"]
+    assert flag == f"sent {first} as {sent}, training.update_dtype is {agreed}; taken as float32"
+    # The store rounds where the run does not; else what came as agreed stays, the rest is whole.
+    by = ("store", ()) if agreed == "float32" else ("client", (first,))
+    loss = seen.rounded
+    assert loss is not None and (loss.dtype, loss.by, loss.kept) == ("float16", *by)
+    assert {value.dtype for value in seen.update.values()} == {torch.float32}
+    wanted = rounded(exact.update, "float16")[0] | rounded({first: exact.update[first]}, sent)[0]
+    assert others and all(torch.equal(seen.update[n], v.float()) for n, v in wanted.items())
+    held = load_file(folder / "round-0001" / seen.client / "update.safetensors")
+    assert {n for n, v in held.items() if v.dtype != torch.float16} == set(loss.kept)
+
+
+def test_16_bits_of_a_16_bit_parameter_are_no_rounding() -> None:
+    half = {"w": torch.ones(2, dtype=torch.float16), "v": torch.ones(2, dtype=torch.float16)}
+    parameters = {"w": torch.ones(2, dtype=torch.float16), "v": torch.ones(2)}
+    loss = sent_rounded(half, parameters, "float16")
+    assert loss is not None and loss.kept == ("w",)
+    assert sent_rounded(half, parameters, "float32") is None
+    update, unasked = unagreed_widened(half, parameters, "bfloat16")
+    assert unasked == ["v"] and {n: v.dtype for n, v in update.items()} == {
+        "w": torch.float16,
+        "v": torch.float32,
+    }
 
 
 def test_a_sum_of_16_bit_updates_overflows_no_16_bits() -> None:
