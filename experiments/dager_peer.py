@@ -33,11 +33,11 @@ from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.data.tokens import as_example
 from bract.errors import BractError
-from bract.models import create_model
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import mean
 from experiments.harness.texts import FIRST_SEED, SentTexts, public_texts, send_texts
+from experiments.harness.uploads import captured_network
 from experiments.text_leaks import SMALL
 
 COLUMNS = (
@@ -232,7 +232,7 @@ class Shown:
     """A decoder of GPT-2's shape has no first token in its code."""
 
     def __init__(self, sent: SentTexts) -> None:
-        self.network = _network(sent)
+        self.network = captured_network(sent.captured)
         self.length, self.pad_token = sent.schema.length, sent.schema.padding
         names = [name for name, _ in self.network.named_modules()]
         self.layers = [name for name in names if name.endswith("attn.c_attn")]
@@ -309,22 +309,6 @@ def _importing(code: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(code.resolve()))
-
-
-def _network(sent: SentTexts) -> nn.Module:
-    declared = sent.captured.declaration
-    assert declared.image_shape is not None
-    assert declared.model is not None and declared.classes is not None
-    network = create_model(
-        declared.model,
-        classes=declared.classes,
-        channels=declared.image_shape[0],
-        image_size=1,
-        activation=declared.activation,
-        text=sent.schema,
-    )
-    network.load_state_dict(sent.captured.parameters | sent.captured.buffers)
-    return network.eval()
 
 
 if __name__ == "__main__":

@@ -30,11 +30,11 @@ from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.config.table import TableSchema
 from bract.data.rows import project
 from bract.errors import BractError
-from bract.models import create_model
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.rows import FIRST_SEED, SentRows, references_of, send_rows
 from experiments.harness.scores import mean
+from experiments.harness.uploads import captured_network
 
 COLUMNS = (
     *("tool", "attack", "data", "batch", "clients", "labels", "features", "features_least"),
@@ -145,7 +145,7 @@ def by_published(
 ) -> Tensor:
     """Run TabLeak's code on an upload; return the rows as features ``(B, 1, 1, width)`` alike."""
     described, truth = Described(sent.schema), sent.truth
-    network = _network(sent)
+    network = captured_network(sent.captured)
     torch.manual_seed(seed)
     shaped = torch.zeros(len(truth.labels), sent.schema.width)
     found = invert(
@@ -165,22 +165,6 @@ def by_published(
     ).detach()
     rows = project(sent.schema, found * described.std + described.mean)
     return rows.view_as(truth.images)
-
-
-def _network(sent: SentRows) -> nn.Module:
-    declared = sent.captured.declaration
-    assert declared.image_shape is not None
-    assert declared.model is not None and declared.classes is not None
-    network = create_model(
-        declared.model,
-        classes=declared.classes,
-        channels=declared.image_shape[0],
-        image_size=1,
-        activation=declared.activation,
-        table=sent.schema,
-    )
-    network.load_state_dict(sent.captured.parameters | sent.captured.buffers)
-    return network
 
 
 class Described:

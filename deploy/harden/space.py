@@ -391,10 +391,10 @@ class Space:
                 continue  # of no use to any candidate, or refused below
             sizes[width * sum(p.numel() for p in model.parameters())] = name
         if sizes and limit < min(sizes):
-            mend = "or add a smaller one to model.name of space"
+            fix = "or add a smaller one to model.name of space"
             raise BractError(
                 f"{self.source}: constraints.bytes is {limit}, and an update of model.name "
-                f"{sizes[min(sizes)]} has {min(sizes)}; raise it, {mend}"
+                f"{sizes[min(sizes)]} has {min(sizes)}; raise it, {fix}"
             )
 
     def _check_epsilon(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.attacks.problem.target_model import target_model_of
 from bract.client.defenses import DefenseChain, ProtectContext
 from bract.client.training import planned_steps, train_locally
 from bract.config.config import TrainingConfig
@@ -62,6 +63,13 @@ def network_for(
         model, classes=spec.classes, channels=channels, image_size=size, activation=activation
     )
     return initialise(made if chain is None else chain.prepare_model(made), init, seed)
+
+
+def captured_network(captured: Observation) -> nn.Module:
+    """Return the network that a client was sent, in evaluation mode."""
+    network = target_model_of(captured).model
+    network.load_state_dict(captured.parameters | captured.buffers)
+    return network.eval()
 
 
 def fit(

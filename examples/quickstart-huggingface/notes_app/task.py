@@ -36,7 +36,7 @@ URGENT = [
 
 
 def make_notes():
-    """Return made-up notes with label 1 where they are urgent: nobody's data."""
+    """Return made-up notes with label 1 where they are urgent; they describe no real person."""
     draw = random.Random(7)
     notes = []
     for _ in range(NOTES):
