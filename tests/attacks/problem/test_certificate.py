@@ -16,7 +16,7 @@ from bract.attacks.methods.patch_embedding.patch_embedding import PatchEmbedding
 from bract.attacks.methods.portfolio.portfolio import Best
 from bract.attacks.methods.r_gap.r_gap import RGAP
 from bract.attacks.problem.case import open_case
-from bract.attacks.problem.certificate import layer_residuals, rounding
+from bract.attacks.problem.certificate import certified, layer_residuals, rounding
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.audit.questions.reconstruction.scores.image import match
@@ -155,11 +155,22 @@ def test_a_batch_is_not_certified() -> None:
 def test_an_update_that_rounding_hides_is_not_certified() -> None:
     """At a tiny learning rate the difference of two models is mostly rounding."""
     image = images(3)
-    certified, hidden = (
-        Analytic()(seen_through("test-mlp", image, [4], steps=1, lr=lr)).certificate
+    shown, hidden = (
+        claimed(seen_through("test-mlp", image, [4], steps=1, lr=lr), image, [4])
         for lr in (0.1, 1e-6)
     )
-    assert certified is not None and hidden is None
+    assert shown is not None and hidden is None
+
+
+def test_what_is_no_image_is_not_certified() -> None:
+    case = open_case(seen_through("test-mlp", images(3), [4]), tier="oblivious", max_images=1)
+    declared = case.observation.declaration
+    row = replace(case.observation, declaration=declared.updated({"input": "table"}))
+    made, other = (
+        certified(one, count=1, residuals={"1.weight": 0.0}, error=0.0, unknowns={})
+        for one in (case, replace(case, observation=row))
+    )
+    assert made is not None and other is None
 
 
 def test_a_layer_of_small_gradients_counts_as_much_as_the_others() -> None:
