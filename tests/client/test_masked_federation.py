@@ -1,6 +1,7 @@
 """Masked runs of the real ClientApp: the plain quantised sum, dropouts, and what goes wrong."""
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -433,6 +434,37 @@ def test_two_messages_at_once_get_one_update_and_one_list(tmp_path: Path) -> Non
     first.agree(write_survivors((0, 1, 2)))
     with pytest.raises(BractError, match="other clients are said to have answered"):
         second.agree(write_survivors((1, 2)))
+
+
+def test_a_message_waits_while_another_one_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read the state before either had masked; the lock alone holds them apart."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from bract.masks.party import Party
+
+    config = small(encryption=MASKS)
+    sharing(tmp_path, config)
+    masking = Party.mask
+
+    def slow(self: Party, *args: Any) -> None:
+        time.sleep(0.5)
+        masking(self, *args)
+
+    monkeypatch.setattr(Party, "mask", slow)
+
+    def answer(run: int) -> str:
+        client = one_client(tmp_path, 1, run, config)
+        try:
+            client.mask({"w": torch.full((4,), float(run))}, {"w": torch.zeros(4)}, {})
+        except BractError as error:
+            return str(error)
+        return "masked"
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = sorted(pool.map(answer, (1, 2)))
+    assert first == "masked" and "asked to train twice" in second
 
 
 def test_a_roster_of_more_clients_than_declared_needs_a_majority_too(tmp_path: Path) -> None:
