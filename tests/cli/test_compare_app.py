@@ -22,7 +22,7 @@ from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
 from bract.errors import BractError, RunFailedError
 from bract.files import write_text
-from bract.inputs import is_redacted
+from bract.inputs import INPUTS, is_redacted
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.stores import occupy
 from bract.protocol.update import parameters_of
@@ -133,6 +133,20 @@ def test_each_variant_is_the_app_with_that_defense_and_the_clients_it_had(app: A
     description = run.description()
     assert description is not None and description.clients == {}
     assert (run.root / "report.html").is_file()
+
+
+def test_the_input_decides_whether_the_variants_pages_show_examples(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pages() -> set[bool]:
+        found = compare(app, defenses=[], overwrite=True)
+        root = app.folder.parent / "runs" / "theirs-compare"
+        own = json.loads((root / "undefended" / "report.json").read_text())
+        return {found["redacted"], own["redacted"]}
+
+    assert pages() == {False}
+    monkeypatch.setattr(INPUTS["image"], "withheld", True)
+    assert pages() == {True}
 
 
 def test_by_default_no_defense_is_compared_that_needs_a_line_of_the_app(app: App) -> None:

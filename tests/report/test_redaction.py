@@ -76,6 +76,8 @@ def test_texts_are_left_out_unless_they_are_asked_for(
     as_texts(root)
     assert left_out(root, None) and "--show" in capsys.readouterr().err
     assert not left_out(root, False)
+    write_report(root)
+    assert json.loads((root / "report.json").read_text())["redacted"]
     assert is_redacted(None, ["image", "of-a-package-that-is-not-installed"])
 
 
