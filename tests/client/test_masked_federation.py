@@ -467,6 +467,25 @@ def test_a_message_waits_while_another_one_masks(
     assert first == "masked" and "asked to train twice" in second
 
 
+def test_an_update_takes_no_masks_that_came_while_it_was_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is weighed by one list of clients, so the masks of another one hide another sum."""
+    from bract.client import masked as module
+
+    config = small(encryption=MASKS)
+    sharing(tmp_path, config)
+    encode = module.encode_update
+
+    def slow(*args: Any) -> Any:
+        sharing(tmp_path, config)
+        return encode(*args)
+
+    monkeypatch.setattr(module, "encode_update", slow)
+    with pytest.raises(BractError, match="given other masks while it trained"):
+        one_client(tmp_path, 1, 1, config).mask({"w": torch.rand(4)}, {"w": torch.zeros(4)}, {})
+
+
 def test_a_roster_of_more_clients_than_declared_needs_a_majority_too(tmp_path: Path) -> None:
     """A threshold of two is a majority of the three declared clients, not of the ten named."""
     from bract.masks.party import Party
