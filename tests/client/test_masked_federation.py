@@ -472,14 +472,14 @@ def test_an_update_takes_no_masks_that_came_while_it_was_encoded(
 ) -> None:
     """It is weighed by one list of clients, so the masks of another one hide another sum."""
     from bract.client import masked as module
+    from bract.protocol.masking import encode_update
 
     config = small(encryption=MASKS)
     sharing(tmp_path, config)
-    encode = module.encode_update
 
     def slow(*args: Any) -> Any:
         sharing(tmp_path, config)
-        return encode(*args)
+        return encode_update(*args)
 
     monkeypatch.setattr(module, "encode_update", slow)
     with pytest.raises(BractError, match="given other masks while it trained"):
