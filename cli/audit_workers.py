@@ -17,9 +17,8 @@ import torch
 from bract.audit.audit import Audit
 from bract.audit.results import Batch
 from bract.audit.worker import Worker, few_threads
-from bract.cli import signals
 from bract.cli.console import say
-from bract.cli.launch.cluster import Asked, Cluster, check_ray, connected
+from bract.cli.launch.cluster import Asked, Cluster, check_ray, connected, uninterrupted
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError, one_line
 from bract.schema import Answer
@@ -234,12 +233,7 @@ def workers_of(asked: Asked | None, root: Path) -> Iterator[Workers | None]:
     if asked is None:
         yield None
         return
-    try:
-        with connected(asked) as cluster:
-            say(f"workers: {cluster.workers} on {cluster.device}, threads each: {asked.threads}")
-            with Workers(cluster, root, asked.threads).started() as workers:
-                yield workers
-    except SystemError:
-        # What a signal raises inside Ray's compiled code comes out as this.
-        signals.check()
-        raise
+    with uninterrupted(), connected(asked) as cluster:
+        say(f"workers: {cluster.workers} on {cluster.device}, threads each: {asked.threads}")
+        with Workers(cluster, root, asked.threads).started() as workers:
+            yield workers

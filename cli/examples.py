@@ -78,6 +78,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "harden": (
         "bract harden federation.yaml",
         "bract harden federation.yaml --space space.yaml --trials 60 --resume",
+        "bract harden federation.yaml --ray 10.0.0.5:6379 --resume",
         "bract harden .",
     ),
     "doctor": (

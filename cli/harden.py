@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bract.cli.console import print_json, say
+from bract.cli.harden_workers import ClusterCrew
+from bract.cli.launch.cluster import Asked, connected, uninterrupted
 from bract.cli.signals import explained, resumed
 from bract.config import FederationConfig
 from bract.deploy.harden.federate import federate
@@ -78,25 +81,44 @@ def harden(
     *,
     trials: int | None = None,
     seeds: int | None = None,
+    ray: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     redact: bool | None = None,
     as_json: bool = False,
 ) -> Path:
-    """Search around a configuration; return the page, ``runs/<name>-harden/harden.html``."""
+    """Search around a configuration; return the page, ``runs/<name>-harden/harden.html``.
+
+    ``ray`` is the address of a cluster whose workers train and attack; None is this machine.
+    """
     load_optuna()
     config = config.as_own_word()
     found = limited(load_space(config, space), trials=trials, seeds=seeds)
-    with Workers(InProcess(config), found.file.search.workers or cores()) as crew:
+    root = runs / f"{config.name}-harden"
+    with _crew(found, config, root, ray) as crew:
         return harden_with(
             found,
-            runs / f"{config.name}-harden",
+            root,
             crew,
             resume=resume,
             overwrite=overwrite,
             redact=is_redacted(redact, [config.data.input]),
             as_json=as_json,
         )
+
+
+@contextmanager
+def _crew(space: Space, config: FederationConfig, root: Path, ray: str | None) -> Iterator[Crew]:
+    """Have those who do the work while the block runs."""
+    bench, count = InProcess(config), space.file.search.workers
+    if ray is None:
+        with Workers(bench, count or cores()) as crew:
+            yield crew
+        return
+    gpus = 1.0 if config.audit.gpus is None else config.audit.gpus
+    with uninterrupted(), connected(Asked(ray, count, gpus, config.device)) as cluster:
+        say(f"workers: {cluster.workers} on {cluster.device}")
+        yield ClusterCrew(cluster, bench, root)
 
 
 def limited(space: Space, *, trials: int | None, seeds: int | None) -> Space:

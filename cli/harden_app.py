@@ -52,6 +52,7 @@ def harden_app(
     *,
     trials: int | None = None,
     seeds: int | None = None,
+    ray: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     redact: bool | None = None,
@@ -62,8 +63,14 @@ def harden_app(
     Raises
     ------
     BractError
-        If the folder holds no app, or the app was not described.
+        If the folder holds no app, the app was not described, or a cluster is named: Flower's
+        engine has a Ray of its own, and runs one federation of the app after the other.
     """
+    if ray is not None:
+        raise BractError(
+            f"--ray {ray}: an app's federations run one after the other in Flower's own simulation "
+            "engine; leave --ray out"
+        )
     load_optuna()
     app = app_in(folder)
     if app is None:

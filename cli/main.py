@@ -532,6 +532,13 @@ def harden(
         typer.Option("--seeds", min=1, help="Federations of each point of the frontier; 3."),
     ] = None,
     runs: RunsOption = Path("runs"),
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            help="Train and attack on a Ray cluster's HOST:PORT, or auto for this machine.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier search.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier search.")
@@ -541,9 +548,10 @@ def harden(
 ) -> None:
     """Search settings and defenses for what leaks least, at which price, and recommend one.
 
-    Candidates train in this process. Each is held to attackers that know its defenses: cheap ones
-    first, and every point of the frontier to the full attack with several seeds. Writes
-    harden.html, harden.json, recommended.yaml and policy.yaml into RUNS/NAME-harden.
+    Candidates train in processes of this machine, or of a Ray cluster's. Each is held to attackers
+    that know its defenses: cheap ones first, and every point of the frontier to the full attack
+    with several seeds. Writes harden.html, harden.json, recommended.yaml and policy.yaml into
+    RUNS/NAME-harden.
     """
     if target.is_dir():
         from bract.cli.harden_app import harden_app
@@ -554,6 +562,7 @@ def harden(
             space,
             trials=trials,
             seeds=seeds,
+            ray=ray,
             resume=resume,
             overwrite=overwrite,
             redact=redact,
@@ -569,6 +578,7 @@ def harden(
         space,
         trials=trials,
         seeds=seeds,
+        ray=ray,
         resume=resume,
         overwrite=overwrite,
         redact=redact,

@@ -1,4 +1,4 @@
-"""Ray for an audit: a given cluster, or this machine's own for the time of the audit."""
+"""Ray for an audit or a search: a given cluster, or this machine's own while it lasts."""
 
 from __future__ import annotations
 
@@ -118,6 +118,16 @@ def connected(asked: Asked) -> Iterator[Cluster]:
             # Ray takes SIGTERM for itself.
             signals.listen()
         yield _placed(ray, asked)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """End as a signal asks, also where Ray's compiled code turns it into another error."""
+    try:
+        yield
+    except SystemError:
+        signals.check()
+        raise
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """``bract harden`` in this process, and its recommendation through real processes."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -75,6 +76,28 @@ def test_bad_input_ends_with_one_line_and_returncode_2(tmp_path: Path) -> None:
     assert "no candidate of the space can run" in found.stderr
     assert "Traceback" not in found.stderr
     assert not (tmp_path / "small-harden").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+def test_workers_of_a_cluster_find_what_this_machines_find(searched: Path, tmp_path: Path) -> None:
+    found = command(
+        *("harden", tmp_path / "small.yaml", "--space", tmp_path / "space.yaml"),
+        *("--runs", tmp_path / "ray", "--ray", "auto"),
+    )
+    assert found.returncode == 0, found.stderr
+    assert "workers: " in found.stderr + found.stdout
+    here, there = (
+        json.loads((root / "small-harden" / "harden.json").read_text())
+        for root in (tmp_path, tmp_path / "ray")
+    )
+    assert here["frontier"] == there["frontier"]
+    assert here["recommended"] == there["recommended"]
+    facts = [
+        {c["name"]: (c["stage"], c["accuracy"], c["leaks"], c["error"]) for c in d["candidates"]}
+        for d in (here, there)
+    ]
+    assert facts[0] == facts[1]
 
 
 @pytest.mark.processes
