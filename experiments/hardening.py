@@ -4,7 +4,7 @@
     python -m experiments.hardening runs/demo-harden/harden.json [--json]
 
 ``share high`` is the upper limit of the share of images that could have leaked; ``whole search``
-counts candidates, federations and CPU seconds.
+counts candidates, federations and seconds, and those that leaked more than to cheaper attackers.
 """
 
 from collections import Counter
@@ -33,10 +33,12 @@ def main() -> None:
             "name": "whole search",
             "candidates": len(search.candidates),
             "stages": dict(sorted(stages.items())),
+            "rose": sum((c.dropped or "").startswith("leakage rose") for c in search.candidates),
             "federations": search.federations,
             "seeds": search.searched.get("seeds"),
             "recommended": search.recommended,
             "cpu_seconds": search.cpu_seconds,
+            "wall_seconds": search.wall_seconds,
         }
     )
     emit(rows, COLUMNS, as_json=options.json)
