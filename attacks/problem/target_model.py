@@ -57,11 +57,13 @@ class TargetModel:
                 # cannot be batched over trials.
                 module.running_mean = module.running_var = module.num_batches_tracked = None
                 module.track_running_stats = False
-        # Tracing leaves out the hooks by which a model of texts reads token ids.
-        self.network = None if declaration.text is not None else BatchedNetwork.of(self.model)
         self.parameter_names = tuple(name for name, _ in self.model.named_parameters())
-        held = self.model.state_dict()
-        self.buffer_names = tuple(name for name, _ in self.model.named_buffers() if name in held)
+        held, buffers = self.model.state_dict(), [name for name, _ in self.model.named_buffers()]
+        self.buffer_names = tuple(name for name in buffers if name in held)
+        # Tracing leaves out the hooks by which a model of texts reads token ids, and reads every
+        # weight from the captured state, where frozen ones are not.
+        traced = declaration.text is None and len(self.buffer_names) == len(buffers)
+        self.network = BatchedNetwork.of(self.model) if traced else None
 
     @cached_property
     def loss(self) -> Loss:
