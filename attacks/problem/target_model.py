@@ -103,6 +103,7 @@ class TargetModel:
             rows = inputs.flatten(2) if self.declaration.table is not None else inputs
             logits = self.network(parameters | buffers, rows)
             return logits, logits.new_zeros(len(inputs))
+        self.follow(parameters)
         # PyTorch's fused attention has no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
             if len(inputs) == 1 or self.declaration.text is not None:
@@ -141,6 +142,8 @@ class TargetModel:
                 name: _moments_of(value.movedim(2, 1).flatten(2))
                 for name, value in entering.items()
             }
+
+        self.follow(parameters)
 
         def one(state: Tensors, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
             seen: dict[str, tuple[Tensor, Tensor]] = {}

@@ -32,7 +32,11 @@ def with_frozen_backbone(model: nn.Module, trained: Sequence[str]) -> nn.Module:
     ...     return with_frozen_backbone(torchvision.models.resnet18(weights="DEFAULT"), ["fc"])
     """
     modules = dict(model.named_modules())
-    known = [name for name, module in modules.items() if name and next(module.parameters(), None) is not None]
+    known = [
+        name
+        for name, module in modules.items()
+        if name and next(module.parameters(), None) is not None
+    ]
     for name in trained:
         if name not in known:
             raise BractError(

@@ -26,7 +26,7 @@ float32's rounding is 1e-6, of a local minimum 0.05 and more."""
 
 _MOST_UNKNOWNS = 1024
 _EVALUATIONS = 200
-_SPARSE_ROUNDS = 50
+_SPARSE_ROUNDS = 200
 _CERTAIN = 1e-5
 
 
@@ -73,12 +73,16 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Features
     if case.images == 1:
         return _of_one(case, head)
     require_one_gradient(case, "maui")
-    if has_relu_behind(case.target_model, case.observation, head.layer):
-        try:
-            return _sparse(case, head, seed)
-        except BractError:
-            pass
-    return _fitted(case, head, starts=starts, seed=seed)
+    if not has_relu_behind(case.target_model, case.observation, head.layer):
+        return _fitted(case, head, starts=starts, seed=seed)
+    try:
+        return _sparse(case, head, seed)
+    except BractError as error:
+        sparse = str(error).removeprefix(f"{case.observation.key}: ")
+    try:
+        return _fitted(case, head, starts=starts, seed=seed)
+    except BractError as error:
+        raise BractError(f"{error}. Its sparse factors were not found either: {sparse}") from error
 
 
 def gradient_residual(case: Case, head: Head, features: Tensor, labels: Tensor) -> float:
@@ -209,4 +213,3 @@ def _classes(case: Case) -> int:
     classes = case.observation.declaration.classes
     assert classes is not None
     return classes
-

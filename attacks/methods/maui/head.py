@@ -112,11 +112,11 @@ def trained_head(case: Case) -> Head:
         layer is not linear, has no bias, or is not called once with one row an image.
     """
     model, target, key = case.target_model, case.evidence.target, case.observation.key
-    trained = tuple(
-        n for n in model.parameter_names if n in target and bool(target[n].any())
-    )
+    trained = tuple(n for n in model.parameter_names if n in target and bool(target[n].any()))
     layers = {
-        name: module for name, module in model.model.named_modules() if isinstance(module, nn.Linear)
+        name: module
+        for name, module in model.model.named_modules()
+        if isinstance(module, nn.Linear)
     }
     order, shapes = _calls(case)
     owners = dict.fromkeys(name.rpartition(".")[0] for name in trained)

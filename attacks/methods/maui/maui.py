@@ -36,9 +36,10 @@ class Maui(Attack):
 
     Transfer learning trains a head of linear layers on a backbone that everyone knows. Its update
     holds no gradient of a convolution, but the features of every image (`read_features`). Images
-    are those whose features are the nearest, ``mean_b |phi(x_b) - h_b|^2 / s`` plus total variation,
-    with s the mean squared distance of random images' features from their mean: quasi-Newton descent on the logits of pixels, from an eighth of the size or more to
-    the whole, finished with less of the prior. MAUI (Dabholkar et al., arXiv 2509.11451) is the
+    are those whose features are the nearest: ``mean_b |phi(x_b) - h_b|^2 / s`` plus total
+    variation, with s the mean squared distance of random images' features from their mean.
+    Quasi-Newton descent on the logits of pixels goes from a quarter of the size or more to the
+    whole, and is finished with less of the prior. MAUI (Dabholkar et al., arXiv 2509.11451) is the
     attack on this setting in two steps; how features are read and inverted is bract's own, for a
     server that leaves the model as it is.
 
@@ -60,7 +61,7 @@ class Maui(Attack):
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 600
 
-    tv: float = 1e-2
+    tv: float = 0.5
     finish: float = 0.1
     starts: int = 16
     history: int = 50
