@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,20 +15,22 @@ from bract.attacks.methods.maui.head import Head, probe_inputs, state_of
 from bract.attacks.methods.spear.low_rank import factors
 from bract.attacks.methods.spear.spear import repeated, searched
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.certificate import rounding
 from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.linear_layers import FirstLayer, has_relu_behind
 from bract.attacks.solve.descent import Run
-from bract.attacks.solve.labels import infer_labels
+from bract.attacks.solve.labels import infer_labels, last_layer
 from bract.errors import BractError
 
-EXPLAINED = 1e-3
-"""Relative residual of the head's gradient above which features are taken for not found: that of
-float32's rounding is 1e-6, of a local minimum 0.05 and more."""
+EXPLAINED = 4.0
+"""Relative residual of the head's gradient, as a multiple of what rounding may leave
+(`bract.attacks.problem.certificate.rounding`), above which features are taken for not found. True
+features leave an eighth of that rounding or less, local minima ten thousand times it."""
 
 _MOST_UNKNOWNS = 1024
 _EVALUATIONS = 200
 _SPARSE_ROUNDS = 200
-_CERTAIN = 1e-5
+_PRESENT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -139,43 +142,70 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
     units = case.evidence.target[head.weight].shape[0]
     last = units == _classes(case)
     if images > units - last or images**2 > _MOST_UNKNOWNS:
-        most = min(units - last, int(_MOST_UNKNOWNS**0.5))
+        limit = min(units - last, int(_MOST_UNKNOWNS**0.5))
         raise BractError(
             f"{key}: {images} images through a head whose first layer, {head.layer}, has {units} "
-            f"units: their features are not determined (at most {most} are, or more behind a "
+            f"units: their features are not determined (at most {limit} are, or more behind a "
             "layer with a ReLU)"
         )
-    labels = infer_labels(case).labels.cpu()
     rows, slope = _wanted(case, head)
+    candidates = _label_candidates(case)
+    most = EXPLAINED * rounding(case, head.weight)
     _, _, right = torch.linalg.svd(rows, full_matrices=False)
     basis = right[:images]
     state = state_of(case, torch.float64)
     case.target_model.follow(state)
-    inputs, targets = probe_inputs(case, 1, 0).double(), _one_hot(labels, case).double()
+    inputs = probe_inputs(case, 1, 0).double()
     size = torch.cat([rows.flatten(), slope]).norm().clamp_min(1e-300)
 
-    def error(mixing: Tensor) -> Tensor:
+    def error(labels: Tensor, mixing: Tensor) -> Tensor:
         features = mixing.view(images, images) @ basis
+        targets = _one_hot(labels, case).double()
         weight, bias = head.gradient(state, inputs, features, targets)
         return torch.cat([((weight - rows) @ basis.T).flatten(), bias - slope]) / size
 
-    best, least = None, float("inf")
+    best, chosen, least = None, candidates[0], float("inf")
     for start in range(starts):
+        own = partial(error, candidates[start % len(candidates)])
         first = head.features(state, probe_inputs(case, images, seed + start).double()).detach()
-        found = _least_squares(error, first @ basis.T)
-        value = float(error(found).norm())
+        found = _least_squares(own, first @ basis.T)
+        value = float(own(found).norm())
         if value < least:
-            best, least = found, value
-        if least < _CERTAIN:
+            best, chosen, least = found, candidates[start % len(candidates)], value
+        if least < most:
             break
-    if best is None or least > EXPLAINED:
+    if best is None or least > most:
         raise BractError(
             f"{key}: no features of {images} images explain the gradient of {head.layer} (residual "
-            f"{least:.1e} of {starts} starts, at most {EXPLAINED:.0e} is rounding): labels, loss "
-            "or number of images are not those declared, or more starts are needed"
+            f"{least:.1e} of {starts} starts, at most {most:.0e} is rounding): loss or number of "
+            "images are not those declared, or more starts are needed"
         )
     values = best.view(images, images) @ basis
-    return Features(values, labels, least, "mixtures of the head's row space")
+    return Features(values, chosen, least, "mixtures of the head's row space")
+
+
+def _label_candidates(case: Case) -> list[Tensor]:
+    """Return sets of labels, int64 ``(B,)`` each, the inferred one first.
+
+    The last bias' gradient is ``mean_b (p_b - y_b)``, negative at no class that is absent. Classes
+    where it is negative beyond rounding are present, whatever the network predicts; where they are
+    all but one, the last image's label is tried.
+    """
+    inferred = infer_labels(case).labels.cpu()
+    name = last_layer(case.target_model)[1]
+    slope = None if name is None else case.evidence.target.get(name)
+    if case.evidence.labels is not None or slope is None:
+        return [inferred]
+    present = (slope < -_PRESENT * slope.abs().max()).nonzero().flatten().tolist()
+    if len(present) == case.images:
+        sets = [present]
+    elif len(present) == case.images - 1:
+        others = [label for label in range(_classes(case)) if label not in present]
+        sets = [[*present, label] for label in (*present, *others)]
+    else:
+        sets = []
+    made = [torch.tensor(sorted(labels)) for labels in sets]
+    return [inferred, *(labels for labels in made if not torch.equal(labels, inferred))]
 
 
 def _least_squares(error: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ class Maui(Attack):
     finish
         What multiplies it in the last stage.
     starts
-        Most starts from which features of several images are fitted.
+        Most starts from which features of several images are fitted, each with other labels where
+        the update leaves some open.
     history
         Pairs that L-BFGS keeps.
     """
