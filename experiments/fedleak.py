@@ -56,6 +56,8 @@ def main() -> None:
     arguments = parser(__doc__, "split", "resume")
     arguments.add_argument("--images", type=int, default=8, help="of a row")
     arguments.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
+    names = [setting.name for setting in SETTINGS]
+    arguments.add_argument("--model", nargs="+", default=names, choices=names)
     arguments.add_argument("--grid", action="store_true", help="a grid of share and flatness")
     options = parse(arguments)
     done = Finished(options.resume, "experiments.fedleak", "experiments.peers")
@@ -63,6 +65,7 @@ def main() -> None:
         note_row(row, COLUMNS)
         for batch in options.batch
         for setting in SETTINGS
+        if setting.name in options.model
         for row in rows_of(replace(setting, batch=batch), options, done)
     ]
     emit(rows, COLUMNS, as_json=options.json)

@@ -159,7 +159,7 @@ def row(
 
 def upload(setting: Setting, truth: Truth, seed: int, client: str) -> Observation:
     """Return what a client of one batch uploads that trains the head alone."""
-    network, _ = peers._network(setting.model, setting.activation, setting.trained, seed)
+    network, _ = peers.network_of(setting.model, setting.activation, setting.trained, seed)
     frozen = with_frozen_backbone(copy.deepcopy(network).eval(), [HEAD])
     MODELS._entries["benchmarked"] = lambda **_: frozen
     return gradient_upload(

@@ -162,7 +162,8 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
         features = mixing.view(images, images) @ basis
         targets = _one_hot(labels, case).double()
         weight, bias = head.gradient(state, inputs, features, targets)
-        return torch.cat([((weight - rows) @ basis.T).flatten(), bias - slope]) / size
+        apart: Tensor = torch.cat([((weight - rows) @ basis.T).flatten(), bias - slope]) / size
+        return apart
 
     best, chosen, least = None, candidates[0], float("inf")
     for start in range(starts):
@@ -215,7 +216,8 @@ def _least_squares(error: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     jacobian = jacfwd(error)
 
     def at(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Tensor:
-        return torch.from_numpy(values).double()
+        made: Tensor = torch.from_numpy(values).double()
+        return made
 
     result = least_squares(
         lambda v: error(at(v)).detach().numpy(),

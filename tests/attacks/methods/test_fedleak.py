@@ -21,9 +21,9 @@ def test_without_its_two_parts_it_is_ig_to_the_last_bit(observe: Any, digits: An
 
 
 @pytest.mark.parametrize("changed", [{"share": 0.5}, {"flatness": 0.5}])
-def test_each_part_changes_the_search(changed: dict[str, float], observe: Any, digits: Any) -> None:
+def test_each_part_changes_the_search(changed: dict[str, Any], observe: Any, digits: Any) -> None:
     seen = observe(digits[0][:1], digits[1][:1])
-    plain = {"share": 1.0, "flatness": 0.0}
+    plain: dict[str, Any] = {"share": 1.0, "flatness": 0.0}
     found = FedLeak(**(plain | changed))(seen, budget=BUDGET, seed=3)
     assert not torch.equal(found.images, IG()(seen, budget=BUDGET, seed=3).images)
 

@@ -101,7 +101,9 @@ class _Recorded(BatchedOptimizer):
     """Records the gradient that it is given, and stays where it is."""
 
     def __init__(self, value: torch.Tensor) -> None:
-        self.value, self.gradients, self.losses = value, [], []
+        self.value = value
+        self.gradients: list[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []
 
     def step(self, evaluate: Any, progress: float) -> None:
         del progress
