@@ -124,7 +124,7 @@ def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
         part = slice(client * setting.batch, (client + 1) * setting.batch)
         truth = images.images[part].expand(-1, CHANNELS, -1, -1).contiguous()
         seed = first_seed(split) + (client + client // NETWORKS) % NETWORKS
-        network, accuracy = _network(setting.model, setting.activation, setting.trained, seed)
+        network, accuracy = network_of(setting.model, setting.activation, setting.trained, seed)
         source = images.sources[client] if setting.batch == 1 else client
         labels = images.labels[part]
         found.append(_upload(network, truth, labels, client, setting, accuracy, seed, source))
@@ -132,9 +132,10 @@ def uploads(setting: Setting, count: int, split: str) -> list[Upload]:
 
 
 @cache
-def _network(
+def network_of(
     model: str, activation: str, trained: bool, seed: int
 ) -> tuple[nn.Module, float | None]:
+    """Return a fresh or trained network of three channels, and the trained one's accuracy."""
     torch.manual_seed(seed)
     network = network_for(SPEC, model, seed, activation=activation)
     return (network, _train(network, seed)) if trained else (network, None)

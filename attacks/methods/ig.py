@@ -12,7 +12,7 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import ModelDefault
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels, minimise, noise
-from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
+from bract.attacks.solve.optimizers import BatchedOptimizer, FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
 from bract.attacks.solve.regularizers import image_priors
 
@@ -108,12 +108,21 @@ class IG(Attack):
             project=search.box if self.boxed else None,
         )
         return minimise(
-            problem,
+            self.matched(problem),
             search,
-            optimizer,
+            self.stepping(optimizer, search),
             run,
             objective=self.objective,
             priors=image_priors(tv=tv, power=1, bn=self.bn),
             weighting=self.weighting,
             unknowns=unknowns,
         )
+
+    def matched(self, problem: Problem) -> Problem:
+        """Return the problem with the coordinates that are matched weighed."""
+        return problem
+
+    def stepping(self, optimizer: BatchedOptimizer, search: PixelSearch) -> BatchedOptimizer:
+        """Return the optimizer that takes the steps of ``optimizer``."""
+        del search
+        return optimizer

@@ -76,8 +76,7 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
     generator = torch.Generator().manual_seed(0)
     probes = torch.randn(_PROBES, *shape, generator=generator)
     seen, left, slopes = _probe(target_model, observation, name, probes)
-    off = left < 0
-    if bool((slopes[off] != 0).any()) or not bool((slopes[~off] != 0).any()):
+    if not _rectified(left, slopes):
         raise BractError(
             f"{where}: no ReLU follows {name or 'its first layer'}; without one the loss' gradient "
             "has no zeros that separate examples"
@@ -85,6 +84,20 @@ def first_layer(target_model: TargetModel, observation: Observation) -> FirstLay
     prefix = f"{name}." if name else ""
     matrix, offset = _map_to(target_model, observation, name, probes, seen)
     return FirstLayer(f"{prefix}weight", f"{prefix}bias", matrix, offset)
+
+
+def has_relu_behind(target_model: TargetModel, observation: Observation, name: str) -> bool:
+    """Whether a linear layer's output enters a ReLU alone, as seen on probes.
+
+    Raises
+    ------
+    BractError
+        If the layer is not called once, on one row an image.
+    """
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.randn(_PROBES, *_shape(observation), generator=generator)
+    _, left, slopes = _probe(target_model, observation, name, probes)
+    return _rectified(left, slopes)
 
 
 def entering(
@@ -160,6 +173,12 @@ def _probe(
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
     (slopes,) = torch.autograd.grad((logits * weights).sum(), left)
     return seen.cpu(), left.detach().cpu(), slopes.cpu()
+
+
+def _rectified(left: Tensor, slopes: Tensor) -> bool:
+    """Whether the loss' gradient is zero where what left a layer is negative, and only there."""
+    off = left < 0
+    return not bool((slopes[off] != 0).any()) and bool((slopes[~off] != 0).any())
 
 
 def _shape(observation: Observation) -> tuple[int, int, int]:

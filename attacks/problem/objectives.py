@@ -6,6 +6,7 @@ same shapes in [0, 1] (what the attacker trusts of each coordinate), and returns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
@@ -128,6 +129,40 @@ def layer_weights(like: Tensors, how: LayerWeighting) -> Tensors | None:
         name: torch.full_like(value, weight / mean)
         for (name, value), weight in zip(like.items(), raw, strict=True)
     }
+
+
+Parts = Literal["entries", "layers"]
+
+
+def partial_weights(captured: Tensors, share: float, parts: Parts) -> Tensors | None:
+    """Weights 1 of the coordinates that partial matching keeps, 0 of the others; None for all.
+
+    Parameters
+    ----------
+    captured
+        ``(L, ...)`` by name.
+    share
+        In (0, 1]: of each tensor's entries, rounded up, those of the largest magnitude; or of the
+        tensors, rounded up, those of the largest mean square. Each trial is chosen for alone.
+    """
+    if share >= 1.0:
+        return None
+    if parts == "entries":
+        return {name: _largest(value, share) for name, value in captured.items()}
+    sizes = torch.stack([v.flatten(1).square().mean(dim=1) for v in captured.values()], dim=1)
+    kept = _largest(sizes, share)
+    return {
+        name: _trial(kept[:, i], value).expand_as(value).clone()
+        for i, (name, value) in enumerate(captured.items())
+    }
+
+
+def _largest(values: Tensor, share: float) -> Tensor:
+    """Return 1 at the largest magnitudes of each row of ``(L, ...)``, 0 elsewhere."""
+    flat = values.abs().flatten(1)
+    count = math.ceil(share * flat.shape[1] - 1e-9)
+    found = torch.zeros_like(flat).scatter_(1, flat.topk(count, dim=1).indices, 1.0)
+    return found.view_as(values)
 
 
 def agreement(

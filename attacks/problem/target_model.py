@@ -57,11 +57,13 @@ class TargetModel:
                 # cannot be batched over trials.
                 module.running_mean = module.running_var = module.num_batches_tracked = None
                 module.track_running_stats = False
-        # Tracing leaves out the hooks by which a model of texts reads token ids.
-        self.network = None if declaration.text is not None else BatchedNetwork.of(self.model)
         self.parameter_names = tuple(name for name, _ in self.model.named_parameters())
-        held = self.model.state_dict()
-        self.buffer_names = tuple(name for name, _ in self.model.named_buffers() if name in held)
+        held, buffers = self.model.state_dict(), [name for name, _ in self.model.named_buffers()]
+        self.buffer_names = tuple(name for name in buffers if name in held)
+        # Tracing leaves out the hooks by which a model of texts reads token ids, and reads every
+        # weight from the captured state, where frozen ones are not.
+        traced = declaration.text is None and len(self.buffer_names) == len(buffers)
+        self.network = BatchedNetwork.of(self.model) if traced else None
 
     @cached_property
     def loss(self) -> Loss:
@@ -101,6 +103,7 @@ class TargetModel:
             rows = inputs.flatten(2) if self.declaration.table is not None else inputs
             logits = self.network(parameters | buffers, rows)
             return logits, logits.new_zeros(len(inputs))
+        self.follow(parameters)
         # PyTorch's fused attention has no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
             if len(inputs) == 1 or self.declaration.text is not None:
@@ -139,6 +142,8 @@ class TargetModel:
                 name: _moments_of(value.movedim(2, 1).flatten(2))
                 for name, value in entering.items()
             }
+
+        self.follow(parameters)
 
         def one(state: Tensors, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
             seen: dict[str, tuple[Tensor, Tensor]] = {}

@@ -259,6 +259,81 @@ class Langevin(BatchedOptimizer):
             generator.set_state(saved.cpu())
 
 
+class FlatDescent(BatchedOptimizer):
+    """Another optimizer's step along the gradient of ``f(x) + share * radius * |grad f(x)|``.
+
+    To first order in the radius r, that gradient is ``(1 - share) g(x) + share * g(x + r g(x) /
+    |g(x)|)``, exactly for a quadratic f (Zhao, Zhang and Hu, ICML 2022, algorithm 1): it leads to
+    minima around which f is flat. Every step evaluates twice.
+
+    Parameters
+    ----------
+    inner
+        Takes the step; its ``project`` runs after it.
+    variables
+        What the gradient is of, leaves ``(L, ...)``; each trial's are one vector.
+    share, radius
+        As above; the radius in the unit of the variables' root mean square, so that it does not
+        depend on the size of an image.
+    project
+        Called on the point at the radius, which is a candidate as well.
+    """
+
+    components = ("gradient regularisation",)
+
+    def __init__(
+        self,
+        inner: BatchedOptimizer,
+        variables: Tensors,
+        *,
+        share: float,
+        radius: float,
+        project: Callable[[], None] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._values = list(variables.values())
+        self._share, self._project = share, project
+        self._radius = radius * sum(value[0].numel() for value in self._values) ** 0.5
+
+    def step(self, evaluate: Evaluate, progress: float) -> None:
+        """Evaluate here and at the radius, then move."""
+
+        def regularised() -> Tensor:
+            losses = evaluate()
+            here = [_gradient(value) for value in self._values]
+            norm = torch.stack([g.flatten(1).square().sum(dim=1) for g in here]).sum(dim=0).sqrt()
+            length = self._radius / norm.clamp_min(1e-30)
+            kept = [value.detach().clone() for value in self._values]
+            with torch.no_grad():
+                for value, gradient in zip(self._values, here, strict=True):
+                    value.addcmul_(gradient, length.view(-1, *[1] * (value.dim() - 1)).to(value))
+                if self._project is not None:
+                    self._project()
+            evaluate()
+            with torch.no_grad():
+                for value, gradient, old in zip(self._values, here, kept, strict=True):
+                    value.grad = gradient.lerp(_gradient(value), self._share)
+                    value.copy_(old)
+            return losses
+
+        self._inner.step(regularised, progress)
+
+    def state(self) -> dict[str, Any]:
+        """The inner optimizer's."""
+        return self._inner.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self._inner.restore(state)
+
+
+def _gradient(value: Tensor) -> Tensor:
+    """Return a copy of a variable's gradient, zeros for what is not finite."""
+    if value.grad is None:
+        return torch.zeros_like(value, requires_grad=False)
+    return value.grad.detach().nan_to_num(0.0, 0.0, 0.0).clone()
+
+
 @dataclass(frozen=True)
 class _Gain:
     """Movement of a sum of parameters: the factor ``(L, 1, ...)`` of its step, and its eps."""

@@ -83,11 +83,11 @@ class Spear(Attack):
         for trial, generator in enumerate(problem.generators()):
             case = problem.cases[trial]
             layer = first_layer(case.target_model, case.observation)
-            search = _searched(case, layer, generator, run, trial, problem.trials)
+            search = searched(case, layer, generator, run, trial, problem.trials)
             inputs, rows = factors(search.space, search.found)
             found = _images(problem, layer, inputs)
             classes, shares = _labels(exact, trial, layer, found, rows, search.space.live)
-            order = _repeated(shares, problem.image_shape[0])
+            order = repeated(shares, problem.image_shape[0])
             images[trial, : len(order)] = found[order].to(images)
             labels[trial, : len(order)] = classes[order].to(labels)
             labels[trial, len(order) :] = 1.0 / problem.classes
@@ -119,9 +119,16 @@ def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
     return space
 
 
-def _searched(
+def searched(
     case: Case, layer: FirstLayer, generator: torch.Generator, run: Run, trial: int, trials: int
 ) -> SparseSearch:
+    """Return the rows of L of a layer behind which a ReLU is, all of them.
+
+    Raises
+    ------
+    BractError
+        If the gradient has another rank, or the budget ends before every row is found.
+    """
     parameters = case.observation.parameters
     forward = torch.cat([parameters[layer.weight], parameters[layer.bias][:, None]], dim=1)
     space = _subspace(case, layer, case.images)
@@ -209,7 +216,7 @@ def _targets(
     return torch.stack(found)[:, None], torch.ones(len(found), dtype=torch.float64)
 
 
-def _repeated(shares: Tensor, images: int) -> list[int]:
+def repeated(shares: Tensor, images: int) -> list[int]:
     """Indices of the images, each as often as its share implies, where that accounts for all."""
     times = (shares / shares.median().clamp_min(1e-300)).round().to(torch.int64).clamp_min(1)
     order = torch.arange(len(shares)).repeat_interleave(times)

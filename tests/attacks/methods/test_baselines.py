@@ -15,7 +15,7 @@ from bract.protocol.update import buffers_of
 
 WITHOUT_PRIOR = {
     *("analytic", "gauss-newton", "labels", "patch-embedding", "r-gap", "row-span", "spear"),
-    "statistics",
+    *("maui", "statistics"),
 }
 OF_IMAGES = {name for name in ATTACKS if "image" in ATTACKS[name].inputs}
 

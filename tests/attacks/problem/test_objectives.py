@@ -11,6 +11,7 @@ from bract.attacks.problem.objectives import (
     SquaredPlusNorm,
     agreement,
     layer_weights,
+    partial_weights,
 )
 
 SIMULATED = {"a": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([[4.0]])}
@@ -68,3 +69,40 @@ def test_layer_weights_favour_early_layers_with_mean_one() -> None:
         values = [float(w[0, 0]) for w in weights.values()]
         assert values == sorted(values, reverse=True)
         assert sum(values) / 3 == pytest.approx(1.0)
+
+
+def test_partial_matching_keeps_the_largest_entries_of_every_tensor() -> None:
+    captured = {"a": torch.tensor([[1.0, -4.0, 2.0, 0.5]]), "b": torch.tensor([[0.1, 0.2, -0.3]])}
+    found = partial_weights(captured, 0.5, "entries")
+    assert found is not None
+    assert found["a"].tolist() == [[0.0, 1.0, 1.0, 0.0]]
+    # Half of three entries, rounded up.
+    assert found["b"].tolist() == [[0.0, 1.0, 1.0]]
+
+
+def test_partial_matching_keeps_whole_layers_by_their_mean_square() -> None:
+    captured = {
+        "a": torch.tensor([[3.0, 0.0, 0.0, 0.0], [0.1, 0.0, 0.0, 0.0]]),
+        "b": torch.tensor([[2.0], [2.0]]),
+        "c": torch.tensor([[1.0, 1.0], [5.0, 5.0]]),
+    }
+    found = partial_weights(captured, 0.5, "layers")
+    assert found is not None
+    # Mean squares 2.25, 4, 1 in the first trial and 0.0025, 4, 25 in the second; two are kept.
+    assert found["a"].tolist() == [[1.0] * 4, [0.0] * 4]
+    assert found["b"].tolist() == [[1.0], [1.0]]
+    assert found["c"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_partial_match_is_the_match_of_what_is_kept() -> None:
+    captured = {"a": torch.tensor([[0.0, 5.0, 1.0]]), "b": torch.tensor([[2.0]])}
+    simulated = {"a": torch.tensor([[9.0, 3.0, 7.0]]), "b": torch.tensor([[1.0]])}
+    weights = partial_weights(captured, 0.3, "entries")
+    # (3 - 5)^2 + (1 - 2)^2, and the cosine of (3, 1) and (5, 2).
+    assert SquaredError()(simulated, captured, weights).tolist() == [5.0]
+    wanted = 1 - 17 / (10 * 29) ** 0.5
+    assert Cosine()(simulated, captured, weights).tolist() == pytest.approx([wanted], rel=1e-5)
+
+
+def test_a_whole_share_weighs_nothing() -> None:
+    assert partial_weights(CAPTURED, 1.0, "entries") is None

@@ -1,0 +1,1 @@
+"""Maui: features from the gradient of a head, then images from features."""

@@ -1,0 +1,194 @@
+"""The trained head of a model whose backbone is frozen: what enters it, and its own gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.problem.visibility import smooth_images
+from bract.errors import BractError
+from bract.protocol.update import Tensors
+
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Head:
+    """Linear layers that are trained, behind a backbone that is not.
+
+    Attributes
+    ----------
+    layer
+        Name of the first trained linear layer, which features enter.
+    trained
+        Names of the trained parameters.
+    """
+
+    target_model: TargetModel
+    layer: str
+    trained: tuple[str, ...]
+
+    @property
+    def weight(self) -> str:
+        """Name of the weight that meets the features."""
+        return f"{self.layer}.weight" if self.layer else "weight"
+
+    @property
+    def bias(self) -> str:
+        """Name of the bias beside it."""
+        return f"{self.layer}.bias" if self.layer else "bias"
+
+    def features(self, state: Tensors, inputs: Tensor) -> Tensor:
+        """Return what enters the head, ``(B, n)``, differentiably.
+
+        Parameters
+        ----------
+        state
+            Parameters and buffers of one trial.
+        inputs
+            Normalised images ``(B, C, H, W)``.
+        """
+        seen: list[Tensor] = []
+        with self._watched(lambda entering: seen.append(entering)):
+            functional_call(self.target_model.model, state, (inputs,))
+        return seen[0]
+
+    def gradient(
+        self, state: Tensors, inputs: Tensor, features: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the layer's weight and bias for features ``(B, n)``.
+
+        Parameters
+        ----------
+        inputs
+            One image of any content, normalised: the backbone runs on it and its features are
+            replaced.
+        labels
+            Soft labels ``(B, classes)``.
+        """
+        names = (self.weight, self.bias)
+
+        def loss(at: tuple[Tensor, Tensor]) -> Tensor:
+            with self._watched(lambda _: features):
+                logits = functional_call(
+                    self.target_model.model, state | dict(zip(names, at, strict=True)), (inputs,)
+                )
+            return self.target_model.loss.each(logits, labels).mean()
+
+        found: tuple[Tensor, Tensor] = grad(loss)((state[self.weight], state[self.bias]))
+        return found
+
+    @contextmanager
+    def _watched(self, see: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
+        def hook(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            replaced = see(arguments[0])
+            return None if replaced is None else (replaced,)
+
+        handle = self.target_model.model.get_submodule(self.layer).register_forward_pre_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+def trained_head(case: Case) -> Head:
+    """Find the head of an update, and check that nothing before it was trained.
+
+    A parameter counts as trained where its update is not zero in every coordinate. Frozen weights
+    are buffers of the model (`bract.models.frozen.with_frozen_backbone`), or parameters whose
+    update is zero.
+
+    Raises
+    ------
+    BractError
+        If the update holds parameters of the backbone, no layer is frozen, or the first trained
+        layer is not linear, has no bias, or is not called once with one row an image.
+    """
+    model, target, key = case.target_model, case.evidence.target, case.observation.key
+    trained = tuple(n for n in model.parameter_names if n in target and bool(target[n].any()))
+    layers = {
+        name: module
+        for name, module in model.model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    order, shapes = _calls(case)
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in trained)
+    backbone = [name for name in trained if name.rpartition(".")[0] not in layers]
+    if backbone:
+        raise BractError(
+            f"{key}: the update holds {_some(backbone)} of the backbone; maui reads updates of a "
+            "head of linear layers behind frozen ones. Use another attack, such as ig or best"
+        )
+    first = next((name for name in order if name in owners), None)
+    if first is None:
+        raise BractError(f"{key}: no linear layer was trained; maui needs a trained head")
+    before = order[: order.index(first)]
+    if not before:
+        raise BractError(
+            f"{key}: nothing before {first or 'the first layer'} is frozen, since it is the first "
+            "layer with weights; its input is the image, which analytic and spear read"
+        )
+    if layers[first].bias is None:
+        raise BractError(
+            f"{key}: {first} has no bias, whose gradient fixes the scale of each image's features"
+        )
+    if shapes[first] != [2]:
+        raise BractError(
+            f"{key}: {first} is called {len(shapes[first])} times on tensors of "
+            f"{shapes[first][:_NAMED]} dimensions; expected once, on one row an image"
+        )
+    return Head(model, first, trained)
+
+
+def state_of(case: Case, dtype: torch.dtype = torch.float32) -> Tensors:
+    """Return captured parameters and buffers of a case, on the CPU."""
+    model, seen = case.target_model, case.observation
+    model.model.cpu()
+    held = {n: seen.parameters[n] for n in model.parameter_names}
+    held |= {n: seen.buffers[n] for n in model.buffer_names}
+    return {n: v.cpu().to(dtype) if v.is_floating_point() else v.cpu() for n, v in held.items()}
+
+
+def probe_inputs(case: Case, count: int, seed: int) -> Tensor:
+    """Return normalised smooth random images ``(count, C, H, W)``."""
+    shape = case.observation.declaration.image_shape
+    assert shape is not None
+    generator = torch.Generator().manual_seed(seed)
+    return case.target_model.normalise(smooth_images(count, shape, generator))
+
+
+def _calls(case: Case) -> tuple[list[str], dict[str, list[int]]]:
+    """Return modules with weights in the order of first calls, and dimensions of each input."""
+    order: list[str] = []
+    shapes: dict[str, list[int]] = {}
+    handles = []
+    for name, module in case.target_model.model.named_modules():
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(value.is_floating_point() for value in own):
+
+            def note(_: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
+                if name not in shapes:
+                    order.append(name)
+                shapes.setdefault(name, []).append(arguments[0].dim())
+
+            handles.append(module.register_forward_pre_hook(note))
+    case.target_model.follow(case.observation.parameters)
+    try:
+        with torch.no_grad():
+            functional_call(case.target_model.model, state_of(case), (probe_inputs(case, 2, 0),))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return order, shapes
+
+
+def _some(names: list[str]) -> str:
+    more = "" if len(names) <= _NAMED else f" and {len(names) - _NAMED} more"
+    return ", ".join(names[:_NAMED]) + more

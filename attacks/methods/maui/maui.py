@@ -1,0 +1,181 @@
+"""Images from the update of a head: features off its gradient, then the backbone inverted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.base import Attack, Cost
+from bract.attacks.methods.maui.features import Features, read_features
+from bract.attacks.methods.maui.head import Head, probe_inputs, trained_head
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.objectives import RelativeError
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.defaults import require_count
+from bract.attacks.solve.descent import Outcome, Run, descend
+from bract.attacks.solve.lbfgs import BatchedLBFGS
+from bract.attacks.solve.matching import noise
+from bract.attacks.solve.pixels import EnlargedPixels, resized
+from bract.attacks.solve.regularizers import TotalVariation
+from bract.protocol.update import Tensors
+
+_SPREAD = 0.3
+_COARSEST = 8
+_COARSE_SHARE = 0.15
+_PROBES = 32
+
+
+@ATTACKS.register("maui")
+@dataclass(frozen=True, kw_only=True)
+class Maui(Attack):
+    """Features from a head's gradient, inverted through the frozen backbone (MAUI, 2025).
+
+    Transfer learning trains a head of linear layers on a backbone that everyone knows. Its update
+    holds no gradient of a convolution, but the features of every image (`read_features`). Images
+    are those whose features are the nearest: ``mean_b |phi(x_b) - h_b|^2 / s`` plus total
+    variation, with s the mean squared distance of random images' features from their mean.
+    Quasi-Newton descent on the logits of pixels goes from a quarter of the size or more to the
+    whole, and is finished with less of the prior. MAUI (Dabholkar et al., arXiv 2509.11451) is the
+    attack on this setting in two steps; how features are read and inverted is bract's own, for a
+    server that leaves the model as it is.
+
+    Attributes
+    ----------
+    tv
+        Weight of total variation while coarse and at first.
+    finish
+        What multiplies it in the last stage.
+    starts
+        Most starts from which features of several images are fitted, each with other labels where
+        the update leaves some open.
+    history
+        Pairs that L-BFGS keeps.
+    """
+
+    name: ClassVar[str] = "maui"
+    title: ClassVar[str] = "Maui"
+    family: ClassVar[str] = "gradient matching over pixels"
+    cost: ClassVar[Cost] = "seconds"
+    iterations: ClassVar[int] = 600
+
+    tv: float = 0.5
+    finish: float = 0.1
+    starts: int = 16
+    history: int = 50
+
+    def __post_init__(self) -> None:
+        require_count(self.name, "starts", self.starts)
+        require_count(self.name, "history", self.history)
+
+    def prepare(self, case: Case) -> Case:
+        """Refuse updates that hold the backbone; match what was trained alone."""
+        case = super().prepare(case)
+        head = trained_head(case)
+        target = {name: case.evidence.target[name] for name in head.trained}
+        return replace(case, evidence=replace(case.evidence, target=target))
+
+    @property
+    def matches(self) -> bool:
+        """Features are matched and not the update, so unknowns of the client are not searched."""
+        return False
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Read every trial's features, then descend stage by stage."""
+        heads = [trained_head(case) for case in problem.cases]
+        read = [
+            read_features(case, head, starts=self.starts, seed=seed % 2**31)
+            for case, head, seed in zip(problem.cases, heads, problem.seeds, strict=True)
+        ]
+        problem.target_model.model.to(problem.device)
+        apart = _FeatureDistance.of(problem, heads, read)
+        labels = _labels(problem, read)
+        size = problem.image_shape[-1]
+        images, channels = problem.image_shape[:2]
+        stages = self._stages(size)
+        logits = _SPREAD * noise(problem, images, channels, stages[0][0], stages[0][0])
+        begun, found = 0.0, None
+        for number, (side, tv, share) in enumerate(stages):
+            search = EnlargedPixels(resized(logits, side), size, labels, logits=True)
+            prior = TotalVariation(weight=tv)
+
+            def loss(
+                images: Tensor, labels: Tensor, unknowns: Tensors, prior: TotalVariation = prior
+            ) -> Tensor:
+                del labels, unknowns
+                return apart(images) + prior(problem, images)
+
+            iterations = None if run.iterations is None else max(1, round(run.iterations * share))
+            part = run.part(f"stage-{number}", begun, min(1.0, begun + share), iterations)
+            optimizer = BatchedLBFGS(search.variables, history=self.history)
+            later = descend(problem, search, optimizer, loss, part, {})
+            found = later if found is None else later.after(found)
+            logits = search.values.detach()
+            begun += share
+        assert found is not None
+        found.unknowns = {name: value.detach() for name, value in problem.unknowns().items()}
+        simulated = problem.simulate(found.images, labels, found.unknowns)
+        found.losses = problem.distance(RelativeError(), simulated).detach().to(torch.float64)
+        parts = ("feature matching", read[0].component, *search.components, "total variation")
+        return found.made_by("", *parts, *BatchedLBFGS.components)
+
+    def _stages(self, size: int) -> list[tuple[int, float, float]]:
+        """Side in pixels, weight of total variation and share of the run, stage by stage."""
+        coarse = [side for side in (size // 4, size // 2) if side >= _COARSEST]
+        fine = (1.0 - _COARSE_SHARE * len(coarse)) / 2
+        return [
+            *((side, self.tv, _COARSE_SHARE) for side in coarse),
+            (size, self.tv, fine),
+            (size, self.tv * self.finish, fine),
+        ]
+
+
+@dataclass(frozen=True)
+class _FeatureDistance:
+    """Mean squared distance of candidates' features from those that were read, by their spread."""
+
+    problem: Problem
+    heads: list[Head]
+    read: list[Features]
+    spreads: list[float]
+
+    @classmethod
+    def of(cls, problem: Problem, heads: list[Head], read: list[Features]) -> _FeatureDistance:
+        """Measure the spread of the features of random images, trial by trial."""
+        spreads = []
+        for trial, (case, head) in enumerate(zip(problem.cases, heads, strict=True)):
+            probes = probe_inputs(case, _PROBES, 0).to(problem.device, problem.dtype)
+            with torch.no_grad():
+                seen = head.features(_state(problem, trial), probes)
+            spreads.append(float(seen.var(dim=0).sum().clamp_min(1e-30)))
+        return cls(problem, heads, read, spreads)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return ``(L,)`` for images ``(L, B, C, H, W)`` in [0, 1]."""
+        inputs = self.problem.target_model.normalise(images)
+        apart = []
+        for trial, (head, wanted) in enumerate(zip(self.heads, self.read, strict=True)):
+            known = wanted.values.to(images)
+            seen = head.features(_state(self.problem, trial), inputs[trial])[: len(known)]
+            each = (seen - known).square().sum(dim=1) / self.spreads[trial]
+            apart.append(each.mean())
+        return torch.stack(apart)
+
+
+def _state(problem: Problem, trial: int) -> Tensors:
+    """Return parameters and buffers of one trial, in the precision of the problem."""
+    problem.target_model.follow(problem.parameters)
+    return {name: value[trial] for name, value in (problem.parameters | problem.state).items()}
+
+
+def _labels(problem: Problem, read: list[Features]) -> Tensor:
+    """Return one-hot labels ``(L, B, classes)``; even ones where no features were read."""
+    shape = (problem.trials, problem.image_shape[0], problem.classes)
+    labels = torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
+    for trial, found in enumerate(read):
+        rows = torch.nn.functional.one_hot(found.labels, problem.classes)
+        labels[trial, : len(rows)] = rows.to(labels)
+    return labels
