@@ -10,8 +10,7 @@ loss as often: where gradient regularisation evaluates twice a step, it takes ha
 Rules, fixed before any row was scored: a part *gains* where the 95 % interval of its mean
 difference in PSNR from IG, paired by image and with images and networks crossed, is above zero,
 *loses* where it is below, and is *open* otherwise. An open row tells how large a gain it could have
-missed: the upper end. The share and the weight are those of `FedLeak`; on ResNets of ``--split
-choose`` no other of ``--grid`` gained either.
+missed: the upper end. Share and weight are the defaults of `FedLeak`, which were tuned on nothing.
 """
 
 import argparse
