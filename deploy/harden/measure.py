@@ -127,7 +127,7 @@ def _missed(name: str, own: Sequence[QuestionLeak], most: float | None) -> str:
         return next((leak.missed for leak in own if leak.missed), "")
     if most is None:
         return "a single federation shows no spread: any share of leaks could have been missed"
-    return f"up to {most:.0%} of images could leak to these attackers without this showing it"
+    return f"up to {most:.0%} of examples could leak to these attackers without this showing it"
 
 
 def quiet(candidate: Candidate, *, encrypted: bool) -> bool:
