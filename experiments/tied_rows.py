@@ -1,6 +1,6 @@
 """Tokens read off a tied embedding's gradient by the sign and size of its rows.
 
-    OMP_NUM_THREADS=1 python -m experiments.tied_rows [--clients 8] [--split choose] [--json]
+    OMP_NUM_THREADS=1 python -m experiments.tied_rows [--clients 8] [--network new] [--json]
 
 Clients hold made-up clinical notes and train a GPT-2 shape whose output layer shares the embedding:
 one gradient of each client's texts, at a new network, or at one that was trained on public notes.
@@ -36,6 +36,7 @@ from experiments.harness.texts import FIRST_SEED, LENGTH, sentences, tokenizer_n
 COLUMNS = ("network", "batch", "by", "clients", "tokens", "precision", "recall", "low")
 MODEL = "text-decoder(width=128,depth=2,heads=2)"
 BATCHES = (1, 4, 16)
+NETWORKS = ("new", "trained")
 _STEPS, _PUBLIC_BATCH, _RATE = 100, 16, 1e-3
 
 
@@ -45,10 +46,12 @@ def main() -> None:
     arguments.add_argument("--clients", type=int, default=8)
     arguments.add_argument("--split", default="score", choices=tuple(FIRST_SEED))
     arguments.add_argument("--size", type=float, default=SIZE)
+    arguments.add_argument("--network", choices=NETWORKS, help="only rows of this one")
     options = parse(arguments)
     rows = [
         note_row(found, COLUMNS)
-        for network in ("new", "trained")
+        for network in NETWORKS
+        if options.network in (None, network)
         for batch in BATCHES
         for found in rows_of(network, batch, options.clients, options.split, options.size)
     ]

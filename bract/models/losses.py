@@ -114,7 +114,8 @@ def _mean_of_tokens(outputs: Tensor, labels: Tensor) -> Tensor:
 def _share_of_tokens(outputs: Tensor, labels: Tensor) -> Tensor:
     found = outputs.unflatten(-1, (labels.shape[-1], -1)).argmax(dim=-1)
     there = labels >= 0
-    return ((found == labels) & there).sum(dim=-1) / there.sum(dim=-1).clamp_min(1)
+    right: Tensor = ((found == labels) & there).sum(dim=-1)
+    return right / there.sum(dim=-1).clamp_min(1)
 
 
 def _squared(outputs: Tensor, labels: Tensor) -> Tensor:
