@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.attacks import Budget, attack
-from bract.audit.questions.reconstruction.scores.text import tag_accuracy
+from bract.audit.questions.reconstruction.scores.text import TextScorer, tag_accuracy
 from bract.config.text import TextSchema
 from bract.data.tokens import UNLABELLED, ids_of
 from bract.errors import BractError
@@ -138,3 +138,9 @@ def test_a_schema_without_tags_or_with_tags_of_another_task_is_refused() -> None
     for wrong in ({"tags": 0}, {"task": "classification"}):
         with pytest.raises(ValueError, match="token-classification needs 2 or more"):
             replace(SCHEMA, **wrong)
+
+
+def test_a_page_says_what_the_share_of_labels_is_of() -> None:
+    assert any("at the token's place" in note for note in TextScorer(SCHEMA, None).notes())
+    plain = replace(SCHEMA, task="classification", tags=0)
+    assert not any("at the token's place" in note for note in TextScorer(plain, None).notes())

@@ -106,11 +106,18 @@ class TextScorer(RowScorer):
 
     def notes(self) -> list[str]:
         """Return what the scores assume."""
+        found = []
+        if self.texts.task == "token-classification":
+            found.append(
+                "Every token has a label: the share of labels is that of tokens whose label was "
+                "recovered at the token's place."
+            )
         if self._tokenizer is not None:
-            return []
+            return found
         return [
+            *found,
             "No tokenizer of the clients' is named (data.text.tokenizer), so tokens are shown as "
-            "numbers."
+            "numbers.",
         ]
 
     def _rows(self, rows: Tensor, originals: Tensor) -> list[Scores]:
