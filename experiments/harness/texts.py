@@ -74,8 +74,8 @@ def sentences(data: str, split: str, folder: Path = FOLDER) -> tuple[str, ...]:
     Splits share no sentence. ``public`` is a split that no client trains on.
     """
     if data == REVIEWS:
-        whole = dict.fromkeys(made_up(3 * _NOTES, seed=0))
-        return tuple(whole)[("score", "choose", "public").index(split) :: 3]
+        made = tuple(dict.fromkeys(made_up(3 * _NOTES, seed=0)))
+        return made[("score", "choose", "public").index(split) :: 3]
     if data == SST2:
         return sst2(folder)[("score", "choose", "public").index(split) :: 3]
     if data == "notes":
