@@ -26,7 +26,8 @@ def softmax_share(gradient: Tensor) -> Tensor:
     rows = gradient.double()
     rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
     middle = rows.median(dim=0).values
-    return middle / middle.norm().clamp_min(1e-30)
+    share: Tensor = middle / middle.norm().clamp_min(1e-30)
+    return share
 
 
 def rows_of_other_sign(gradient: Tensor) -> Tensor:
@@ -35,7 +36,8 @@ def rows_of_other_sign(gradient: Tensor) -> Tensor:
     That of a next token does: ``p_tv - 1`` is negative there and outweighs its predictions
     elsewhere.
     """
-    return (gradient.double() @ softmax_share(gradient) < 0.0).nonzero().flatten()
+    found: Tensor = (gradient.double() @ softmax_share(gradient) < 0.0).nonzero().flatten()
+    return found
 
 
 def rows_of_other_size(gradient: Tensor, *, size: float = SIZE) -> Tensor:
@@ -49,7 +51,8 @@ def rows_of_other_size(gradient: Tensor, *, size: float = SIZE) -> Tensor:
     apart = (rows - (rows @ share)[:, None] * share).norm(dim=1).clamp_min(1e-30).log()
     middle = apart.median()
     spread = (apart - middle).abs().median()
-    return (apart > middle + size * spread).nonzero().flatten()
+    found: Tensor = (apart > middle + size * spread).nonzero().flatten()
+    return found
 
 
 def tokens_of_tied_rows(gradient: Tensor, *, size: float = SIZE) -> Tensor:
