@@ -56,6 +56,8 @@ class Attacker(ABC):
         model (`bract.attacks.methods.portfolio.portfolio.explains`).
     batches
         Images that it reconstructs from one update.
+    per_token
+        Whether it handles a label for every token, as one an example.
     inputs
         Kinds of input that it reconstructs.
     tiers
@@ -79,6 +81,7 @@ class Attacker(ABC):
     explained: ClassVar[float | None] = None
     batches: ClassVar[Batches] = "few"
     inputs: ClassVar[tuple[str, ...]] = ("image",)
+    per_token: ClassVar[bool] = False
     tiers: ClassVar[tuple[Tier, ...]] = TIERS
     cost: ClassVar[Cost] = "tens of seconds"
     competes: ClassVar[bool] = False
@@ -200,7 +203,18 @@ class Attack(Attacker):
         return [outcomes[i] for i in range(len(cases))]
 
     def prepare(self, case: Case) -> Case:
-        """Return a case as this attack simulates it; one that needs more refuses it here."""
+        """Return a case as this attack simulates it; one that needs more refuses it here.
+
+        Raises
+        ------
+        BractError
+            If every token has a label and the attack takes one an example.
+        """
+        if case.target_model.loss.per_token and not self.per_token:
+            raise BractError(
+                f"{case.observation.key}: {self.name} takes one label a text, the clients train on "
+                "a label a token; attack with token-span, which reads tokens and their labels"
+            )
         return case.simulating(unroll=self.unroll)
 
     @abstractmethod

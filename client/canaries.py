@@ -159,6 +159,11 @@ def _draw(
     shape = (rounds, config.count) if config.kind == "update" else (config.count,)
     coins = stream.uniform(shape) < 0.5
     images, labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    if data.labels.dim() > 1 and config.kind != "update":
+        raise BractError(
+            f"canaries.kind is {config.kind}, whose records need one label each; the clients train "
+            "on a label a token: set canaries.kind: update"
+        )
     if config.kind == "mislabelled":
         images = data.validation_images[-config.count :]
         labels = _other_labels(data.validation_labels[-config.count :], data.labels, spec, stream)

@@ -105,7 +105,7 @@ def _with(known: Known, members: Records, server_round: int) -> Known:
     rounds = torch.full((len(new),), server_round, dtype=torch.int64)
     return (
         joined([examples, members[0].detach().cpu()[new]]),
-        torch.cat([labels, members[1].detach().cpu()[new]]),
+        joined([labels, members[1].detach().cpu()[new]]),
         torch.cat([first, rounds]),
     )
 

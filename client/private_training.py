@@ -159,7 +159,7 @@ def train_privately(
     before = parameters_of(model)
     used: dict[int, Tensor | None] = {}
     losses: list[float] = []
-    objective, correct, seen = objective_of(spec.loss), 0, 0
+    objective, correct, seen = objective_of(spec.loss), 0.0, 0
     example = spec.normalise(torch.zeros_like(images[:1]).to(device))
     step = _Step(model, config, mechanism, stream, len(images), proximal_mu, example)
     try:
@@ -179,7 +179,7 @@ def train_privately(
                 finite = step.take(each)
                 if finite is None:
                     losses.append(float(each.detach().mean()))
-                    correct += int(objective.right(outputs, target).sum())
+                    correct += float(objective.right(outputs, target).sum())
                     seen += len(inputs)
                     break
                 inputs, target = inputs[finite], target[finite]

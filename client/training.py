@@ -88,7 +88,7 @@ def train_locally(
     Parameters
     ----------
     images, labels
-        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, N >= 1.
+        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``, N >= 1; of tokens ``(N, T)``.
     seed
         Decides the order of the examples, and what augmentation and dropout draw. It is the
         federation's, which the server knows, and no defense rests on it. What must stay secret
@@ -109,7 +109,7 @@ def train_locally(
     used: dict[int, Tensor | None] = {}
     losses: list[float] = []
     objective = objective_of(spec.loss)
-    correct, seen = 0, 0
+    correct, seen = 0.0, 0
 
     def loss_of(batch: list[int]) -> Tensor:
         nonlocal correct, seen
@@ -125,7 +125,7 @@ def train_locally(
         target = labels[batch].to(device)
         loss = objective.mean(logits, target)
         losses.append(float(loss.detach()))
-        correct += int(objective.right(logits, target).sum())
+        correct += float(objective.right(logits, target).sum())
         seen += len(batch)
         return loss + auxiliary_loss(model)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
@@ -155,7 +154,7 @@ class _Kept:
             # The audit, which knows the normalisation, computes the pixels of the inputs.
             tensors = {
                 "inputs": joined([image[None] for image, _ in held]),
-                "labels": torch.stack([label for _, label in held]),
+                "labels": joined([label[None] for _, label in held]),
             }
             _save(self._folder, self._round, tensors)
             if self._held_out is not None:

@@ -80,7 +80,7 @@ def losses(outputs: Tensor, labels: Tensor, kind: str = "cross_entropy") -> Tens
     text that of a mean token, of a number a normal density up to its scale.
     """
     values, loss = outputs.to(torch.float64), loss_of(kind)
-    if loss.values:
+    if not loss.of_classes:
         return loss.each(values, label_rows(labels, values.shape[-1], loss).to(values))
     logs = F.log_softmax(values, dim=-1)
     return -logs.gather(-1, labels.expand(values.shape[:-1])[..., None])[..., 0]
@@ -92,7 +92,7 @@ def scaled_confidence(outputs: Tensor, labels: Tensor, kind: str = "cross_entrop
     LiRA's score (Carlini et al. 2022, section VI-A): near normal over models. Of classes it is
     computed from logits, so that p near 1 loses no digits.
     """
-    if loss_of(kind).values:
+    if not loss_of(kind).of_classes:
         found = losses(outputs, labels, kind).clamp_min(1e-12)
         return -found - (-torch.expm1(-found)).log()
     values = outputs.to(torch.float64)

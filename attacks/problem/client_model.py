@@ -53,7 +53,8 @@ class ForwardModel(typing.Protocol):
         inputs
             ``(L, B, C, H, W)``, normalised.
         labels
-            ``(L, B, classes)`` probabilities; ``(L, B, 1)`` values where one output is a number.
+            ``(L, B, classes)`` probabilities; ``(L, B, 1)`` values where one output is a number;
+            ``(L, B, T * tags)`` where tokens have labels.
         """
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bract.attacks.problem.client_model import ForwardModel
 from bract.attacks.problem.evidence import Evidence
 from bract.attacks.problem.target_model import TargetModel
-from bract.models.losses import label_rows
+from bract.models.losses import drawn_labels, label_rows
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
@@ -37,10 +37,13 @@ def visible_share(
         raise AssertionError("open_case refuses protocols without shape and classes")
     generator = torch.Generator().manual_seed(0)
     pixels = smooth_images(2 * _PAIRS * images, shape, generator)
-    labels = torch.randint(classes, (_PAIRS, images), generator=generator)
+    loss = target_model.loss
+    labels = drawn_labels(
+        loss, (_PAIRS, images), outputs=classes, tokens=shape[0], generator=generator
+    )
     if evidence.labels is not None:
         labels = evidence.labels.cpu().expand(_PAIRS, -1)
-    rows = label_rows(labels, classes, target_model.loss).float().repeat(2, 1, 1)
+    rows = label_rows(labels, classes, loss).float().repeat(2, 1, 1)
     trials = 2 * _PAIRS
     target_model.model.cpu()
 

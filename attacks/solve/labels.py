@@ -113,7 +113,18 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
 
 
 def last_layer(target_model: TargetModel) -> tuple[str, str | None]:
-    """Names of the weight and bias of the linear layer that makes the logits."""
+    """Names of the weight and bias of the linear layer that makes the logits.
+
+    Raises
+    ------
+    BractError
+        If there is none, or every token has a label (`bract.attacks.solve.tags`).
+    """
+    if target_model.loss.per_token:
+        raise BractError(
+            f"model {target_model.declaration.model!r} labels every token; labels of tokens are "
+            "read together with the tokens, by token-span"
+        )
     found = [
         (name, module)
         for name, module in target_model.model.named_modules()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.errors import BractError
-from bract.models.losses import loss_of
+from bract.models.losses import drawn_labels, loss_of
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
@@ -136,8 +136,13 @@ def simulate(
         torch.manual_seed(seed)
         for _ in range(taken):
             inputs = _normalised(_examples(images, p, generator), p)
-            classes = 2 if objective.values else p.classes
-            drawn = torch.randint(classes, (images,), generator=generator)
+            drawn = drawn_labels(
+                objective,
+                (images,),
+                outputs=p.classes,
+                tokens=p.image_shape[0],
+                generator=generator,
+            )
             optimizer.zero_grad()
             wanted = drawn if labels == "mixed" else torch.zeros_like(drawn)
             objective.mean(client(inputs), wanted).backward()

@@ -70,6 +70,11 @@ COMPARED = 4
 first round, where a simulated client is most like a real one."""
 
 _COLUMNS = "input.table.columns"
+_RETURNED = {
+    "classification": "{classes} classes",
+    "token-classification": "{classes} log-probabilities of the labels of their tokens",
+    "language-model": "their losses",
+}
 """Key of the reason for a guessed schema."""
 
 START = {"sgd": 0.05, "adam": 0.001}
@@ -457,7 +462,7 @@ class _Work:
         self.content["classes"] = classes
         self.confirmed.append(
             f"one forward pass: texts of {declared.text.length} tokens to "
-            + (f"{classes} classes" if declared.text.task == "classification" else "their losses")
+            + _RETURNED[declared.text.task].format(classes=classes)
             if declared.text is not None
             else f"one forward pass: {_times(shape or ())} images to "
             + (f"{classes} classes" if loss_of(self.declaration().loss).labelled else "themselves")

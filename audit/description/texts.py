@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,14 +58,17 @@ def text_schema_of(
         del reasons["padding"]
     elif special:
         reasons["special"] = "every text that clients kept begins or ends with them"
-    task: Any = task_of(model, vocabulary=vocabulary, padding=padding)
+    task, tags = task_of(model, vocabulary=vocabulary, padding=padding)
     reasons["task"] = "what the model returns for two texts"
+    if tags:
+        reasons["tags"] = reasons["task"]
     schema = TextSchema(
         vocabulary=vocabulary,
         length=length,
         padding=padding,
         special=special,
         task=task,
+        tags=tags,
         tokenizer="" if tokenizer is None else tokenizer.digest,
     )
     return schema, reasons

@@ -24,7 +24,7 @@ from pydantic import (
 
 from bract.config.schedule import SCHEDULES, ConstantRate, LrSchedule, scheduled_lr
 from bract.config.table import TableSchema
-from bract.config.text import TextSchema
+from bract.config.text import Task, TextSchema
 from bract.config.work import LocalWork, NotNegative, Positive, Probability, Rate, Section
 from bract.errors import BractError, shown
 from bract.registry import Registry
@@ -104,13 +104,15 @@ class TextSection(Section):
     """Texts: their tokenizer, and the columns of a file.
 
     ``tokenizer`` is the folder that holds ``tokenizer.json``; None takes the words of the embedded
-    notes. ``classes`` are the labels, in an order that all clients share. ``declared`` is a schema
-    that a client declared, in place of the tokenizer's own.
+    notes. ``classes`` are the labels, in an order that all clients share. Of the task
+    ``token-classification``, ``column`` holds the words of a text and ``label`` as many tags: lists
+    in JSON lines, separated by spaces in other files. ``declared`` is a schema that a client
+    declared, in place of the tokenizer's own.
     """
 
     tokenizer: Annotated[Path, AfterValidator(_usable)] | None = None
     length: Annotated[int, Field(ge=2, le=1024)] = 32
-    task: Literal["classification", "language-model"] = "classification"
+    task: Task = "classification"
     column: Annotated[str, Field(min_length=1, max_length=120)] = "text"
     label: Annotated[str, Field(min_length=1, max_length=120)] = "label"
     classes: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
@@ -136,6 +138,16 @@ class DataConfig(Section):
     text: TextSection | None = None
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     partition: Partition = IidPartition()
+
+    @model_validator(mode="after")
+    def _one_label_to_split_by(self) -> DataConfig:
+        tokens = self.text is not None and self.text.task == "token-classification"
+        if tokens and self.partition.kind in ("dirichlet", "shards"):
+            raise ValueError(
+                f"partition.kind is {self.partition.kind}, which splits by one label a text; with "
+                "text.task: token-classification set iid or sizes"
+            )
+        return self
 
 
 def named_folders(data: DataConfig) -> tuple[Path, ...]:

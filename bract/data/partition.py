@@ -33,7 +33,7 @@ class Partitions:
     Parameters
     ----------
     labels
-        int64 ``(N,)``, the labels of the whole training split.
+        int64 ``(N,)``, the labels of the whole training split; ``(N, T)`` of tokens.
     """
 
     def __init__(self, labels: Tensor, partition: Partition, *, clients: int, seed: int) -> None:
@@ -61,6 +61,11 @@ class Partitions:
             self._starts = [client * each + min(client, more) for client in range(clients + 1)]
             return
 
+        if labels.dim() > 1:
+            raise BractError(
+                f"data.partition.kind is {partition.kind}, which splits by the label of each "
+                "example; every token has a label here: set iid or sizes"
+            )
         from datasets import Dataset, disable_progress_bars
 
         disable_progress_bars()

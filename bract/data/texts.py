@@ -6,19 +6,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from bract.config import DataConfig
 from bract.config.sections import TextSection
 from bract.config.text import TextSchema
-from bract.data.notes import DEPARTMENTS, clinical_notes
+from bract.data.notes import DEPARTMENTS, TAGS, clinical_notes
 from bract.data.sources import DATASETS, Dataset, Source, Split
 from bract.data.spec import DataSpec
 from bract.data.tables import MOST_BYTES, read_table
 from bract.data.tokens import Tokenizer, word_tokenizer
 from bract.errors import BractError, one_line, shown
+
+Row = TypeVar("Row")
 
 NOTES = 1500
 """Notes of the embedded set; every fifth is test data."""
@@ -27,6 +29,9 @@ _PUBLIC_NOTES = 3000
 """Notes of another seed whose words are the embedded tokenizer's."""
 
 Labelled = list[tuple[str, str]]
+
+Tagged = list[tuple[list[str], list[str]]]
+"""Texts in words, and the tag of each word."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +49,16 @@ class TextSource(Source):
 
 @dataclass(frozen=True)
 class TextDataset(Dataset):
-    """Labelled texts; ``read`` returns those of a split."""
+    """Labelled texts; ``read`` returns those of a split, ``read_words`` those with tags."""
 
     read: Callable[[DataConfig, Split], Labelled] | None = None
+    read_words: Callable[[DataConfig, Split], Tagged] | None = None
 
     def spec(self, config: DataConfig) -> DataSpec:
         """Return the shape ``(length, 1, 1)`` and the schema."""
         section = section_of(config)
         schema = schema_of(config)
-        outputs = 1 if schema.task == "language-model" else len(self._classes(config, section))
+        outputs = schema.outputs or len(_classes(config, section))
         mean, std = schema.feature_moments()
         return DataSpec((schema.length, 1, 1), outputs, mean, std, text=schema)
 
@@ -60,12 +66,14 @@ class TextDataset(Dataset):
         """Tokenize one split."""
         assert self.read is not None
         section, schema = section_of(config), schema_of(config)
+        if schema.task == "token-classification":
+            return self._open_words(config, split, schema)
         rows = self.read(config, split)
         encoded = tokenizer_of(config).encode([text for text, _ in rows], schema)
         if schema.task == "language-model":
             labels, outputs = torch.zeros(len(rows)), 1
         else:
-            known = {name: i for i, name in enumerate(self._classes(config, section))}
+            known = {name: i for i, name in enumerate(_classes(config, section))}
             for at, (_, label) in enumerate(rows):
                 if label not in known:
                     raise BractError(
@@ -82,15 +90,38 @@ class TextDataset(Dataset):
             encoded=encoded,
         )
 
-    def _classes(self, config: DataConfig, section: TextSection) -> tuple[str, ...]:
-        if section.classes:
-            return section.classes
-        if config.name == "clinical-notes":
-            return DEPARTMENTS
-        raise BractError(
-            f"data.name {config.name!r} needs data.text.classes, the labels in an order that every "
-            "client shares"
+    def _open_words(self, config: DataConfig, split: Split, schema: TextSchema) -> TextSource:
+        assert self.read_words is not None
+        rows = self.read_words(config, split)
+        known = {name: i for i, name in enumerate(_classes(config, section_of(config)))}
+        for at, (_, tags) in enumerate(rows):
+            for tag in tags:
+                if tag not in known:
+                    raise BractError(
+                        f"data.text.classes lacks the tag {shown(tag)} of text {at + 1} of the "
+                        f"{split} split; list every tag that any client has"
+                    )
+        encoded, labels = tokenizer_of(config).encode_words(
+            [words for words, _ in rows], [[known[tag] for tag in tags] for _, tags in rows], schema
         )
+        return TextSource(
+            labels=labels,
+            classes=schema.length * schema.tags,
+            channels=schema.length,
+            read=lambda i: encoded[i],
+            encoded=encoded,
+        )
+
+
+def _classes(config: DataConfig, section: TextSection) -> tuple[str, ...]:
+    if section.classes:
+        return section.classes
+    if config.name == "clinical-notes":
+        return TAGS if section.task == "token-classification" else DEPARTMENTS
+    raise BractError(
+        f"data.name {config.name!r} needs data.text.classes, the labels in an order that every "
+        "client shares"
+    )
 
 
 def section_of(config: DataConfig) -> TextSection:
@@ -115,6 +146,7 @@ def schema_of(config: DataConfig) -> TextSchema:
         padding=tokenizer.padding,
         special=tokenizer.special,
         task=section.task,
+        tags=len(_classes(config, section)) if section.task == "token-classification" else 0,
         tokenizer=tokenizer.digest,
     )
 
@@ -148,7 +180,7 @@ def _embedded() -> Tokenizer:
     return word_tokenizer([note.text for note in clinical_notes(_PUBLIC_NOTES, seed=1)])
 
 
-def _split(rows: Labelled, split: Split) -> Labelled:
+def _split(rows: list[Row], split: Split) -> list[Row]:
     """Return every fifth text as test data, the others to train on."""
     return [row for i, row in enumerate(rows) if (i % 5 == 0) == (split == "test")]
 
@@ -159,17 +191,56 @@ def _notes(config: DataConfig, split: Split) -> Labelled:
     return _split([(note.text, DEPARTMENTS[note.department]) for note in notes], split)
 
 
+def _notes_in_words(config: DataConfig, split: Split) -> Tagged:
+    del config
+    notes = clinical_notes(NOTES, seed=0)
+    return _split([(list(n.words), [TAGS[tag] for tag in n.tags]) for n in notes], split)
+
+
 def _file(config: DataConfig, split: Split) -> Labelled:
     section = section_of(config)
+    labelled = section.task == "classification"
+    wanted = (section.column, section.label) if labelled else (section.column,)
+    texts, labels = _columns(config, wanted)
+    for at, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        if not isinstance(text, str) or not text.strip() or label is None:
+            raise BractError(f"{config.path}: row {at + 1} has no text or no label; take it out")
+    return _split([(t, str(label)) for t, label in zip(texts, labels, strict=True)], split)
+
+
+def _file_in_words(config: DataConfig, split: Split) -> Tagged:
+    section = section_of(config)
+    texts, labels = _columns(config, (section.column, section.label))
+    rows: Tagged = []
+    for at, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        words, tags = _words(text), _words(label)
+        if not words or len(words) != len(tags):
+            raise BractError(
+                f"{config.path}: row {at + 1} has {len(words)} words in {shown(section.column)} "
+                f"and {len(tags)} tags in {shown(section.label)}; give one tag a word, as two "
+                "lists of texts or separated by spaces"
+            )
+        rows.append((words, tags))
+    return _split(rows, split)
+
+
+def _words(cell: object) -> list[str]:
+    """Return the words of a list, or of a text by its spaces; none of anything else."""
+    if isinstance(cell, str):
+        return cell.split()
+    if isinstance(cell, list) and all(isinstance(one, str) and one for one in cell):
+        return list(cell)
+    return []
+
+
+def _columns(config: DataConfig, wanted: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    """Return the column of texts, and that of labels; empty labels where only one is wanted."""
     if config.path is None:
         raise BractError("data.name 'text' needs data.path: a file of .csv, .parquet or .jsonl")
     if config.path.suffix.lower() == ".jsonl":
         table = _json_lines(config)
     else:
         table = read_table(config.path)
-    wanted = [section.column]
-    if section.task == "classification":
-        wanted.append(section.label)
     for name in wanted:
         if name not in table:
             raise BractError(
@@ -177,12 +248,8 @@ def _file(config: DataConfig, split: Split) -> Labelled:
                 f"{', '.join(map(shown, list(table)[:20]))}; set data.text.column and "
                 "data.text.label"
             )
-    texts = table[section.column]
-    labels = table[section.label] if section.task == "classification" else [""] * len(texts)
-    for at, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        if not isinstance(text, str) or not text.strip() or label is None:
-            raise BractError(f"{config.path}: row {at + 1} has no text or no label; take it out")
-    return _split([(t, str(label)) for t, label in zip(texts, labels, strict=True)], split)
+    texts = table[wanted[0]]
+    return texts, table[wanted[1]] if len(wanted) > 1 else [""] * len(texts)
 
 
 def _json_lines(config: DataConfig) -> dict[str, list[Any]]:
@@ -208,15 +275,19 @@ def _json_lines(config: DataConfig) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in rows[0]}
 
 
-def _register(name: str, read: Callable[[DataConfig, Split], Labelled]) -> None:
+def _register(
+    name: str,
+    read: Callable[[DataConfig, Split], Labelled],
+    read_words: Callable[[DataConfig, Split], Tagged],
+) -> None:
     dataset: TextDataset
 
     def open_split(config: DataConfig, split: Split) -> Source:
         return dataset.open_split(config, split)
 
-    dataset = TextDataset(open_split, 1, None, (), (), read=read)
+    dataset = TextDataset(open_split, 1, None, (), (), read=read, read_words=read_words)
     DATASETS.register(name)(dataset)
 
 
-_register("clinical-notes", _notes)
-_register("text", _file)
+_register("clinical-notes", _notes, _notes_in_words)
+_register("text", _file, _file_in_words)

@@ -17,6 +17,9 @@ from bract.config.text import TextSchema
 from bract.errors import BractError, one_line
 
 FILE = "tokenizer.json"
+UNLABELLED = -100
+"""Label of a token that has none, as transformers marks it."""
+
 _MOST_BYTES = 2**26
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
@@ -96,6 +99,28 @@ class Tokenizer:
         library.enable_padding(length=schema.length, pad_id=schema.padding)
         ids = torch.tensor([e.ids for e in library.encode_batch(list(texts))], dtype=torch.int64)
         return as_example(ids.view(-1, schema.length), schema)
+
+    def encode_words(
+        self, texts: Sequence[Sequence[str]], tags: Sequence[Sequence[int]], schema: TextSchema
+    ) -> tuple[Tensor, Tensor]:
+        """Return examples ``(N, length, 1, 1)`` of texts in words, and labels of tokens.
+
+        The first token of a word has the word's tag, the others, special tokens and padding
+        `UNLABELLED`: int64 ``(N, length)``.
+        """
+        library = self._library
+        library.enable_truncation(schema.length)
+        library.enable_padding(length=schema.length, pad_id=schema.padding)
+        found = library.encode_batch([list(words) for words in texts], is_pretokenized=True)
+        ids = torch.tensor([one.ids for one in found], dtype=torch.int64).view(-1, schema.length)
+        labels = torch.full(ids.shape, UNLABELLED)
+        for row, one, own in zip(labels, found, tags, strict=True):
+            before = None
+            for place, word in enumerate(one.word_ids):
+                if word is not None and word != before:
+                    row[place] = own[word]
+                before = word
+        return as_example(ids, schema), labels
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """Return the token of each id."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bract.defenses.base import DEFENSES, Defense, ProtectContext, Stage
+from bract.models.losses import loss_of
 from bract.protocol.update import Tensors
 from bract.randomness import SecretStream
 
@@ -89,7 +90,8 @@ class Censor(Defense):
             else:
                 moved[name] = value - self.step * candidate[name]
         logits = functional_call(model, moved, (images,))
-        return float(nn.functional.cross_entropy(logits, labels))
+        name = "token_cross_entropy" if labels.dim() > 1 else "cross_entropy"
+        return float(loss_of(name).mean(logits, labels))
 
 
 def orthogonal(value: Tensor, stream: SecretStream) -> Tensor:

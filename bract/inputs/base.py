@@ -35,7 +35,8 @@ class Truth:
         Examples ``(N, ...)`` of the input's shape, dtype and range; of images float32
         ``(N, C, H, W)`` in [0, 1].
     labels
-        int64 ``(N,)``; float32 where the target is a number.
+        int64 ``(N,)``; float32 where the target is a number; of tokens ``(N, T)``, below 0 where
+        a token has none.
     """
 
     images: Tensor

@@ -15,7 +15,7 @@ from torch import Tensor
 from bract.config import DataConfig
 from bract.config.text import TextSchema
 from bract.data.texts import with_schema
-from bract.data.tokens import as_example, content_of, ids_of
+from bract.data.tokens import UNLABELLED, as_example, content_of, ids_of
 from bract.data.views import data_spec
 from bract.errors import BractError, shown
 from bract.files import write_text
@@ -56,7 +56,8 @@ class Texts(Input):
 
         A mapping holds ``input_ids``, as tokenizers of transformers name them, ``attention_mask``
         where some are padding, which becomes `FILLING`, and ``labels`` or ``label``; without
-        labels, or with one a token, every label is 0.
+        labels every label is 0. Labels of tokens are ``(B, T)``, below 0 where a token has none;
+        those of a language model, which repeat its tokens, are kept as they are.
         """
         if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), Tensor):
             return None
@@ -68,7 +69,8 @@ class Texts(Input):
         if isinstance(mask, Tensor) and mask.shape == ids.shape:
             ids = torch.where(mask.detach().cpu().bool(), ids, FILLING)
         labels = batch.get("labels", batch.get("label"))
-        if not isinstance(labels, Tensor) or labels.shape != (len(ids),):
+        shapes = ((len(ids),), tuple(ids.shape))
+        if not isinstance(labels, Tensor) or tuple(labels.shape) not in shapes:
             labels = torch.zeros(len(ids), dtype=torch.int64)
         return ids.contiguous(), labels.detach().cpu().long()
 
@@ -101,6 +103,10 @@ class Texts(Input):
         if not bool(((texts >= 0.0) & (texts <= 1.0)).all()):
             raise BractError(f"token ids are outside of 0..{schema.vocabulary - 1}")
         labels = kept["labels"]
+        if schema.task == "token-classification":
+            return Truth(texts, _tags(labels, len(texts), schema))
+        if schema.task == "language-model" and labels.dim() == 2:
+            labels = torch.zeros(len(texts))
         if labels.shape != (len(texts),) or not bool(labels.isfinite().all()):
             raise BractError(f"labels are {tuple(labels.shape)}, expected {len(texts)} numbers")
         if schema.task == "classification" and labels.is_floating_point():
@@ -217,6 +223,21 @@ def _kept(pairs: list[tuple[Tensor, Tensor]], seed: int, schema: TextSchema) -> 
         return None
     texts, labels = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
     return KeptTexts(texts, labels, seed, schema)
+
+
+def _tags(labels: Tensor, count: int, schema: TextSchema) -> Tensor:
+    """Return labels of tokens ``(N, length)``, -100 where a token has none."""
+    fits = labels.dim() == 2 and len(labels) == count and labels.shape[1] <= schema.length
+    if not fits or labels.is_floating_point():
+        raise BractError(
+            f"labels are {labels.dtype} {tuple(labels.shape)}, expected int64 of {count} "
+            f"texts with at most {schema.length} tokens, one a token"
+        )
+    if bool((labels >= schema.tags).any()):
+        raise BractError(f"a label of a token is not below the {schema.tags} declared tags")
+    padded = torch.full((count, schema.length), UNLABELLED)
+    padded[:, : labels.shape[1]] = torch.where(labels < 0, UNLABELLED, labels.long())
+    return padded
 
 
 def _examples(ids: Tensor, schema: TextSchema) -> Tensor:

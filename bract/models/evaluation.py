@@ -27,16 +27,16 @@ def evaluate(
     Parameters
     ----------
     images, labels
-        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``.
+        float32 ``(N, C, H, W)`` in [0, 1] and int64 ``(N,)``; of tokens ``(N, T)``.
     """
     if len(images) == 0:
         return math.nan, math.nan
     model.to(device).eval()
     objective = loss_of(spec.loss)
-    loss, correct = 0.0, 0
+    loss, correct = 0.0, 0.0
     for part, part_labels in zip(torch.split(images, 256), torch.split(labels, 256), strict=True):
         logits = model(spec.normalise(part.to(device)))
         truth = part_labels.to(device)
         loss += len(part) * float(objective.mean(logits, truth))
-        correct += int(objective.right(logits, truth).sum())
+        correct += float(objective.right(logits, truth).sum())
     return loss / len(images), correct / len(images)

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from bract.config.text import TextSchema
 from bract.errors import BractError
 from bract.models.registry import MODELS
-from bract.models.third_party_texts import deterministic_attention, freeze, next_token_loss
+from bract.models.third_party_texts import (
+    deterministic_attention,
+    freeze,
+    next_token_loss,
+    of_tokens,
+)
 
 Weights = Literal["random", "minilm"]
 Trained = Literal["all", "last"]
@@ -66,13 +71,16 @@ class LanguageModel(nn.Module):
         """Map token ids, int64 ``(B, T)``, to logits ``(B, classes)``.
 
         Of a language model, to the loss of each text, ``(B, 1)``: the mean negative logarithm of
-        the probability of each next token.
+        the probability of each next token. Where every token has a label, to log-probabilities
+        ``(B, T * tags)``.
         """
         mask = (ids != self.schema.padding).long()
         outputs: Any = self.body(input_ids=ids, attention_mask=mask)
         if self.schema.task == "classification":
             logits: Tensor = outputs.logits
             return logits
+        if self.schema.task == "token-classification":
+            return of_tokens(outputs.logits)
         return next_token_loss(outputs.logits, ids, mask)
 
 
@@ -91,7 +99,7 @@ def text_encoder(
     weights: Weights = "random",
     trained: Trained = "all",
 ) -> nn.Module:
-    """Build a BERT shape that classifies texts (Devlin et al., NAACL 2019).
+    """Build a BERT shape that classifies texts or their tokens (Devlin et al., NAACL 2019).
 
     Parameters
     ----------
@@ -107,20 +115,28 @@ def text_encoder(
         ``last``: the last block and the output layer alone.
     """
     del channels, image_size, activation
-    from transformers import BertConfig, BertForSequenceClassification
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        BertForTokenClassification,
+    )
 
     text = _schema("text-encoder", text)
     _check(width, depth, heads, lora)
+    per_token = text.task == "token-classification"
+    kind = BertForTokenClassification if per_token else BertForSequenceClassification
 
     def build() -> nn.Module:
         if weights == "minilm":
             folder = minilm_folder()
-            body: nn.Module = BertForSequenceClassification(
-                BertConfig.from_pretrained(str(folder), local_files_only=True, **_labels(classes))
+            body: nn.Module = kind(
+                BertConfig.from_pretrained(
+                    str(folder), local_files_only=True, **_labels(classes, text)
+                )
             )
             _load(body.get_submodule("bert"), folder)
         else:
-            body = BertForSequenceClassification(
+            body = kind(
                 BertConfig(
                     vocab_size=text.vocabulary,
                     hidden_size=width,
@@ -129,7 +145,7 @@ def text_encoder(
                     intermediate_size=4 * width,
                     max_position_embeddings=text.length,
                     pad_token_id=text.padding,
-                    **_labels(classes),
+                    **_labels(classes, text),
                 )
             )
         _check_vocabulary(body, text)
@@ -160,15 +176,25 @@ def text_decoder(
     lora: int = 0,
     trained: Trained = "all",
 ) -> nn.Module:
-    """Build a GPT-2 shape, which models texts or classifies them (Radford et al. 2019).
+    """Build a GPT-2 shape, which models texts or classifies them or tokens (Radford et al. 2019).
 
     Parameters are those of `text_encoder`.
     """
     del channels, image_size, activation
-    from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+    from transformers import (
+        GPT2Config,
+        GPT2ForSequenceClassification,
+        GPT2ForTokenClassification,
+        GPT2LMHeadModel,
+    )
 
     text = _schema("text-decoder", text)
     _check(width, depth, heads, lora)
+    kinds = {
+        "classification": GPT2ForSequenceClassification,
+        "token-classification": GPT2ForTokenClassification,
+        "language-model": GPT2LMHeadModel,
+    }
 
     def build() -> nn.Module:
         config = GPT2Config(
@@ -180,13 +206,12 @@ def text_decoder(
             bos_token_id=None,
             eos_token_id=None,
             pad_token_id=text.padding,
-            **_labels(classes),
+            **_labels(classes, text),
         )
-        kind = GPT2LMHeadModel if text.task == "language-model" else GPT2ForSequenceClassification
-        body: nn.Module = kind(config)
+        body: nn.Module = kinds[text.task](config)
         return body
 
-    return _adapted(build, text, lora, trained, targets=["c_attn"], heads=["score"])
+    return _adapted(build, text, lora, trained, targets=["c_attn"], heads=["score", "classifier"])
 
 
 def _schema(name: str, text: TextSchema | None) -> TextSchema:
@@ -195,8 +220,8 @@ def _schema(name: str, text: TextSchema | None) -> TextSchema:
     return text
 
 
-def _labels(classes: int) -> dict[str, Any]:
-    return {"num_labels": classes}
+def _labels(classes: int, text: TextSchema) -> dict[str, Any]:
+    return {"num_labels": text.tags or classes}
 
 
 def _adapted(

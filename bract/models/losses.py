@@ -1,7 +1,9 @@
 """Losses of local training, the same at the client, the server and the attacker.
 
 Outputs and labels of every function here are ``(..., B, K)``. A target that is a number, or the
-second of two classes of a model with one output, has K = 1 and is its own label.
+second of two classes of a model with one output, has K = 1 and is its own label. Where every token
+of a text has a label, K is tokens times tags: outputs are log-probabilities, and the row of a token
+without a label is zero.
 """
 
 from __future__ import annotations
@@ -38,19 +40,28 @@ class Loss:
         Whether a label is a value of one output, rather than probabilities of classes.
     labelled
         Whether the loss depends on a label; otherwise the one output is the loss itself.
+    per_token
+        Whether every token of a text has a label, ``(B, T)``; those below 0 are none.
     right
-        Whether a prediction counts as right, ``(B,)`` of outputs ``(B, K)`` and labels ``(B,)``.
+        How far a prediction is right, ``(B,)`` in [0, 1] of outputs ``(B, K)`` and labels: whether
+        it is, or the share of the labels of a text.
     """
 
     each: Callable[[Tensor, Tensor], Tensor]
     right: Callable[[Tensor, Tensor], Tensor]
     values: bool = True
     labelled: bool = True
+    per_token: bool = False
     label: Callable[[Tensor, Tensor], Tensor] | None = None
 
+    @property
+    def of_classes(self) -> bool:
+        """Whether outputs are logits of classes, of which each example has one."""
+        return not self.values and not self.per_token
+
     def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss of outputs ``(B, K)`` and true labels ``(B,)``."""
-        if not self.values:
+        """Return the mean loss of outputs ``(B, K)`` and true labels ``(B,)`` or ``(B, T)``."""
+        if self.of_classes:
             return F.cross_entropy(outputs, labels)
         return self.each(outputs, label_rows(labels, outputs.shape[-1], self).to(outputs)).mean()
 
@@ -63,14 +74,48 @@ def loss_of(name: str) -> Loss:
 
 
 def label_rows(labels: Tensor, classes: int, loss: Loss) -> Tensor:
-    """Return true labels ``(..., B)`` as ``(..., B, K)``: one-hot rows, or the values."""
+    """Return true labels ``(..., B)`` as ``(..., B, K)``: one-hot rows, or the values.
+
+    Labels of tokens ``(..., B, T)`` are T one-hot rows in a line, those of tokens without one zero.
+    """
+    if loss.per_token:
+        tags = classes // labels.shape[-1]
+        there = (labels >= 0)[..., None]
+        return (F.one_hot(labels.clamp_min(0), tags) * there).flatten(-2)
     if loss.values:
         return labels[..., None]
     return F.one_hot(labels, classes)
 
 
+def drawn_labels(
+    loss: Loss, shape: tuple[int, ...], *, outputs: int, tokens: int, generator: torch.Generator
+) -> Tensor:
+    """Return random labels of examples, int64 of this shape; of tokens ``(*shape, tokens)``.
+
+    Parameters
+    ----------
+    outputs
+        Outputs of the model for one example; of one output labels are 0 or 1.
+    """
+    if loss.per_token:
+        return torch.randint(outputs // tokens, (*shape, tokens), generator=generator)
+    return torch.randint(2 if loss.values else outputs, shape, generator=generator)
+
+
 def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return -(labels * outputs.log_softmax(dim=-1)).sum(dim=-1)
+
+
+def _mean_of_tokens(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over the tokens of each text that have a label; 0 where none has."""
+    return -(labels * outputs).sum(dim=-1) / labels.sum(dim=-1).clamp_min(1.0)
+
+
+def _share_of_tokens(outputs: Tensor, labels: Tensor) -> Tensor:
+    found = outputs.unflatten(-1, (labels.shape[-1], -1)).argmax(dim=-1)
+    there = labels >= 0
+    right: Tensor = ((found == labels) & there).sum(dim=-1)
+    return right / there.sum(dim=-1).clamp_min(1)
 
 
 def _squared(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -119,6 +164,7 @@ def _near(outputs: Tensor, labels: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {
     "cross_entropy": Loss(_cross_entropy, _likeliest, values=False),
     "language_model": Loss(_itself, _never, labelled=False),
+    "token_cross_entropy": Loss(_mean_of_tokens, _share_of_tokens, values=False, per_token=True),
     RECONSTRUCTION: Loss(_itself, _never, labelled=False),
     "mse": Loss(_squared, _near, label=lambda output, slope: output - slope / 2),
     "mae": Loss(_absolute, _near),

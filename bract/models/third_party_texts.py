@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.config.text import TextSchema
+from bract.config.text import MOST_TAGS, Task, TextSchema
 from bract.errors import BractError, one_line
 
 
@@ -21,8 +21,8 @@ def of_texts(model: nn.Module, text: TextSchema) -> nn.Module:
     """Let a model take ids, int64 ``(B, T)`` or ``(B, T, 1, 1)`` numbers; return the model.
 
     It then returns logits ``(B, classes)``, or of a language model the loss of each text,
-    ``(B, 1)``. Its parameters that need no gradient become buffers outside of the state, as those
-    of bract's own.
+    ``(B, 1)``, and where every token has a label log-probabilities ``(B, T * tags)``. Its
+    parameters that need no gradient become buffers outside of the state, as those of bract's own.
 
     Raises
     ------
@@ -51,8 +51,10 @@ def of_texts(model: nn.Module, text: TextSchema) -> nn.Module:
 
     def plain(_: nn.Module, arguments: Any, given: dict[str, Any], outputs: Any) -> Tensor:
         logits = logits_of(outputs)
-        if text.task != "language-model" or logits.dim() != 3:
+        if text.task == "classification" or logits.dim() != 3:
             return logits
+        if text.task == "token-classification":
+            return of_tokens(logits)
         ids = given["input_ids"] if "input_ids" in given else arguments[0]
         return next_token_loss(logits, ids, (ids != text.padding).long())
 
@@ -129,8 +131,14 @@ def check_fit(model: nn.Module, text: TextSchema) -> None:
 
 
 @torch.no_grad()
-def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> str:
-    """Return the task by what a model that `of_texts` has not adapted returns for two texts."""
+def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> tuple[Task, int]:
+    """Return the task and the number of labels of tokens, by what a model returns for two texts.
+
+    Parameters
+    ----------
+    model
+        Not adapted by `of_texts`.
+    """
     ids = torch.arange(4).remainder(max(1, vocabulary - 1)).add(padding + 1) % vocabulary
     ids = ids.expand(2, -1).contiguous()
     training = model.training
@@ -147,12 +155,15 @@ def task_of(model: nn.Module, *, vocabulary: int, padding: int) -> str:
         model.train(training)
     logits = logits_of(outputs)
     if logits.dim() == 2:
-        return "classification"
+        return "classification", 0
     if logits.dim() == 3 and logits.shape[-1] == vocabulary:
-        return "language-model"
+        return "language-model", 0
+    if logits.dim() == 3 and logits.shape[:2] == ids.shape and 2 <= logits.shape[-1] <= MOST_TAGS:
+        return "token-classification", int(logits.shape[-1])
     raise BractError(
         f"the model returns logits {tuple(logits.shape)} for two texts of four tokens; expected "
-        "(2, classes) of a classifier, or (2, 4, vocabulary) of a language model"
+        "(2, classes) of a classifier, (2, 4, vocabulary) of a language model, or (2, 4, tags) "
+        f"with at most {MOST_TAGS} tags of one that labels tokens"
     )
 
 
@@ -169,6 +180,11 @@ def deterministic_attention(body: nn.Module) -> None:
     """Use the attention that has a second derivative and batches over trials."""
     config: Any = body.config
     config._attn_implementation = "eager"
+
+
+def of_tokens(logits: Tensor) -> Tensor:
+    """Return log-probabilities ``(B, T * tags)`` of logits ``(B, T, tags)``."""
+    return logits.log_softmax(dim=-1).flatten(1)
 
 
 def next_token_loss(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class InputSection(Section):
                 "mean": mean,
                 "std": std,
                 "text": self.text,
-                "classes": 1 if self.text.task == "language-model" else None,
+                "classes": self.text.outputs,
                 "loss": self.text.objective,
             }
         if self.table is None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from bract.models.initialise import initialise
 from bract.models.language import minilm_folder
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors, buffers_of, parameters_of
+from experiments.harness.places import FOLDER
+from experiments.harness.reviews import REVIEWS, SST2, made_up, sst2
 
 CLASSES = 5
 LENGTH = 32
@@ -56,18 +59,25 @@ class SentTexts:
 
 @cache
 def tokenizer_named(name: str) -> Tokenizer:
-    """Return the tokenizer ``minilm``, or ``words``, that of the embedded notes."""
+    """Return the tokenizer ``minilm``, ``words`` of the embedded notes, or that of ``reviews``."""
+    if name == REVIEWS:
+        return word_tokenizer(sentences(REVIEWS, "public"))
     if name == "minilm":
         return Tokenizer.read(minilm_folder())
     return word_tokenizer([note.text for note in clinical_notes(3000, seed=1)])
 
 
 @cache
-def sentences(data: str, split: str) -> tuple[str, ...]:
-    """Return texts: made-up ``notes``, or ``prose`` of Python's language reference.
+def sentences(data: str, split: str, folder: Path = FOLDER) -> tuple[str, ...]:
+    """Return texts: made-up ``notes`` or ``reviews``, ``prose`` of Python's reference, ``sst2``.
 
     Splits share no sentence. ``public`` is a split that no client trains on.
     """
+    if data == REVIEWS:
+        made = tuple(dict.fromkeys(made_up(3 * _NOTES, seed=0)))
+        return made[("score", "choose", "public").index(split) :: 3]
+    if data == SST2:
+        return sst2(folder)[("score", "choose", "public").index(split) :: 3]
     if data == "notes":
         seed = _PUBLIC if split == "public" else FIRST_SEED[split] + 7
         return tuple(note.text for note in clinical_notes(_NOTES, seed=seed))
@@ -94,6 +104,8 @@ def send_texts(
     split: str = "score",
     task: str = "classification",
     round: int = 1,
+    folder: Path = FOLDER,
+    words: tuple[int, int] | None = None,
     defense: Mapping[str, Any] | None = None,
     **training: Any,
 ) -> SentTexts:
@@ -104,6 +116,10 @@ def send_texts(
     round
         The round whose upload is captured; the client trains on the same texts in every round, and
         the server steps by what it received.
+    folder
+        Where ``sst2`` lies.
+    words
+        Fewest and most words of a text; None for any.
     defense
         An entry of the configuration's ``defenses``, or None.
     training
@@ -120,7 +136,9 @@ def send_texts(
     mean, std = declared.feature_moments()
     outputs = 1 if task == "language-model" else CLASSES
     spec = DataSpec((LENGTH, 1, 1), outputs, mean, std, text=declared)
-    pool = sentences(data, split)
+    pool = sentences(data, split, folder)
+    if words is not None:
+        pool = tuple(one for one in pool if words[0] <= len(one.split()) <= words[1])
     draw = random.Random(seed)
     inputs = own.encode(draw.sample(pool, texts), declared)
     labels: Tensor = torch.tensor([draw.randrange(CLASSES) for _ in range(texts)])
@@ -182,7 +200,7 @@ def send_texts(
     return SentTexts(captured[-1], tuple(captured[:-1]), Truth(inputs, labels), declared)
 
 
-def public_texts(data: str, tokenizer: str, schema: TextSchema) -> KeptTexts:
+def public_texts(data: str, tokenizer: str, schema: TextSchema, folder: Path = FOLDER) -> KeptTexts:
     """Return texts of the same kind that no client trained on."""
-    encoded = tokenizer_named(tokenizer).encode(sentences(data, "public"), schema)
+    encoded = tokenizer_named(tokenizer).encode(sentences(data, "public", folder), schema)
     return KeptTexts(encoded, torch.zeros(len(encoded)), 0, schema)

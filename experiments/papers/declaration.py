@@ -16,6 +16,7 @@ Kind = Literal[
     "sampled",
     "federation",
     "text",
+    "sentences",
     "gaussians",
     "guardian-steps",
     "defense-time",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bract.models import create_model
 from experiments.harness.clients import uploads
 from experiments.harness.points import SETTINGS, Points, network
+from experiments.harness.reviews import REVIEWS
 from experiments.papers.runners.base import Context, Settings
 from experiments.papers.runners.defense_time import TimeRunner, TimeSettings
 from experiments.papers.runners.federation import FederationRunner, FederationSettings
@@ -28,6 +29,7 @@ from experiments.papers.runners.guardian_steps import StepsSettings
 from experiments.papers.runners.locked_features import FeaturesRunner, FeaturesSettings
 from experiments.papers.runners.reconstruction import BASELINES, ReconstructionSettings, attack_all
 from experiments.papers.runners.sampled import SampledRunner, SampledSettings
+from experiments.papers.runners.sentences import SentenceSettings, SentencesRunner
 from experiments.papers.runners.text import RENDERED, TextRunner, TextSettings
 
 _PROBED = 5
@@ -75,6 +77,8 @@ def cost(settings: Settings, context: Context) -> Cost:
         return _gaussians(settings, context)
     if isinstance(settings, TextSettings):
         return _text(settings, context)
+    if isinstance(settings, SentenceSettings):
+        return _sentences(settings, context)
     if isinstance(settings, TimeSettings):
         first = settings.model_copy(update={"steps": 1, "repeats": 1, "defenses": ()})
         each = _timed(lambda: TimeRunner().run(first, 0, context), context)
@@ -179,6 +183,21 @@ def _gaussians(settings: GaussiansSettings, context: Context) -> Cost:
     start = network(0).state_dict()
     each = _timed(lambda: client.train(start, 1, 0.0), context) * settings.samples / few
     return Cost(each * len(SETTINGS[settings.setting]) * settings.rounds * settings.seeds, _BASE)
+
+
+def _sentences(settings: SentenceSettings, context: Context) -> Cost:
+    probe = settings.model_copy(
+        update={"data": REVIEWS, "split": "choose", "restarts": 1, "words": None}
+    )
+
+    def attacked(iterations: int) -> float:
+        given = probe.model_copy(update={"iterations": iterations})
+        return _timed(lambda: SentencesRunner().run(given, 0, context), context)
+
+    first = min(attacked(1), attacked(1))
+    each = max((attacked(1 + _PROBED) - first) / _PROBED, 1e-4)
+    seconds = first + each * settings.iterations * settings.restarts
+    return Cost(seconds * settings.uploads, 4 * _BASE)
 
 
 def _text(settings: TextSettings, context: Context) -> Cost:

@@ -16,6 +16,8 @@ _HERE = Path(__file__).parent
 
 NAMES = {
     "ssim": "SSIM",
+    "f1": "F1",
+    "rouge_l": "ROUGE-L",
     "psnr": "PSNR, dB",
     "mse": "MSE",
     "rmse": "RMSE, 0-255",

@@ -33,6 +33,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels
+from bract.attacks.solve.tags import infer_tags
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
@@ -85,6 +86,7 @@ class TokenSpan(Attack):
     cost: ClassVar[Cost] = "tens of seconds"
     competes: ClassVar[bool] = True
     iterations: ClassVar[int] = 1
+    per_token: ClassVar[bool] = True
 
     seconds: float = _SECONDS
 
@@ -111,7 +113,7 @@ class TokenSpan(Attack):
         ]
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
         run.advance(1.0, 0.0)
-        labels = _labels(problem)
+        labels = _labels(problem, images)
         simulated = problem.simulate(images, labels, problem.unknowns())
         return Outcome(
             images=images,
@@ -123,12 +125,20 @@ class TokenSpan(Attack):
         ).made_by("", "span of the first layers")
 
 
-def _labels(problem: Problem) -> Tensor:
-    """Return inferred labels; equal probabilities where the update lacks the output layer."""
+def _labels(problem: Problem, texts: Tensor) -> Tensor:
+    """Return inferred labels; where the update does not show them, equal probabilities.
+
+    Labels of tokens follow from the tokens; where they do not, every token has none.
+    """
+    shape = (problem.trials, problem.image_shape[0], problem.classes)
+    if problem.target_model.loss.per_token:
+        try:
+            return infer_tags(problem, texts)
+        except BractError:
+            return torch.zeros(shape, device=problem.device, dtype=problem.dtype)
     try:
         return hard_labels(problem)
     except BractError:
-        shape = (problem.trials, problem.image_shape[0], problem.classes)
         return torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
 
 

@@ -45,7 +45,7 @@ def blind_score(images: Tensor, labels: Tensor, members: Flags, *, seed: int) ->
     Parameters
     ----------
     images, labels
-        float32 ``(N, ...)``, as an input's `features`, and ``(N,)``.
+        float32 ``(N, ...)``, as an input's `features`, and ``(N,)`` or ``(N, T)``.
     members
         bool ``(N,)``.
     """
@@ -81,8 +81,8 @@ def _features(images: Tensor, labels: Tensor) -> Array:
     small = images
     if images.dim() == 4 and max(images.shape[2:]) > SIDE:
         small = F.adaptive_avg_pool2d(images, SIDE)
-    few = not labels.is_floating_point() and int(labels.max()) < 100
-    classes = F.one_hot(labels) if few else labels[:, None]
+    few = labels.dim() == 1 and not labels.is_floating_point() and int(labels.max()) < 100
+    classes = F.one_hot(labels) if few else labels.view(len(labels), -1)
     parts += [small.flatten(1), classes.to(images.dtype)]
     found: NDArray[np.float64] = np.concatenate([p.numpy().astype(np.float64) for p in parts], 1)
     return found

@@ -86,10 +86,14 @@ def load_candidates(folder: Path, client: str, declaration: ClientDeclaration) -
         truth = kind.read(content, declaration)
     except (OSError, KeyError, TypeError, ValueError, BractError, SafetensorError) as error:
         raise BractError(f"{path}: not readable ({one_line(error, 200)})") from error
-    if first.dtype != torch.int64 or first.shape != truth.labels.shape or bool((first < 0).any()):
+    if (
+        first.dtype != torch.int64
+        or first.shape != truth.labels.shape[:1]
+        or bool((first < 0).any())
+    ):
         raise BractError(
             f"{path}: first_round is {first.dtype} {tuple(first.shape)}, expected int64 from 0 of "
-            f"{tuple(truth.labels.shape)}"
+            f"({len(truth.labels)},)"
         )
     classes = None if truth.labels.is_floating_point() else declaration.classes
     if classes is not None and bool((truth.labels >= classes).any()):
@@ -128,7 +132,7 @@ def join(parts: Sequence[Candidates]) -> Candidates:
 
 def _groups(kind: Input, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     found = dict(kind.attributes(images))
-    if bool((labels == labels.round()).all()) and int(labels.min()) >= 0:
+    if labels.dim() == 1 and bool((labels == labels.round()).all()) and int(labels.min()) >= 0:
         found[CLASS] = labels.long()
     return {name: groups for name, groups in found.items() if 0 < int(groups.max()) < MOST_GROUPS}
 

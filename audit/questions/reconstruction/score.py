@@ -77,7 +77,8 @@ class Judge:
         """Save the images beside ``path`` and return what was measured, with scores for a truth."""
         declaration = attempt.case.observation.declaration
         result, kind = attempt.result, input_of(declaration)
-        labelled = loss_of(declaration.loss).labelled
+        loss = loss_of(declaration.loss)
+        labelled = loss.labelled and not loss.per_token
         found = self._diagnose(attempt, attempt.own or truth)
         if truth is None:
             plain = scorer_of(kind, None)
@@ -87,8 +88,8 @@ class Judge:
             ]
             return ScoreRecord(images=images, signals=found, notes=plain.notes())
         scorer = self.scorer(kind, truth)
-        named = result.targets if labelled else None
-        scored = scorer.score(result.images, truth, recovered=named)
+        named = result.label_probabilities if loss.per_token else result.targets
+        scored = scorer.score(result.images, truth, recovered=named if loss.labelled else None)
         made = self._baselines.made(attempt.case, result, scored, scorer.references)
         baselines = scorer.baselines(made, scored, truth, len(result.images))
         retrieved = scorer.retrieval(result.images, scored, truth)

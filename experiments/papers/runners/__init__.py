@@ -18,6 +18,7 @@ def runner(kind: Kind) -> Runner[Any]:
     from experiments.papers.runners.locked_features import FeaturesRunner
     from experiments.papers.runners.reconstruction import ReconstructionRunner
     from experiments.papers.runners.sampled import SampledRunner
+    from experiments.papers.runners.sentences import SentencesRunner
     from experiments.papers.runners.text import TextRunner
 
     kinds: dict[Kind, type[Runner[Any]]] = {
@@ -26,6 +27,7 @@ def runner(kind: Kind) -> Runner[Any]:
         "sampled": SampledRunner,
         "federation": FederationRunner,
         "text": TextRunner,
+        "sentences": SentencesRunner,
         "gaussians": GaussiansRunner,
         "guardian-steps": StepsRunner,
         "defense-time": TimeRunner,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from bract.audit.questions.reconstruction.scores.image import ScoredImages
 from bract.audit.questions.reconstruction.scores.table import RowScorer
 from bract.config.text import TextSchema
 from bract.data.texts import tokenizer_of
 from bract.data.tokens import Tokenizer, ids_of
 from bract.errors import BractError
-from bract.inputs import References
+from bract.inputs import References, Truth
 from bract.inputs.text import TextReference
 from bract.schema.audit import CellResult, Scores
 
@@ -44,6 +46,20 @@ class TextScorer(RowScorer):
         return torch.tensor(
             [[token_recall(one, other) for other in wanted] for one in found], dtype=torch.float64
         )
+
+    def score(
+        self, images: Tensor, truth: Truth, *, recovered: Tensor | None = None
+    ) -> ScoredImages:
+        """Pair the texts of the blind pick with the originals, and score the pairs.
+
+        Parameters
+        ----------
+        recovered
+            ``(B,)``; rows ``(B, length * tags)`` where tokens have labels.
+        """
+        found = super().score(images, truth, recovered=recovered)
+        # What is in a text is not looked up by its label.
+        return replace(found, labels=[0] * len(found.labels)) if truth.labels.dim() > 1 else found
 
     def distances(self, rows: Tensor, originals: Tensor) -> Tensor:
         """Return half the share of tokens that lack plus half that out of place, ``(N, M)``."""
@@ -90,11 +106,18 @@ class TextScorer(RowScorer):
 
     def notes(self) -> list[str]:
         """Return what the scores assume."""
+        found = []
+        if self.texts.task == "token-classification":
+            found.append(
+                "Every token has a label: the share of labels is that of tokens whose label was "
+                "recovered at the token's place."
+            )
         if self._tokenizer is not None:
-            return []
+            return found
         return [
+            *found,
             "No tokenizer of the clients' is named (data.text.tokenizer), so tokens are shown as "
-            "numbers."
+            "numbers.",
         ]
 
     def _rows(self, rows: Tensor, originals: Tensor) -> list[Scores]:
@@ -133,6 +156,8 @@ class TextScorer(RowScorer):
     def _target_accuracy(
         self, recovered: Tensor | None, order: Tensor, labels: Tensor
     ) -> float | None:
+        if self.texts.task == "token-classification" and recovered is not None:
+            return tag_accuracy(recovered[order].cpu(), labels)
         if self.texts.task == "language-model":
             return None
         return super()._target_accuracy(recovered, order, labels)
@@ -162,6 +187,22 @@ class TextScorer(RowScorer):
 
     def _word(self, token: int) -> str:
         return str(token) if self._tokenizer is None else self._tokenizer.words([token])[0]
+
+
+def tag_accuracy(found: Tensor, labels: Tensor) -> float | None:
+    """Return the share of tokens with a label whose label was recovered at their place.
+
+    Parameters
+    ----------
+    found
+        Rows ``(N, length * tags)``; zeros where the attacker takes a token to have no label.
+    labels
+        int64 ``(N, length)``; below 0 where a token has none.
+    """
+    rows = found.unflatten(-1, (labels.shape[-1], -1))
+    there = labels >= 0
+    right = (rows.argmax(dim=-1) == labels) & (rows.sum(dim=-1) > 0.0)
+    return float(right[there].double().mean()) if bool(there.any()) else None
 
 
 def token_recall(found: Ids, wanted: Ids) -> float:

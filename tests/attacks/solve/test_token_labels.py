@@ -1,0 +1,146 @@
+"""Labels of tokens: what a client's loss is, and how they are read off the output layer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bract.attacks import Budget, attack
+from bract.audit.questions.reconstruction.scores.text import TextScorer, tag_accuracy
+from bract.config.text import TextSchema
+from bract.data.tokens import UNLABELLED, ids_of
+from bract.errors import BractError
+from bract.models import create_model
+from bract.models.initialise import initialise
+from bract.models.losses import label_rows, loss_of
+from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.update import buffers_of, parameters_of
+
+pytest.importorskip("transformers")
+
+SCHEMA = TextSchema(
+    vocabulary=120, length=10, special=(0, 1, 2), task="token-classification", tags=4
+)
+TOKENS = loss_of("token_cross_entropy")
+ENCODER = "text-encoder(width=64, depth=2, heads=2)"
+
+
+def tagged(count: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Random texts ``(count, length)``, and labels of which some are none."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, SCHEMA.vocabulary, (count, SCHEMA.length), generator=generator)
+    ids[:, 0], ids[:, -1] = 1, 2
+    ids[-1, -3:] = torch.tensor([2, 0, 0])
+    labels = torch.randint(SCHEMA.tags, ids.shape, generator=generator)
+    labels[(ids < 3) | (torch.rand(ids.shape, generator=generator) < 0.2)] = UNLABELLED
+    return ids, labels
+
+
+def upload(name: str, ids: Tensor, labels: Tensor) -> Observation:
+    model = create_model(
+        name, classes=40, channels=SCHEMA.length, image_size=1, activation="", text=SCHEMA
+    )
+    initialise(model, "default", 3)
+    model.eval()
+    TOKENS.mean(model(ids), labels).backward()
+    mean, std = SCHEMA.feature_moments()
+    return Observation(
+        round=1,
+        client="a",
+        parameters=parameters_of(model),
+        buffers=buffers_of(model),
+        returned_buffers={},
+        update={n: p.grad for n, p in model.named_parameters() if p.grad is not None},
+        declaration=ClientDeclaration(
+            algorithm="fedsgd",
+            model=name,
+            input="text",
+            image_shape=(SCHEMA.length, 1, 1),
+            classes=40,
+            mean=mean,
+            std=std,
+            text=SCHEMA,
+            loss=SCHEMA.objective,
+            local_steps=1,
+            batch_size=len(ids),
+            num_examples=len(ids),
+            norm_mode="eval",
+        ),
+    )
+
+
+def read(name: str, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return token ids and labels as an attacker reads them, in the order of the originals."""
+    found = attack("token-span")(upload(name, ids, labels), budget=Budget(max_images=len(ids)))
+    back = ids_of(found.images, SCHEMA)
+    same = (back[None] == ids[:, None]).sum(dim=2)
+    order = same.argmax(dim=1)
+    rows = found.label_probabilities[order].unflatten(1, (SCHEMA.length, SCHEMA.tags))
+    named = torch.where(rows.sum(dim=2) > 0, rows.argmax(dim=2), UNLABELLED)
+    return back[order], named
+
+
+def test_the_loss_of_a_text_is_the_mean_over_its_labelled_tokens() -> None:
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[1, UNLABELLED, 3], [0, UNLABELLED, UNLABELLED]])
+    slow = torch.stack([F.cross_entropy(row, own) for row, own in zip(logits, labels, strict=True)])
+    outputs = logits.log_softmax(dim=-1).flatten(1)
+    torch.testing.assert_close(TOKENS.mean(outputs, labels), slow.mean())
+    rows = label_rows(labels, 12, TOKENS)
+    assert rows.sum(dim=1).tolist() == [2, 1] and int(rows[0, 4:8].sum()) == 0
+
+
+def test_a_prediction_is_right_by_the_share_of_labelled_tokens() -> None:
+    outputs = torch.tensor([[0.0, -1, -1, 0, 0, -1], [0.0, -1, 0, -1, 0, -1]])
+    labels = torch.tensor([[0, 1, 1], [UNLABELLED] * 3])
+    assert TOKENS.right(outputs, labels).tolist() == pytest.approx([2 / 3, 0.0])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_encoder_gives_away_tokens_and_their_labels(count: int) -> None:
+    ids, labels = tagged(count, seed=1)
+    back, named = read(ENCODER, ids, labels)
+    assert torch.equal(back, ids) and torch.equal(named, labels)
+
+
+def test_texts_with_one_beginning_share_its_slope_in_a_decoder() -> None:
+    ids, labels = tagged(3, seed=2)
+    labels[:, -4:] = UNLABELLED  # what nothing follows has no gradient
+    labels[:, 1] = 0
+    back, named = read("text-decoder(width=64, depth=2, heads=2)", ids, labels)
+    there = labels >= 0
+    assert torch.equal(back[there], ids[there]) and torch.equal(named[there], labels[there])
+
+
+def test_more_tokens_than_the_layer_has_inputs_leave_every_label_open() -> None:
+    ids, labels = tagged(2, seed=3)
+    _, named = read("text-encoder(width=16, depth=2, heads=2)", ids, labels)
+    assert bool((named == UNLABELLED).all())
+
+
+@pytest.mark.parametrize("name", ["labels", "tag", "sim", "lamp"])
+def test_an_attack_that_takes_one_label_a_text_refuses_by_name(name: str) -> None:
+    with pytest.raises(BractError, match=f"{name} takes one label a text"):
+        attack(name)(upload(ENCODER, *tagged(1, seed=4)))
+
+
+def test_labels_are_scored_at_the_places_of_their_tokens() -> None:
+    labels = torch.tensor([[0, 1, UNLABELLED]])
+    rows = F.one_hot(torch.tensor([[0, 0, 1]]), 2).flatten(1).float()
+    assert tag_accuracy(rows, labels) == 0.5
+    assert tag_accuracy(torch.zeros_like(rows), labels) == 0.0
+    assert tag_accuracy(rows, torch.full_like(labels, UNLABELLED)) is None
+
+
+def test_a_schema_without_tags_or_with_tags_of_another_task_is_refused() -> None:
+    for wrong in ({"tags": 0}, {"task": "classification"}):
+        with pytest.raises(ValueError, match="token-classification needs 2 or more"):
+            replace(SCHEMA, **wrong)
+
+
+def test_a_page_says_what_the_share_of_labels_is_of() -> None:
+    assert any("at the token's place" in note for note in TextScorer(SCHEMA, None).notes())
+    plain = replace(SCHEMA, task="classification", tags=0)
+    assert not any("at the token's place" in note for note in TextScorer(plain, None).notes())
