@@ -419,7 +419,8 @@ class _Search:
             if not span.full:
                 layers.append(layer)
                 spans.append(span)
-        if any(span.clean for span in spans):
+        if not self.stages.causal and any(span.clean for span in spans):
+            # A span that noise cuts short leaves every text outside of it.
             layers = [layer for layer, span in zip(layers, spans, strict=True) if span.clean]
             spans = [span for span in spans if span.clean]
         # Inputs that hardly differ from token to token, as those of even attention, leave a span of
