@@ -48,11 +48,14 @@ def without(
     parameters = [dict(model.named_parameters())[name].requires_grad_() for name in names]
     tokens = text.unique()
     before = gradients[embedding][tokens].norm(dim=1)
-    best, least = None, _EXPLAINED
+    best: tuple[Tensor | None, ...] | None = None
+    least, vanished = _EXPLAINED, tokens[:0]
     for label in range(classes):
         with torch.enable_grad():
             value = weight * loss.mean(model(text[None]), torch.tensor([label]))
-            own = torch.autograd.grad(value, parameters, allow_unused=True)
+            own: tuple[Tensor | None, ...] = torch.autograd.grad(
+                value, parameters, allow_unused=True
+            )
         row = own[names.index(embedding)]
         if row is None:
             return None
@@ -63,7 +66,7 @@ def without(
     if best is None:
         return None
     found = dict(gradients)
-    for name, own in zip(names, best, strict=True):
-        found[name] = gradients[name] if own is None else gradients[name] - own
+    for name, part in zip(names, best, strict=True):
+        found[name] = gradients[name] if part is None else gradients[name] - part
     found[embedding][vanished] = 0.0
     return found

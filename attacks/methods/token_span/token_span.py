@@ -405,6 +405,8 @@ class _Search:
             span = self.span
         except BractError:
             return None
+        if not span.clean and len(self.tokens) < self.schema.vocabulary // 2:
+            return None  # which tokens are there is known better than what noise leaves of a span
         layer = self.stages.local[0]
         apart = local_distances(self.model, layer, span, self.tokens, self.schema.length)
         return candidates_of(apart, self.tokens, span.rank)
