@@ -77,15 +77,14 @@ def assemble(
     places
         Position of each token that is at a single one.
     relaxed
-        Makes the start from what is allowed and placed at every second pair of attempts, and
-        at all where noise hides a part of the subspaces; None for none.
+        Makes the start from what is allowed and placed at every second pair of attempts; None for
+        none.
     enough
         Whether to return once some texts are certain and all have been tried.
     """
     found: dict[int, tuple[float, Tensor]] = {}
     certain: set[int] = set()
     texts: set[tuple[int, ...]] = set()
-    clean = all(span.clean for span in checked.spans)
     for attempt in range(_ATTEMPTS):
         for number, bag in enumerate(bags):
             if number in certain or stop():
@@ -97,7 +96,7 @@ def assemble(
             if not allowed.tokens:
                 continue
             start = _start(allowed, special, bag.placed, generator)
-            if relaxed is not None and (attempt % 4 in (2, 3) or not clean):
+            if relaxed is not None and attempt % 4 in (2, 3):
                 start = relaxed(allowed, bag.placed)
             elif attempt < 2 and bag.placed:
                 start = _unknown(start, bag.placed, padding)

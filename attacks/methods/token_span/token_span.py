@@ -76,8 +76,7 @@ class TokenSpan(Attack):
     ----------
     relax
         Whether texts of an encoder are also searched by descent on mixtures of tokens, by the
-        objective of TIGER (2606.18312): at first where noise or rounding hides a part of the
-        subspaces, else where changes of one token lead nowhere.
+        objective of TIGER (2606.18312), where changes of one token lead nowhere.
     seconds
         Wall time of one trial where the budget names no time; what was found until then is
         returned.
