@@ -102,6 +102,8 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=60.0, help="of an attack")
     arguments.add_argument("--model", help="only rows whose model's name holds this")
     arguments.add_argument("--panel", help="only rows of this panel")
+    arguments.add_argument("--data", help="only rows of this data")
+    arguments.add_argument("--batch", type=int, help="only rows of so many texts")
     arguments.add_argument(
         "--finished",
         action="store_true",
@@ -112,7 +114,9 @@ def main() -> None:
     rows: list[Row] = []
     for setting in standard_plan():
         wanted = (options.model or "") in setting.model
-        if not wanted or options.panel not in (None, setting.panel):
+        given = (options.panel, options.data, options.batch)
+        own = (setting.panel, setting.data, setting.batch)
+        if not wanted or any(g not in (None, o) for g, o in zip(given, own, strict=True)):
             continue
         about = asdict(setting) | {"clients": options.clients}
         row = done.get(about)

@@ -26,6 +26,7 @@ from bract.models import create_model
 from bract.models.initialise import initialise
 from bract.models.language import minilm_folder
 from bract.protocol.observation import ClientDeclaration, Observation
+from bract.protocol.rounding import rounded, widened
 from bract.protocol.update import Tensors, buffers_of, parameters_of
 from experiments.harness.places import FOLDER
 from experiments.harness.reviews import REVIEWS, SST2, made_up, sst2
@@ -165,6 +166,7 @@ def send_texts(
         )
         context = replace(context, model=network, images=inputs, labels=labels)
         sent = chain.protect(result.update, state, context)
+        sent = widened(*rounded(sent, work.update_dtype))
         captured.append(
             Observation(
                 round=number,

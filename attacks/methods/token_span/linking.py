@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-_STARTS, _ROUNDS = 12, 30
+_STARTS, _ROUNDS = 24, 30
 """Starts of a clustering, and steps of each."""
 
 _MEMBER = 0.35
@@ -28,10 +29,13 @@ class Bag:
         Token ids, as often as the text seems to have them, int64.
     length
         Tokens of the text, as far as slopes at positions tell.
+    placed
+        Tokens by their position, where it is known.
     """
 
     tokens: Tensor
     length: int
+    placed: Mapping[int, int] = field(default_factory=dict)
 
 
 def bags_of(
@@ -42,6 +46,7 @@ def bags_of(
     count: int,
     special: Tensor,
     generator: torch.Generator,
+    places: Mapping[int, int] | None = None,
 ) -> list[Bag]:
     """Separate the tokens of an update into its texts.
 
@@ -50,7 +55,8 @@ def bags_of(
     positions follows from any least-squares solution, and so does that over a position's tokens.
     What the tokens of one text pass on is weighed by the same later gradients: their rows of D
     point one way, those of another text another way. Rows are clustered by direction; tokens in
-    several texts have a sum of several directions.
+    several texts have a sum of several directions. Two tokens at one position are in different
+    texts.
 
     Parameters
     ----------
@@ -64,6 +70,8 @@ def bags_of(
         Texts.
     special
         Tokens that are in every text.
+    places
+        Position of each token that is at a single one.
     """
     length = inputs.shape[1]
     flat = inputs.flatten(0, 1).double()
@@ -75,15 +83,27 @@ def bags_of(
     rows = of_token[own]
     if not len(rows):
         return []
-    centres = _centres(rows, min(count, len(rows)), generator)
+    ids = tokens[own].tolist()
+    places = places or {}
+    known = [i for i, token in enumerate(ids) if token in places]
+    # Where most texts have tokens at known positions, these are in one text each.
+    apart = known if len(known) >= 2 * count else []
+    at = torch.tensor([places.get(ids[i], -1) for i in apart or range(len(ids))])
+    centres, texts_of = _centres(rows[apart or slice(None)], min(count, len(rows)), generator, at)
     shares = _coefficients(rows, centres)
+    placed: list[dict[int, int]] = [{} for _ in centres]
+    for i, text in zip(apart, texts_of.tolist(), strict=False):
+        placed[text][places[ids[i]]] = ids[i]
     lengths = _lengths(_coefficients(of_position, centres))
     found = []
     for text in range(len(centres)):
         mine = shares[:, text]
         inside = (mine >= _MEMBER * shares.amax(dim=1)) & (mine > 0.0)
-        rest = lengths[text] - int((~own).sum())
-        found.append(Bag(_repeated(tokens[own][inside], mine[inside], rest), lengths[text]))
+        inside |= torch.isin(tokens[own], torch.tensor(list(placed[text].values())))
+        length_of = max([lengths[text], *(place + 1 for place in placed[text])])
+        rest = length_of - int((~own).sum())
+        repeated = _repeated(tokens[own][inside], mine[inside], rest)
+        found.append(Bag(repeated, length_of, placed[text]))
     return found
 
 
@@ -98,10 +118,18 @@ def _repeated(tokens: Tensor, sizes: Tensor, total: int) -> Tensor:
     return tokens.repeat_interleave(counts)
 
 
-def _centres(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return unit directions near which rows are, ``(count, outputs)``; the best of some starts."""
+def _centres(
+    rows: Tensor, count: int, generator: torch.Generator, places: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return unit directions near which rows are, ``(count, outputs)``, and each row's, ``(N,)``.
+
+    The best of some starts of spherical k-means. Rows at one place, unless it is -1, have
+    different directions, by the best assignment.
+    """
     unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    best, most = unit[:count], -1.0
+    groups = [(places == place).nonzero().flatten() for place in places.unique() if place >= 0]
+    groups = [group for group in groups if 1 < len(group) <= count]
+    best, nearest_of_best, most = unit[:count], torch.zeros(len(unit), dtype=torch.int64), -1.0
     for _ in range(_STARTS):
         centres = unit[torch.randint(len(unit), (1,), generator=generator)]
         while len(centres) < count:
@@ -109,15 +137,28 @@ def _centres(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
             drawn = torch.multinomial(apart, 1, generator=generator)
             centres = torch.cat([centres, unit[drawn]])
         for _ in range(_ROUNDS):
-            nearest = (unit @ centres.T).argmax(dim=1)
+            nearest = _assigned(unit @ centres.T, groups)
             sums = torch.zeros_like(centres).index_add(0, nearest, unit)
             filled = sums.norm(dim=1) > 0.0
             centres = torch.where(filled[:, None], sums, centres)
             centres = centres / centres.norm(dim=1, keepdim=True)
-        total = float((unit @ centres.T).amax(dim=1).sum())
+        cosines = unit @ centres.T
+        nearest = _assigned(cosines, groups)
+        total = float(cosines.gather(1, nearest[:, None]).sum())
         if total > most:
-            best, most = centres, total
-    return best
+            best, nearest_of_best, most = centres, nearest, total
+    return best, nearest_of_best
+
+
+def _assigned(cosines: Tensor, groups: Sequence[Tensor]) -> Tensor:
+    """Return the nearest direction of each row, different ones within a group."""
+    from scipy.optimize import linear_sum_assignment
+
+    nearest = cosines.argmax(dim=1)
+    for group in groups:
+        members, directions = linear_sum_assignment(-cosines[group].numpy())
+        nearest[group[members]] = torch.from_numpy(directions)
+    return nearest
 
 
 def _coefficients(rows: Tensor, centres: Tensor) -> Tensor:

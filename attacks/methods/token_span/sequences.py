@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.methods.token_span.linking import Bag
 from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.span import Span, separating
 from bract.attacks.methods.token_span.stages import Layer, inputs_of
@@ -30,16 +28,6 @@ _FEWEST_TRIED, _TRIED_EACH, _CHILDREN = 12, 2, 3
 
 _SAME_TEXT = 0.7
 """Share of equal positions from which on two sequences are variants of one text."""
-
-_ATTEMPTS, _FROM_BAGS = 60, 3
-"""Starts for each text at most, and how many of them are among its bag's tokens alone."""
-
-_THRESHOLD = 0.01
-"""Distance from later layers' subspaces below which a text is there, where the first layers'
-separate nothing."""
-
-_SWEEPS = 6
-"""Most passes over the positions of a sequence from one start."""
 
 
 @dataclass(frozen=True)
@@ -217,139 +205,3 @@ def _alike(one: Tensor, other: Tensor) -> float:
     """Return the share of positions at which two sequences have the same token."""
     shared = min(len(one), len(other))
     return float((one[:shared] == other[:shared]).sum()) / max(len(one), len(other))
-
-
-@torch.no_grad()
-def assemble(
-    model: nn.Module,
-    checked: Checked,
-    given: Candidates | None,
-    bags: Sequence[Bag],
-    *,
-    ends: Tensor,
-    special: Tensor,
-    generator: torch.Generator,
-    stop: Callable[[], bool],
-) -> list[Tensor]:
-    """Return the texts of bags in order, certain ones first, for a model that is not causal.
-
-    From the bag's tokens in any order, one position after the other takes the token that brings
-    all inputs of the contextual layers nearest to their subspaces, until nothing changes. A
-    sequence counts as found where every change of one token would lead much farther away; others
-    are tried again from other orders, then among all tokens, while there is time.
-
-    Parameters
-    ----------
-    given
-        Tokens that the first layers admit at each position; None where they admit all.
-    ends
-        Lengths that a sequence can have, int64; empty where any is possible.
-    special
-        Tokens that begin or end a text.
-    """
-    found: dict[int, tuple[float, Tensor]] = {}
-    certain: set[int] = set()
-    texts: set[tuple[int, ...]] = set()
-    for attempt in range(_ATTEMPTS):
-        for number, bag in enumerate(bags):
-            if number in certain or stop():
-                continue
-            allowed = _allowed(bag, given, ends, special, attempt)
-            if not allowed.tokens:
-                continue
-            start = _start(allowed, special, generator)
-            sequence, apart, margin = _settle(model, checked, allowed, start, stop)
-            key = tuple(sequence.tolist())
-            if key in texts:
-                continue
-            if number not in found or apart < found[number][0]:
-                found[number] = apart, sequence
-            if margin >= CERTAIN and apart < allowed.threshold:
-                certain.add(number)
-                texts.add(key)
-    order = sorted(range(len(bags)), key=lambda i: (i not in certain, found.get(i, (1.0,))[0]))
-    return [
-        found[i][1]
-        if i in certain
-        else with_all(found[i][1] if i in found else special[:0], bags[i].tokens, special)
-        for i in order
-    ]
-
-
-def with_all(sequence: Tensor, tokens: Tensor, special: Tensor) -> Tensor:
-    """Return a sequence in which tokens that lack take the places of superfluous ones, or follow.
-
-    Parameters
-    ----------
-    tokens
-        The tokens of the text as often as it has them, special ones left out.
-    """
-    left, known = Counter(tokens.tolist()), set(special.tolist())
-    lacking = list((left - Counter(sequence.tolist())).elements())
-    found: list[int] = []
-    for token in sequence.tolist():
-        if token in known or left[token] > 0 or not lacking:
-            left[token] -= 1
-            found.append(token)
-        else:
-            found.append(lacking.pop())
-    return torch.tensor(found + lacking, dtype=torch.int64)
-
-
-def _allowed(
-    bag: Bag, given: Candidates | None, ends: Tensor, special: Tensor, attempt: int
-) -> Candidates:
-    """Return the bag's tokens that may be at each position of its text."""
-    length = bag.length
-    if len(ends):
-        nearest = ends[(ends - length).abs().argsort(stable=True)]
-        length = int(nearest[attempt % (2 if attempt < _FROM_BAGS else len(ends)) % len(ends)])
-    own = torch.cat([bag.tokens.unique(), special])
-    if given is None:
-        return Candidates((own,) * length, _THRESHOLD)
-    found = []
-    for tokens in given.tokens[:length]:
-        mine = tokens[torch.isin(tokens, own)]
-        found.append(mine if len(mine) and attempt < _FROM_BAGS else tokens)
-    return Candidates(tuple(found), given.threshold)
-
-
-def _start(allowed: Candidates, special: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a token for each position, special ones only at the end or where nothing else is."""
-    chosen = []
-    for position, tokens in enumerate(allowed.tokens):
-        ending = torch.isin(tokens, special)
-        last = position == len(allowed.tokens) - 1
-        wanted = tokens[ending if last and bool(ending.any()) else ~ending]
-        pool = wanted if len(wanted) else tokens
-        chosen.append(pool[torch.randint(len(pool), (1,), generator=generator)][0])
-    return torch.stack(chosen)
-
-
-def _settle(
-    model: nn.Module,
-    checked: Checked,
-    given: Candidates,
-    sequence: Tensor,
-    stop: Callable[[], bool],
-) -> tuple[Tensor, float, float]:
-    """Return where a descent ends, its distance, and how many times farther one change leads."""
-    apart = float(checked.distances(model, sequence[None]).amax())
-    margin = float("inf")
-    for _ in range(_SWEEPS):
-        before, margin = sequence.clone(), float("inf")
-        for position in range(len(sequence)):
-            tokens = given.tokens[position]
-            if len(tokens) < 2 or stop():
-                continue
-            trials = sequence.repeat(len(tokens), 1)
-            trials[:, position] = tokens
-            distances = checked.distances(model, trials)
-            means = distances.mean(dim=1)
-            best = int(means.argmin())
-            sequence, apart = trials[best], float(distances[best].amax())
-            others = means[torch.arange(len(means)) != best]
-            margin = min(margin, float(others.min() / means[best].clamp_min(1e-12)))
-        if bool((sequence == before).all()):
-            break
-    return sequence, apart, margin

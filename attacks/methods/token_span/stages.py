@@ -164,7 +164,7 @@ def _recording(
         def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             value = arguments[0]
             if isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == shape:
-                seen[name] = value.detach()
+                seen[name] = value
             if wanted <= seen.keys():
                 raise _SeenError
 

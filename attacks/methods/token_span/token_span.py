@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -14,16 +14,18 @@ from torch import Tensor, nn
 
 from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.orders import Ordered, assemble, at_places, with_all
+from bract.attacks.methods.token_span.peeling import without
+from bract.attacks.methods.token_span.places import places_of
 from bract.attacks.methods.token_span.pursuit import embeddings, pursue
+from bract.attacks.methods.token_span.relaxed import relax
 from bract.attacks.methods.token_span.sequences import (
     Candidates,
     Checked,
-    assemble,
     candidates_of,
     extend,
     grow,
     local_distances,
-    with_all,
 )
 from bract.attacks.methods.token_span.span import Span, span_of
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, find_stages
@@ -37,6 +39,7 @@ from bract.attacks.solve.tags import infer_tags
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
+from bract.models.losses import loss_of
 from bract.protocol.update import Tensors
 
 _PROBE = 12
@@ -72,6 +75,9 @@ class TokenSpan(Attack):
 
     Parameters
     ----------
+    relax
+        Whether texts of an encoder are also searched by descent on mixtures of tokens, by the
+        objective of TIGER (2606.18312), where changes of one token lead nowhere.
     seconds
         Wall time of one trial where the budget names no time; what was found until then is
         returned.
@@ -88,6 +94,7 @@ class TokenSpan(Attack):
     iterations: ClassVar[int] = 1
     per_token: ClassVar[bool] = True
 
+    relax: bool = True
     seconds: float = _SECONDS
 
     def prepare(self, case: Case) -> Case:
@@ -108,7 +115,9 @@ class TokenSpan(Attack):
         count = problem.image_shape[0]
         each = self.seconds if run.seconds is None else run.seconds / problem.trials
         found = [
-            _Search(problem, trial, schema, _until(min(each, self.seconds))).texts(count)
+            _Search(
+                problem, trial, schema, _until(min(each, self.seconds)), relax=self.relax
+            ).texts(count)
             for trial in range(problem.trials)
         ]
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
@@ -151,13 +160,19 @@ class _Search:
     """The search for one trial's texts."""
 
     def __init__(
-        self, problem: Problem, trial: int, schema: TextSchema, stop: Callable[[], bool]
+        self,
+        problem: Problem,
+        trial: int,
+        schema: TextSchema,
+        stop: Callable[[], bool],
+        *,
+        relax: bool,
     ) -> None:
-        self.schema, self.stop = schema, stop
+        self.schema, self.stop, self.relax = schema, stop, relax
         self.case = problem.cases[trial]
         self.key = self.case.observation.key
         self.generator = torch.Generator().manual_seed(problem.seeds[trial])
-        self.batch = problem.image_shape[0]
+        self.batch, self.classes = problem.image_shape[0], problem.classes
         own = {n: v[trial].detach().cpu().float() for n, v in problem.parameters.items()}
         target = {n: v[trial].detach().cpu().float() for n, v in problem.target.items()}
         self.model = _with_parameters(problem.target_model.model, own)
@@ -190,15 +205,23 @@ class _Search:
         return None if each is None else layer.rows(each).double().square().mean(dim=1).sqrt()
 
     @cached_property
-    def tokens(self) -> Tensor:
-        """Token ids that may be in the batch: all, or those with a gradient of their own."""
+    def embedding(self) -> str | None:
+        """Name of the token embedding's weight, whose gradient is known; None if it is not."""
         for name, module in self.model.named_modules():
             weight = self.gradients.get(f"{name}.weight")
             if not isinstance(module, nn.Embedding) or weight is None:
                 continue
             if weight.shape[0] != module.num_embeddings or weight.shape[0] < self.schema.vocabulary:
                 continue
-            present = rows_that_stand_out(weight[: self.schema.vocabulary])
+            return f"{name}.weight"
+        return None
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """Token ids that may be in the batch: all, or those with a gradient of their own."""
+        if self.embedding is not None:
+            weight = self.gradients[self.embedding][: self.schema.vocabulary]
+            present = rows_that_stand_out(weight)
             if 0 < len(present) < self.schema.vocabulary // 2:
                 return present
         every = torch.arange(self.schema.vocabulary)
@@ -281,12 +304,56 @@ class _Search:
         )
 
     def _separated(self, count: int, special: Tensor) -> list[Tensor]:
-        """Return the texts of a model whose tokens see each other: separated, then ordered."""
+        """Return the texts of a model whose tokens see each other.
+
+        Texts that are certain are taken out of the update, and the others read off what is left.
+        """
+        found: list[Tensor] = []
+        search = self
+        while True:
+            ordered = search._ordered(count - len(found), special)
+            rest, kept = search, ordered.texts[ordered.certain :]
+            for text in ordered.texts[: ordered.certain]:
+                left = rest._without(text)
+                if left is None:
+                    kept = [text, *kept]
+                else:
+                    rest = left
+                    found.append(text)
+            if rest is search or len(found) == count or self.stop():
+                return found + kept
+            search = rest
+
+    def _without(self, text: Tensor) -> _Search | None:
+        """Return the search for the texts beside this one; None if it was not in the update."""
+        name = self.embedding
+        if name is None or self.schema.task != "classification":
+            return None
+        gradients = without(
+            self.model,
+            self.gradients,
+            text,
+            embedding=name,
+            weight=1.0 / self.batch,
+            loss=loss_of(self.schema.objective),
+            classes=self.classes,
+        )
+        if gradients is None:
+            return None
+        found = copy.copy(self)
+        for cached in ("span", "tokens"):
+            found.__dict__.pop(cached, None)
+        found.gradients = gradients
+        return found
+
+    def _ordered(self, count: int, special: Tensor) -> Ordered:
+        """Return the texts of an update: separated, then ordered."""
         given = self._given()
         known = len(self.tokens) < self.schema.vocabulary // 2
         if not known and given is None:
-            return []
+            return Ordered([], 0)
         tokens = self.tokens if given is None else torch.cat(given.tokens).unique()
+        places = self._places() if known else {}
         layer = max(self.stages.local, key=lambda one: float(self.gradients[one.name].norm()))
         bags = bags_of(
             tokens,
@@ -295,30 +362,51 @@ class _Search:
             count=count,
             special=special,
             generator=self.generator,
+            places=places,
         )
         if count == 1:
             bags = [replace(bag, tokens=tokens[~torch.isin(tokens, special)]) for bag in bags]
         checked = self._checked()
         if checked is None:
-            return [with_all(special[:0], bag.tokens, special) for bag in bags]
+            return Ordered([with_all(special[:0], bag.tokens, special) for bag in bags], 0)
+        ends = special[:0] if given is None else self._ends(given)
         found = assemble(
             self.model,
             checked,
-            given,
+            at_places(given, tokens, places, self.schema.length),
             bags,
-            ends=special[:0] if given is None else self._ends(given),
+            ends=ends,
             special=special[torch.isin(special, tokens)],
             generator=self.generator,
             stop=self.stop,
+            padding=self.schema.padding,
+            places=places,
+            relaxed=self._relaxed(checked),
+            enough=count > 1,
         )
         own = tokens[~torch.isin(tokens, special)]
-        there = torch.cat([special[:0], *(one[: self.schema.length] for one in found)])
+        there = torch.cat([special[:0], *(one[: self.schema.length] for one in found.texts)])
         lacking = own[~torch.isin(own, there)]
         if known and 2 * len(lacking) > len(own):
             # The later layers' subspaces are those of no text, as after a step of Adam, which
             # keeps the signs alone; which tokens are there shows nevertheless.
-            return [with_all(special[:0], bag.tokens, special) for bag in bags]
+            return Ordered([with_all(special[:0], bag.tokens, special) for bag in bags], 0)
         return found
+
+    def _relaxed(
+        self, checked: Checked
+    ) -> Callable[[Candidates, Mapping[int, int]], Tensor] | None:
+        name = self.embedding
+        if name is None or not self.relax:
+            return None
+        return partial(relax, self.model, checked, embedding=name, generator=self.generator)
+
+    def _places(self) -> dict[int, int]:
+        if self.embedding is None:
+            return {}
+        weight = self.model.get_parameter(self.embedding)
+        gradient = self.gradients[self.embedding]
+        return places_of(self.model, weight, gradient, self.tokens, self.schema.length)
 
     def _given(self) -> Candidates | None:
         """Return the tokens at each position that the first layers admit; None if they do all."""
@@ -326,6 +414,8 @@ class _Search:
             span = self.span
         except BractError:
             return None
+        if not span.clean and len(self.tokens) < self.schema.vocabulary // 2:
+            return None  # which tokens are there is known better than what noise leaves of a span
         layer = self.stages.local[0]
         apart = local_distances(self.model, layer, span, self.tokens, self.schema.length)
         return candidates_of(apart, self.tokens, span.rank)
@@ -340,6 +430,10 @@ class _Search:
             if not span.full:
                 layers.append(layer)
                 spans.append(span)
+        if not self.stages.causal and any(span.clean for span in spans):
+            # A span that noise cuts short leaves every text outside of it.
+            layers = [layer for layer, span in zip(layers, spans, strict=True) if span.clean]
+            spans = [span for span in spans if span.clean]
         # Inputs that hardly differ from token to token, as those of even attention, leave a span of
         # fewer dimensions, in which no text lies.
         most = max((span.rank for span in spans), default=0)

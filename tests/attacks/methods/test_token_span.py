@@ -8,8 +8,8 @@ from torch import Tensor
 from bract.attacks import Budget, attack
 from bract.attacks.methods.token_span import token_span
 from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.orders import with_all
 from bract.attacks.methods.token_span.prefixes import Prefixes
-from bract.attacks.methods.token_span.sequences import with_all
 from bract.attacks.methods.token_span.span import separating, span_of
 from bract.attacks.methods.token_span.stages import inputs_of
 from bract.attacks.methods.token_span.token_span import TokenSpan, rows_that_stand_out
