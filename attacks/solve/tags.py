@@ -112,7 +112,8 @@ def _solved(inputs: Tensor, gradient: Tensor, key: str, head: nn.Linear) -> Tens
             f"has {head.in_features} inputs, so their labels cannot be told apart; attack an "
             "update of fewer tokens"
         )
-    return torch.linalg.pinv(inputs.T, rtol=_DEFICIENT) @ gradient.T
+    inverse: Tensor = torch.linalg.pinv(inputs.T, rtol=_DEFICIENT)
+    return inverse @ gradient.T
 
 
 def _rows(slopes: Tensor, predicted: Tensor) -> Tensor:

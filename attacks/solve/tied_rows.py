@@ -66,6 +66,7 @@ def tokens_of_tied_rows(gradient: Tensor, *, size: float = SIZE) -> Tensor:
     gradient
         Of the embedding that the output layer shares, ``(vocabulary, width)``.
     """
-    return torch.cat(
+    found: Tensor = torch.cat(
         [rows_of_other_sign(gradient), rows_of_other_size(gradient, size=size)]
     ).unique()
+    return found
