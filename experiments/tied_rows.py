@@ -12,6 +12,7 @@ split ``choose``.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -69,7 +70,7 @@ def rows_of(network: str, batch: int, clients: int, split: str, size: float) -> 
         task="language-model",
     )
     dropped = torch.tensor([schema.padding, *schema.special])
-    ways = {
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
         "sign": rows_of_other_sign,
         "size": lambda gradient: rows_of_other_size(gradient, size=size),
         "sign or size": lambda gradient: tokens_of_tied_rows(gradient, size=size),
