@@ -229,7 +229,10 @@ class _Work:
         path = truth_path(truth, fact.capture.client, fact.capture)
         content = load_file(path) if path.is_file() else {}
         inputs, labels = content.get("inputs"), content.get("labels")
-        if inputs is None or labels is None or labels.shape != (len(inputs),) or not len(inputs):
+        if inputs is None or labels is None or not len(inputs):
+            return None
+        of_tokens = _are_texts(inputs) and labels.shape == inputs.shape
+        if labels.shape != (len(inputs),) and not of_tokens:
             return None
         return {"inputs": inputs, "labels": labels}
 

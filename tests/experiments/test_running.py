@@ -131,8 +131,9 @@ def test_missing_data_say_where_they_belong_and_what_runs_without_them(tmp_path:
 
 def test_what_cannot_be_run_says_what_it_would_take(tmp_path: Path) -> None:
     bert, drawn = find(["guardian/table-5", "guardian/figure-1"])
+    unrun = bert.model_copy(update={"scales": {}, "needs": "weights of BERT"})
     with pytest.raises(BractError, match="it would take weights of BERT"):
-        plan(bert, "laptop", tmp_path, Context())
+        plan(unrun, "laptop", tmp_path, Context())
     with pytest.raises(BractError, match="is a diagram"):
         plan(drawn, "laptop", tmp_path, Context())
 

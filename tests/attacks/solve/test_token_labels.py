@@ -115,7 +115,7 @@ def test_texts_with_one_beginning_share_its_slope_in_a_decoder() -> None:
 
 
 def test_more_tokens_than_the_layer_has_inputs_leave_every_label_open() -> None:
-    ids, labels = tagged(2, seed=3)
+    ids, labels = tagged(4, seed=3)
     _, named = read("text-encoder(width=16, depth=2, heads=2)", ids, labels)
     assert bool((named == UNLABELLED).all())
 
