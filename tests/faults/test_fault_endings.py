@@ -51,7 +51,7 @@ class Dropped:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGHUP)
         # Another thread may be the one that the signal comes to.
-        end = time.monotonic() + 30.0
+        end = time.monotonic() + 1.0
         while time.monotonic() < end:
             pass
 
