@@ -18,7 +18,14 @@ from bract.audit.audit import Audit
 from bract.audit.results import Batch
 from bract.audit.worker import Worker, few_threads
 from bract.cli.console import say
-from bract.cli.launch.cluster import Asked, Cluster, check_ray, connected, uninterrupted
+from bract.cli.launch.cluster import (
+    Asked,
+    Cluster,
+    check_ray,
+    connected,
+    raised_there,
+    uninterrupted,
+)
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError, one_line
 from bract.schema import Answer
@@ -154,11 +161,7 @@ class Workers:
         try:
             return self._ray.get(reference)
         except errors.RayTaskError as error:
-            cause = getattr(error, "cause", error)
-            if isinstance(cause, BractError):
-                raise type(cause)(f"a worker: {cause}") from None
-            _log.debug("%s", error)
-            raise RunFailedError(f"a worker failed: {one_line(repr(cause), 500)}") from error
+            raise raised_there(error) from None
         except errors.RayError as error:
             self._lost[batch] += 1
             what = "before it had begun" if batch is None else f"with {_named(batch)}"

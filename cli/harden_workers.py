@@ -12,11 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bract.cli.launch.cluster import Cluster
+from bract.cli.launch.cluster import Cluster, raised_there
 from bract.deploy.harden.work import Bench, Job, Outcome, work
 from bract.errors import BractError, RunFailedError, one_line
-
-_log = logging.getLogger(__name__)
 
 
 class ClusterCrew:
@@ -64,11 +62,7 @@ class ClusterCrew:
         try:
             found = self._ray.get(reference)
         except errors.RayTaskError as error:
-            cause = getattr(error, "cause", error)
-            if isinstance(cause, BractError):
-                raise type(cause)(f"a worker: {cause}") from None
-            _log.debug("%s", error)
-            raise RunFailedError(f"a worker failed: {one_line(repr(cause), 500)}") from error
+            raise raised_there(error) from None
         except errors.RayError as error:
             return Outcome(error=f"its worker was lost: {one_line(error, 300)}")
         if not isinstance(found, Outcome):

@@ -5,25 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from bract.attacks.base import Attack, Cost
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Run, descend
-from bract.attacks.solve.lbfgs import BatchedLBFGS
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.enlarging import descend_enlarging
 from bract.attacks.solve.local_statistics import local_statistics
-from bract.attacks.solve.matching import hard_labels, noise
+from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.own_statistics import OwnStatistics
-from bract.attacks.solve.pixels import EnlargedPixels, resized
-from bract.attacks.solve.regularizers import TotalVariation
 from bract.errors import BractError
-from bract.protocol.update import Tensors
-
-_SPREAD = 0.3
-_COARSEST = 8
-_COARSE_SHARE = 0.15
 
 
 @ATTACKS.register("statistics")
@@ -78,42 +69,16 @@ class Statistics(Attack):
         return False
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
-        """Descend stage by stage; each begins with what the last one found."""
+        """Descend on the distance of the statistics, coarse to fine."""
         wanted = OwnStatistics.of(problem)
         assert wanted is not None
-        size, labels = problem.image_shape[-1], hard_labels(problem)
-        images, channels = problem.image_shape[:2]
-        stages = self._stages(size)
-        side = stages[0][0]
-        logits = _SPREAD * noise(problem, images, channels, side, side)
-        begun = 0.0
-        for number, (side, tv, share) in enumerate(stages):
-            search = EnlargedPixels(resized(logits, side), size, labels, logits=True)
-            prior = TotalVariation(weight=tv)
-
-            def loss(
-                images: Tensor, labels: Tensor, unknowns: Tensors, prior: TotalVariation = prior
-            ) -> Tensor:
-                del unknowns
-                return wanted.error(problem, images, labels) + prior(problem, images)
-
-            iterations = None if run.iterations is None else max(1, round(run.iterations * share))
-            part = run.part(f"stage-{number}", begun, min(1.0, begun + share), iterations)
-            optimizer = BatchedLBFGS(search.variables, history=self.history)
-            found = descend(problem, search, optimizer, loss, part, {})
-            logits = search.values.detach()
-            begun += share
-        unknowns = {name: value.detach() for name, value in problem.unknowns().items()}
-        found.unknowns = unknowns
-        components = ("batch statistics", *search.components, "total variation")
-        return found.made_by("", *components, *BatchedLBFGS.components)
-
-    def _stages(self, size: int) -> list[tuple[int, float, float]]:
-        """Side in pixels, weight of total variation and share of the run, stage by stage."""
-        coarse = [side for side in (size // 4, size // 2) if side >= _COARSEST]
-        fine = (1.0 - _COARSE_SHARE * len(coarse)) / 2
-        return [
-            *((side, self.tv, _COARSE_SHARE) for side in coarse),
-            (size, self.tv, fine),
-            (size, self.tv * self.finish, fine),
-        ]
+        return descend_enlarging(
+            problem,
+            run,
+            hard_labels(problem),
+            lambda images, labels: wanted.error(problem, images, labels),
+            named=("batch statistics",),
+            tv=self.tv,
+            finish=self.finish,
+            history=self.history,
+        )

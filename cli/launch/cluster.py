@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,9 @@ from bract.cli import signals
 from bract.cli.launch.processes import Processes
 from bract.cli.launch.reaper import MARK
 from bract.deploy.private_ray import private_ray
-from bract.errors import BractError, one_line
+from bract.errors import BractError, RunFailedError, one_line
+
+_log = logging.getLogger(__name__)
 
 AUTO = "auto"
 EXTRA = "simulation"
@@ -118,6 +121,15 @@ def connected(asked: Asked) -> Iterator[Cluster]:
             # Ray takes SIGTERM for itself.
             signals.listen()
         yield _placed(ray, asked)
+
+
+def raised_there(error: Exception) -> BractError:
+    """Return what a worker raised, as an error of this command."""
+    cause = getattr(error, "cause", error)
+    if isinstance(cause, BractError):
+        return type(cause)(f"a worker: {cause}")
+    _log.debug("%s", error)
+    return RunFailedError(f"a worker failed: {one_line(repr(cause), 500)}")
 
 
 @contextlib.contextmanager

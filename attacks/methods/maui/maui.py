@@ -16,16 +16,10 @@ from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import require_count
-from bract.attacks.solve.descent import Outcome, Run, descend
-from bract.attacks.solve.lbfgs import BatchedLBFGS
-from bract.attacks.solve.matching import noise
-from bract.attacks.solve.pixels import EnlargedPixels, resized
-from bract.attacks.solve.regularizers import TotalVariation
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.enlarging import descend_enlarging
 from bract.protocol.update import Tensors
 
-_SPREAD = 0.3
-_COARSEST = 8
-_COARSE_SHARE = 0.15
 _PROBES = 32
 
 
@@ -91,46 +85,20 @@ class Maui(Attack):
             for case, head, seed in zip(problem.cases, heads, problem.seeds, strict=True)
         ]
         problem.target_model.model.to(problem.device)
-        apart = _FeatureDistance.of(problem, heads, read)
-        labels = _labels(problem, read)
-        size = problem.image_shape[-1]
-        images, channels = problem.image_shape[:2]
-        stages = self._stages(size)
-        logits = _SPREAD * noise(problem, images, channels, stages[0][0], stages[0][0])
-        begun, found = 0.0, None
-        for number, (side, tv, share) in enumerate(stages):
-            search = EnlargedPixels(resized(logits, side), size, labels, logits=True)
-            prior = TotalVariation(weight=tv)
-
-            def loss(
-                images: Tensor, labels: Tensor, unknowns: Tensors, prior: TotalVariation = prior
-            ) -> Tensor:
-                del labels, unknowns
-                return apart(images) + prior(problem, images)
-
-            iterations = None if run.iterations is None else max(1, round(run.iterations * share))
-            part = run.part(f"stage-{number}", begun, min(1.0, begun + share), iterations)
-            optimizer = BatchedLBFGS(search.variables, history=self.history)
-            later = descend(problem, search, optimizer, loss, part, {})
-            found = later if found is None else later.after(found)
-            logits = search.values.detach()
-            begun += share
-        assert found is not None
-        found.unknowns = {name: value.detach() for name, value in problem.unknowns().items()}
+        apart, labels = _FeatureDistance.of(problem, heads, read), _labels(problem, read)
+        found = descend_enlarging(
+            problem,
+            run,
+            labels,
+            lambda images, _: apart(images),
+            named=("feature matching", read[0].component),
+            tv=self.tv,
+            finish=self.finish,
+            history=self.history,
+        )
         simulated = problem.simulate(found.images, labels, found.unknowns)
         found.losses = problem.distance(RelativeError(), simulated).detach().to(torch.float64)
-        parts = ("feature matching", read[0].component, *search.components, "total variation")
-        return found.made_by("", *parts, *BatchedLBFGS.components)
-
-    def _stages(self, size: int) -> list[tuple[int, float, float]]:
-        """Side in pixels, weight of total variation and share of the run, stage by stage."""
-        coarse = [side for side in (size // 4, size // 2) if side >= _COARSEST]
-        fine = (1.0 - _COARSE_SHARE * len(coarse)) / 2
-        return [
-            *((side, self.tv, _COARSE_SHARE) for side in coarse),
-            (size, self.tv, fine),
-            (size, self.tv * self.finish, fine),
-        ]
+        return found
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,92 @@
+"""Quasi-Newton descent on pixels that are enlarged stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from bract.attacks.problem.problem import Problem
+from bract.attacks.solve.descent import Outcome, Run, descend
+from bract.attacks.solve.lbfgs import BatchedLBFGS
+from bract.attacks.solve.matching import noise
+from bract.attacks.solve.pixels import EnlargedPixels, resized
+from bract.attacks.solve.regularizers import TotalVariation
+from bract.protocol.update import Tensors
+
+_SPREAD = 0.3
+"""Standard deviation of the logits at the start."""
+
+_COARSEST = 8
+"""Least side in pixels of a coarse stage."""
+
+_COARSE_SHARE = 0.15
+"""Share of a run of each coarse stage."""
+
+
+def descend_enlarging(
+    problem: Problem,
+    run: Run,
+    labels: Tensor,
+    apart: Callable[[Tensor, Tensor], Tensor],
+    *,
+    named: tuple[str, ...],
+    tv: float,
+    finish: float,
+    history: int,
+) -> Outcome:
+    """Descend on logits of pixels, from a quarter of the size if that is 8 or more to the whole.
+
+    Each stage begins with what the last one found; the last has less of the prior.
+
+    Parameters
+    ----------
+    labels
+        ``(L, B, classes)``.
+    apart
+        Of images ``(L, B, C, H, W)`` in [0, 1] and labels, what is lowered with total variation,
+        ``(L,)``.
+    named
+        What ``apart`` is, in a record of what ran.
+    tv, finish
+        Weight of total variation, and what multiplies it in the last stage.
+    history
+        Pairs that L-BFGS keeps.
+    """
+    size = problem.image_shape[-1]
+    images, channels = problem.image_shape[:2]
+    stages = _stages(size, tv, finish)
+    logits = _SPREAD * noise(problem, images, channels, stages[0][0], stages[0][0])
+    begun, found = 0.0, None
+    for number, (side, weight, share) in enumerate(stages):
+        search = EnlargedPixels(resized(logits, side), size, labels, logits=True)
+        prior = TotalVariation(weight=weight)
+
+        def loss(
+            images: Tensor, labels: Tensor, unknowns: Tensors, prior: TotalVariation = prior
+        ) -> Tensor:
+            del unknowns
+            return apart(images, labels) + prior(problem, images)
+
+        iterations = None if run.iterations is None else max(1, round(run.iterations * share))
+        part = run.part(f"stage-{number}", begun, min(1.0, begun + share), iterations)
+        optimizer = BatchedLBFGS(search.variables, history=history)
+        later = descend(problem, search, optimizer, loss, part, {})
+        found = later if found is None else later.after(found)
+        logits = search.values.detach()
+        begun += share
+    assert found is not None
+    found.unknowns = {name: value.detach() for name, value in problem.unknowns().items()}
+    parts = (*named, *search.components, "total variation", *BatchedLBFGS.components)
+    return found.made_by("", *parts)
+
+
+def _stages(size: int, tv: float, finish: float) -> list[tuple[int, float, float]]:
+    """Side in pixels, weight of total variation and share of the run, stage by stage."""
+    coarse = [side for side in (size // 4, size // 2) if side >= _COARSEST]
+    fine = (1.0 - _COARSE_SHARE * len(coarse)) / 2
+    return [
+        *((side, tv, _COARSE_SHARE) for side in coarse),
+        (size, tv, fine),
+        (size, tv * finish, fine),
+    ]
