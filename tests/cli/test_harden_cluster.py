@@ -134,6 +134,12 @@ def test_a_machine_that_can_do_no_job_ends_the_search(
         list(crew(FakeRay(lambda _: answer), tmp_path / "runs").run(jobs("a")))
 
 
+def test_a_worker_works_where_the_search_was_started(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    outcome = done_there(Told(), jobs("a")[0], tmp_path, tmp_path / "there")
+    assert str(outcome.error).endswith(f"{tmp_path / 'there'} {tmp_path / 'there'}")
+
+
 @pytest.mark.parametrize("missing", ["root", "here"])
 def test_a_machine_that_sees_no_folder_says_which(tmp_path: Path, missing: str) -> None:
     folders = {"root": tmp_path, "here": tmp_path, missing: tmp_path / "elsewhere"}
