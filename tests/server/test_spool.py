@@ -120,14 +120,15 @@ def anonymous() -> int:
 
 
 def test_a_rounds_answers_take_no_memory_of_their_own(tmp_path: Path) -> None:
-    """Thirty answers of eight MiB, held and read, cost less than five in memory would."""
+    """Sixty answers of eight MiB, held and read, cost less than half of them in memory would."""
     grid = SpoolingGrid(cast(Any, Answering(8 * SMALLEST // 4)), tmp_path)
     list(grid.push_messages([answer(0)]))
     before = anonymous()
-    answers = list(grid.pull_messages([str(i) for i in range(30)]))
+    answers = list(grid.pull_messages([str(i) for i in range(60)]))
     tensors = [from_arrays(m.content.array_records["update"])["large"] for m in answers]
     total = torch.zeros(())
     for tensor in tensors:
         total = total + tensor.sum()
-    assert float(total) == float(sum(range(30)) * (8 * SMALLEST // 4))
-    assert anonymous() - before < 5 * 8 * SMALLEST
+    assert float(total) == float(sum(range(60)) * (8 * SMALLEST // 4))
+    # Half: other tests left holes in this process's memory, which the allocator may or may not use.
+    assert anonymous() - before < 30 * 8 * SMALLEST
