@@ -55,6 +55,7 @@ class Dropped:
         while time.monotonic() < end:
             pass
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also below `nohup`
 listen()
 Dropped()
 print("goes on")

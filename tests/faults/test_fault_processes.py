@@ -29,9 +29,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.faults]
 def test_a_signal_stops_the_run_with_one_line_that_says_how_to_go_on(
     name: str, tmp_path: Path
 ) -> None:
-    broken = Broken(tmp_path)
-    broken.wait()
     number = signal.Signals[name]
+    inherited = signal.signal(number, signal.SIG_DFL)  # tests that run below `nohup` ignore SIGHUP
+    broken = Broken(tmp_path)
+    signal.signal(number, inherited)
+    broken.wait()
     broken.command.process.send_signal(number)
     code, said, seconds = broken.end()
     measured(f"{name} to `bract run`", code, seconds, said)
