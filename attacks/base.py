@@ -32,6 +32,9 @@ Cost = Literal["instant", "seconds", "tens of seconds"]
 """Order of magnitude of one restart with the attack's own budget: an image of 32 pixels, a strided
 LeNet, one CPU core."""
 
+SECONDS: dict[str, float] = {"instant": 0.1, "seconds": 3.0, "tens of seconds": 30.0}
+"""Seconds that each `Cost` stands for where work is ordered and divided."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attacker(ABC):

@@ -150,6 +150,7 @@ class Audit:
         returned
             Contents by the file's name: one JSON file an observation, and the pictures it names.
         """
+        self._begin(batch)
         return self.question(batch).accept(batch, returned)
 
     def answers(self) -> list[Answer]:

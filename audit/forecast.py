@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bract.attacks import ATTACKS
+from bract.attacks.base import SECONDS
 from bract.attacks.problem.client_model import images_in
 from bract.audit.results import Batch
 from bract.errors import BractError
@@ -66,7 +68,8 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
     for audit in audits:
         device = audit.device
         probed: dict[tuple[str, str], float | None] = {}
-        for batch in audit.plan():
+        # The dearest kinds are the ones that are measured.
+        for batch in sorted(audit.plan(), key=_declared_seconds, reverse=True):
             count = len(batch.captures)
             attacks += count
             keys.update(capture.key for capture in batch.captures)
@@ -92,6 +95,10 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
         device=device,
         infeasible=tuple(Infeasible(tuple(found), reason) for reason, found in infeasible.items()),
     )
+
+
+def _declared_seconds(batch: Batch) -> float:
+    return SECONDS[ATTACKS[batch.attack].cost] if batch.attack in ATTACKS else 0.0
 
 
 def _kind(batch: Batch, max_images: int) -> str:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +17,11 @@ from bract.audit.audit import Audit
 from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.permissions import make_private_folder
+from bract.plugins import blaming
 from bract.rundir import RunDirectory
+
+Standing = tuple[float, float]
+"""How far a batch is, in [0, 1], and its lowest loss."""
 
 
 def few_threads() -> None:
@@ -48,7 +52,7 @@ class Worker:
         self._root, self._threads = root, threads
         self._folder = scratch / uuid.uuid4().hex
         self._audits: dict[str, Audit] = {}
-        self._standing = (0.0, 0.0)
+        self._standing: Standing = (0.0, 0.0)
         sys.path[:0] = [path for path in paths if path not in sys.path]
 
     def host(self) -> str:
@@ -60,19 +64,29 @@ class Worker:
             )
         return socket.gethostname()
 
-    def standing(self) -> tuple[float, float]:
+    def standing(self) -> Standing:
         """Return how far the batch is, in [0, 1], and the lowest loss; read by another thread."""
         return self._standing
 
     def attack(
-        self, request: AuditRequest, attack: str, repeat: int, keys: Sequence[str]
+        self,
+        request: AuditRequest,
+        attack: str,
+        repeat: int,
+        keys: Sequence[str],
+        note: Callable[[Standing], None] | None = None,
     ) -> dict[str, bytes]:
-        """Attack the observations ``keys`` as one batch.
+        """Attack the observations ``keys`` as one batch; ``note`` is told how far it is.
 
         Returns
         -------
         dict
             Contents of results and pictures, by the file's name.
+
+        Raises
+        ------
+        PluginError
+            If the question or attack is another package's and fails.
         """
         self._standing = (0.0, 0.0)
         # Of the thread that calls, which need not be the one that imported torch.
@@ -81,8 +95,17 @@ class Worker:
         make_private_folder(self._folder)
         try:
             audit = self._audit(request)
-            for _ in audit.execute([audit.batch(attack, repeat, keys)], self._note):
-                pass
+            batch = audit.batch(attack, repeat, keys)
+            question = audit.question(batch)
+
+            def noted(progress: Progress) -> None:
+                self._standing = (float(progress.fraction), float(progress.loss))
+                if note is not None:
+                    note(self._standing)
+
+            with blaming(type(question)):
+                for _ in question.execute(batch, noted):
+                    pass
             return {
                 path.name: path.read_bytes()
                 for path in sorted(self._folder.rglob("*"))
@@ -97,6 +120,3 @@ class Worker:
             run = RunDirectory.open(self._root)
             self._audits[key] = Audit(run, request, output=self._folder)
         return self._audits[key]
-
-    def _note(self, progress: Progress) -> None:
-        self._standing = (float(progress.fraction), float(progress.loss))

@@ -17,7 +17,7 @@ ASK_FROM = 60.0
 """Estimated seconds from which `bract audit` asks before it begins."""
 
 
-def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
+def approve(audits: list[Audit], *, ask: bool, measure: bool = True, workers: int = 1) -> None:
     """Print how long the audits take and what is infeasible; on a terminal ask where it is much.
 
     Off a terminal nothing is ever asked: the estimate is printed and the work begins.
@@ -28,6 +28,8 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
         False (``--yes``) does not ask either.
     measure
         Whether the time is estimated, by a moment of attacking in this process.
+    workers
+        Processes that share the work.
 
     A no is a `RunFailedError`; nothing has been attacked or removed then.
     """
@@ -36,14 +38,15 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True) -> None:
         found = forecast(audits, measure=measure)
     if not found.attacks:
         return
-    took = "" if found.seconds is None else f", about {duration(found.seconds)}"
+    seconds = None if found.seconds is None else found.seconds / workers
+    took = "" if seconds is None else f", about {duration(seconds)}"
     attacks = counted(found.attacks, "attack")
     where = f" on {found.device}" if measure else ""
     say(f"{attacks} on {counted(found.uploads, 'upload')}{took}{where}")
     for group in found.infeasible:
         named = ", ".join(group.uploads[:3]) + (", ..." if len(group.uploads) > 3 else "")
         say(f"infeasible: {counted(len(group.uploads), 'upload')} ({named}): {group.reason}")
-    much = found.infeasible or (found.seconds or 0.0) > ASK_FROM
+    much = found.infeasible or (seconds or 0.0) > ASK_FROM
     if not (ask and much and at_a_terminal()):
         return
     say("less work: --clients, --rounds, --attack, --budget; no question: --yes")

@@ -20,6 +20,7 @@ from bract.audit.captures import Captures
 from bract.audit.questions import QUESTIONS
 from bract.audit.worker import few_threads
 from bract.cli import signals
+from bract.cli.audit_processes import Processes, processes_of
 from bract.cli.audit_workers import Workers
 from bract.cli.console import WorkProgress, duration, say
 from bract.cli.keygen import client_key
@@ -188,8 +189,9 @@ def parse_rounds(text: str) -> list[int]:
 def audit_run(root: Path, request: AuditRequest, *, resume: bool = False) -> list[Answer]:
     """Run the audit with progress; return what is on disk for each chosen observation."""
     with auditing(root):
-        (audit,) = open_audits(root, [request], resume=resume)
-        return execute(audit)
+        audits = open_audits(root, [request], resume=resume)
+        with processes_of(audits) as processes:
+            return execute(audits[0], processes)
 
 
 @contextlib.contextmanager
@@ -241,27 +243,28 @@ def open_audits(
     return [open_audit(root, request, resume=resume) for request in fixed]
 
 
-def execute(audit: Audit, workers: Workers | None = None) -> list[Answer]:
+def execute(audit: Audit, workers: Workers | Processes | None = None) -> list[Answer]:
     """Attack what is left, with progress; return what is on disk for each chosen observation.
 
-    ``workers`` attack; None is this process.
+    ``workers`` attack; None is this process, which asks the other questions in any case.
     """
     tier = audit.request.tier
-    batches = audit.plan(None if workers is None else workers.cluster.device)
+    batches = audit.plan(None if workers is None else workers.device)
     total = sum(len(batch.captures) for batch in batches)
     if not total:
         say(f"{audit.run.root}: nothing left to attack in the {tier} tier")
     few_threads()
     with WorkProgress(total, f"attack, {tier}") as bar:
         if workers is not None:
-            for result in workers.execute(audit, batches, bar.within):
+            attacks = [batch for batch in batches if batch.question == "reconstruction"]
+            batches = [batch for batch in batches if batch.question != "reconstruction"]
+            for result in workers.execute(audit, attacks, bar.within):
                 bar.finish_item(describe(result))
                 signals.check()
-            return audit.answers()
         begun = time.monotonic()
         for number, batch in enumerate(batches):
             size = len(batch.captures)
-            if number == 1:
+            if number == 1 and workers is None:
                 _learn(audit, (time.monotonic() - begun) / max(1, bar.done), total - bar.done)
 
             def show(progress: Progress, size: int = size) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from bract.audit.audit import Audit
 from bract.audit.results import Batch
-from bract.audit.worker import Worker, few_threads
+from bract.audit.worker import Standing, Worker, few_threads
 from bract.cli.console import say
 from bract.cli.launch.cluster import (
     Asked,
@@ -28,6 +28,7 @@ from bract.cli.launch.cluster import (
 )
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError, one_line
+from bract.plugins import PluginError
 from bract.schema import Answer
 
 ATTEMPTS = 3
@@ -35,9 +36,6 @@ ATTEMPTS = 3
 
 POLL = 0.5
 """Seconds between two looks at how far the workers are."""
-
-Standing = tuple[float, float]
-"""How far a batch is, in [0, 1], and its lowest loss."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,10 +65,10 @@ class Workers:
     """
 
     def __init__(self, cluster: Cluster, root: Path, threads: int) -> None:
-        self.cluster = cluster
+        self.cluster, self.device = cluster, cluster.device
         self._ray = cluster.ray
         self._root, self._threads = root.absolute(), threads
-        self._scratch = self._root / ".workers"
+        self._scratch = scratch_of(self._root)
         self._waiting: dict[Any, _Place] = {}
         self._idle: list[_Place] = []
         self._lost: Counter[Batch | None] = Counter()
@@ -106,11 +104,7 @@ class Workers:
             If a batch was lost `ATTEMPTS` times.
         """
         pending = deque(batches)
-        files = {name: getattr(audit.request, name) for name in ("key", "prior", "truth")}
-        request = audit.request.model_copy(
-            update={"device": self.cluster.device}
-            | {name: path and path.absolute() for name, path in files.items()}
-        )
+        request = portable(audit.request).model_copy(update={"device": self.device})
         while pending or any(place.batch for place in self._waiting.values()):
             self._hire(len(pending))
             while pending and self._idle:
@@ -124,7 +118,12 @@ class Workers:
             for reference in ready:
                 place = self._waiting.pop(reference)
                 batch, place.batch = place.batch, None
-                returned = self._take(reference, batch)
+                try:
+                    returned = self._take(reference, batch)
+                except PluginError as error:
+                    _log.error("%s", error)
+                    self._idle.append(place)
+                    continue
                 if returned is _LOST:
                     if batch is not None:
                         pending.appendleft(batch)
@@ -164,7 +163,7 @@ class Workers:
             raise raised_there(error) from None
         except errors.RayError as error:
             self._lost[batch] += 1
-            what = "before it had begun" if batch is None else f"with {_named(batch)}"
+            what = "before it had begun" if batch is None else f"with {named(batch)}"
             if self._lost[batch] >= ATTEMPTS:
                 raise RunFailedError(
                     f"{ATTEMPTS} workers were lost {what}: {one_line(error, 300)}; is there enough "
@@ -196,7 +195,21 @@ def _files(returned: object) -> dict[str, bytes]:
     return {k: v for k, v in returned.items() if type(k) is str and type(v) is bytes}
 
 
-def _named(batch: Batch) -> str:
+def portable(request: AuditRequest) -> AuditRequest:
+    """Return a request whose files are named whatever folder a worker is in."""
+    files = {name: getattr(request, name) for name in ("key", "prior", "truth")}
+    return request.model_copy(
+        update={name: path and path.absolute() for name, path in files.items()}
+    )
+
+
+def scratch_of(root: Path) -> Path:
+    """Return the folder for half-made results of an audit's workers."""
+    return root / ".workers"
+
+
+def named(batch: Batch) -> str:
+    """Return an attack and the observations that it is on, in words."""
     keys = [capture.key for capture in batch.captures]
     more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
     return f"{batch.attack} on {keys[0]}{more}"
@@ -211,11 +224,8 @@ def asked_for(address: str | None, request: AuditRequest) -> Asked | None:
         If Ray is not installed, or an option goes with ``--ray`` only.
     """
     if address is None:
-        for name in ("workers", "gpus"):
-            if getattr(request, name) is not None:
-                raise BractError(
-                    f"audit.{name} goes with --ray; add --ray auto, or leave audit.{name} out"
-                )
+        if request.gpus is not None:
+            raise BractError("audit.gpus goes with --ray; add --ray auto, or leave audit.gpus out")
         return None
     check_ray("--ray")
     few_threads()
@@ -225,7 +235,7 @@ def asked_for(address: str | None, request: AuditRequest) -> Asked | None:
 
 
 @contextlib.contextmanager
-def workers_of(asked: Asked | None, root: Path) -> Iterator[Workers | None]:
+def workers_of(asked: Asked, root: Path) -> Iterator[Workers]:
     """Have the workers that were asked for while the block runs.
 
     Raises
@@ -233,9 +243,6 @@ def workers_of(asked: Asked | None, root: Path) -> Iterator[Workers | None]:
     BractError
         If they cannot be had.
     """
-    if asked is None:
-        yield None
-        return
     with uninterrupted(), connected(asked) as cluster:
         say(f"workers: {cluster.workers} on {cluster.device}, threads each: {asked.threads}")
         with Workers(cluster, root, asked.threads).started() as workers:

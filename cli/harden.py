@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bract.child_processes import cores
 from bract.cli.console import print_json, say
 from bract.cli.harden_workers import ClusterCrew
 from bract.cli.launch.cluster import Asked, connected, uninterrupted
@@ -20,7 +21,7 @@ from bract.deploy.harden.search import Hardening
 from bract.deploy.harden.space import Space, load_space
 from bract.deploy.harden.study import load_optuna
 from bract.deploy.harden.work import Crew
-from bract.deploy.harden.workers import Workers, cores
+from bract.deploy.harden.workers import workers
 from bract.errors import BractError, RunFailedError
 from bract.inputs import is_redacted
 from bract.rundir import RunDirectory
@@ -112,7 +113,7 @@ def _crew(space: Space, config: FederationConfig, root: Path, ray: str | None) -
     """Have those who do the work while the block runs."""
     bench, count = InProcess(config), space.file.search.workers
     if ray is None:
-        with Workers(bench, count or cores()) as crew:
+        with workers(bench, count or cores()) as crew:
             yield crew
         return
     gpus = 1.0 if config.audit.gpus is None else config.audit.gpus

@@ -19,6 +19,8 @@ from bract.protocol.update import Tensors
 
 _CURVE_POINTS = 200
 _CHECKPOINT_SECONDS = 30.0
+_REPORTED = 1.0
+"""Seconds after which progress is reported, however many steps are between points of the curve."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ def descend(
 
     begun = time.perf_counter() - spent
     every = max(1, (run.iterations or 20000) // _CURVE_POINTS)
-    saved_at = time.perf_counter()
+    saved_at, told = time.perf_counter(), spent
     reference, since = tracker.losses.clone(), step
     while True:
         elapsed = time.perf_counter() - begun
@@ -269,7 +271,9 @@ def descend(
         optimizer.step(evaluate, progress)
         if step % every == 0:
             tracker.mark(step)
+        if step % every == 0 or elapsed - told >= _REPORTED:
             run.advance(progress, tracker.lowest())
+            told = elapsed
         step += 1
         if run.plateau is not None and step - since >= run.plateau.patience:
             if not bool((tracker.losses < reference * (1 - run.plateau.tolerance)).any()):

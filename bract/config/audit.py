@@ -66,7 +66,8 @@ class AuditConfig(Section):
         Name of a client that attacks in the place of the server: it sees the global models alone
         (`bract.audit.observer`). None is the server.
     workers, gpus
-        Most workers on a cluster, and the GPUs of one of them; None takes all cores, or one GPU.
+        Most processes of this machine, or workers on a cluster, and the GPUs of one of the latter;
+        None takes one a core, of this machine where that pays, or one GPU.
     """
 
     questions: list[str] | None = None

@@ -186,10 +186,8 @@ def test_workers_are_placed_by_cores_and_shares_of_gpus() -> None:
         placed(Asked(gpus=8), CPU=4, GPU=4)
 
 
-def test_options_of_workers_go_with_ray() -> None:
-    assert asked_for(None, AuditRequest()) is None
-    with pytest.raises(BractError, match=r"audit\.workers goes with --ray"):
-        asked_for(None, AuditRequest(workers=2))
+def test_gpus_of_workers_go_with_ray() -> None:
+    assert asked_for(None, AuditRequest(workers=2)) is None
     with pytest.raises(BractError, match=r"audit\.gpus goes with --ray"):
         asked_for(None, AuditRequest(gpus=0.5))
     pytest.importorskip("ray")

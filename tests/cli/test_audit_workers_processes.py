@@ -1,9 +1,10 @@
-"""An audit on a real Ray: the same results, a killed worker, Ctrl-C, a cluster's address."""
+"""An audit in processes and on a real Ray: equal results, a killed worker, Ctrl-C, an address."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import signal
 import socket
@@ -18,10 +19,8 @@ from test_processes import Command
 
 from bract.rundir import RunDirectory
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray"),
-]
+pytestmark = pytest.mark.processes
+with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -52,19 +51,24 @@ def wait_for_workers(command: Command, root: Path, count: int) -> list[psutil.Pr
         assert command.process.poll() is None, command.finish()
         assert time.monotonic() < deadline, "no worker attacks after 90 s"
         time.sleep(0.02)
-    found = [p for p in command.descendants() if "ray::Worker" in " ".join(p.cmdline())]
+    found = [
+        p
+        for p in command.descendants()
+        if re.search("ray::Worker|spawn_main", " ".join(p.cmdline()))
+    ]
     assert len(found) == count
     return found
 
 
+@pytest.mark.parametrize("ray", [(), pytest.param(("--ray", "auto"), marks=with_ray)])
 def test_two_workers_write_to_the_last_bit_what_one_process_writes_though_one_is_killed(
-    tmp_path: Path,
+    ray: tuple[str, ...], tmp_path: Path
 ) -> None:
     audited_run(tmp_path / "one", uploads=6)
     shutil.copytree(tmp_path / "one", tmp_path / "many", copy_function=shutil.copy2)
-    code, errors = start(tmp_path, "one", 800).finish()
+    code, errors = start(tmp_path, "one", 800, "--set", "audit.workers=1").finish()
     assert code == 0, errors
-    command = start(tmp_path, "many", 800, "--ray", "auto", "--set", "audit.workers=2")
+    command = start(tmp_path, "many", 800, *ray, "--set", "audit.workers=2")
     wait_for_workers(command, tmp_path / "many", 2)[0].kill()
     code, errors = command.finish()
     assert code == 0, errors
@@ -77,6 +81,7 @@ def test_two_workers_write_to_the_last_bit_what_one_process_writes_though_one_is
     assert not (tmp_path / "many" / ".workers").exists()
 
 
+@with_ray
 def test_ctrl_c_leaves_no_process_and_resume_goes_on(tmp_path: Path) -> None:
     run = audited_run(tmp_path / "run", uploads=3)
     command = start(tmp_path, "run", 1_000_000, "--ray", "auto", "--set", "audit.workers=2")
@@ -100,6 +105,18 @@ def test_ctrl_c_leaves_no_process_and_resume_goes_on(tmp_path: Path) -> None:
     assert len(list((RunDirectory(run.root).audit / "ig").glob("*.json"))) == 3
 
 
+def test_ctrl_c_ends_processes_of_this_machine(tmp_path: Path) -> None:
+    run = audited_run(tmp_path / "run", uploads=3)
+    command = start(tmp_path, "run", 1_000_000, "--set", "audit.workers=2")
+    wait_for_workers(command, run.root, 2)
+    command.process.send_signal(signal.SIGINT)
+    code, errors = command.finish(60)
+    assert code == 130, errors
+    assert "Traceback" not in errors and "--resume" in errors
+    assert command.nothing_is_left()
+    assert not (run.root / ".workers").exists()
+
+
 def assert_only_this_machine_reaches(processes: list[psutil.Process]) -> None:
     addresses = set()
     for process in processes:
@@ -110,6 +127,7 @@ def assert_only_this_machine_reaches(processes: list[psutil.Process]) -> None:
     assert {a.removeprefix("::ffff:") for a in addresses} <= {"127.0.0.1", "::1"}
 
 
+@with_ray
 def test_an_address_where_nobody_answers_is_one_error(tmp_path: Path) -> None:
     audited_run(tmp_path / "run", uploads=1)
     with socket.socket() as free:

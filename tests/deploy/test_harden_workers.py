@@ -20,7 +20,7 @@ from bract.config import FederationConfig, build_config
 from bract.deploy.harden.search import Hardening
 from bract.deploy.harden.space import Space, SpaceFile
 from bract.deploy.harden.work import Job
-from bract.deploy.harden.workers import Workers
+from bract.deploy.harden.workers import workers
 from bract.schema.hardening import Candidate
 
 pytest.importorskip("optuna")
@@ -81,11 +81,11 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
 
 
-def searched(root: Path, workers: int) -> list[Candidate]:
+def searched(root: Path, count: int) -> list[Candidate]:
     root.mkdir()
     base = build_config(BASE).as_own_word()
     space = Space(base, SpaceFile.model_validate(SPACE))
-    with Workers(InProcess(base), workers) as crew:
+    with workers(InProcess(base), count) as crew:
         search = Hardening(root, space, crew, say=lambda line: None)
         search.run()
     assert search.frontier(full=True)
@@ -111,7 +111,7 @@ def test_two_workers_find_what_one_finds(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_costs_its_job_alone(tmp_path: Path) -> None:
-    with Workers(Odd(), 2) as crew:
+    with workers(Odd(), 2) as crew:
         jobs = odd_jobs(tmp_path, "die", "leave", "fail", "fail")
         found = {job.candidate: outcome for job, outcome in crew.run(jobs)}
     assert found["0-die"].error == "its worker process was ended by signal 9 (Killed)"
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_costs_its_job_alone(tmp_path: Path) -> None:
 
 
 def test_an_idle_worker_that_died_is_replaced(tmp_path: Path) -> None:
-    with Workers(Odd(), 1) as crew:
+    with workers(Odd(), 1) as crew:
         (first,) = crew.run([job(tmp_path, "first", "fail")])
         os.kill(int((first[0].run / "pid").read_text().split()[0]), signal.SIGKILL)
         time.sleep(0.2)
@@ -139,10 +139,10 @@ def alive(pid: int) -> bool:
 SLEEPERS = """
 import sys
 from pathlib import Path
-from bract.deploy.harden.workers import Workers
+from bract.deploy.harden.workers import workers
 from test_harden_workers import Odd, odd_jobs
 if __name__ == "__main__":
-    with Workers(Odd(), 2) as crew:
+    with workers(Odd(), 2) as crew:
         list(crew.run(odd_jobs(Path(sys.argv[1]), "sleep", "sleep")))
 """
 
@@ -157,16 +157,16 @@ def test_no_worker_outlives_the_search(tmp_path: Path, number: int) -> None:
     while len(kept := list(tmp_path.glob("*/seed-0/pid"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(0.5)
-    workers = [int(path.read_text().split()[0]) for path in kept]
-    assert len(workers) == 2
-    assert all(map(alive, workers))
+    pids = [int(path.read_text().split()[0]) for path in kept]
+    assert len(pids) == 2
+    assert all(map(alive, pids))
     if number == signal.SIGINT:  # as a terminal does: all processes of the group
         os.killpg(search.pid, number)
     else:
         search.send_signal(number)
     _, said = search.communicate(timeout=60)
     deadline = time.monotonic() + 20
-    while any(map(alive, workers)) and time.monotonic() < deadline:
+    while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not any(map(alive, workers))
+    assert not any(map(alive, pids))
     assert said.count(b"Traceback") <= 1, "a worker says nothing of a Ctrl-C"

@@ -50,7 +50,7 @@ def together(
         batch: list[Capture] = []
         held = 0
         for capture in group:
-            size = _bytes(capture)
+            size = stored_bytes(capture)
             if batch and (len(batch) >= limit or held + size > MEMORY):
                 yield tuple(batch)
                 batch, held = [], 0
@@ -69,7 +69,8 @@ def _shape(capture: Capture, max_images: int) -> tuple[str, bool]:
     return json.dumps([declared, images], sort_keys=True, default=str), bool(capture.members)
 
 
-def _bytes(capture: Capture) -> int:
+def stored_bytes(capture: Capture) -> int:
+    """Return the bytes of the tensors that a capture is read from."""
     return sum(
         path.stat().st_size
         for one in capture.rounds

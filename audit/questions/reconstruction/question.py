@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bract.attacks import ATTACKS, Budget, Case, Engine, Progress, Reconstruction, Refusal, attack
-from bract.attacks.base import Attacker
+from bract.attacks.base import SECONDS, Attacker
 from bract.attacks.result import SeedBudget
 from bract.attacks.task import AttackTask, open_cases, open_over_rounds
 from bract.audit.allowance import CutOffError
@@ -82,7 +82,7 @@ class ReconstructionQuestion(Question[AuditResult]):
         return True
 
     def plan(self, device: str, *, resume: bool) -> list[Batch]:
-        """Return the attacks to run, those that may succeed first."""
+        """Return the attacks to run: those that may succeed first, of these the cheapest."""
         batches: list[Batch] = []
         request = self.seen.request
         for name in self.attacks:
@@ -93,9 +93,12 @@ class ReconstructionQuestion(Question[AuditResult]):
                     left, device=device, max_images=request.max_images, most=request.batch
                 )
                 batches += [Batch(self.name, name, repeat, captures) for captures in groups]
-        return sorted(
-            batches, key=lambda b: all(infeasible(c, request, b.attack) for c in b.captures)
-        )
+
+        def rank(batch: Batch) -> tuple[bool, float]:
+            in_vain = all(infeasible(c, request, batch.attack) for c in batch.captures)
+            return in_vain, SECONDS[ATTACKS[batch.attack].cost]
+
+        return sorted(batches, key=rank)
 
     def ask(
         self, batch: Batch, progress: Callable[[Progress], None] | None = None
