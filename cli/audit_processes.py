@@ -8,7 +8,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -80,17 +80,20 @@ class Processes:
 
     Parameters
     ----------
-    root
-        The run.
     device
         Kind of device that the batches are for.
+    count
+        Number of processes.
     """
 
     def __init__(
-        self, root: Path, device: str, children: ChildProcesses[_Job, dict[str, bytes] | _Failed]
+        self,
+        device: str,
+        count: int,
+        children: ChildProcesses[_Job, dict[str, bytes] | _Failed],
     ) -> None:
         self.device = device
-        self._root, self._children = root, children
+        self._count, self._children = count, children
 
     def execute(
         self, audit: Audit, batches: Sequence[Batch], show: Callable[[float, str], None]
@@ -108,6 +111,8 @@ class Processes:
             If a batch was lost `ATTEMPTS` times.
         """
         request = portable(audit.request)
+        if request.batch is None:
+            batches = spread(batches, self._count)
         jobs = {
             _Job(request, b.attack, b.repeat, tuple(c.key for c in b.captures)): b for b in batches
         }
@@ -162,7 +167,7 @@ def processes_of(audits: Sequence[Audit]) -> Iterator[Processes | None]:
     shutil.rmtree(scratch_of(root), ignore_errors=True)
     try:
         with ChildProcesses(_Attacking(root, threads), count) as children:
-            yield Processes(root, torch.device(audits[0].device).type, children)
+            yield Processes(torch.device(audits[0].device).type, count, children)
     finally:
         shutil.rmtree(scratch_of(root), ignore_errors=True)
 
@@ -172,17 +177,34 @@ def count_for(audits: Sequence[Audit]) -> int:
     batches = [(a, b) for a in audits for b in a.plan() if b.question == "reconstruction"]
     if not batches:
         return 1
-    asked = audits[0].request.workers
-    if asked is not None:
-        return min(asked, len(batches))
-    limited = audits[0].request.total_seconds is not None
-    if limited or audits[0].device != "cpu":
+    one = audits[0].request
+    most = len(batches)
+    if one.batch is None:
+        most = sum(len(batch.captures) for _, batch in batches)
+    if one.workers is not None:
+        return min(one.workers, most)
+    if one.total_seconds is not None or audits[0].device != "cpu":
         return 1
     if sum(_expected(audit.request, batch) for audit, batch in batches) < WORTH:
         return 1
     largest = max(sum(map(stored_bytes, batch.captures)) for _, batch in batches)
     room = psutil.virtual_memory().available // (MEMORY + COPIES * largest)
-    return max(1, min(cores() // torch.get_num_threads(), len(batches), int(room)))
+    return max(1, min(cores() // torch.get_num_threads(), most, int(room)))
+
+
+def spread(batches: Sequence[Batch], count: int) -> list[Batch]:
+    """Halve the largest of fewer batches than ``count`` until each process has one."""
+    found = list(batches)
+    while found and len(found) < count:
+        largest = max(found, key=lambda batch: len(batch.captures))
+        half = len(largest.captures) // 2
+        if not half:
+            break
+        i, all_of_it = found.index(largest), largest.captures
+        found[i : i + 1] = [
+            replace(largest, captures=part) for part in (all_of_it[:half], all_of_it[half:])
+        ]
+    return found
 
 
 def _expected(request: AuditRequest, batch: Batch) -> float:

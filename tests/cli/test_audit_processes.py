@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,9 +14,17 @@ import pytest
 from audited import audited_run
 
 from bract.audit.audit import Audit
+from bract.audit.worker import Worker
 from bract.child_processes import Lost
 from bract.cli import audit_processes
-from bract.cli.audit_processes import Processes, _Attacking, _Failed, count_for, processes_of
+from bract.cli.audit_processes import (
+    Processes,
+    _Attacking,
+    _Failed,
+    count_for,
+    processes_of,
+    spread,
+)
 from bract.cli.audit_workers import ATTEMPTS
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError
@@ -45,14 +54,14 @@ class InThisProcess:
         for job in jobs:
             self.begun += 1
             fate = self._fate(self.begun)
-            yield job, fate or self._do(job, lambda what, job=job: noted(job, what))
+            yield job, fate or self._do(job, partial(noted, job))
 
 
 def audited(
     run: RunDirectory, fate: Callable[[int], Any] = lambda _: None
 ) -> tuple[list[str], InThisProcess, list[tuple[float, str]]]:
     audit, children = Audit(run, CHOICE), InThisProcess(run.root, fate)
-    processes = Processes(run.root, "cpu", cast(Any, children))
+    processes = Processes("cpu", 2, cast(Any, children))
     shown: list[tuple[float, str]] = []
     found = processes.execute(audit, audit.plan(), lambda *state: shown.append(state))
     return sorted(str(result.client) for result in found), children, shown
@@ -101,7 +110,11 @@ def test_what_a_process_raises_ends_the_audit_unless_a_plugin_is_to_blame(
     clients, _, _ = audited(run, lambda n: _Failed(PluginError("theirs")) if n == 1 else None)
     assert clients == ["client-1", "client-2"]
     assert "theirs" in caplog.text
-    monkeypatch.setattr(audit_processes.Worker, "attack", lambda *_: {}["x"])
+
+    def fail(*_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(Worker, "attack", fail)
     with pytest.raises(RunFailedError, match="a worker failed: KeyError"):
         audited(run)
 
@@ -120,6 +133,7 @@ def test_processes_are_started_where_the_work_is_worth_it(
     assert count(iterations=2, workers=2) == 2
     assert count(workers=1) == 1
     assert count(batch=3) == 1
+    assert count(batch=None) == 3, "a batch of three is divided"
     assert count(seconds=60.0) == 3
     assert count(iterations=None, total_seconds=600.0) == 1, "its attacks share one time"
     with monkeypatch.context() as patched:
@@ -128,6 +142,16 @@ def test_processes_are_started_where_the_work_is_worth_it(
     full = psutil.virtual_memory()._replace(available=5 << 29)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
     assert count() == 2, "a gigabyte each"
+
+
+def test_fewer_batches_than_processes_are_divided(run: RunDirectory) -> None:
+    (whole,) = Audit(run, CHOICE.model_copy(update={"batch": None})).plan()
+    assert len(whole.captures) == 3
+    for count, sizes in ((1, [3]), (2, [1, 2]), (3, [1, 1, 1]), (8, [1, 1, 1])):
+        found = spread([whole], count)
+        assert [len(batch.captures) for batch in found] == sizes
+        assert [c.key for b in found for c in b.captures] == [c.key for c in whole.captures]
+    assert spread([], 2) == []
 
 
 def test_one_process_is_this_one(run: RunDirectory) -> None:
