@@ -1,0 +1,201 @@
+"""A round over a slow link that loses packets, and over one that is cut.
+
+    python -m experiments.links [--model resnet18] [--megabits 20] [--loss 0.05]
+        [--milliseconds 10] [--control cubic bbr] [--dtype float32] [--cut 0 60 240] [--json]
+
+One site trains one batch of `--model` behind a link (`experiments.harness.link`, a process of this
+experiment that forwards packets between network namespaces: 5 % loss each way, a delay of 10 ms
+each way) of `--megabits` a second; SuperLink and SuperNode run as kits run them, with TLS. Each
+`--control` is a congestion control of TCP that the kernel uses at both ends. ``bytes s`` is the
+time that the model down and the update up take at the link's rate; ``transfer s`` is the round's
+time without what the same round takes over namespaces that no link slows. The first round, in
+which processes import, is left out. Each `--cut` is a break of so many seconds, which begins when a
+third of an update's time has gone; ``sent`` is what the site's interface sent in that round, over
+the update's bytes.
+"""
+
+import contextlib
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bract.cli.launch.launcher import ENDED, Launch
+from bract.cli.run import run_federation
+from bract.config import build_config
+from bract.errors import RunFailedError
+from bract.rundir import RunDirectory
+from experiments.harness.command import emit, note, parser
+from experiments.harness.link import SERVER, Link, link
+from experiments.harness.network import NAMESPACES, Network, network
+from experiments.harness.result import Row
+from experiments.many_sites import Fleet, until
+
+COLUMNS = [
+    *("row", "control", "model", "dtype", "cut s", "bytes s", "round s", "transfer s", "ratio"),
+    *("sent", "failure"),
+]
+
+
+def main() -> None:
+    """Measure, then print the table or JSON."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--model", default="resnet18")
+    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--megabits", type=float, default=20.0)
+    arguments.add_argument("--loss", type=float, default=0.05)
+    arguments.add_argument("--milliseconds", type=float, default=10.0)
+    arguments.add_argument("--control", nargs="*", default=["cubic", "bbr"])
+    arguments.add_argument("--dtype", default="float32")
+    arguments.add_argument("--cut", type=float, nargs="*", default=[])
+    options = arguments.parse_args()
+    about = {"model": options.model, "dtype": options.dtype}
+    with network() as joined:
+        if joined.kind != NAMESPACES:
+            raise SystemExit("links: needs root and iproute2, to make network namespaces")
+        plain = one_run(joined, options)
+    rows: list[Row] = [about | {"row": "no link", "round s": plain["round s"]}]
+    for control in options.control:
+        with slowed(options, control) as (joined, _):
+            found = one_run(joined, options)
+        rows.append(about | {"row": "link", "control": control} | found | against(found, plain))
+        note(str(rows[-1]))
+    for seconds in options.cut:
+        control = options.control[-1]
+        with slowed(options, control) as (joined, between):
+            found = one_run(joined, options, between, seconds)
+        row = about | {"row": "cut", "control": control, "cut s": seconds} | found
+        rows.append(row | against(found, plain))
+        note(str(rows[-1]))
+    emit(rows, COLUMNS, as_json=options.json)
+
+
+def against(found: Row, plain: Row) -> Row:
+    """Return what the link added to a round, and how often the bytes' own time that is."""
+    if found["round s"] is None:
+        return {}
+    transfer = found["round s"] - plain["round s"]
+    return {"transfer s": round(transfer, 1), "ratio": round(transfer / found["bytes s"], 3)}
+
+
+@contextlib.contextmanager
+def slowed(options: Any, control: str) -> Iterator[tuple[Network, Link]]:
+    """Join a server's and a site's namespace by the link alone."""
+    names = ("bract-link-server", "bract-link-site")
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+            setting = f"echo {control} > /proc/sys/net/ipv4/tcp_congestion_control"
+            subprocess.run(["ip", "netns", "exec", name, "sh", "-c", setting], check=True)
+        settings = {
+            "megabits": options.megabits,
+            "loss": options.loss,
+            "milliseconds": options.milliseconds,
+        }
+        with link(*names, **settings) as between:
+            yield Linked(NAMESPACES, SERVER, names[0], [*names]), between
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
+class Linked(Network):
+    """Two namespaces that exist."""
+
+    def in_site(self, _number: int, command: list[str]) -> list[str]:
+        """Return a command line that runs at the one site."""
+        return ["ip", "netns", "exec", self._made[1], *command]
+
+
+def one_run(joined: Network, options: Any, between: Link | None = None, cut: float = 0.0) -> Row:
+    """Train; return the seconds of a round, and what the site sent in it.
+
+    ``between`` is cut for ``cut`` seconds in the second round.
+    """
+    config = build_config(
+        {
+            "name": "links",
+            "clients": 1,
+            "rounds": options.rounds,
+            "model": {"name": options.model, "activation": "relu"},
+            "data": {"image_size": 32, "validation": 0.0},
+            "training": {"local_steps": 1, "batch_size": 2, "update_dtype": options.dtype},
+            "capture": {"enabled": False},
+            "strategy": {"name": "fedavg", "timeout": 3000},
+        }
+    )
+    with Fleet(joined, 1, tls=True) as fleet, tempfile.TemporaryDirectory() as folder:
+        fleet.grow(1)
+        run = RunDirectory(Path(folder) / config.name)
+        watching = Watching(run, joined, between, cut)
+        watching.start()
+        failure = None
+        try:
+            run_federation(config, Path(folder), Launch(superlink=str(fleet.socket)))
+        except RunFailedError as error:
+            failure = str(error)
+        watching.join()
+        rows = [row for row in run.metrics() if row.round >= 2]
+        size = (run.models / "last.safetensors").stat().st_size
+    up = size if options.dtype == "float32" else size / 2
+    seconds = [row.seconds or 0.0 for row in rows]
+    return {
+        "MB": round(size / 1e6, 1),
+        "bytes s": round(8 * (size + up) / options.megabits / 1e6, 1),
+        "round s": round(statistics.median(seconds), 2) if seconds else None,
+        "sent": round(watching.sent / up, 3),
+        "failure": failure,
+    }
+
+
+class Watching(threading.Thread):
+    """Counts what the site sends in the second round, and cuts the link in the midst of it.
+
+    Attributes
+    ----------
+    sent
+        Bytes from the end of the first round to that of the second.
+    """
+
+    def __init__(
+        self, run: RunDirectory, joined: Network, between: Link | None, cut: float
+    ) -> None:
+        super().__init__(daemon=True)
+        self._run, self._joined, self._between, self._cut = run, joined, between, cut
+        self.sent = 0
+
+    def run(self) -> None:
+        """Watch until the run has ended."""
+        until(lambda: self._rounds() >= 1, within=3600)
+        before = self._bytes()
+        model = self._run.models / "last.safetensors"
+        if self._between is not None and self._cut:
+            third = model.stat().st_size / 3
+            until(lambda: self._bytes() - before > third, within=3600)
+            self._between.cut()
+            note(f"cut for {self._cut:g} s")
+            time.sleep(self._cut)
+            self._between.restore()
+        until(
+            lambda: self._rounds() >= 2 or self._run.state().status in ENDED,
+            within=3600,
+        )
+        self.sent = self._bytes() - before
+
+    def _rounds(self) -> int:
+        return max((row.round for row in self._run.metrics()), default=0)
+
+    def _bytes(self) -> int:
+        command = self._joined.in_site(0, ["cat", "/proc/net/dev"])
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        lines = [line.split() for line in text.splitlines() if ":" in line]
+        return sum(int(words[9]) for words in lines if words[0] not in ("lo:",))
+
+
+if __name__ == "__main__":
+    main()
