@@ -113,8 +113,9 @@ _REPLACED = {
     DATE: ("now",),
     # Reliability: a simulated client's process that was killed is started again.
     SIMULATION: ("_run_simulation_settings",),
-    # Speed: parts of a message that are late, and (`time` above) a SuperNode's pauses.
-    OBJECTS: PULLS,
+    # Speed: parts of a message that are late, how many move at once, and (`time` above) a
+    # SuperNode's pauses.
+    OBJECTS: (*PULLS, "get_num_workers"),
 }
 
 

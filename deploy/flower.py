@@ -5,7 +5,7 @@
 `bract.deploy.sockets` closes what Flower listens on, `bract.deploy.pinned` holds a site to the app
 that its operator installed, `bract.deploy.clock` has it count the seconds that pass, and
 `bract.deploy.pace` has it notice sooner what happens. `bract.deploy.admission` has a SuperNode say
-why it is refused.
+why it is refused, and `bract.deploy.transfers` decides how many connections it uses.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from bract.deploy import (
     simulation,
     sockets,
     timeline,
+    transfers,
 )
 from bract.deploy.rules import check_version
 from bract.errors import BractError
@@ -76,7 +77,9 @@ def run(name: str) -> None:
     if name == "flower-supernode":
         pinned.guard_supernode()
         pace.follow_work()
-        sockets.intercept_requests(admission.Admission(), contact.Contact())
+        connections = transfers.Connections()
+        connections.use()
+        sockets.intercept_requests(admission.Admission(), contact.Contact(), connections)
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
     elif name == "flwr-simulation":

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def against(found: Row, plain: Row) -> Row:
 @contextlib.contextmanager
 def slowed(options: Any, control: str) -> Iterator[tuple[Network, Link]]:
     """Join a server's and a site's namespace by the link alone."""
-    names = ("bract-link-server", "bract-link-site")
+    own = f"bract{uuid.uuid4().hex[:6]}"
+    names = (f"{own}-server", f"{own}-site")
     try:
         for name in names:
             subprocess.run(["ip", "netns", "add", name], check=True)

@@ -19,6 +19,7 @@ the rows by least squares: the cost of each further site.
 
 import contextlib
 import json
+import shutil
 import signal
 import statistics
 import subprocess
@@ -122,6 +123,7 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         self.processes.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def grow(self, number: int) -> None:
         """Start SuperNodes until there are ``number``, and wait until all are connected."""

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from bract import timeline as spans
-from bract.deploy import contact, flower, pace, pinned, rules, sockets, timeline
+from bract.deploy import contact, flower, pace, pinned, rules, sockets, timeline, transfers
 from bract.errors import BractError
 from bract.flower import OBJECTS, PULLS, SUPERNODE
 
@@ -47,6 +47,7 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
         monkeypatch.setattr(pace, rule, functools.partial(done.append, rule))
     for rule in ("guard_supernode", "guard_clientapp"):
         monkeypatch.setattr(pinned, rule, functools.partial(done.append, rule))
+    monkeypatch.setattr(transfers.Connections, "use", lambda _: done.append("connections"))
     observe = lambda *interceptors: done.append([type(i).__name__ for i in interceptors])  # noqa: E731
     monkeypatch.setattr(sockets, "intercept_requests", observe)
     monkeypatch.setattr(flower, "_restrict_children", lambda name: done.append(f"children {name}"))
@@ -58,7 +59,8 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
         "ask_again_soon",
         "guard_supernode",
         "follow_work",
-        ["Admission", "Contact"],
+        "connections",
+        ["Admission", "Contact", "Connections"],
         "children flower-supernode",
         "ask_again_soon",
         "guard_clientapp",
