@@ -107,7 +107,7 @@ DATE = "flwr.supercore.date"
 
 _REPLACED = {
     # Security: a site runs the one app that its operator installed, whatever bundle arrives.
-    SUPERNODE: ("_pull_and_store_message", "_insert_message", "time"),
+    SUPERNODE: ("_pull_and_store_message", "_insert_message", "_push_messages", "time"),
     CLIENTAPP: ("install_from_fab", "get_load_client_app_fn"),
     # Reliability: a clock that is set, or a laptop that slept, does not end a run.
     DATE: ("now",),

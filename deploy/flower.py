@@ -5,7 +5,8 @@
 `bract.deploy.sockets` closes what Flower listens on, `bract.deploy.pinned` holds a site to the app
 that its operator installed, `bract.deploy.clock` has it count the seconds that pass, and
 `bract.deploy.pace` has it notice sooner what happens. `bract.deploy.admission` has a SuperNode say
-why it is refused, and `bract.deploy.transfers` decides how many connections it uses.
+why it is refused, `bract.deploy.transfers` decides how many connections it uses, and
+`bract.deploy.resuming` has it go on with an upload.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bract.deploy import (
     expiry,
     pace,
     pinned,
+    resuming,
     shim,
     simulation,
     sockets,
@@ -77,6 +79,7 @@ def run(name: str) -> None:
     if name == "flower-supernode":
         pinned.guard_supernode()
         pace.follow_work()
+        resuming.go_on_with_uploads()
         connections = transfers.Connections()
         connections.use()
         sockets.intercept_requests(admission.Admission(), contact.Contact(), connections)

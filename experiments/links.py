@@ -126,7 +126,12 @@ def one_run(joined: Network, options: Any, between: Link | None = None, cut: flo
             "rounds": options.rounds,
             "model": {"name": options.model, "activation": "relu"},
             "data": {"image_size": 32, "validation": 0.0},
-            "training": {"local_steps": 1, "batch_size": 2, "update_dtype": options.dtype},
+            "training": {
+                "lr": 0.001,
+                "local_steps": 1,
+                "batch_size": 2,
+                "update_dtype": options.dtype,
+            },
             "capture": {"enabled": False},
             "strategy": {"name": "fedavg", "timeout": 3000},
         }

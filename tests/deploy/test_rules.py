@@ -14,7 +14,17 @@ import httpx
 import pytest
 
 from bract import timeline as spans
-from bract.deploy import contact, flower, pace, pinned, rules, sockets, timeline, transfers
+from bract.deploy import (
+    contact,
+    flower,
+    pace,
+    pinned,
+    resuming,
+    rules,
+    sockets,
+    timeline,
+    transfers,
+)
 from bract.errors import BractError
 from bract.flower import OBJECTS, PULLS, SUPERNODE
 
@@ -47,6 +57,7 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
         monkeypatch.setattr(pace, rule, functools.partial(done.append, rule))
     for rule in ("guard_supernode", "guard_clientapp"):
         monkeypatch.setattr(pinned, rule, functools.partial(done.append, rule))
+    monkeypatch.setattr(resuming, "go_on_with_uploads", lambda: done.append("uploads"))
     monkeypatch.setattr(transfers.Connections, "use", lambda _: done.append("connections"))
     observe = lambda *interceptors: done.append([type(i).__name__ for i in interceptors])  # noqa: E731
     monkeypatch.setattr(sockets, "intercept_requests", observe)
@@ -59,6 +70,7 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
         "ask_again_soon",
         "guard_supernode",
         "follow_work",
+        "uploads",
         "connections",
         ["Admission", "Contact", "Connections"],
         "children flower-supernode",
