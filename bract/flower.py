@@ -102,6 +102,12 @@ OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 PULLS = ("pull_objects", "pull_and_inflate_object_from_tree")
 """The functions that do."""
 
+STATES = (
+    ("flwr.server.superlink.linkstate.in_memory_linkstate", "InMemoryLinkState"),
+    ("flwr.server.superlink.linkstate.sql_linkstate", "SqlLinkState"),
+)
+"""Modules and classes in which a SuperLink keeps messages."""
+
 DATE = "flwr.supercore.date"
 """Module in which Flower asks for the time."""
 
@@ -116,6 +122,8 @@ _REPLACED = {
     # Speed: parts of a message that are late, how many move at once, and (`time` above) a
     # SuperNode's pauses.
     OBJECTS: (*PULLS, "get_num_workers"),
+    # Reliability: an answer whose upload takes long holds up no other.
+    **{module: (name,) for module, name in STATES},
 }
 
 

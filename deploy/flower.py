@@ -6,7 +6,8 @@
 that its operator installed, `bract.deploy.clock` has it count the seconds that pass, and
 `bract.deploy.pace` has it notice sooner what happens. `bract.deploy.admission` has a SuperNode say
 why it is refused, `bract.deploy.transfers` decides how many connections it uses, and
-`bract.deploy.resuming` has it go on with an upload.
+`bract.deploy.resuming` has it go on with an upload. By `bract.deploy.arriving` a SuperLink hands on
+answers that are whole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 
 from bract.deploy import (
     admission,
+    arriving,
     audit_log,
     clock,
     contact,
@@ -83,6 +85,8 @@ def run(name: str) -> None:
         connections = transfers.Connections()
         connections.use()
         sockets.intercept_requests(admission.Admission(), contact.Contact(), connections)
+    elif name == "flower-superlink":
+        arriving.hand_on_whole_answers()
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
     elif name == "flwr-simulation":

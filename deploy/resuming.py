@@ -85,6 +85,9 @@ class Upload:
             self._left -= 1
             missing, session = self._send(*self._message)
             _log.warning("the SuperLink refused a part of an update; it lacks %d", len(missing))
+            if not missing and self._left > 0:
+                # It has this part, or takes no other list of a message that it has handed on.
+                return
             try:
                 parts(self._contents(missing), partial(self._push, run_id, session))
             except ObjectPushError:
