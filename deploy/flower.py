@@ -87,6 +87,7 @@ def run(name: str) -> None:
         sockets.intercept_requests(admission.Admission(), contact.Contact(), connections)
     elif name == "flower-superlink":
         arriving.hand_on_whole_answers()
+        sockets.allow_many_connections()
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
     elif name == "flwr-simulation":

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -214,3 +215,16 @@ def test_a_profile_has_the_requests_that_brought_something(
     (file,) = tmp_path.iterdir()
     names = [json.loads(line)["name"] for line in file.read_text().splitlines()]
     assert names == ["take message from SuperLink", "send answer to SuperLink"]
+
+
+@pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 512, 512), (64, 1 << 17, 1 << 16)])
+def test_a_superlink_may_hold_the_connections_of_many_sites(
+    soft: int, hard: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    sockets.allow_many_connections()
+    soft = expected
+    sockets.allow_many_connections()
+    assert given == [(expected, hard)]
