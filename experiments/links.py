@@ -1,12 +1,14 @@
 """A round over a slow link that loses packets, and over one that is cut.
 
     python -m experiments.links [--model resnet18] [--megabits 20] [--loss 0.05]
-        [--milliseconds 10] [--control cubic bbr] [--dtype float32] [--cut 0 60 240] [--json]
+        [--milliseconds 10] [--control reno bbr] [--connections 2 8] [--dtype float32]
+        [--cut 60] [--json]
 
 One site trains one batch of `--model` behind a link (`experiments.harness.link`, a process of this
 experiment that forwards packets between network namespaces: 5 % loss each way, a delay of 10 ms
 each way) of `--megabits` a second; SuperLink and SuperNode run as kits run them, with TLS. Each
-`--control` is a congestion control of TCP that the kernel uses at both ends. ``bytes s`` is the
+`--control` is a congestion control of TCP that the kernel uses at both ends, with each number of
+`--connections` that the SuperNode moves parts of a message on (2 are Flower's). ``bytes s`` is the
 time that the model down and the update up take at the link's rate; ``transfer s`` is the round's
 time without what the same round takes over namespaces that no link slows. The first round, in
 which processes import, is left out. Each `--cut` is a break of so many seconds, which begins when a
@@ -15,6 +17,7 @@ the update's bytes.
 """
 
 import contextlib
+import json
 import statistics
 import subprocess
 import tempfile
@@ -28,6 +31,7 @@ from typing import Any
 from bract.cli.launch.launcher import ENDED, Launch
 from bract.cli.run import run_federation
 from bract.config import build_config
+from bract.deploy.transfers import MOST
 from bract.errors import RunFailedError
 from bract.rundir import RunDirectory
 from experiments.harness.command import emit, note, parser
@@ -37,7 +41,18 @@ from experiments.harness.result import Row
 from experiments.many_sites import Fleet, until
 
 COLUMNS = [
-    *("row", "control", "model", "dtype", "cut s", "bytes s", "round s", "transfer s", "ratio"),
+    *(
+        "row",
+        "control",
+        "connections",
+        "model",
+        "dtype",
+        "cut s",
+        "bytes s",
+        "round s",
+        "transfer s",
+        "ratio",
+    ),
     *("sent", "failure"),
 ]
 
@@ -50,7 +65,8 @@ def main() -> None:
     arguments.add_argument("--megabits", type=float, default=20.0)
     arguments.add_argument("--loss", type=float, default=0.05)
     arguments.add_argument("--milliseconds", type=float, default=10.0)
-    arguments.add_argument("--control", nargs="*", default=["cubic", "bbr"])
+    arguments.add_argument("--control", nargs="*", default=["reno", "bbr"])
+    arguments.add_argument("--connections", type=int, nargs="*", default=[2, MOST])
     arguments.add_argument("--dtype", default="float32")
     arguments.add_argument("--cut", type=float, nargs="*", default=[])
     options = arguments.parse_args()
@@ -60,18 +76,15 @@ def main() -> None:
             raise SystemExit("links: needs root and iproute2, to make network namespaces")
         plain = one_run(joined, options)
     rows: list[Row] = [about | {"row": "no link", "round s": plain["round s"]}]
-    for control in options.control:
-        with slowed(options, control) as (joined, _):
-            found = one_run(joined, options)
-        rows.append(about | {"row": "link", "control": control} | found | against(found, plain))
-        note(str(rows[-1]))
-    for seconds in options.cut:
-        control = options.control[-1]
+    runs = [(c, n, 0.0) for c in options.control for n in options.connections]
+    runs += [(options.control[-1], options.connections[-1], seconds) for seconds in options.cut]
+    for control, connections, seconds in runs:
         with slowed(options, control) as (joined, between):
-            found = one_run(joined, options, between, seconds)
-        row = about | {"row": "cut", "control": control, "cut s": seconds} | found
-        rows.append(row | against(found, plain))
-        note(str(rows[-1]))
+            found = one_run(joined, options, connections, between, seconds)
+        row = about | {"row": "cut" if seconds else "link", "control": control}
+        row |= {"connections": connections, "cut s": seconds}
+        rows.append(row | found | against(found, plain))
+        note(json.dumps(rows[-1]))
     emit(rows, COLUMNS, as_json=options.json)
 
 
@@ -114,7 +127,13 @@ class Linked(Network):
         return ["ip", "netns", "exec", self._made[1], *command]
 
 
-def one_run(joined: Network, options: Any, between: Link | None = None, cut: float = 0.0) -> Row:
+def one_run(
+    joined: Network,
+    options: Any,
+    connections: int | None = None,
+    between: Link | None = None,
+    cut: float = 0.0,
+) -> Row:
     """Train; return the seconds of a round, and what the site sent in it.
 
     ``between`` is cut for ``cut`` seconds in the second round.
@@ -136,7 +155,8 @@ def one_run(joined: Network, options: Any, between: Link | None = None, cut: flo
             "strategy": {"name": "fedavg", "timeout": 3000},
         }
     )
-    with Fleet(joined, 1, tls=True) as fleet, tempfile.TemporaryDirectory() as folder:
+    made = Fleet(joined, 1, tls=True, connections=connections)
+    with made as fleet, tempfile.TemporaryDirectory() as folder:
         fleet.grow(1)
         run = RunDirectory(Path(folder) / config.name)
         watching = Watching(run, joined, between, cut)

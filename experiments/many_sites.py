@@ -103,10 +103,19 @@ class Fleet:
         Where they run.
     most
         Sites that there can be; each holds a share of the digits as large as that says.
+    connections
+        Connections of a SuperNode on a slow link; None leaves them at bract's.
     """
 
-    def __init__(self, joined: Network, most: int, *, tls: bool) -> None:
+    def __init__(
+        self, joined: Network, most: int, *, tls: bool, connections: int | None = None
+    ) -> None:
         self.network, self.most, self.tls = joined, most, tls
+        self._supernode = command_line("flower-supernode", forked=False)
+        if connections is not None:
+            changed = f"from bract.deploy import transfers; transfers.MOST = {connections}"
+            code = f"{changed}; from bract.deploy import flower; flower.main()"
+            self._supernode = [sys.executable, "-P", "-c", code, "flower-supernode"]
         self.sites = 0
         self._folder = Path(tempfile.mkdtemp(prefix="bract-sites-"))
         (self._folder / "logs").mkdir()
@@ -202,10 +211,10 @@ class Fleet:
             options += ["--auth-supernode-private-key", str(kit / kits.NODE_KEY)]
         listening = ["--host", sockets.HOST, "--port", str(SUPERNODE_PORT + site)]
         place = ["--superlink", f"{self.network.server}:{SUPERLINK_PORT}"]
-        command = command_line("flower-supernode", forked=False)
+        command = [*self._supernode, *options, *place, *listening]
         self.processes.start(
             f"client-{site}",
-            self.network.in_site(site, [*command, *options, *place, *listening]),
+            self.network.in_site(site, command),
             {
                 APP: DEFAULT_APP,
                 NODE_CONFIG: " ".join(f"{k}={json.dumps(v)}" for k, v in node.items()),
