@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,8 @@ class Fleet:
             for site in step:
                 self._start_supernode(site)
             for site in step:
-                self.processes.wait_for(
-                    lambda site=site: self.processes.is_healthy(SUPERNODE_PORT + site),
-                    f"site {site}",
-                )
+                healthy = partial(self.processes.is_healthy, SUPERNODE_PORT + site)
+                self.processes.wait_for(healthy, f"site {site}")
             self.sites = step.stop
 
     def named(self, name: str) -> psutil.Process:

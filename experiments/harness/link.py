@@ -153,15 +153,10 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(-10)  # a busy machine must not slow the link
     devices = device(server, SERVER), device(site, SITE)
-    chances = random.Random(0), random.Random(1)
-    shared = {
-        "rate": 1e6 * float(megabits),
-        "loss": float(loss),
-        "delay": float(milliseconds) / 1e3,
-    }
+    rate, lost, delay = 1e6 * float(megabits), float(loss), float(milliseconds) / 1e3
     directions = (
-        Direction(devices[0], devices[1], chance=chances[0], **shared),
-        Direction(devices[1], devices[0], chance=chances[1], **shared),
+        Direction(devices[0], devices[1], rate, lost, delay, random.Random(0)),
+        Direction(devices[1], devices[0], rate, lost, delay, random.Random(1)),
     )
 
     def switch(number: int, _frame: object) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
@@ -49,9 +50,9 @@ def test_a_supernode_uses_many_connections_until_its_link_was_seen_to_be_fast(
     assert move(connections, monkeypatch, seconds=slow, up=1000) == FEWEST, "a small part"
     assert move(connections, monkeypatch, seconds=slow, status=502) == FEWEST, "nothing moved"
     assert move(connections, monkeypatch, seconds=slow) == MOST, "the link became slow"
-    pulled = {"up": 100, "down": PART, "method": "PullObject"}
-    assert move(connections, monkeypatch, seconds=fast, **pulled) == FEWEST
-    assert move(connections, monkeypatch, seconds=slow, **pulled) == MOST
+    pull = partial(move, connections, monkeypatch, up=100, down=PART, method="PullObject")
+    assert pull(seconds=fast) == FEWEST
+    assert pull(seconds=slow) == MOST
 
 
 def test_as_many_parts_move_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
