@@ -13,13 +13,16 @@ time that the model down and the update up take at the link's rate; ``transfer s
 time without what the same round takes over namespaces that no link slows. The first round, in
 which processes import, is left out. Each `--cut` is a break of so many seconds, which begins when a
 third of an update's time has gone; ``sent`` is what the site's interface sent in that round, over
-the update's bytes.
+the update's bytes. ``--tcp`` measures the link alone instead: megabits a second of bytes that plain
+connections send from site to server, which need no federation.
 """
 
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -55,6 +58,45 @@ COLUMNS = [
     ),
     *("sent", "failure"),
 ]
+TCP_COLUMNS = ["megabits", "loss", "milliseconds", "control", "connections", "rate", "part"]
+
+SECONDS = 20
+"""How long plain connections send."""
+
+RECEIVER = """
+import socket, sys, threading
+listening = socket.create_server((sys.argv[1], 9000), backlog=64)
+def take(connection):
+    count = 0
+    while data := connection.recv(1 << 16):
+        count += len(data)
+        connection.sendall(count.to_bytes(8, "big"))
+while True:
+    threading.Thread(target=take, args=(listening.accept()[0],), daemon=True).start()
+"""
+"""Takes what comes, and tells the sender after each piece how much that was."""
+
+SENDER = """
+import socket, sys, threading, time
+server, control, connections, seconds = sys.argv[1:]
+end, counts = time.monotonic() + float(seconds), [0] * int(connections)
+def send(place):
+    made = socket.socket()
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+    made.connect((server, 9000))
+    def hear():
+        while number := made.recv(8, socket.MSG_WAITALL):
+            if time.monotonic() < end:
+                counts[place] = int.from_bytes(number, "big")
+    threading.Thread(target=hear, daemon=True).start()
+    while time.monotonic() < end:
+        made.sendall(bytes(1 << 14))
+threads = [threading.Thread(target=send, args=(n,), daemon=True) for n in range(len(counts))]
+for thread in threads:
+    thread.start()
+time.sleep(float(seconds) + 0.5)
+print(sum(counts))
+"""
 
 
 def main() -> None:
@@ -68,8 +110,12 @@ def main() -> None:
     arguments.add_argument("--control", nargs="*", default=["reno", "bbr"])
     arguments.add_argument("--connections", type=int, nargs="*", default=[2, MOST])
     arguments.add_argument("--dtype", default="float32")
+    arguments.add_argument("--tcp", action="store_true", help="measure the link alone")
     arguments.add_argument("--cut", type=float, nargs="*", default=[])
     options = arguments.parse_args()
+    if options.tcp:
+        emit(alone(options), ["row", *TCP_COLUMNS], as_json=options.json)
+        return
     about = {"model": options.model, "dtype": options.dtype}
     with network() as joined:
         if joined.kind != NAMESPACES:
@@ -88,6 +134,31 @@ def main() -> None:
     emit(rows, COLUMNS, as_json=options.json)
 
 
+def alone(options: Any) -> list[Row]:
+    """Return the rate of plain connections over the link, each number for `SECONDS`."""
+    rows = []
+    for control, connections in itertools.product(options.control, options.connections):
+        with slowed(options, "") as (joined, _):
+            code = [sys.executable, "-P", "-c"]
+            server = subprocess.Popen(joined.in_server([*code, RECEIVER, SERVER]))
+            try:
+                time.sleep(1.0)
+                words = [SERVER, control, str(connections), str(SECONDS)]
+                line = joined.in_site(0, [*code, SENDER, *words])
+                sent = int(subprocess.run(line, check=True, capture_output=True).stdout)
+            finally:
+                server.kill()
+                server.wait()
+        rate = 8 * sent / SECONDS / 1e6
+        rows.append(
+            {"row": "tcp", "control": control, "connections": connections, "loss": options.loss}
+            | {"megabits": options.megabits, "milliseconds": options.milliseconds}
+            | {"rate": round(rate, 2), "part": round(rate / options.megabits, 3)}
+        )
+        note(str(rows[-1]))
+    return rows
+
+
 def against(found: Row, plain: Row) -> Row:
     """Return what the link added to a round, and how often the bytes' own time that is."""
     if found["round s"] is None:
@@ -98,15 +169,16 @@ def against(found: Row, plain: Row) -> Row:
 
 @contextlib.contextmanager
 def slowed(options: Any, control: str) -> Iterator[tuple[Network, Link]]:
-    """Join a server's and a site's namespace by the link alone."""
+    """Join a server's and a site's namespace by the link alone; "" leaves the control."""
     own = f"bract{uuid.uuid4().hex[:6]}"
     names = (f"{own}-server", f"{own}-site")
     try:
         for name in names:
             subprocess.run(["ip", "netns", "add", name], check=True)
             subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
-            setting = f"echo {control} > /proc/sys/net/ipv4/tcp_congestion_control"
-            subprocess.run(["ip", "netns", "exec", name, "sh", "-c", setting], check=True)
+            if control:
+                setting = f"echo {control} > /proc/sys/net/ipv4/tcp_congestion_control"
+                subprocess.run(["ip", "netns", "exec", name, "sh", "-c", setting], check=True)
         settings = {
             "megabits": options.megabits,
             "loss": options.loss,
