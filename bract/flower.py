@@ -102,19 +102,28 @@ OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 PULLS = ("pull_objects", "pull_and_inflate_object_from_tree")
 """The functions that do."""
 
+STATES = (
+    ("flwr.server.superlink.linkstate.in_memory_linkstate", "InMemoryLinkState"),
+    ("flwr.server.superlink.linkstate.sql_linkstate", "SqlLinkState"),
+)
+"""Modules and classes in which a SuperLink keeps messages."""
+
 DATE = "flwr.supercore.date"
 """Module in which Flower asks for the time."""
 
 _REPLACED = {
     # Security: a site runs the one app that its operator installed, whatever bundle arrives.
-    SUPERNODE: ("_pull_and_store_message", "_insert_message", "time"),
+    SUPERNODE: ("_pull_and_store_message", "_insert_message", "_push_messages", "time"),
     CLIENTAPP: ("install_from_fab", "get_load_client_app_fn"),
     # Reliability: a clock that is set, or a laptop that slept, does not end a run.
     DATE: ("now",),
     # Reliability: a simulated client's process that was killed is started again.
     SIMULATION: ("_run_simulation_settings",),
-    # Speed: parts of a message that are late, and (`time` above) a SuperNode's pauses.
-    OBJECTS: PULLS,
+    # Speed: parts of a message that are late, how many move at once, and (`time` above) a
+    # SuperNode's pauses.
+    OBJECTS: (*PULLS, "get_num_workers"),
+    # Reliability: an answer whose upload takes long holds up no other.
+    **{module: (name,) for module, name in STATES},
 }
 
 

@@ -5,7 +5,9 @@
 `bract.deploy.sockets` closes what Flower listens on, `bract.deploy.pinned` holds a site to the app
 that its operator installed, `bract.deploy.clock` has it count the seconds that pass, and
 `bract.deploy.pace` has it notice sooner what happens. `bract.deploy.admission` has a SuperNode say
-why it is refused.
+why it is refused, `bract.deploy.transfers` decides how many connections it uses, and
+`bract.deploy.resuming` has it go on with an upload. By `bract.deploy.arriving` a SuperLink hands on
+answers that are whole.
 """
 
 from __future__ import annotations
@@ -20,16 +22,19 @@ from typing import Any, NoReturn
 
 from bract.deploy import (
     admission,
+    arriving,
     audit_log,
     clock,
     contact,
     expiry,
     pace,
     pinned,
+    resuming,
     shim,
     simulation,
     sockets,
     timeline,
+    transfers,
 )
 from bract.deploy.rules import check_version
 from bract.errors import BractError
@@ -76,7 +81,13 @@ def run(name: str) -> None:
     if name == "flower-supernode":
         pinned.guard_supernode()
         pace.follow_work()
-        sockets.intercept_requests(admission.Admission(), contact.Contact())
+        resuming.go_on_with_uploads()
+        connections = transfers.Connections()
+        connections.use()
+        sockets.intercept_requests(admission.Admission(), contact.Contact(), connections)
+    elif name == "flower-superlink":
+        arriving.hand_on_whole_answers()
+        sockets.allow_many_connections()
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
     elif name == "flwr-simulation":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -38,6 +39,9 @@ of the address in `OPEN`."""
 
 LONGEST_PATH = 107
 """Bytes of the longest path that a Unix socket can have."""
+
+MOST_FILES = 1 << 16
+"""Open files that a SuperLink may have, where the system allows as many."""
 
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -175,6 +179,17 @@ def _admit_signed_only(context: ssl.SSLContext | None, ca: str) -> None:
         raise BractError(f"{CLIENTS_CA} is set, and no certificate is served: pass --certificate")
     context.load_verify_locations(cafile=ca)
     context.verify_mode = ssl.CERT_REQUIRED
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of open files, one a connection, to `MOST_FILES`.
+
+    Service managers and login shells give 1024, fewer than the connections of a thousand sites.
+    """
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(MOST_FILES, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def route_requests() -> None:

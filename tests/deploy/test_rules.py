@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -14,7 +15,17 @@ import httpx
 import pytest
 
 from bract import timeline as spans
-from bract.deploy import contact, flower, pace, pinned, rules, sockets, timeline
+from bract.deploy import (
+    contact,
+    flower,
+    pace,
+    pinned,
+    resuming,
+    rules,
+    sockets,
+    timeline,
+    transfers,
+)
 from bract.errors import BractError
 from bract.flower import OBJECTS, PULLS, SUPERNODE
 
@@ -47,6 +58,8 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
         monkeypatch.setattr(pace, rule, functools.partial(done.append, rule))
     for rule in ("guard_supernode", "guard_clientapp"):
         monkeypatch.setattr(pinned, rule, functools.partial(done.append, rule))
+    monkeypatch.setattr(resuming, "go_on_with_uploads", lambda: done.append("uploads"))
+    monkeypatch.setattr(transfers.Connections, "use", lambda _: done.append("connections"))
     observe = lambda *interceptors: done.append([type(i).__name__ for i in interceptors])  # noqa: E731
     monkeypatch.setattr(sockets, "intercept_requests", observe)
     monkeypatch.setattr(flower, "_restrict_children", lambda name: done.append(f"children {name}"))
@@ -58,7 +71,9 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
         "ask_again_soon",
         "guard_supernode",
         "follow_work",
-        ["Admission", "Contact"],
+        "uploads",
+        "connections",
+        ["Admission", "Contact", "Connections"],
         "children flower-supernode",
         "ask_again_soon",
         "guard_clientapp",
@@ -200,3 +215,16 @@ def test_a_profile_has_the_requests_that_brought_something(
     (file,) = tmp_path.iterdir()
     names = [json.loads(line)["name"] for line in file.read_text().splitlines()]
     assert names == ["take message from SuperLink", "send answer to SuperLink"]
+
+
+@pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 512, 512), (64, 1 << 17, 1 << 16)])
+def test_a_superlink_may_hold_the_connections_of_many_sites(
+    soft: int, hard: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    sockets.allow_many_connections()
+    soft = expected
+    sockets.allow_many_connections()
+    assert given == [(expected, hard)]

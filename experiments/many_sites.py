@@ -1,0 +1,419 @@
+"""Seconds, memory, file descriptors and processor time of rounds with many real SuperNodes.
+
+    python -m experiments.many_sites [--sites 10 25 50 100] [--rounds 5] [--late 5] [--tls] [--json]
+
+Starts one SuperLink with a database, as kits do, and a SuperNode a site, each a process in a
+network namespace of its own (`experiments.harness.network`). Sites are added from one
+number to the next, a few at a time; at each number they wait first, and then train LeNet on the
+bundled digits. ClientApps are forked from one fork server for all sites, since a hundred
+processes that import torch themselves do not fit on one machine: what a site's own costs is in
+`experiments.site_memory`. Memory is the proportional share (PSS); processor time is that of the
+process named, so it holds also where sites and server share cores, as they do here. Seconds a
+round are those of this machine, whose cores train all clients.
+
+``--late N`` stops what trains at N sites during a round that a quorum of nine tenths closes
+(``grace`` 2 s), lets it go on afterwards, and counts whose late updates were refused by name.
+``--tls`` adds TLS and SuperNode authentication, as kits have. The row ``a site`` is a line through
+the rows by least squares: the cost of each further site.
+"""
+
+import contextlib
+import json
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from bract.cli.launch.launcher import SUPERLINK_PORT, SUPERNODE_PORT, Launch
+from bract.cli.launch.processes import Processes
+from bract.cli.launch.reaper import marked_processes
+from bract.cli.run import run_federation
+from bract.config import FederationConfig, build_config
+from bract.deploy import kit as kits
+from bract.deploy import sockets
+from bract.deploy.flower import NODE_CONFIG, command_line
+from bract.deploy.pinned import APP, DEFAULT_APP
+from bract.deploy.provisioning import provision
+from bract.rundir import RunDirectory
+from experiments.harness.command import emit, note, parser
+from experiments.harness.network import Network, network
+from experiments.harness.result import Row
+
+COLUMNS = [
+    *("row", "sites", "tls", "round s", "SuperLink MB", "SuperLink files", "server app MB"),
+    *("SuperNode MB", "idle ms", "SuperLink ms", "server app ms", "late", "refused"),
+]
+FITTED = (
+    *("round s", "SuperLink MB", "SuperLink files", "server app MB", "server app files"),
+    *("idle share", "SuperLink s", "server app s", "start s"),
+)
+"""Columns through which a line is laid."""
+
+AT_ONCE = 4
+"""SuperNodes that are started together."""
+
+REST, WATCHED = 25.0, 30.0
+"""Seconds before and of a look at sites that wait; SuperNodes ask every three by then."""
+
+QUORUM, GRACE = 0.9, 2.0
+
+
+def main() -> None:
+    """Measure at each number of sites, then print the table or JSON."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--sites", type=int, nargs="+", default=[10, 25, 50, 100])
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--late", type=int, default=5, help="sites that are stopped in a round")
+    arguments.add_argument("--tls", action="store_true", help="TLS and SuperNode authentication")
+    options = arguments.parse_args()
+    numbers = sorted(options.sites)
+    rows = []
+    with network() as joined, Fleet(joined, numbers[-1], tls=options.tls) as fleet:
+        for number in numbers:
+            about = {"row": "rounds", "sites": number, "tls": options.tls, "network": joined.kind}
+            began = time.monotonic()
+            fleet.grow(number)
+            about["start s"] = round(time.monotonic() - began, 1)
+            rows.append(about | waiting(fleet) | training(fleet, options.rounds))
+            note(json.dumps(rows[-1]))
+        if len(numbers) > 1:
+            rows.append({"row": "a site", "tls": options.tls, **a_site(rows)})
+        if options.late:
+            rows.append(about | {"row": "late"} | late_sites(fleet, options.late))
+    emit(rows, COLUMNS, as_json=options.json)
+
+
+class Fleet:
+    """A SuperLink and SuperNodes that stay from run to run.
+
+    Parameters
+    ----------
+    joined
+        Where they run.
+    most
+        Sites that there can be; each holds a share of the digits as large as that says.
+    connections
+        Connections of a SuperNode on a slow link; None leaves them at bract's.
+    """
+
+    def __init__(
+        self, joined: Network, most: int, *, tls: bool, connections: int | None = None
+    ) -> None:
+        self.network, self.most, self.tls = joined, most, tls
+        self._supernode = command_line("flower-supernode", forked=False)
+        if connections is not None:
+            changed = f"from bract.deploy import transfers; transfers.MOST = {connections}"
+            code = f"{changed}; from bract.deploy import flower; flower.main()"
+            self._supernode = [sys.executable, "-P", "-c", code, "flower-supernode"]
+        self.sites = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="bract-sites-"))
+        (self._folder / "logs").mkdir()
+        self.processes = Processes(self._folder / "logs", threads=1, fork_server=True)
+        self.socket = self.processes.folder / f"{SUPERLINK_PORT}.sock"
+
+    def __enter__(self) -> "Fleet":
+        try:
+            self._start()
+        except BaseException:
+            self.processes.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.processes.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def grow(self, number: int) -> None:
+        """Start SuperNodes until there are ``number``, and wait until all are connected."""
+        while self.sites < number:
+            step = range(self.sites, min(number, self.sites + AT_ONCE))
+            for site in step:
+                self._start_supernode(site)
+            for site in step:
+                healthy = partial(self.processes.is_healthy, SUPERNODE_PORT + site)
+                self.processes.wait_for(healthy, f"site {site}")
+            self.sites = step.stop
+
+    def named(self, name: str) -> psutil.Process:
+        """Return the process that was started under a name."""
+        (found,) = [p.handle.pid for p in self.processes._running if p.name == name]
+        return psutil.Process(found)
+
+    def workers(self, site: int) -> list[psutil.Process]:
+        """Return what writes to a site's log but for its SuperNode: what starts and runs apps."""
+        own = self.named(f"client-{site}").pid
+        log = (self._folder / "logs" / f"client-{site}.log").absolute()
+        found = []
+        for process in marked_processes(self.processes._mark):
+            with contextlib.suppress(OSError):
+                if process.pid != own and Path(f"/proc/{process.pid}/fd/1").readlink() == log:
+                    found.append(process)
+        return found
+
+    def _start(self) -> None:
+        self.processes.begin()
+        kit = self._folder / "kits" / "operator"
+        options = ["--insecure"]
+        if self.tls:
+            names = [f"site-{number}" for number in range(self.most)]
+            place = {"server": self.network.server, "port": 8443, "sites": names}
+            config = build_config({"clients": self.most, "deployment": place})
+            provision(config, self._folder / "kits", source=self._folder / "federation.yaml")
+            options = [
+                *("--enable-supernode-auth", "--ssl-certfile", str(kit / kits.GATEWAY)),
+                *("--ssl-keyfile", str(kit / kits.GATEWAY_KEY)),
+                *("--ssl-ca-certfile", str(kit / kits.CA)),
+            ]
+        listening = ["--host", sockets.HOST, "--port", str(SUPERLINK_PORT)]
+        database = ["--database", str(self._folder / "superlink.db")]
+        quiet = ["--disable-runtime-dependency-installation"]
+        command = command_line("flower-superlink", forked=False)
+        self.processes.start(
+            "superlink",
+            self.network.in_server([*command, *listening, *options, *database, *quiet]),
+            {sockets.OPEN: f"{self.network.server}:{SUPERLINK_PORT}"},
+        )
+        self.processes.wait_for(lambda: sockets.is_healthy(self.socket), "the SuperLink")
+        if self.tls:
+            line = [
+                sys.executable,
+                "-P",
+                "-m",
+                "bract.cli.main",
+                "site",
+                "register",
+                "--kit",
+                str(kit),
+            ]
+            subprocess.run(
+                [*line, "--sockets", str(self.socket.parent)], check=True, capture_output=True
+            )
+
+    def _start_supernode(self, site: int) -> None:
+        node = {"partition-id": site, "num-partitions": self.most}
+        options = ["--insecure"]
+        if self.tls:
+            kit = self._folder / "kits" / f"site-{site}"
+            options = ["--root-certificates", str(kit / kits.CA)]
+            options += ["--auth-supernode-private-key", str(kit / kits.NODE_KEY)]
+        listening = ["--host", sockets.HOST, "--port", str(SUPERNODE_PORT + site)]
+        place = ["--superlink", f"{self.network.server}:{SUPERLINK_PORT}"]
+        command = [*self._supernode, *options, *place, *listening]
+        self.processes.start(
+            f"client-{site}",
+            self.network.in_site(site, command),
+            {
+                APP: DEFAULT_APP,
+                NODE_CONFIG: " ".join(f"{k}={json.dumps(v)}" for k, v in node.items()),
+            },
+        )
+
+
+@dataclass
+class Watch:
+    """What a process held at the most, and the processor time that it took since the start."""
+
+    process: psutil.Process
+    megabytes: float = 0.0
+    files: int = 0
+    seconds: float = 0.0
+    _began: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self._time()
+
+    def look(self) -> None:
+        """Look at the process; one that is gone keeps what was seen of it."""
+        with contextlib.suppress(psutil.Error, OSError):
+            self.megabytes = max(self.megabytes, pss(self.process))
+            self.files = max(self.files, self.process.num_fds())
+            self.seconds = self._time() - self._began
+
+    def _time(self) -> float:
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+
+def pss(process: psutil.Process) -> float:
+    """Return a process's proportional share of memory, in megabytes."""
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    (found,) = [line.split()[1] for line in lines if line.startswith("Pss:")]
+    return int(found) * 1024 / 1e6
+
+
+def waiting(fleet: Fleet) -> Row:
+    """Return what sites that wait hold, and what they cost the SuperLink."""
+    time.sleep(REST)
+    watch = Watch(fleet.named("superlink"))
+    nodes = [Watch(fleet.named(f"client-{site}")) for site in range(fleet.sites)]
+    began = time.monotonic()
+    time.sleep(WATCHED)
+    for one in (watch, *nodes):
+        one.look()
+    watched = time.monotonic() - began
+    used, of_nodes = watch.seconds / watched, sum(n.seconds for n in nodes) / watched
+    return {
+        "idle SuperLink MB": round(watch.megabytes, 1),
+        "idle share": round(used, 4),
+        "idle ms": round(1000 * used / fleet.sites, 3),
+        "idle SuperNode ms": round(1000 * of_nodes / fleet.sites, 3),
+        "SuperNode MB": round(statistics.median(n.megabytes for n in nodes), 1),
+        "SuperNode files": round(statistics.median(n.files for n in nodes)),
+    }
+
+
+def configured(sites: int, rounds: int, **strategy: Any) -> FederationConfig:
+    """Return the federation that is trained."""
+    return build_config(
+        {
+            "name": "sites",
+            "clients": sites,
+            "rounds": rounds,
+            "model": {"name": "lenet-strided", "activation": "relu"},
+            "data": {"image_size": 16, "validation": 0.0},
+            "training": {"local_steps": 1},
+            "capture": {"enabled": False},
+            "strategy": {"name": "fedavg", **strategy},
+        }
+    )
+
+
+@contextlib.contextmanager
+def watched(fleet: Fleet, run: RunDirectory, found: dict[str, Any]) -> Iterator[None]:
+    """Look at SuperLink and server app while the block runs; ``found`` gets what was seen.
+
+    Processor time is counted from the end of the first round, in which every process imports.
+    """
+    ended = threading.Event()
+
+    def look() -> None:
+        watches: dict[str, Watch] = {}
+        while not ended.wait(0.5):
+            if not any(row.round == 1 for row in run.metrics()):
+                continue
+            if not watches:
+                server = int(json.loads(run.server_lock_path.read_text())["pid"])
+                watches["SuperLink"] = Watch(fleet.named("superlink"))
+                watches["server app"] = Watch(psutil.Process(server))
+            for watch in watches.values():
+                watch.look()
+        for name, watch in watches.items():
+            found[f"{name} MB"] = round(watch.megabytes, 1)
+            found[f"{name} files"] = watch.files
+            found[f"{name} s"] = watch.seconds
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def training(fleet: Fleet, rounds: int) -> Row:
+    """Return seconds, memory, files and processor time of rounds of all sites."""
+    config = configured(fleet.sites, rounds)
+    found: Row = {}
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDirectory(Path(folder) / config.name)
+        with watched(fleet, run, found):
+            run_federation(config, Path(folder), Launch(superlink=str(fleet.socket)))
+        later = [row for row in run.metrics() if row.round >= 2]
+    answers = sum(len(row.clients) for row in later)
+    seconds = [row.seconds or 0.0 for row in later]
+    for party in ("SuperLink", "server app"):
+        found[f"{party} ms"] = round(1000 * found[f"{party} s"] / answers, 1)
+        found[f"{party} s"] = round(found[f"{party} s"] / len(later), 3)
+    return found | {
+        "round s": round(statistics.median(seconds), 2),
+        "fastest": round(min(seconds), 2),
+        "slowest": round(max(seconds), 2),
+        "rounds": len(later),
+        "answers": answers,
+    }
+
+
+def a_site(rows: Sequence[Row]) -> Row:
+    """Return the slope of each of `FITTED` over the number of sites, and its value at none."""
+    sites = [row["sites"] for row in rows]
+    found: Row = {}
+    for column in FITTED:
+        slope, start = np.polyfit(sites, [row[column] for row in rows], 1)
+        found[column] = round(float(slope), 6)
+        found[f"{column} at none"] = round(float(start), 4)
+    return found
+
+
+def late_sites(fleet: Fleet, late: int) -> Row:
+    """Stop what trains at some sites in a round, let it go on; return what became of it."""
+    rounds = 5
+    config = configured(
+        fleet.sites, rounds, quorum=QUORUM, grace=GRACE, tolerate_failures=True, timeout=600
+    )
+    stopped = set(range(late))
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDirectory(Path(folder) / config.name)
+
+        def rows() -> int:
+            return len([row for row in run.metrics() if row.round])
+
+        def stop() -> None:
+            until(lambda: rows() >= 1)
+            held = [process for site in stopped for process in fleet.workers(site)]
+            for process in held:
+                process.send_signal(signal.SIGSTOP)
+            until(lambda: rows() >= 2)
+            for process in held:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGCONT)
+
+        thread = threading.Thread(target=stop, daemon=True)
+        thread.start()
+        run_federation(config, Path(folder), Launch(superlink=str(fleet.socket)))
+        thread.join(60)
+        found = {row.round: row for row in run.metrics() if row.round}
+    names = {f"client-{site}" for site in stopped}
+    missing = {failure.client for failure in found[2].failures}
+    refused = {(late.client, late.round) for row in found.values() for late in row.late}
+    return {
+        "late": late,
+        "quorum": QUORUM,
+        "grace": GRACE,
+        "round s": round(found[2].seconds or 0.0, 2),
+        "answers": len(found[2].clients),
+        "named": len(names & missing),
+        "refused": len({client for client, number in refused if number == 2} & names),
+        "others late": len({client for client, _ in refused} - names),
+        "back in round": min(
+            (number for number, row in found.items() if number > 2 and names <= set(row.clients)),
+            default=None,
+        ),
+        "answers by round": [len(found[number].clients) for number in sorted(found)],
+        "seconds by round": [round(found[number].seconds or 0.0, 2) for number in sorted(found)],
+    }
+
+
+def until(what: Callable[[], bool], within: float = 600) -> None:
+    """Wait; raise `TimeoutError` where it does not come true."""
+    deadline = time.monotonic() + within
+    while not what():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the run did not get as far in ten minutes")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
