@@ -203,7 +203,7 @@ def _probe(
     """Gradients of one loss at the tokens ``(N, width)`` and at every parameter."""
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(1, *_shape(observation), generator=generator)
-    state = _state(target_model, observation)
+    state = target_model.captured(observation)
     learned = {}
     for name in target_model.parameter_names:
         value = state[name]
@@ -250,7 +250,7 @@ def _entering(
             handles.append(module.register_forward_pre_hook(remember))
     try:
         with torch.no_grad():
-            functional_call(target_model.model, _state(target_model, observation), (inputs,))
+            functional_call(target_model.model, target_model.captured(observation), (inputs,))
     finally:
         for handle in handles:
             handle.remove()
@@ -262,9 +262,3 @@ def _shape(observation: Observation) -> tuple[int, int, int]:
     if shape is None:
         raise AssertionError("open_case refuses protocols without an image shape")
     return shape
-
-
-def _state(target_model: TargetModel, observation: Observation) -> Tensors:
-    target_model.model.cpu()
-    state = {n: observation.parameters[n].cpu() for n in target_model.parameter_names}
-    return state | {n: observation.buffers[n].cpu() for n in target_model.buffer_names}
