@@ -220,7 +220,12 @@ def _probe(
     finally:
         handle.remove()
     weights = torch.randn(logits.shape, generator=generator)
-    if len(left) != 1 or not left[0].requires_grad:
+    if len(left) == 1 and not left[0].requires_grad:
+        raise BractError(
+            f"{observation.key}: {projection.name} is frozen, so its update shows no patch; attack "
+            "with maui, which reads the trained head"
+        )
+    if len(left) != 1:
         raise BractError(
             f"{observation.key}: {projection.name} is called {len(left)} times an image, expected "
             "once"

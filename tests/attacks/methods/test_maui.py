@@ -135,17 +135,17 @@ def test_digits_come_back_through_a_frozen_backbone(batch: int, digits: Any) -> 
     assert found.gradient_residual < 1e-2
 
 
-def test_parameters_whose_update_is_zero_count_as_frozen(digits: Any) -> None:
+def test_no_attack_takes_the_zero_update_of_frozen_parameters_for_their_gradient(
+    digits: Any,
+) -> None:
     images, labels = digits[0][:1], digits[1][:1]
     seen = observed(images, labels, activation="sigmoid")
-    head_only = {
+    update = {
         name: value if name.startswith("classifier") else torch.zeros_like(value)
         for name, value in seen.update.items()
     }
-    found = Maui()(replace(seen, update=head_only), budget=Budget(iterations=200))
-    assert float(psnr(found.images, images)[0]) > 20
-    assert found.gradient_residual is not None
-    assert found.gradient_residual < 1e-2
+    target = opened(replace(seen, update=update)).evidence.target
+    assert target and all(name.startswith("classifier") for name in target)
 
 
 def test_results_do_not_depend_on_batch_companions(digits: Any) -> None:
