@@ -121,7 +121,7 @@ def _notes(observations: Sequence[ObservationFacts], attacks: Sequence[AttackRow
             )
     for row in overall:
         where = f"{row.attack_name} ({row.tier})"
-        if row.ssim.missing:
+        if row.ssim.missing and row.features.mean is None:
             notes.append(
                 f"{where}: {row.ssim.missing} scored images have no finite SSIM; they count "
                 "as attacked, and are left out of the mean"

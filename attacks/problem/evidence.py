@@ -181,6 +181,17 @@ def has_attacker(defenses: Sequence[str]) -> bool:
     return tuple(defenses) in CHAINS if len(defenses) > 1 else all(d in ADAPTIVE for d in defenses)
 
 
+def _trained(observation: Observation, target: Tensors) -> Tensors:
+    """Leave out frozen parameters, which third-party apps send along: their update is zero.
+
+    A gradient that is zero in a whole tensor tells as little. Models of texts keep theirs, since of
+    an adapter's first factor it says why nothing is read.
+    """
+    if observation.declaration.text is not None:
+        return target
+    return {name: value for name, value in target.items() if bool(value.any())} or target
+
+
 def read_evidence(
     observation: Observation, tier: Tier = "oblivious", known: Known | None = None
 ) -> Evidence:
@@ -194,7 +205,8 @@ def read_evidence(
     defenses = [str(d.get("name", "?")) for d in observation.declaration.defenses]
     if tier == "oblivious" or not defenses:
         wanted = observation.gradient()
-        return Evidence(target={name: wanted[name] for name in observation.parameters})
+        target = {name: wanted[name] for name in observation.parameters}
+        return Evidence(target=target if defenses else _trained(observation, target))
     if len(defenses) > 1:
         if not has_attacker(defenses):
             raise BractError(

@@ -115,7 +115,7 @@ def entering(
             handles.append(module.register_forward_pre_hook(remember))
     try:
         with torch.no_grad():
-            functional_call(target_model.model, _state(target_model, observation), (inputs,))
+            functional_call(target_model.model, target_model.captured(observation), (inputs,))
     finally:
         for handle in handles:
             handle.remove()
@@ -161,7 +161,7 @@ def _probe(
 
     handle = target_model.model.get_submodule(name).register_forward_hook(cut)
     try:
-        logits = functional_call(target_model.model, _state(target_model, observation), (probes,))
+        logits = functional_call(target_model.model, target_model.captured(observation), (probes,))
     finally:
         handle.remove()
     if len(calls) != 1 or calls[0][0].dim() != 2:
@@ -186,9 +186,3 @@ def _shape(observation: Observation) -> tuple[int, int, int]:
     if shape is None:
         raise AssertionError("open_case refuses protocols without an image shape")
     return shape
-
-
-def _state(target_model: TargetModel, observation: Observation) -> dict[str, Tensor]:
-    target_model.model.cpu()
-    state = {n: observation.parameters[n].cpu() for n in target_model.parameter_names}
-    return state | {n: observation.buffers[n].cpu() for n in target_model.buffer_names}

@@ -116,6 +116,20 @@ class TargetModel:
             batched: tuple[Tensor, Tensor] = vmap(one)(parameters | buffers, inputs)
             return batched
 
+    def captured(self, observation: Observation, dtype: torch.dtype = torch.float32) -> Tensors:
+        """Return captured parameters and buffers on the CPU, for calls of ``model`` itself.
+
+        The model is moved there, and what it holds besides its state to this precision.
+        """
+        self.model.cpu()
+        held = {n: observation.parameters[n] for n in self.parameter_names}
+        held |= {n: observation.buffers[n] for n in self.buffer_names}
+        found = {
+            n: v.cpu().to(dtype if v.is_floating_point() else v.dtype) for n, v in held.items()
+        }
+        self.follow(found)
+        return found
+
     def follow(self, parameters: Tensors) -> None:
         """Move what the model holds besides its state, such as frozen weights, to a precision.
 

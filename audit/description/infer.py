@@ -247,13 +247,14 @@ class _Work:
         if float(outputs.min()) >= 0.0 and float(outputs.max()) <= 1.0:
             target["loss"] = "binary_cross_entropy"
 
-    def _take_text_schema(self) -> None:
-        """Write the schema of texts that the app declares alone: shape and statistics follow."""
+    def _take_schema(self) -> None:
+        """Write the schema that the app declares alone: shape and statistics follow from it."""
         declared = self.declaration()
-        taken = self.given.input.kind in (None, "text")
-        if taken and declared.text is not None and declared.image_shape is None:
-            section = self.content.setdefault("input", {})
-            section |= {"kind": "text", "text": asdict(declared.text)}
+        for kind, schema in (("table", declared.table), ("text", declared.text)):
+            taken = self.given.input.kind in (None, kind) and declared.image_shape is None
+            if schema is not None and taken:
+                section = self.content.setdefault("input", {})
+                section |= {"kind": kind, kind: asdict(schema)}
 
     def _check_readable(self) -> None:
         declared = self.declaration()
@@ -261,7 +262,7 @@ class _Work:
             raise BractError(f"bract.yaml: {reason}")
 
     def choose_model(self) -> None:
-        self._take_text_schema()
+        self._take_schema()
         declared = self.declaration()
         if declared.input != "text" or declared.text is not None:
             self._check_readable()

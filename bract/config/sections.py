@@ -24,7 +24,7 @@ from pydantic import (
 
 from bract.config.schedule import SCHEDULES, ConstantRate, LrSchedule, scheduled_lr
 from bract.config.table import TableSchema
-from bract.config.text import Task, TextSchema
+from bract.config.text import MOST_TAGS, Task, TextSchema
 from bract.config.work import LocalWork, NotNegative, Positive, Probability, Rate, Section
 from bract.errors import BractError, shown
 from bract.registry import Registry
@@ -117,6 +117,18 @@ class TextSection(Section):
     label: Annotated[str, Field(min_length=1, max_length=120)] = "label"
     classes: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
     declared: TextSchema | None = None
+
+    @model_validator(mode="after")
+    def _classes_of_the_task(self) -> TextSection:
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise ValueError(f"classes name {shown(twice)} more than once; name each label once")
+        tagged = self.task == "token-classification" and self.classes
+        if tagged and not 2 <= len(self.classes) <= MOST_TAGS:
+            raise ValueError(
+                f"classes are {len(self.classes)}; token-classification takes 2 to {MOST_TAGS} tags"
+            )
+        return self
 
 
 class DataConfig(Section):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
+from pydantic import ValidationError
 
 from bract.config import DataConfig
 from bract.config.sections import TextSection
@@ -140,15 +141,20 @@ def schema_of(config: DataConfig) -> TextSchema:
     if section.declared is not None:
         return section.declared
     tokenizer = tokenizer_of(config)
-    return TextSchema(
-        vocabulary=tokenizer.vocabulary,
-        length=section.length,
-        padding=tokenizer.padding,
-        special=tokenizer.special,
-        task=section.task,
-        tags=len(_classes(config, section)) if section.task == "token-classification" else 0,
-        tokenizer=tokenizer.digest,
-    )
+    try:
+        return TextSchema(
+            vocabulary=tokenizer.vocabulary,
+            length=section.length,
+            padding=tokenizer.padding,
+            special=tokenizer.special,
+            task=section.task,
+            tags=len(_classes(config, section)) if section.task == "token-classification" else 0,
+            tokenizer=tokenizer.digest,
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        named = f"{first['loc'][0]}: " if first["loc"] else ""
+        raise BractError(f"{tokenizer.source}: {named}{one_line(first['msg'], 200)}") from None
 
 
 def tokenizer_of(config: DataConfig) -> Tokenizer:
@@ -218,19 +224,23 @@ def _file_in_words(config: DataConfig, split: Split) -> Tagged:
             raise BractError(
                 f"{config.path}: row {at + 1} has {len(words)} words in {shown(section.column)} "
                 f"and {len(tags)} tags in {shown(section.label)}; give one tag a word, as two "
-                "lists of texts or separated by spaces"
+                "lists of texts without empty ones, or separated by spaces"
             )
         rows.append((words, tags))
     return _split(rows, split)
 
 
 def _words(cell: object) -> list[str]:
-    """Return the words of a list, or of a text by its spaces; none of anything else."""
+    """Return the words of a list, or of a text by its spaces; none of anything else.
+
+    Whole numbers are words too: data sets of tagged texts often number their tags.
+    """
     if isinstance(cell, str):
         return cell.split()
-    if isinstance(cell, list) and all(isinstance(one, str) and one for one in cell):
-        return list(cell)
-    return []
+    if not isinstance(cell, list):
+        return []
+    words = [str(one) if type(one) is int else one for one in cell]
+    return words if all(isinstance(one, str) and one for one in words) else []
 
 
 def _columns(config: DataConfig, wanted: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
@@ -258,7 +268,14 @@ def _json_lines(config: DataConfig) -> dict[str, list[Any]]:
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise BractError(f"{path}: no such file, or larger than {MOST_BYTES} bytes")
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BractError(
+            f"{path}: cannot be read ({one_line(error, 200)}); write it as UTF-8"
+        ) from error
+    # Texts may hold characters that `str.splitlines` takes for the end of a line.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -53,7 +53,8 @@ class Tokenizer:
             found = cls(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise BractError(f"{path}: cannot be read ({one_line(error, 200)})") from error
-        assert found.vocabulary
+        if found.vocabulary < 2:
+            raise BractError(f"{path}: holds {found.vocabulary} tokens, expected 2 or more")
         return found
 
     @cached_property
@@ -75,10 +76,10 @@ class Tokenizer:
         except Exception as error:  # the library raises plain exceptions
             raise BractError(f"{self.source}: no tokenizer ({one_line(error, 200)})") from error
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
-        """Number of token ids."""
-        return int(self._library.get_vocab_size())
+        """Number of token ids up to the largest; a tokenizer may leave some of them out."""
+        return 1 + max(map(int, self._library.get_vocab().values()), default=-1)
 
     @property
     def padding(self) -> int:

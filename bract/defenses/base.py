@@ -90,6 +90,8 @@ class DefenseSpec(BaseModel):
     keeps
         What each client keeps to itself from round to round. With ``model`` the server's copy of
         the model is not usable as it is: each client has its own.
+    inputs
+        Kinds of input (`bract.inputs`) whose updates it can protect; empty for all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -99,6 +101,7 @@ class DefenseSpec(BaseModel):
     summary: ClassVar[str]
     stage: ClassVar[Stage]
     keeps: ClassVar[Keeps] = "nothing"
+    inputs: ClassVar[tuple[str, ...]] = ()
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Change the structure of the model, alike at the server and at every client."""

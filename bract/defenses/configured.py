@@ -6,7 +6,9 @@ from torch import nn
 
 from bract.config import FederationConfig
 from bract.data.views import DataSpec
+from bract.defenses.base import DEFENSES
 from bract.defenses.entries import prepare_model
+from bract.errors import BractError
 from bract.models import create_model
 from bract.models.dropout import with_dropout
 
@@ -17,8 +19,15 @@ def configured_model(config: FederationConfig, spec: DataSpec) -> nn.Module:
     Raises
     ------
     BractError
-        If the model does not fit the data, a defense or the dropout.
+        If the model does not fit the data, a defense or the dropout, or a defense the input.
     """
+    for entry in config.defenses:
+        fits = DEFENSES[str(entry["name"])].inputs
+        if fits and config.data.input not in fits:
+            raise BractError(
+                f"defenses: {entry['name']} protects the inputs {', '.join(fits)}, and data.input "
+                f"is {config.data.input}; take another defense, such as noise"
+            )
     channels, size, _ = spec.image_shape
     model = create_model(
         config.model.name,

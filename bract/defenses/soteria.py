@@ -37,6 +37,7 @@ class Soteria(Defense):
         "the update, the last layer pruned by how well its features give the batch away"
     )
     stage: ClassVar[Stage] = Stage.REPRESENTATION
+    inputs: ClassVar[tuple[str, ...]] = ("image", "table")
     needs: ClassVar[tuple[str, ...]] = ("model", "images")
 
     ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bract.errors import BractError
 from bract.models.layers import last_linear, replace_layer
 from bract.randomness import SecretStream
 
@@ -47,7 +48,12 @@ class VariationalBottleneck(nn.Module):
         self.adds_loss = False
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map features ``(B, F)`` to features ``(B, F)``."""
+        """Map features ``(B, F)`` to features ``(B, F)``; a `BractError` for rows of tokens."""
+        if features.dim() != 2:
+            raise BractError(
+                f"defense 'precode': {tuple(features.shape)} enters the last linear layer, "
+                "expected one row an example; take another model or defense"
+            )
         mean, width = self.encoder(features).chunk(2, dim=1)
         deviation = F.softplus(width - 5.0)
         variance = deviation.square()

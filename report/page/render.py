@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from bract.config import dump_config
 from bract.files import write_text
-from bract.inputs import INPUTS, is_redacted
+from bract.inputs import is_redacted
 from bract.report.facts import gather
 from bract.report.order import severity
 from bract.report.page import boosting, figures
@@ -88,7 +88,7 @@ def render(run_dir: Path, report: Report, *, live: str | None = None) -> str:
             ranked=_ranked,
             glossary=GLOSSARY,
             fragment=_fragment,
-            noun=_noun,
+            noun=lambda kind: formatting.noun_of([kind]),
             config_yaml=dump_config(report.config) if report.config else None,
         )
     )
@@ -115,11 +115,6 @@ def render_cases(
         module.case(f"{key}-{number}", observation, image, shown, False)  # type: ignore[attr-defined]
         for number, image in enumerate(observation.images[:most])
     ]
-
-
-def _noun(name: str) -> str:
-    """Return what one example of an input is called."""
-    return INPUTS[name].noun if name in INPUTS else "example"
 
 
 def render_summary(report: Report) -> str:

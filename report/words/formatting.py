@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from bract.files import readable_size
+from bract.inputs import INPUTS
 from bract.schema.report import Spread
 
 NOTHING = "–"
@@ -76,6 +78,12 @@ def span(score: Spread, digits: int = 2) -> str:
     if score.low is None or score.high is None:
         return ""
     return f"{score.low:.{digits}f} to {score.high:.{digits}f}"
+
+
+def noun_of(inputs: Iterable[str]) -> str:
+    """Return what one example of these inputs is called; ``example`` for several or unknown."""
+    known = {INPUTS[kind].noun if kind in INPUTS else "example" for kind in inputs}
+    return known.pop() if len(known) == 1 else "example"
 
 
 def plural(count: int, noun: str) -> str:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from bract.config.audit import Tier
 from bract.errors import listed
-from bract.inputs import INPUTS
-from bract.report.words.formatting import duration, moment, plural
+from bract.report.words.formatting import duration, moment, noun_of, plural
 from bract.schema import Report
 from bract.schema.report import AttackRow, ObservationFacts
 
@@ -75,7 +74,8 @@ def summary(report: Report) -> Summary:
     It names no score of an attack and no single record, and is the same for a redacted report. It
     never calls a run safe, and nothing in it anonymous.
     """
-    row, noun = report.verdict.headline, _noun(report)
+    row = report.verdict.headline
+    noun = noun_of([*report.run.inputs, *(o.input for o in report.observations)])
     return Summary(
         finding=_finding(report, row, noun),
         sections=[
@@ -101,13 +101,6 @@ def summary(report: Report) -> Summary:
             Section("What to change", "Art. 35(7)(d)", [], _changes(report, noun)),
         ],
     )
-
-
-def _noun(report: Report) -> str:
-    """Return what one example is called; ``example`` for several kinds and unknown ones."""
-    kinds = set(report.run.inputs) | {o.input for o in report.observations}
-    known = {INPUTS[kind].noun if kind in INPUTS else "example" for kind in kinds}
-    return known.pop() if len(known) == 1 else "example"
 
 
 def _finding(report: Report, row: AttackRow | None, noun: str) -> str:
@@ -180,8 +173,8 @@ def _learned(report: Report, row: AttackRow | None, noun: str) -> list[str]:
             )
         if row.label_accuracy is not None:
             found.append(
-                f"The class of {row.label_accuracy:.0%} was named correctly; a class can itself be "
-                "sensitive, such as a diagnosis."
+                f"{row.label_accuracy:.0%} of their labels were named correctly; a label can "
+                "itself be sensitive, such as a diagnosis."
             )
     else:
         found.append(report.verdict.explanation)

@@ -11,6 +11,7 @@ from bract.config.audit import TIERS
 from bract.errors import listed
 from bract.names import AGGREGATE
 from bract.report.read import RunFiles
+from bract.report.words.formatting import noun_of
 from bract.schema import ClientDeclaration, ObservationFile
 from bract.schema.report import ObservationFacts, SeenRow, ThreatModel
 
@@ -215,11 +216,12 @@ def _hyper_parameters(declared: Sequence[ClientDeclaration]) -> SeenRow:
 
 def _normalisation(declared: Sequence[ClientDeclaration]) -> SeenRow:
     shapes = ", ".join(_values(declared, "image_shape"))
+    shape = f"{noun_of(d.input for d in declared)} shape"
+    question = f"Input normalisation and {shape}"
     if _values(declared, "mean"):
-        detail = f"Declared; image shape {shapes or 'not declared'}."
-        return _row("Input normalisation and image shape", "yes", detail)
-    detail = f"Image shape {shapes} declared, normalisation not." if shapes else "Not declared."
-    return _row("Input normalisation and image shape", "partly" if shapes else "no", detail)
+        return _row(question, "yes", f"Declared; {shape} {shapes or 'not declared'}.")
+    detail = f"{shape.capitalize()} {shapes} declared, normalisation not."
+    return _row(question, "partly", detail) if shapes else _row(question, "no", "Not declared.")
 
 
 def _defenses(declared: Sequence[ClientDeclaration]) -> SeenRow:
@@ -241,8 +243,9 @@ def _given(observations: Sequence[ObservationFacts]) -> list[SeenRow]:
     if not done:
         return []
     known = [o for o in done if str(o.settings.get("labels", "")) in ("known", "true", "given")]
+    noun = noun_of(o.input for o in done)
     labels = _row(
-        "Labels of the training images",
+        f"Labels of the training {noun}s",
         "yes" if len(known) == len(done) else "partly" if known else "no",
         "Given to the attacker in some attacks: read those scores as an upper bound."
         if known
@@ -252,7 +255,7 @@ def _given(observations: Sequence[ObservationFacts]) -> list[SeenRow]:
     return [
         labels,
         _row(
-            "Similar (surrogate) images",
+            f"Similar (surrogate) {noun}s",
             "yes" if surrogate else "no",
             _sentence(", ".join(dict.fromkeys(surrogate)))
             if surrogate

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from bract.cli.audit import audit_requests, open_audit
 from bract.cli.describe import describe_app
+from bract.config.table import Column, TableSchema, Target
 from bract.errors import BractError
 from bract.inputs import INPUTS
 from bract.inputs.base import what_is_audited
 from bract.protocol.observation import ClientDeclaration, Observation, ObservationStore
 from bract.protocol.update import parameters_of
+from bract.rundir import RunDirectory
 
 
 class Text(nn.Module):
@@ -93,6 +95,24 @@ def test_rows_are_described_by_their_schema(tmp_path: Path) -> None:
     (root / "bract.yaml").write_text(json.dumps(given))
     describe_app(root, {}, model=f"{HERE}:rows", force=True)
     assert "c13" in (root / "bract.yaml").read_text()
+
+
+@pytest.mark.parametrize("named", [{"input": "table"}, {}])
+def test_shape_and_statistics_follow_from_the_schema_of_rows_that_an_app_declares(
+    named: dict[str, str], tmp_path: Path
+) -> None:
+    columns = tuple(Column(name=f"c{i}", kind="continuous", low=0.0, high=2.0) for i in range(14))
+    target = Target(name="t", categories=("no", "yes"), loss="binary_cross_entropy_logits")
+    schema = TableSchema(columns=columns, target=target)
+    root = captured(tmp_path, rows(), table=schema, **named)
+    describe_app(root, {}, model=f"{HERE}:rows")
+    described = RunDirectory(root).description()
+    assert described is not None and described.input.table == schema
+    assert not [key for key in described.guessed if key.startswith("input")]
+    (seen,) = ObservationStore(root / "captures")
+    declared = described.declare(seen.declaration, "node-1")
+    assert declared.input == "table" and declared.image_shape == (14, 1, 1)
+    assert (declared.mean, declared.std) == schema.feature_moments()
 
 
 def test_rows_that_a_client_kept_are_described_without_a_schema(

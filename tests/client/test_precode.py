@@ -69,3 +69,5 @@ def test_models_that_do_not_fit_are_refused() -> None:
         chain.protect(parameters_of(make()), {}, ProtectContext(model=make()))
     with pytest.raises(BractError, match="no linear output layer"):
         chain.prepare_model(nn.Sequential(nn.Conv2d(1, 1, 3)))
+    with pytest.raises(BractError, match="expected one row an example"):
+        chain.prepare_model(nn.Sequential(nn.Linear(4, 4)))(torch.zeros(2, 3, 4))

@@ -6,7 +6,10 @@ import torch
 from torch import nn
 
 from bract.client.defenses import build_defense, build_defenses
+from bract.config import FederationConfig
+from bract.data.spec import DataSpec
 from bract.defenses import DEFENSES, Defense, ProtectContext
+from bract.defenses.configured import configured_model
 from bract.defenses.entries import prepare_model, read_defense
 from bract.errors import BractError
 from bract.models import create_model
@@ -60,6 +63,15 @@ def test_declared_defenses_that_change_no_model_are_not_judged_by_prepare_model(
     assert isinstance(prepare_model(model(), entries), nn.Module)
     with pytest.raises(BractError, match="defense 'fedkl': blocks: found 'none'"):
         prepare_model(model(), [{"name": "fedkl", "blocks": "none"}])
+
+
+def test_a_defense_of_other_inputs_is_refused_before_anything_trains() -> None:
+    data: dict[str, Any] = {"name": "clinical-notes", "input": "text"}
+    config = FederationConfig.model_validate({"data": data, "defenses": ["soteria"]})
+    with pytest.raises(
+        BractError, match=r"soteria protects the inputs image, table, and data\.input"
+    ):
+        configured_model(config, DataSpec((4, 1, 1), 2, (0.0,), (1.0,)))
 
 
 def test_a_title_tells_the_settings_that_it_names() -> None:

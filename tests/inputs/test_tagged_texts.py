@@ -84,11 +84,59 @@ def test_a_file_has_one_tag_a_word_at_its_first_token(tmp_path: Path, name: str)
         (["a", "note"], ["no"], "row 1 has 2 words in 'words' and 1 tags in 'tags'"),
         (["a"], ["other"], "classes lacks the tag 'other' of text 1"),
         (7, ["no"], "row 1 has 0 words"),
+        (["a", ""], ["no", "no"], "row 1 has 0 words.*without empty ones"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, words: Any, tags: Any, named: str) -> None:
     with pytest.raises(BractError, match=named):
         words_of(write(tmp_path / "words.jsonl", words, tags))
+
+
+def test_tags_may_be_numbers_and_words_hold_any_character(tmp_path: Path) -> None:
+    data = write(tmp_path / "words.jsonl", [], [])
+    section = data.text.model_copy(update={"classes": ("0", "1")}) if data.text else None
+    line = json.dumps({"words": ["a", "b\u2028c"], "tags": [1, 0]}, ensure_ascii=False)
+    (tmp_path / "words.jsonl").write_text(f"\ufeff{line}\n\n", encoding="utf-8")
+    found = words_of(data.model_copy(update={"text": section}))
+    assert [label for _, label in found if label >= 0] == [1, 0]
+
+
+def test_a_file_that_is_no_utf_8_is_refused_by_name(tmp_path: Path) -> None:
+    data = write(tmp_path / "words.jsonl", [], [])
+    (tmp_path / "words.jsonl").write_bytes(b'{"words": ["\xe9"], "tags": ["no"]}')
+    with pytest.raises(BractError, match=r"words.jsonl: cannot be read .*UTF-8"):
+        words_of(data)
+
+
+@pytest.mark.parametrize(
+    ("classes", "named"),
+    [
+        (["no"], "classes are 1; .* takes 2 to 256"),
+        ([str(i) for i in range(257)], "classes are 257"),
+        (["no", "who", "no"], "'no' more than once"),
+    ],
+)
+def test_tags_that_no_model_can_have_are_refused(classes: list[str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        TextSection.model_validate({"task": "token-classification", "classes": classes})
+
+
+def test_a_tokenizer_may_leave_ids_out(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    def saved(vocabulary: dict[str, int]) -> DataConfig:
+        library = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        library.save(str(tmp_path / "tokenizer.json"))
+        return DataConfig(name="clinical-notes", input="text", text=TextSection(tokenizer=tmp_path))
+
+    schema = schema_of(saved({"[UNK]": 1, "[PAD]": 50, "ada": 100}))
+    assert (schema.vocabulary, schema.padding) == (101, 50)
+    for vocabulary, named in (
+        ({}, "holds 0 tokens"),
+        ({"[UNK]": 1 << 20}, "vocabulary: .*1048576"),
+    ):
+        with pytest.raises(BractError, match=f"tokenizer.json: {named}"):
+            schema_of(saved(vocabulary))
 
 
 def test_a_split_by_label_is_refused() -> None:

@@ -47,6 +47,13 @@ def test_what_was_not_declared_is_named(make_run: Any, writers: Any) -> None:
     check_words("threats", "rate, steps and mean not declared", card(gather(root)))
 
 
+def test_texts_are_called_texts(make_run: Any, writers: Any) -> None:
+    root = make_run(clients=["a"], rounds=1, audit=False)
+    writers.capture(root, 1, "a", input="text")
+    words = card(gather(root))
+    assert "text shape" in words and "image" not in words.replace("surrogate) images", "")
+
+
 def test_a_defense_is_named_with_its_settings(make_run: Any, writers: Any) -> None:
     root = make_run(clients=["a"], rounds=1, audit=False)
     writers.capture(root, 1, "a", defenses=[{"name": "adadefense", "eps": 1e-08}])

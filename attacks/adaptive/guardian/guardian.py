@@ -29,6 +29,7 @@ from bract.attacks.solve.expectation import class_gradients, likely_labels
 from bract.attacks.solve.labels import last_layer
 from bract.defenses import Guardian
 from bract.errors import BractError
+from bract.models.losses import loss_of
 from bract.protocol.observation import Observation, decayed
 from bract.protocol.update import Tensors, flatten, unflatten
 
@@ -78,13 +79,19 @@ def undo_guardian(observation: Observation, known: Known) -> Evidence:
         coordinates come from no gradient: another defense, or none, is in use. Most wrong values of
         the optimizer's settings leave fewer, and pass. Scalars that do not agree are noted alone:
         an update whose coordinates are below about ten steps of ``lr`` has its own scalars only
-        once the readings are the true ones, which no first estimate is near.
+        once the readings are the true ones, which no first estimate is near. Also if every token
+        has a label.
     """
     del known
     hyper = declared(Guardian, observation)
     groups = _groups(hyper, observation)
     if hyper.optimizer == "sgd":
         return _along_the_line(hyper, observation, target_model_of(observation), groups)
+    if loss_of(observation.declaration.loss).per_token:
+        raise BractError(
+            f"{observation.key}: how Guardian scaled an update is read by guesses of its labels, "
+            "of which there are too many where every token has one; only optimizer sgd is inverted"
+        )
     return Evidence(target={}, refine=_Inverting(hyper, observation))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd
 
-from bract.attacks.methods.maui.head import Head, probe_inputs, state_of
+from bract.attacks.methods.maui.head import Head, probe_inputs
 from bract.attacks.methods.spear.low_rank import factors
 from bract.attacks.methods.spear.spear import repeated, searched
 from bract.attacks.problem.case import Case
@@ -90,8 +90,7 @@ def read_features(case: Case, head: Head, *, starts: int, seed: int) -> Features
 
 def gradient_residual(case: Case, head: Head, features: Tensor, labels: Tensor) -> float:
     """Return the relative residual of the head's first layer for features and int64 labels."""
-    state = state_of(case, torch.float64)
-    case.target_model.follow(state)
+    state = case.target_model.captured(case.observation, torch.float64)
     rows = _one_hot(labels, case).to(features)
     made = head.gradient(state, probe_inputs(case, 1, 0).double(), features, rows)
     wanted = _wanted(case, head)
@@ -117,8 +116,7 @@ def _sparse(case: Case, head: Head, seed: int) -> Features:
     generator = torch.Generator().manual_seed(seed)
     search = searched(case, layer, generator, Run(iterations=_SPARSE_ROUNDS), 0, 1)
     values, rows = factors(search.space, search.found)
-    state = state_of(case, torch.float64)
-    case.target_model.follow(state)
+    state = case.target_model.captured(case.observation, torch.float64)
     inputs, classes = probe_inputs(case, 1, 0).double(), torch.eye(_classes(case)).double()
     live = search.space.live
     chosen, shares = [], []
@@ -153,8 +151,7 @@ def _fitted(case: Case, head: Head, *, starts: int, seed: int) -> Features:
     most = EXPLAINED * rounding(case, head.weight)
     _, _, right = torch.linalg.svd(rows, full_matrices=False)
     basis = right[:images]
-    state = state_of(case, torch.float64)
-    case.target_model.follow(state)
+    state = case.target_model.captured(case.observation, torch.float64)
     inputs = probe_inputs(case, 1, 0).double()
     size = torch.cat([rows.flatten(), slope]).norm().clamp_min(1e-300)
 

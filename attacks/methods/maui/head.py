@@ -147,15 +147,6 @@ def trained_head(case: Case) -> Head:
     return Head(model, first, trained)
 
 
-def state_of(case: Case, dtype: torch.dtype = torch.float32) -> Tensors:
-    """Return captured parameters and buffers of a case, on the CPU."""
-    model, seen = case.target_model, case.observation
-    model.model.cpu()
-    held = {n: seen.parameters[n] for n in model.parameter_names}
-    held |= {n: seen.buffers[n] for n in model.buffer_names}
-    return {n: v.cpu().to(dtype) if v.is_floating_point() else v.cpu() for n, v in held.items()}
-
-
 def probe_inputs(case: Case, count: int, seed: int) -> Tensor:
     """Return normalised smooth random images ``(count, C, H, W)``."""
     shape = case.observation.declaration.image_shape
@@ -179,10 +170,10 @@ def _calls(case: Case) -> tuple[list[str], dict[str, list[int]]]:
                 shapes.setdefault(name, []).append(arguments[0].dim())
 
             handles.append(module.register_forward_pre_hook(note))
-    case.target_model.follow(case.observation.parameters)
+    state = case.target_model.captured(case.observation)
     try:
         with torch.no_grad():
-            functional_call(case.target_model.model, state_of(case), (probe_inputs(case, 2, 0),))
+            functional_call(case.target_model.model, state, (probe_inputs(case, 2, 0),))
     finally:
         for handle in handles:
             handle.remove()

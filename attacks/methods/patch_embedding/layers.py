@@ -203,7 +203,7 @@ def _probe(
     """Gradients of one loss at the tokens ``(N, width)`` and at every parameter."""
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(1, *_shape(observation), generator=generator)
-    state = _state(target_model, observation)
+    state = target_model.captured(observation)
     learned = {}
     for name in target_model.parameter_names:
         value = state[name]
@@ -220,7 +220,12 @@ def _probe(
     finally:
         handle.remove()
     weights = torch.randn(logits.shape, generator=generator)
-    if len(left) != 1 or not left[0].requires_grad:
+    if len(left) == 1 and not left[0].requires_grad:
+        raise BractError(
+            f"{observation.key}: {projection.name} is frozen, so its update shows no patch; attack "
+            "with maui, which reads the trained head"
+        )
+    if len(left) != 1:
         raise BractError(
             f"{observation.key}: {projection.name} is called {len(left)} times an image, expected "
             "once"
@@ -250,7 +255,7 @@ def _entering(
             handles.append(module.register_forward_pre_hook(remember))
     try:
         with torch.no_grad():
-            functional_call(target_model.model, _state(target_model, observation), (inputs,))
+            functional_call(target_model.model, target_model.captured(observation), (inputs,))
     finally:
         for handle in handles:
             handle.remove()
@@ -262,9 +267,3 @@ def _shape(observation: Observation) -> tuple[int, int, int]:
     if shape is None:
         raise AssertionError("open_case refuses protocols without an image shape")
     return shape
-
-
-def _state(target_model: TargetModel, observation: Observation) -> Tensors:
-    target_model.model.cpu()
-    state = {n: observation.parameters[n].cpu() for n in target_model.parameter_names}
-    return state | {n: observation.buffers[n].cpu() for n in target_model.buffer_names}

@@ -123,12 +123,13 @@ class TokenSpan(Attack):
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
         run.advance(1.0, 0.0)
         labels = _labels(problem, images)
-        simulated = problem.simulate(images, labels, problem.unknowns())
+        unknowns = problem.unknowns()
+        simulated = problem.simulate(images, labels, unknowns)
         return Outcome(
             images=images,
             labels=labels,
             losses=problem.distance(RelativeError(), simulated).detach(),
-            unknowns={},
+            unknowns=unknowns,
             curves=[[] for _ in range(problem.trials)],
             iterations=0,
         ).made_by("", "span of the first layers")
@@ -541,7 +542,9 @@ def _deviations(case: Case, own: Tensors) -> Tensors:
         elif name in (evidence.bounds or {}):
             assert evidence.bounds is not None
             bound = evidence.bounds[name].double().cpu() / 3.0**0.5
-            found[name] = bound.clamp_min(1e-30).to(value.dtype)
+            rounding = _EPSILON * float(evidence.target[name].abs().max())
+            if float(bound.max()) > rounding:
+                found[name] = bound.clamp_min(max(rounding, 1e-30)).to(value.dtype)
         elif declared.algorithm != "fedsgd" and declared.lr:
             steps = declared.lr * max(1, declared.local_steps or 1)
             found[name] = _EPSILON / steps * value.abs().clamp_min(value.square().mean().sqrt())

@@ -52,9 +52,7 @@ def signals(case: Case, result: Reconstruction) -> Signals:
         scale=result.pick.scale,
         layers=_layers(target, result),
         zero=float((flatten(target) == 0).double().mean()),
-        dead=dead_units(
-            case.target_model, observation.parameters, observation.buffers, result.images
-        ),
+        dead=dead_units(case.target_model, observation, result.images),
         negative=negative,
         unbalanced=unbalanced,
         unsure=unsure,
@@ -72,9 +70,7 @@ def is_other_optimizer(declaration: ClientDeclaration) -> bool:
     return declaration.algorithm == "fedavg" and declaration.optimizer != "sgd"
 
 
-def dead_units(
-    target_model: TargetModel, parameters: Tensors, buffers: Tensors, images: Tensor
-) -> float | None:
+def dead_units(target_model: TargetModel, observation: Observation, images: Tensor) -> float | None:
     """Share of units that pass no gradient on, whichever of the images comes.
 
     A rectifier's unit is dead where its output is 0, a sigmoid's where its slope is below `FLAT`;
@@ -97,9 +93,7 @@ def dead_units(
             handles.append(module.register_forward_hook(look))
     try:
         with torch.no_grad():
-            state = {n: parameters[n].cpu().float() for n in target_model.parameter_names}
-            state |= {n: buffers[n].cpu() for n in target_model.buffer_names}
-            target_model.model.cpu()
+            state = target_model.captured(observation)
             functional_call(target_model.model, state, (target_model.normalise(images.float()),))
     finally:
         for handle in handles:

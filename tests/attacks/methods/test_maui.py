@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bract.attacks import Budget, Refusal, reconstruct
 from bract.attacks.methods.maui.features import gradient_residual, read_features
-from bract.attacks.methods.maui.head import probe_inputs, state_of, trained_head
+from bract.attacks.methods.maui.head import probe_inputs, trained_head
 from bract.attacks.methods.maui.maui import Maui
 from bract.attacks.problem.case import Case, open_case
 from bract.audit.questions.reconstruction.scores.image import match, psnr
@@ -50,8 +50,7 @@ def opened(seen: Any) -> Case:
 
 
 def true_features(case: Case, images: Tensor) -> Tensor:
-    head, state = trained_head(case), state_of(case, torch.float64)
-    case.target_model.follow(state)
+    head, state = trained_head(case), case.target_model.captured(case.observation, torch.float64)
     return head.features(state, case.target_model.normalise(images).double()).detach()
 
 
@@ -111,7 +110,7 @@ def test_a_few_images_are_read_off_a_smooth_hidden_layer(digits: Any) -> None:
 def test_the_heads_gradient_is_that_of_the_whole_model(tiny: Any) -> None:
     images = tiny[0][:4]
     seen, case = behind_frozen(network("lenet", "relu", 16), tiny_at_16(images), EACH_ONCE)
-    head, state = trained_head(case), state_of(case)
+    head, state = trained_head(case), case.target_model.captured(case.observation)
     features = head.features(state, case.target_model.normalise(tiny_at_16(images)))
     rows = nn.functional.one_hot(EACH_ONCE, 10).float()
     weight, bias = head.gradient(state, probe_inputs(case, 1, 0), features, rows)
@@ -136,17 +135,17 @@ def test_digits_come_back_through_a_frozen_backbone(batch: int, digits: Any) -> 
     assert found.gradient_residual < 1e-2
 
 
-def test_parameters_whose_update_is_zero_count_as_frozen(digits: Any) -> None:
+def test_no_attack_takes_the_zero_update_of_frozen_parameters_for_their_gradient(
+    digits: Any,
+) -> None:
     images, labels = digits[0][:1], digits[1][:1]
     seen = observed(images, labels, activation="sigmoid")
-    head_only = {
+    update = {
         name: value if name.startswith("classifier") else torch.zeros_like(value)
         for name, value in seen.update.items()
     }
-    found = Maui()(replace(seen, update=head_only), budget=Budget(iterations=200))
-    assert float(psnr(found.images, images)[0]) > 20
-    assert found.gradient_residual is not None
-    assert found.gradient_residual < 1e-2
+    target = opened(replace(seen, update=update)).evidence.target
+    assert target and all(name.startswith("classifier") for name in target)
 
 
 def test_results_do_not_depend_on_batch_companions(digits: Any) -> None:

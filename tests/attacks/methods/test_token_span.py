@@ -13,8 +13,10 @@ from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.span import separating, span_of
 from bract.attacks.methods.token_span.stages import inputs_of
 from bract.attacks.methods.token_span.token_span import TokenSpan, rows_that_stand_out
+from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
+from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import create_model
 from bract.models.initialise import initialise
@@ -40,13 +42,20 @@ def texts(count: int, *, seed: int, schema: TextSchema = SCHEMA) -> Tensor:
 
 
 def upload(
-    name: str, ids: Tensor, *, schema: TextSchema = SCHEMA, classes: int = 3, steps: int = 0
+    name: str,
+    ids: Tensor,
+    *,
+    schema: TextSchema = SCHEMA,
+    classes: int = 3,
+    steps: int = 0,
+    defenses: tuple[dict[str, Any], ...] = (),
 ) -> Observation:
     """The gradient of one batch, after ``steps`` of training on another."""
     shape = (schema.length, 1, 1)
     model: Any = create_model(
         name, classes=classes, channels=schema.length, image_size=1, text=schema
     )
+    prepare_model(model, defenses)
     initialise(model, "default", 3)
     model.eval()
     objective = loss_of(schema.objective)
@@ -82,6 +91,7 @@ def upload(
             std=std,
             text=schema,
             loss=schema.objective,
+            defenses=defenses,
             local_steps=1,
             batch_size=len(ids),
             num_examples=len(ids),
@@ -223,6 +233,24 @@ def test_texts_of_a_decoder_come_back_through_faint_noise() -> None:
     got = found(replace(seen, update=noisy), 2)
     right = sum(int((torch.tensor(one) == row).sum()) for row in ids for one in got)
     assert right >= 0.8 * float((ids != 0).sum())
+
+
+def test_pruning_below_rounding_hides_nothing_from_an_attacker_who_knows_it() -> None:
+    schema = replace(SCHEMA, vocabulary=2000, length=32)
+    ids = texts(4, seed=1, schema=schema)
+    pruning = ({"name": "pruning", "ratio": 0.2, "scope": "whole"},)
+    seen = upload("text-decoder(width=128, depth=2, heads=2)", ids, schema=schema, defenses=pruning)
+    zeros = [value == 0 for value in seen.update.values()]
+    assert sum(map(torch.sum, zeros)) > 0.2 * sum(map(torch.numel, zeros))
+    got = attack("token-span")(seen, tier="adaptive", budget=Budget(max_images=4))
+    assert {tuple(row) for row in ids_of(got.images, schema).tolist()} == wanted(ids)
+
+
+def test_a_defense_with_unknowns_of_the_client_is_attacked() -> None:
+    fedkl = build_defense({"name": "fedkl"}).public()
+    seen = upload(DECODER, texts(1, seed=4), defenses=(fedkl,))
+    got = attack("token-span")(seen, tier="adaptive", budget=Budget(max_images=1))
+    assert got.images.shape == (1, SCHEMA.length, 1, 1)
 
 
 def test_other_inputs_are_refused_by_name() -> None:

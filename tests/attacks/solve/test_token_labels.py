@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from bract.attacks import Budget, attack
 from bract.audit.questions.reconstruction.scores.text import TextScorer, tag_accuracy
+from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
 from bract.data.tokens import UNLABELLED, ids_of
 from bract.errors import BractError
@@ -90,6 +91,14 @@ def test_the_loss_of_a_text_is_the_mean_over_its_labelled_tokens() -> None:
     torch.testing.assert_close(TOKENS.mean(outputs, labels), slow.mean())
     rows = label_rows(labels, 12, TOKENS)
     assert rows.sum(dim=1).tolist() == [2, 1] and int(rows[0, 4:8].sum()) == 0
+
+
+def test_an_attacker_who_would_guess_every_token_s_label_is_refused() -> None:
+    seen = upload(ENCODER, *tagged(1, seed=1))
+    guardian = build_defense({"name": "guardian"}).public()
+    seen = replace(seen, declaration=replace(seen.declaration, defenses=(guardian,)))
+    with pytest.raises(BractError, match="too many where every token has one"):
+        attack("token-span")(seen, tier="adaptive", budget=Budget(max_images=1))
 
 
 def test_a_prediction_is_right_by_the_share_of_labelled_tokens() -> None:

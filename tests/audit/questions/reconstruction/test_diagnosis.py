@@ -14,7 +14,8 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.solve.descent import Outcome, Run
 from bract.audit.questions.reconstruction.diagnosis import dead_units, signals
-from bract.protocol.observation import ClientDeclaration
+from bract.models.frozen import with_frozen_backbone
+from bract.protocol.observation import ClientDeclaration, Observation
 
 
 def found_exactly(
@@ -137,6 +138,12 @@ def test_a_loss_that_still_falls_at_the_end_is_seen(observe: Any, tiny: Any) -> 
     assert measure(observation, images, labels, flat[:5])["falling"] is None
 
 
+def sent(model: nn.Module, declaration: ClientDeclaration) -> tuple[TargetModel, Observation]:
+    """A model, and a capture of its parameters."""
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    return TargetModel(model, declaration), Observation(1, "a", parameters, {}, declaration)
+
+
 def test_dead_rectifiers_and_saturated_sigmoids_are_counted_by_hand() -> None:
     layer = nn.Linear(4, 4)
     with torch.no_grad():
@@ -146,8 +153,7 @@ def test_dead_rectifiers_and_saturated_sigmoids_are_counted_by_hand() -> None:
 
     def share(activation: Any) -> Any:
         model = nn.Sequential(nn.Flatten(), layer, activation)
-        target_model = TargetModel(model, ClientDeclaration(classes=4))
-        return dead_units(target_model, dict(model.named_parameters()), {}, image)
+        return dead_units(*sent(model, ClientDeclaration(classes=4)), image)
 
     assert share(nn.ReLU()) == 0.25
     assert share(nn.Sigmoid()) == 0.25  # of 9: 0.9999 * 0.0001 is below a hundredth
@@ -163,8 +169,16 @@ def test_a_channel_that_shows_anything_anywhere_is_alive() -> None:
     image = torch.zeros(1, 1, 2, 2)
     image[0, 0, 0, 0] = 1.0
     model = nn.Sequential(conv, nn.ReLU())
-    target_model = TargetModel(model, ClientDeclaration())
-    assert dead_units(target_model, dict(model.named_parameters()), {}, image) == 0.5
+    assert dead_units(*sent(model, ClientDeclaration()), image) == 0.5
+
+
+def test_units_behind_frozen_layers_are_counted_after_an_attack_in_float64() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU())
+    with_frozen_backbone(model, ["2"])
+    target_model, seen = sent(model, ClientDeclaration(classes=4))
+    before = dead_units(target_model, seen, image := torch.rand(2, 1, 2, 2))
+    target_model.model.double()
+    assert dead_units(target_model, seen, image) == before
 
 
 def test_an_optimizer_that_is_not_simulated_is_named(observe: Any, tiny: Any) -> None:
