@@ -43,7 +43,7 @@ from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
 from bract.protocol.arrays import from_arrays, to_arrays
 from bract.protocol.fused import TRAINING_SCORE_KEY
-from bract.protocol.records import ARRAYS
+from bract.protocol.records import ARRAYS, write_absence
 from bract.protocol.update import Tensors, buffers_of
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class Session:
     masked: MaskedClient | None = None
     received: ArrayRecord | None = None
     instead: RecordDict | None = None
-    """What to answer in place of work: what this client lacks (a key, an aggregate), or the reply
-    of before where this is the same message once more."""
+    """What to answer in place of work: what this client lacks (a key, an aggregate), that it trains
+    from a later round on, or the reply of before where this is the same message once more."""
 
     def receive(self, arrays: Tensors) -> None:
         """Load the received parameters into the model."""
@@ -450,6 +450,9 @@ def _open(site: Site, message: Message, context: Context) -> Session:
         spec = data_spec(site.local(config).data)
     if instead is None and agreed.policy.initial_model == "from-seed":
         check_start(config, spec, message, request, answers)
+    first = config.strategy.joins.get(site.name, 1)
+    if request.trains and instead is None and server_round < first:
+        instead = write_absence(site.name, first)
     defending = Defending.open(chain, config, site, context, server_round)
     encrypted = masked = None
     if config.encryption.uses_masks and request.trains and instead is None:

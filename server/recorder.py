@@ -24,6 +24,7 @@ from bract.protocol.records import (
     ROUND_KEY,
     Contribution,
     examples_of,
+    is_absence,
     is_bract_reply,
     read_metrics,
     read_reply,
@@ -131,8 +132,11 @@ class Recorder:
         node_id = request.metadata.dst_node_id
         lost = self._lost
         try:
-            name, flags = self._name(node_id, reply_name(reply) if is_bract_reply(reply) else None)
+            own = is_bract_reply(reply) or is_absence(reply)
+            name, flags = self._name(node_id, reply_name(reply) if own else None)
             self._seen.add(name)
+            if is_absence(reply):
+                return
             if not self.plan.takes(server_round, name):
                 return
             if lost is not None and lost[0] == server_round:

@@ -24,6 +24,7 @@ from bract.protocol.records import (
     UPDATE,
     Contribution,
     Failure,
+    is_absence,
     is_bract_reply,
     read_reply,
     read_weights,
@@ -103,6 +104,9 @@ class FedAvg(FlowerFedAvg):
     ----------
     update_dtype
         ``float32``, or the 16-bit type in which updates of float32 parameters may come.
+    joins
+        First round of clients that do not train from round 1 on, by name. They are asked in every
+        round, since names are known by answers alone, and answer without an update until then.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class FedAvg(FlowerFedAvg):
         self.waiting = Waiting()
         self.closing = Closing(quorum, grace)
         self.update_dtype: str = "float32"
+        self.joins: Mapping[str, int] = {}
         self._usual_number = self.min_train_nodes
         self.names = ClientNames()
         self._names = self.names.by_node
@@ -339,6 +344,8 @@ class FedAvg(FlowerFedAvg):
         answers, failures = self.pair(self._asked, replies)
         contributions = []
         for node_id, message in answers:
+            if is_absence(message) and self._joins_later(self.names.of(node_id)):
+                continue
             try:
                 contribution = replace(
                     self.read(message), node_id=node_id, client=self.names.of(node_id)
@@ -353,6 +360,9 @@ class FedAvg(FlowerFedAvg):
             tuple(sorted(contributions, key=lambda c: (c.client, c.node_id))),
             tuple(sorted(failures, key=lambda f: (f.client, f.node_id))),
         )
+
+    def _joins_later(self, client: str) -> bool:
+        return self.joins.get(client, 1) > self.closing.server_round
 
     def _present(self, grid: Grid) -> list[str]:
         """Return the connected nodes: a client's own name, else the one it is registered under."""

@@ -40,7 +40,9 @@ def create_strategy(
     """
     section, kind = config.strategy, strategy_class(config.strategy)
     # The other keys of a section are arguments of its strategy.
-    options: dict[str, Any] = section.model_dump(exclude={"name", "timeout", "quorum", "grace"})
+    options: dict[str, Any] = section.model_dump(
+        exclude={"name", "timeout", "quorum", "grace", "joins"}
+    )
     options |= {"min_nodes": config.clients, "first_round": first_round}
     if isinstance(section, FedBoostingConfig):
         # Clients know the run's seed, and must not know random weights.
@@ -65,6 +67,7 @@ def create_strategy(
     strategy = kind(**options)
     # No arguments: strategies of packages do not take them.
     strategy.closing = Closing(section.quorum, section.grace)
+    strategy.joins = section.joins
     strategy.update_dtype = config.training.update_dtype
     return strategy
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from bract.attacks.adaptive.adadefense.adadefense import undo_adadefense
 from bract.attacks.adaptive.adadefense.forward import simulated_at
+from bract.attacks.adaptive.adadefense.keyed import expected
 from bract.attacks.adaptive.adadefense.moments import Moments
 from bract.attacks.adaptive.censor import OrthogonalLikelihood, match_norms_and_orthogonality
 from bract.attacks.adaptive.declared import declared, gradient_scale
@@ -38,6 +39,7 @@ from bract.defenses import AdaDefense, Guardian
 from bract.defenses.entries import read_settings
 from bract.defenses.noise import Noise
 from bract.defenses.pruning import Pruning
+from bract.errors import BractError
 from bract.models.layers import last_linear
 from bract.protocol.observation import Observation
 from bract.protocol.update import flatten
@@ -101,6 +103,8 @@ def adadefense_and_pruned(observation: Observation, known: Known) -> Evidence:
     are not known: these do not count, nor do dropped ones of this round.
     """
     first, last = _alone(observation, 0), _alone(observation, 1)
+    if declared(AdaDefense, first).secret_updates:
+        return pruned(observation, known, simulate=_adadefense)
     hyper = checked_pruning(last)
     history = [_alone(seen, 0) for seen in known.history]
     found = undo_adadefense(first, replace(known, history=history))
@@ -121,6 +125,11 @@ def adadefense_and_pruned(observation: Observation, known: Known) -> Evidence:
 def before_adadefense(observation: Observation, known: Known) -> Evidence:
     """Pruning, or clipping and noise, then AdaDefense, which is inverted first."""
     first = observation.declaration.defenses[0]
+    if declared(AdaDefense, _alone(observation, 1)).secret_updates:
+        raise BractError(
+            f"{observation.key}: no adaptive attacker knows {first['name']} before adadefense with "
+            "secret_updates; remove secret_updates, or the first defense"
+        )
     history = [_alone(seen, 1) for seen in known.history]
     found = undo_adadefense(_alone(observation, 1), replace(known, history=history))
     found = replace(found, labels=None)
@@ -222,9 +231,11 @@ def muted_and_pruned(observation: Observation, known: Known) -> Evidence:
 
 def _adadefense(observation: Observation, known: Known) -> Simulated:
     """Simulate with the moments of a first round; noise hides what they became since."""
-    del known
+    hyper = declared(AdaDefense, observation)
+    if hyper.secret_updates:
+        return expected(observation, hyper, len(known.history) + 1)
     size = flatten(observation.update).numel()
-    return simulated_at(observation, declared(AdaDefense, observation), Moments.zero(size))
+    return simulated_at(observation, hyper, Moments.zero(size))
 
 
 def _guardian(observation: Observation, known: Known) -> Simulated:

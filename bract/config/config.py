@@ -216,6 +216,40 @@ class FederationConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _rounds_have_clients(self) -> FederationConfig:
+        joins, strategy = self.strategy.joins, self.strategy
+        if not joins:
+            return self
+        clients = self.sites or [f"client-{number}" for number in range(self.clients)]
+        if unknown_names := sorted(set(joins) - set(clients)):
+            raise ValueError(
+                f"strategy.joins names {listed(map(shown, unknown_names))}, and the clients are "
+                f"{', '.join(clients)}; correct the name, or remove it"
+            )
+        last = max(joins, key=joins.__getitem__)
+        if joins[last] > self.rounds:
+            raise ValueError(
+                f"strategy.joins has {last} join in round {joins[last]}, and the federation has "
+                f"{self.rounds}; lower it, or raise rounds"
+            )
+        if all(joins.get(client, 1) > 1 for client in clients):
+            raise ValueError(
+                "strategy.joins leaves no client for round 1; remove one, or let it join in round 1"
+            )
+        if self.encryption.enabled:
+            raise ValueError(
+                f"strategy.joins leaves clients out of rounds, and under encryption: "
+                f"{self.encryption.scheme} every client takes part in each; remove one of them"
+            )
+        if strategy.fraction < 1.0 or strategy.quorum is not None:
+            key = "quorum" if strategy.quorum is not None else "fraction"
+            raise ValueError(
+                f"strategy.joins goes with rounds that ask all clients, and strategy.{key} is "
+                f"{getattr(strategy, key)}; remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _codes_are_no_floats(self) -> FederationConfig:
         dtype, scheme = self.training.update_dtype, self.encryption.scheme
         if self.encryption.enabled and dtype != "float32":

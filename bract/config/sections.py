@@ -48,6 +48,8 @@ def _quorum(value: Any) -> Any:
 Quorum = Annotated[int | float | None, BeforeValidator(_quorum)]
 """A share of the clients asked (a float), or a number of them (an int); None: all."""
 
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+
 
 def answers_needed(quorum: int | float, asked: int) -> int:
     """Return how many answers of ``asked`` clients are a quorum; a number may be above ``asked``.
@@ -273,7 +275,8 @@ class StrategySection(Section):
 
     ``quorum``: share (0.8) or number (8) of the clients asked whose answers close a round after
     ``grace`` seconds; null waits for all. ``timeout`` closes it in any case. Late answers are
-    refused.
+    refused. ``joins``: the first round of clients that do not train from round 1 on, by their
+    names.
     """
 
     implementation: ClassVar[str] = ""
@@ -284,6 +287,7 @@ class StrategySection(Section):
     timeout: Annotated[float, Field(gt=0.0)] = 600.0
     quorum: Quorum = None
     grace: NotNegative = 5.0
+    joins: dict[Name, Positive] = {}
 
     def quorum_of(self, asked: int) -> int:
         """Return how many answers of ``asked`` clients close a round; all without a quorum."""

@@ -4,7 +4,7 @@ client."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -33,7 +33,8 @@ class AdaDefense(Defense):
 
     The moments start at zero and are a function of earlier uploads. In a client's first round the
     map from g to the defended update is one-to-one in every coordinate, and its sign is always
-    that of g: an attacker who knows the hyper-parameters can undo much of it.
+    that of g: an attacker who knows the hyper-parameters can undo much of it. With
+    ``secret_updates`` the moments start elsewhere, and r counts these updates too.
 
     Parameters
     ----------
@@ -54,6 +55,11 @@ class AdaDefense(Defense):
         ``client``: multiply before upload, so that any server that averages will do. ``server``:
         upload the bare defended update of equation 5; then ``strategy.server_lr`` must be
         ``alpha``.
+    secret_updates
+        Updates that the moments take before the client's first one and that are never sent: not
+        in the paper, where there are none. They are normal numbers from the client's secret
+        stream, times the root mean square of the tensor of its first update. The moments still
+        hold them in later rounds, m with a factor of b1 a round.
     """
 
     name: ClassVar[str] = "adadefense"
@@ -70,6 +76,7 @@ class AdaDefense(Defense):
     bias_correction: bool = True
     alpha: Annotated[float, Field(gt=0.0)] = 0.01
     alpha_at: Literal["client", "server"] = "client"
+    secret_updates: Annotated[int, Field(ge=0, le=100)] = 0
 
     @property
     def server_lr(self) -> float:
@@ -80,11 +87,12 @@ class AdaDefense(Defense):
         self, update: Mapping[str, Tensor], state: Tensors, context: ProtectContext
     ) -> Tensors:
         """Return the defended update and advance the moments."""
-        del context
         g = flatten(update)
         layout = _layout(update)
         if not state:
-            m, v, r = torch.zeros_like(g), torch.zeros_like(g), 1
+            m, v, r = torch.zeros_like(g), torch.zeros_like(g), self.secret_updates + 1
+            for secret in self._secrets(update, context):
+                m, v = torch.lerp(m, secret, 1.0 - self.beta1), self._second_moment(v, secret)
         else:
             if int(state["layout"]) != layout:
                 raise DefenseError(
@@ -106,6 +114,20 @@ class AdaDefense(Defense):
         else:
             root = v.sqrt().add_(self.epsilon).mul_(second**-0.5)
         return unflatten(torch.div(m, root).mul_(scale), update)
+
+    def _secrets(self, update: Mapping[str, Tensor], context: ProtectContext) -> Iterator[Tensor]:
+        """Yield the secret updates, ``(D,)`` each."""
+        if not self.secret_updates:
+            return
+        stream = context.stream("moments")
+        for _ in range(self.secret_updates):
+            yield flatten(
+                {
+                    name: stream.normal(value.shape, dtype=value.dtype).to(value.device)
+                    * value.square().mean().sqrt()
+                    for name, value in update.items()
+                }
+            )
 
     def _second_moment(self, v: Tensor, g: Tensor) -> Tensor:
         if self.variant == "adagrad":

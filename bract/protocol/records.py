@@ -3,7 +3,8 @@
 A train message carries ``arrays`` (parameters and buffers of the global model) and ``config``. A
 reply carries ``update`` (see `bract.protocol.update`), ``buffers`` where the model has any,
 ``metrics`` and ``declared``: the client's name, its version of bract, and what the protocol
-declares. Where updates are encrypted (see `bract.protocol.ciphertexts`), ``ciphertexts`` replaces
+declares; before the client's first round (``strategy.joins``) ``declared`` alone. Where updates are
+encrypted (see `bract.protocol.ciphertexts`), ``ciphertexts`` replaces
 ``update`` and ``buffers``.
 """
 
@@ -42,6 +43,8 @@ PACKING_KEY = "bract-packing"
 """Set in a train message whose sender reads packed records (`bract.protocol.arrays.to_packed`)."""
 NUM_EXAMPLES_KEY = "num-examples"
 PROXIMAL_KEY = "proximal-mu"
+JOINS_KEY = "joins"
+"""Set in a client's reply in place of an update: the first round in which it trains."""
 
 _MOST_METRICS = 256
 _MOST_NAME = 100
@@ -130,6 +133,18 @@ def write_reply(
     if powers and ciphertexts:
         content[POWERS] = powers
     return Message(content, reply_to=reply_to)
+
+
+def write_absence(client: str, first_round: int) -> RecordDict:
+    """Build a client's reply to a train message of a round before its first one."""
+    return RecordDict({DECLARED: ConfigRecord({"client": client, JOINS_KEY: first_round})})
+
+
+def is_absence(message: Message) -> bool:
+    """Return whether `write_absence` built a reply."""
+    if not message.has_content() or message.content.array_records:
+        return False
+    return JOINS_KEY in message.content.config_records.get(DECLARED, {})
 
 
 def write_final(

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from bract import __version__
 from bract.config import FederationConfig
-from bract.deploy.harden.search import Hardening
+from bract.deploy.harden.search import Hardening, from_first_uploads
 from bract.deploy.harden.work import seeded
 from bract.files import write_text
 from bract.report.facts import gather
@@ -86,7 +86,7 @@ def recommended_yaml(search: Hardening, config: FederationConfig) -> str:
     """Return the recommended configuration, with the audit that it was held to."""
     name = f"{search.space.base.name}-hardened"
     content = seeded(config, 0).model_dump(mode="json") | {"name": name[:64]}
-    content["audit"] |= search.settings.full
+    content["audit"] |= from_first_uploads(dict(search.settings.full), config)
     text = yaml.safe_dump(content, sort_keys=False)
     return (
         f"# Recommended by `bract harden` {__version__}; harden.html has the evidence.\n"

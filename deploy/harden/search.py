@@ -461,14 +461,32 @@ def _settings(search: Search, stage: Stage, config: FederationConfig) -> dict[st
         # Of masked uploads the server has the sum alone, which belongs to no client.
         full.pop("clients", None)
     if stage == "full":
-        return full
+        return from_first_uploads(full, config)
     first = (config.audit.rounds or [1])[:1]
     shared = {k: v for k, v in full.items() if k in ("clients", "max_images")}
     shared |= {"rounds": first, "attacks": config.audit.attacks[:1]}
     own: dict[str, Any] = dict(search.cheap if stage == "cheap" else search.middle)
     if config.encryption.uses_masks:
         own.pop("clients", None)
-    return shared | own
+    return from_first_uploads(shared | own, config)
+
+
+def from_first_uploads(settings: dict[str, Any], config: FederationConfig) -> dict[str, Any]:
+    """Attack a client that joins later in its first round, in place of rounds before it.
+
+    Parameters
+    ----------
+    settings
+        Keys of the audit section that stand for the configuration's own.
+    """
+    audit = config.audit.model_dump() | settings
+    joins = config.strategy.joins
+    if not joins or audit["rounds"] is None:
+        return settings
+    names = config.sites or [f"client-{number}" for number in range(config.clients)]
+    clients = names if audit["clients"] is None else audit["clients"]
+    first = {max(number, joins.get(name, 1)) for number in audit["rounds"] for name in clients}
+    return settings | {"rounds": sorted(first)}
 
 
 def _objectives(found: Candidate) -> tuple[float, float, float]:

@@ -547,7 +547,10 @@ _NOISE: Setting = {
 _PRUNING: Setting = {"name": "pruning", "ratio": {"low": 0.5, "high": 0.99}}
 
 _TRIED: dict[str, Setting] = {
-    "adadefense": {"alpha": {"low": 2e-3, "high": 0.05, "log": True}},
+    "adadefense": {
+        "alpha": {"low": 2e-3, "high": 0.05, "log": True},
+        "secret_updates": {"low": 0, "high": 8, "whole": True},
+    },
     "guardian": {"min_cosine": {"low": 0.1, "high": 0.7}},
     "soteria": {"ratio": {"low": 0.2, "high": 0.8}},
     "truncated-svd": {"energy": {"low": 0.3, "high": 0.95}},

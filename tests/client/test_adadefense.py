@@ -131,3 +131,26 @@ def test_moments_of_another_model_are_refused() -> None:
     chain.protect({"a": torch.ones(2), "b": torch.ones(3)}, state)
     with pytest.raises(DefenseError, match="model with other parameters"):
         chain.protect({"b": torch.ones(3), "a": torch.ones(2)}, state)
+
+
+def test_secret_updates_are_drawn_per_client_and_move_the_moments_first() -> None:
+    update = {"a": torch.tensor([2.0, -2.0]), "b": torch.tensor([[0.5]])}
+    defense = toy(secret_updates=2)
+    sent: list[Any] = []
+    state: dict[str, Any] = {}
+    for number in (1, 2):
+        sent.append(defense.protect(update, state, ProtectContext(round=number, seed=7)))
+    stream = ProtectContext(round=1, seed=7).stream("moments")
+    m, v = torch.zeros(3), torch.zeros(3)
+    for _ in range(2):
+        secret = torch.cat([stream.normal((2,)) * 2.0, stream.normal((1, 1)).flatten() * 0.5])
+        m, v = (m + secret) / 2, (v + secret.square()) / 2
+    g = torch.tensor([2.0, -2.0, 0.5])
+    for number, found in enumerate(sent, 3):
+        m, v = (m + g) / 2, (v + g.square()) / 2
+        unit = 1.0 - 0.5**number
+        wanted = m / unit / (v / unit + 0.25).sqrt()
+        torch.testing.assert_close(torch.cat([found["a"], found["b"].flatten()]), wanted)
+    assert int(state["round"]) == 4
+    other = defense.protect(update, {}, HERE)["a"]
+    assert not torch.equal(other, defense.protect(update, {}, HERE)["a"])

@@ -17,7 +17,7 @@ from bract.deploy.harden.page import (
     ticks,
     write_hardening,
 )
-from bract.deploy.harden.search import Hardening
+from bract.deploy.harden.search import Hardening, from_first_uploads
 from bract.deploy.harden.space import Space, SpaceFile
 from bract.deploy.harden.study import finished, open_study
 from bract.deploy.harden.work import Here
@@ -281,6 +281,24 @@ def test_of_masked_uploads_the_sum_is_attacked_whatever_clients_are_named(tmp_pa
     for stage in ("cheap", "middle", "full"):
         assert module._settings(settings, stage, plain)["clients"] == ["client-1"]
         assert "clients" not in module._settings(settings, stage, masked)
+
+
+@pytest.mark.parametrize(
+    ("audited", "joins", "rounds"),
+    [
+        ({"rounds": [1], "clients": ["client-2"]}, {"client-2": 3}, [3]),
+        ({"rounds": [1, 5], "clients": None}, {"client-2": 3}, [1, 3, 5]),
+        ({"rounds": [4], "clients": ["client-2"]}, {"client-2": 3}, [4]),
+        ({"rounds": None, "clients": None}, {"client-2": 3}, None),
+        ({"rounds": [1], "clients": None}, {}, [1]),
+    ],
+)
+def test_a_client_that_joins_later_is_attacked_in_its_first_round(
+    audited: Any, joins: Any, rounds: Any
+) -> None:
+    config = build_config({"audit": audited, "strategy": {"joins": joins}})
+    assert from_first_uploads({"iterations": 1}, config).get("rounds", audited["rounds"]) == rounds
+    assert from_first_uploads(audited, config)["rounds"] == rounds
 
 
 def test_a_search_begins_with_each_chain_on_the_configurations_own_settings(tmp_path: Path) -> None:

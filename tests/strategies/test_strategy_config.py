@@ -60,6 +60,15 @@ def test_a_config_survives_writing_and_reading() -> None:
         ({"name": "fedboosting", "weighting": "examples"}, "'softmax' or 'proportional'"),
         ({"p_hat": 0.9}, "unknown key 'strategy.p_hat'"),
         ({"name": "fedprox", "proximal_mu": -1}, "strategy.proximal_mu: found -1"),
+        ({"joins": {"client-2": 0}}, "strategy.joins.client-2: found 0"),
+        ({"joins": {"clinic-2": 2}}, "the clients are client-0, client-1, client-2"),
+        ({"joins": {"client-2": 6}}, "join in round 6, and the federation has 5; lower it"),
+        ({"joins": {f"client-{n}": 2 for n in range(3)}}, "no client for round 1"),
+        ({"joins": {"client-2": 2}, "fraction": 0.5}, "strategy.fraction is 0.5; remove one"),
+        (
+            {"joins": {"client-2": 2}, "quorum": 2, "tolerate_failures": True},
+            "strategy.quorum is 2; remove one",
+        ),
     ],
 )
 def test_a_wrong_strategy_section_is_named_with_its_mend(strategy: Any, words: Any) -> None:
@@ -71,6 +80,13 @@ def test_a_wrong_strategy_section_is_named_with_its_mend(strategy: Any, words: A
 def test_fedboosting_without_validation_data_is_refused_before_anything_starts() -> None:
     with pytest.raises(BractError, match=r"data\.validation is 0"):
         build_config({"strategy": {"name": "fedboosting"}, "data": {"validation": 0.0}})
+
+
+def test_clients_that_join_later_and_encryption_exclude_each_other() -> None:
+    content = {"strategy": {"joins": {"client-2": 2}}}
+    assert create_strategy(build_config(content)).joins == {"client-2": 2}
+    with pytest.raises(BractError, match="under encryption: masks every client takes part"):
+        build_config(content | {"encryption": "masks"})
 
 
 def test_a_run_config_can_switch_the_strategy_of_a_whole_file() -> None:

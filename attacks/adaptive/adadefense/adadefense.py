@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.adaptive.adadefense.inversion import Inversion, invert, sending_error
+from bract.attacks.adaptive.adadefense.keyed import expected
 from bract.attacks.adaptive.adadefense.moments import (
     UNIT,
     Moments,
@@ -51,6 +52,9 @@ def undo_adadefense(observation: Observation, known: Known) -> Evidence:
     formula is exact at any round; ``notes`` records it, and the bounds then hold under that
     assumption only.
 
+    With secret first updates no coordinate can be solved for: see `bract.attacks.adaptive.
+    adadefense.keyed`.
+
     Raises
     ------
     BractError
@@ -60,6 +64,8 @@ def undo_adadefense(observation: Observation, known: Known) -> Evidence:
     """
     hyper = declared(AdaDefense, observation)
     rounds = rounds_of(observation, known.history)
+    if hyper.secret_updates:
+        return averaged(observation, hyper, len(rounds))
     notes: dict[str, Any] = {
         "method": "inverted the defended update per coordinate",
         "defense": "adadefense",
@@ -102,6 +108,12 @@ def undo_adadefense(observation: Observation, known: Known) -> Evidence:
         else None,
         notes=notes,
     )
+
+
+def averaged(observation: Observation, hyper: AdaDefense, rounds: int) -> Evidence:
+    """Return how to match an upload of a client with secret first updates."""
+    found = expected(observation, hyper, rounds)
+    return Evidence(target=found.target, adapt=found.adapt, notes=found.notes)
 
 
 def _refuse_bare(observation: Observation, inverted: Inversion) -> None:

@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.adadefense.adadefense import missing_before, rounds_of, single_label
+from bract.attacks.adaptive.adadefense.adadefense import (
+    averaged,
+    missing_before,
+    rounds_of,
+    single_label,
+)
 from bract.attacks.adaptive.adadefense.inversion import Inversion, invert
 from bract.attacks.adaptive.adadefense.moments import DefendedUpdate, Moments
 from bract.attacks.adaptive.declared import declared, gradient_scale
@@ -90,6 +95,8 @@ def simulate_adadefense(observation: Observation, known: Known) -> Evidence:
     """
     hyper = declared(AdaDefense, observation)
     rounds, earlier = rounds_of(observation, known.history), known.earlier
+    if hyper.secret_updates:
+        return averaged(observation, hyper, len(rounds))
     missing, assumed = missing_before(hyper, rounds[0])
     if hyper.variant == "yogi" and len(rounds) + missing > 1:
         raise BractError(

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -296,3 +296,50 @@ def test_trust_lets_no_more_noise_in_than_wanted_unless_too_few_coordinates_are_
     assert float(kept.sum() ** 2 / kept.square().sum()) >= ENOUGH * int(large.resolved.sum())
     exact = replace(small, error=torch.zeros(1000, dtype=torch.float64))
     assert torch.equal(trust(exact), torch.ones(1000, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("hyper", "rounds"),
+    [
+        ({}, 1),
+        ({"secret_updates": 1, "beta2": 0.9}, 1),
+        ({"variant": "adagrad", "eps_placement": "outside", "epsilon": 0.1}, 2),
+        ({"bias_correction": False, "eps_placement": "uncorrected", "epsilon": 0.01}, 3),
+    ],
+)
+def test_the_simulation_of_secret_updates_is_the_mean_of_what_clients_send(
+    hyper: Any, rounds: int
+) -> None:
+    hyper = {"secret_updates": 3, **hyper}
+    some, copies = torch.tensor([0.0, 0.3, -1.0, 4.0]), 4000
+    seen = vector(some.repeat(copies), rounds, **hyper)
+    found = evidence_for(seen[-1], "adaptive", seen[:-1])
+    assert found.adapt is not None
+    client = found.adapt(cast(Any, lambda *_: {"w": some.repeat(copies)[None]}), 1)
+    expected = client(*(cast(Any, None),) * 6)["w"].reshape(copies, 4)[0]
+    sent = found.target["w"].reshape(copies, 4)
+    error = sent.std(dim=0) / copies**0.5
+    # Over 64 secrets the mean itself is not exact.
+    assert (expected - sent.mean(dim=0)).abs().le(5 * error + 0.1 * sent.std(dim=0)).all()
+    assert float(expected[0].abs()) < 1e-6
+
+
+def test_a_chain_before_secret_updates_has_no_adaptive_attacker_and_says_so() -> None:
+    (seen,) = vector(torch.tensor([0.3, -1.0]), secret_updates=1)
+    entries = ({"name": "pruning", "ratio": 0.5}, *seen.declaration.defenses)
+    chained = replace(seen, declaration=replace(seen.declaration, defenses=entries))
+    with pytest.raises(BractError, match="knows pruning before adadefense with secret_updates"):
+        evidence_for(chained, "adaptive")
+    (yogi,) = vector(torch.tensor([0.3, -1.0]), secret_updates=1, variant="yogi")
+    with pytest.raises(BractError, match="variant 'yogi' with secret_updates"):
+        evidence_for(yogi, "adaptive")
+
+
+def test_pruning_after_secret_updates_is_matched_where_coordinates_survived() -> None:
+    (seen,) = vector(torch.tensor([0.3, -1.0, 2.0, 0.1]), secret_updates=1)
+    entries = (*seen.declaration.defenses, {"name": "pruning", "ratio": 0.5})
+    update = {"w": seen.update["w"] * torch.tensor([0.0, 1.0, 1.0, 0.0])}
+    chained = replace(seen, update=update, declaration=replace(seen.declaration, defenses=entries))
+    found = evidence_for(chained, "adaptive")
+    assert found.adapt is not None and found.bounds is not None
+    assert (found.bounds["w"] > 0).tolist() == [True, False, False, True]
