@@ -70,7 +70,7 @@ SETTINGS = (
     Setting("sigmoid", "mnist", 1, training="trained"),
 )
 
-DEFENDED = (Setting("relu", "mnist", 1), Setting("relu", "mnist", 1, training="trained"))
+DEFENDED = (Setting("relu", "mnist", 1),)
 
 
 @cache

@@ -82,7 +82,8 @@ def alive_units(
         groups.setdefault(at, []).append((near, place, sign * float(told[at])))
     for at, units in groups.items():
         nearest = sorted(units)[:_MOST]
-        best, chosen = (float(off[at]) / float(deviation[at])) ** 2, ()
+        best = (float(off[at]) / float(deviation[at])) ** 2
+        chosen: tuple[tuple[float, int, float], ...] = ()
         for count in range(1, len(nearest) + 1):
             for some in itertools.combinations(nearest, count):
                 left = (float(off[at]) + sum(one[2] for one in some)) / float(deviation[at])

@@ -31,12 +31,19 @@ def defended(digits: Any) -> Any:
     return image, replace(seen, update=sent, declaration=declared)
 
 
-def test_one_digit_behind_adadefense_is_read_off(defended: Any) -> None:
+def test_one_digit_behind_adadefense_is_read_off_and_fitted(
+    defended: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image, seen = defended
     (found,) = reconstruct(seen, "r-gap", tier="adaptive", device="cpu")
     assert isinstance(found, Reconstruction)
     assert float(psnr(found.images, image)[0]) > 60
     assert found.certificate is None
+    monkeypatch.setattr("bract.attacks.methods.r_gap.r_gap.MOST_FITTED", 0)
+    (read,) = reconstruct(seen, "r-gap", tier="adaptive", device="cpu")
+    assert isinstance(read, Reconstruction)
+    apart, before = (float((one.images - image).square().sum()) for one in (found, read))
+    assert apart < 0.5 * before
 
 
 def test_uneven_weights_without_errors_are_refused(
