@@ -1,6 +1,6 @@
 """What `r-gap` reads off single images, by activation, data and training.
 
-    OMP_NUM_THREADS=1 python -m experiments.recursion [--split choose] [--json]
+    OMP_NUM_THREADS=1 python -m experiments.recursion [--part defended] [--split choose] [--json]
 
 Each row is 8 single images of `experiments.harness.images` (digits of MNIST in grey, photographs in
 colour, 32 pixels) through strided LeNets of 4 seeds, one gradient each, undefended. ``trained``
@@ -13,7 +13,7 @@ scores. CPU seconds are the process' own on one thread, an image.
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 
 from bract.attacks import Reconstruction, reconstruct
 from bract.audit.questions.reconstruction.scores.image import psnr
+from bract.client.defenses import build_defenses
 from bract.models import MODELS
 from experiments.harness.command import emit, note, note_row, parse, parser
 from experiments.harness.images import image_set, training_images
@@ -33,7 +34,13 @@ COLUMNS = (
     *("activation", "data", "channels", "training", "init", "images", "exact", "refused"),
     *("psnr", "psnr_low", "psnr_high", "worst", "open", "cpu_seconds"),
 )
+DEFENDED_COLUMNS = (
+    *("activation", "data", "training", "images", "plain", "known"),
+    *("lost", "lost_low", "lost_high", "plain_exact", "known_exact", "known_worst"),
+    *("known_refused", "plain_cpu_seconds", "known_cpu_seconds"),
+)
 IMAGES, NETWORKS, CLASSES = 8, 4, 10
+EXACT = 60.0
 _STEPS, _BATCH, _LR = 200, 64, 2e-3
 _LAYERS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -62,6 +69,8 @@ SETTINGS = (
     Setting("relu", "mnist", 1, training="trained"),
     Setting("sigmoid", "mnist", 1, training="trained"),
 )
+
+DEFENDED = (Setting("relu", "mnist", 1),)
 
 
 @cache
@@ -105,7 +114,7 @@ def row_of(setting: Setting, split: str) -> Row:
     return {
         **vars(setting),
         "images": IMAGES,
-        "exact": sum(one > 60 for one in made),
+        "exact": sum(one > EXACT for one in made),
         "refused": refused,
         **columns("psnr", made, places, [number % NETWORKS for number in places]),
         "worst": min(made, default=None),
@@ -114,16 +123,66 @@ def row_of(setting: Setting, split: str) -> Row:
     }
 
 
-def rows(split: str) -> Iterator[Row]:
-    """Measure every setting."""
+def defended_row(setting: Setting, split: str) -> Row:
+    """Attack the images of a setting, each undefended and behind AdaDefense."""
+    held = image_set(setting.data, IMAGES, split)
+    images = held.images.float()
+    if images.shape[1] != setting.channels:
+        images = images.mean(dim=1, keepdim=True)
+    made: dict[str, list[float]] = {"plain": [], "known": []}
+    spent = dict.fromkeys(made, 0.0)
+    refused = dict.fromkeys(made, 0)
+    for number in range(IMAGES):
+        network = network_of(setting, first_seed(split) + number % NETWORKS)
+        image, label = images[number : number + 1], held.labels[number : number + 1]
+        seen = gradient_upload(network, image, label, model="benchmarked", activation="relu")
+        MODELS._entries["benchmarked"] = lambda network=network, **_: network
+        chain = build_defenses([{"name": "adadefense"}])
+        declared = replace(seen.declaration, defenses=tuple(chain.public()))
+        sent = replace(seen, update=chain.protect(seen.update, {}), declaration=declared)
+        for name, upload in (("plain", seen), ("known", sent)):
+            begun = time.process_time()
+            (found,) = reconstruct(upload, "r-gap", tier="adaptive", device="cpu")
+            spent[name] += time.process_time() - begun
+            if isinstance(found, Reconstruction):
+                shown = found.images
+            else:
+                note(found.reason)
+                refused[name] += 1
+                shown = torch.full_like(image, 0.5)
+            made[name].append(float(psnr(shown, image)[0]))
+        note(f"{number}: {made['plain'][-1]:.1f} dB undefended, {made['known'][-1]:.1f} defended")
+    places, networks = list(range(IMAGES)), [number % NETWORKS for number in range(IMAGES)]
+    lost = [one - other for one, other in zip(made["plain"], made["known"], strict=True)]
+    row: Row = {**vars(setting), "images": IMAGES, **columns("lost", lost, places, networks)}
+    for name, values in made.items():
+        row |= columns(name, values, places, networks)
+        row |= {
+            f"{name}_exact": sum(one > EXACT for one in values),
+            f"{name}_worst": min(values),
+            f"{name}_refused": refused[name],
+            f"{name}_cpu_seconds": spent[name] / IMAGES,
+        }
+    return row
+
+
+def rows(split: str, part: str) -> Iterator[Row]:
+    """Measure every setting of a part."""
+    if part == "defended":
+        for setting in DEFENDED:
+            yield note_row(defended_row(setting, split), DEFENDED_COLUMNS)
+        return
     for setting in SETTINGS:
         yield note_row(row_of(setting, split), COLUMNS)
 
 
 def main() -> None:
     """Measure; print the table or JSON."""
-    options = parse(parser(__doc__, "split"))
-    emit(list(rows(options.split)), COLUMNS, as_json=options.json)
+    made = parser(__doc__, "split")
+    made.add_argument("--part", choices=("activations", "defended"), default="activations")
+    options = parse(made)
+    shown = DEFENDED_COLUMNS if options.part == "defended" else COLUMNS
+    emit(list(rows(options.split, options.part)), shown, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,9 @@ class Evidence:
         proportions matter: `bract.attacks.problem.case.open_case` scales them so that two
         images stay as far apart as they are undefended. Weights of tensors that are no parameters
         stay.
+    errors
+        Bounds on the error of each coordinate, same names and shapes, for attacks that solve
+        linear equations and weigh each by itself; infinite where nothing is known.
     alternatives
         Other readings that a coordinate allows, ``(K, ...)`` for the names of ``target``: what is
         simulated is compared with the nearest one.
@@ -130,6 +133,7 @@ class Evidence:
 
     target: Tensors
     weights: Tensors | None = None
+    errors: Tensors | None = None
     alternatives: Tensors | None = None
     nuisance: Tensors | None = None
     bounds: Tensors | None = None

@@ -22,8 +22,16 @@ def require_one_gradient(case: Case, attack: str) -> None:
         )
 
 
-def require_exact(case: Case, names: Sequence[str], attack: str) -> None:
-    """Refuse evidence that leaves coordinates of these parameters open."""
+def require_exact(
+    case: Case, names: Sequence[str], attack: str, *, uneven_with_errors: bool = False
+) -> None:
+    """Refuse evidence that leaves coordinates of these parameters open.
+
+    Parameters
+    ----------
+    uneven_with_errors
+        Whether weights may differ where the evidence has the error of every coordinate.
+    """
     evidence, key = case.evidence, case.observation.key
     if missing := [name for name in names if name not in evidence.target]:
         raise BractError(f"{key}: the evidence lacks {', '.join(missing)}")
@@ -32,7 +40,7 @@ def require_exact(case: Case, names: Sequence[str], attack: str) -> None:
     uneven = any(w is not None and bool((w != w.flatten()[0]).any()) for w in weights)
     if (
         evidence.likelihood is not None
-        or uneven
+        or (uneven and not (uneven_with_errors and evidence.errors))
         or any(
             group and any(name in group and bool(group[name].any()) for name in names)
             for group in doubtful

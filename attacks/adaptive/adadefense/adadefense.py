@@ -100,9 +100,11 @@ def undo_adadefense(observation: Observation, known: Known) -> Evidence:
     like = {name: observation.update[name] for name in observation.update}
     wanted = unflatten(inverted.g * gradient_scale(observation), like)
     trusted = unflatten(weights, like)
+    errors = unflatten(inverted.error * gradient_scale(observation), like)
     return Evidence(
         target={n: wanted[n].to(observation.parameters[n].dtype) for n in observation.parameters},
         weights={n: trusted[n].to(observation.parameters[n].dtype) for n in observation.parameters},
+        errors={n: errors[n] for n in observation.parameters},
         labels=single_label(observation, flatten(observation.update))
         if before.rounds == 1
         else None,

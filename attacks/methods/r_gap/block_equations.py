@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from bract.attacks.methods.r_gap.least_squares import (
     matrix_of,
     undetermined,
 )
+from bract.attacks.methods.r_gap.rank_one import logit_gradient_from_weights
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -29,20 +30,37 @@ GAP = 1e-3
 MOST_ENTRIES = 1 << 28
 """Most entries of the matrix that is factorised, 2 GiB."""
 
+ROUNDING = 2e-7
+"""Error of every equation, as a share of the tensor's root mean square, where each has its own."""
+
 _IDENTITY = 1e-9
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """What is known of a block's output ``z``: it, how much its value moves with it, and floors."""
+    """What is known of a block's output ``z``.
+
+    Attributes
+    ----------
+    argument, slope
+        It, and how much the activation's value moves with it.
+    below
+        Where only a ceiling is known, since the activation cut it off; None without.
+    errors
+        Standard deviations of the activation's values; None where rounding alone is left.
+    """
 
     argument: Tensor
     slope: Tensor
     below: Tensor | None
+    errors: Tensor | None = None
 
 
-def logit_gradient(last: Block, state: Tensors, gradients: Tensors) -> Tensor:
-    """Return the loss' gradient at the logits: that of the bias which is added to them."""
+def logit_gradient(last: Block, state: Tensors, gradients: Tensors, trust: Tensors) -> Tensor:
+    """Return the loss' gradient at the logits: that of the bias which is added to them.
+
+    Where that is not known to rounding, the gradient of the last weights gives it.
+    """
     probe = torch.zeros(last.shape, dtype=torch.float64)
     with torch.no_grad():
         plain = last(probe, state)
@@ -54,8 +72,27 @@ def logit_gradient(last: Block, state: Tensors, gradients: Tensors) -> Tensor:
             if float((other - plain - moved.view_as(plain)).abs().max()) < _IDENTITY * max(
                 1.0, float(plain.abs().max())
             ):
-                return gradients[name].reshape(plain.shape)
+                found = gradients[name].reshape(plain.shape)
+                return _by_weights(last, state, gradients, trust, name) if name in trust else found
     raise BractError("its last layer has no bias, whose gradient is the loss' at the logits")
+
+
+def _by_weights(
+    last: Block, state: Tensors, gradients: Tensors, trust: Tensors, bias: str
+) -> Tensor:
+    classes = state[bias].numel()
+    matrices = [n for n in last.parameters if state[n].dim() == 2 and len(state[n]) == classes]
+    if len(matrices) != 1:
+        raise BractError("its last layer is not linear, and the gradient of its bias is in doubt")
+    (name,) = matrices
+    found = logit_gradient_from_weights(
+        gradients[name],
+        trust.get(name, torch.ones_like(gradients[name])),
+        state[name],
+        state[bias].flatten(),
+        gradients[bias].flatten(),
+    )
+    return found.view(1, classes)
 
 
 def weights_of(block: Block, gradients: Tensors) -> Tensors:
@@ -98,6 +135,7 @@ def input_of(
     block: Block,
     state: Tensors,
     gradients: Tensors,
+    trust: Tensors,
     slope: Tensor,
     leaving: Leaving | None,
     bounds: tuple[Tensor, Tensor],
@@ -111,6 +149,10 @@ def input_of(
     ----------
     gradients
         Of the block's parameters.
+    trust
+        Weights of their coordinates, 1 where the error is well below `ROUNDING` of the tensor's
+        root mean square; empty where rounding alone is left. With them, what enters comes with
+        its errors, and what leaves is weighed by those of it.
     slope
         The loss' gradient at what leaves the block, like it.
     leaving
@@ -125,19 +167,30 @@ def input_of(
         Called between steps; raises where the time is over.
     """
     zero = torch.zeros(block.shape, dtype=torch.float64)
+    one = torch.ones((), dtype=torch.float64)
     names = [n for n in telling(block, state, slope, list(gradients)) if gradients[n].any()]
     offsets = [v.detach() for v in weight_gradients(block, state, zero, slope, names)]
-    scales = [_scale(gradients[name]) for name in names]
+    with torch.no_grad():
+        made = block(zero, state)
+    share, even = None, ROUNDING
+    if leaving is not None:
+        typical = float((leaving.argument * leaving.slope).square().mean().sqrt()) or 1.0
+        share = leaving.slope / typical
+        if leaving.errors is not None:
+            alike = leaving.errors[leaving.slope != 0] / typical
+            if len(alike) and bounds[1].dim() == 3:
+                # What fills an image's gaps must not outweigh equations of usual precision.
+                even = max(ROUNDING, float(alike.median()))
+            share = share / (1.0 + (leaving.errors / (even * typical)).square()).sqrt()
+            trust = {
+                n: 1.0 / (1.0 + (1.0 / w - 1.0) * (ROUNDING / even) ** 2) for n, w in trust.items()
+            }
+    scales = [_scale(gradients[name]) * trust.get(name, one).sqrt() for name in names]
     right = [
         (gradients[name] - offset) * scale
         for name, offset, scale in zip(names, offsets, scales, strict=True)
     ]
-    with torch.no_grad():
-        made = block(zero, state)
-    share = None
-    if leaving is not None:
-        typical = float((leaving.argument * leaving.slope).square().mean().sqrt()) or 1.0
-        share = leaving.slope / typical
+    if leaving is not None and share is not None:
         right.append((leaving.argument - made) * share)
 
     def rows(values: Tensor) -> list[Tensor]:
@@ -157,18 +210,21 @@ def input_of(
     alive = 0 if share is None else int((share != 0).sum())
     # Fewer equations than unknowns leave a gap, whatever they are.
     told = sum(gradients[name].numel() for name in names) + alive
-    if told >= (1.0 - GAP) * zero.numel():
+    if not trust and told >= (1.0 - GAP) * zero.numel():
         solved = conjugate_gradients(rows, right, zero, steps=STEPS)
         if solved.met:
             gap = undetermined(rows, zero, steps=STEPS)
             if gap <= GAP:
                 return solved, gap
     if zero.numel() > most:
-        raise BractError(
-            f"the equations of what enters {block.name} leave some of it open or are nearly "
-            f"dependent, and {zero.numel()} unknowns are more than max_unknowns ({most})"
+        why = (
+            "are known unevenly well" if trust else "leave some of it open or are nearly dependent"
         )
-    count = sum(one.numel() for one in right)
+        raise BractError(
+            f"the equations of what enters {block.name} {why}, and {zero.numel()} unknowns are "
+            f"more than max_unknowns ({most})"
+        )
+    count = sum(group.numel() for group in right)
     if count * zero.numel() > MOST_ENTRIES:
         raise BractError(
             f"the equations of what enters {block.name} leave some of it open or are nearly "
@@ -178,6 +234,10 @@ def input_of(
         matrix_of(rows, zero), torch.cat([one.flatten() for one in right]), block.shape
     )
     solved, gap = equations.solve(guess)
+    errors = None
+    if trust:
+        assert solved.errors is not None
+        errors = even * solved.errors
     if gap > GAP:
         image = bounds[1].dim() == 3
         solved = equations.completed(
@@ -186,7 +246,7 @@ def input_of(
             variation=image,
             due=due,
         )
-    return solved, gap
+    return replace(solved, errors=errors), gap
 
 
 def _limits(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,12 +29,15 @@ class Solution:
         Steps of conjugate gradients, or factorisations.
     met
         Whether steps sufficed.
+    errors
+        Standard deviation of ``value`` for errors of one in every equation, or None.
     """
 
     value: Tensor
     residual: float
     steps: int
     met: bool = True
+    errors: Tensor | None = None
 
 
 def conjugate_gradients(
@@ -175,8 +178,9 @@ class NormalEquations:
         for _ in range(_REFINED):
             left = self._matrix.T @ (self._right - self._matrix @ value) / self._size
             value = value + torch.cholesky_solve(left[:, None], factor)[:, 0]
-        inverse = torch.cholesky_inverse(factor)
-        return self._solution(value, 1), self._ridge * float(inverse.diagonal().mean())
+        inverse = torch.cholesky_inverse(factor).diagonal()
+        errors = (inverse / self._size).sqrt().view(self._shape)
+        return replace(self._solution(value, 1), errors=errors), self._ridge * float(inverse.mean())
 
     def completed(
         self,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Batches, Cost
-from bract.attacks.methods.r_gap.block_equations import logit_gradient
+from bract.attacks.methods.r_gap.block_equations import ROUNDING, logit_gradient
 from bract.attacks.methods.r_gap.chain import Chain, chain_of
 from bract.attacks.methods.r_gap.recursion import Recursion, recurse
 from bract.attacks.problem.case import Case
@@ -24,9 +24,20 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Recipe, Run
+from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
 from bract.attacks.solve.matching import hard_labels
 from bract.errors import BractError
 from bract.protocol.update import Tensors
+
+_TYPICAL = 0.15
+"""Typical error of a coordinate as a share of its bound."""
+
+MOST_FITTED = 2048
+"""Most pixels that are fitted once more to unevenly known coordinates; time grows with their
+cube."""
+
+_FITTED = 12
+_FAINT = 1e-3
 
 
 @ATTACKS.register("r-gap")
@@ -44,6 +55,12 @@ class RGAP(Attack):
     what was cut off counts as not above zero, inputs are in the range of the activation before, and
     pixels in [0, 1] are the ones of least total variation; gaps in a hidden layer are then filled
     once more from the image so found. An attack that does not arrive refuses.
+
+    Where an adaptive attacker has the error of each coordinate (`Evidence.errors`), as behind
+    AdaDefense, equations are weighed by it, and errors are carried from layer to layer. The loss'
+    gradient at the logits then follows from the gradient of the last weights (`rank_one`), units
+    in doubt are decided by the gradients of biases (`alive_units`), and an image of up to
+    `MOST_FITTED` pixels is fitted to all layers at once.
 
     The equations do not need the gradient's length, which clipping changes: the loss is the squared
     distance of the two gradients after each is divided by its norm.
@@ -81,9 +98,9 @@ class RGAP(Attack):
         chain = self._chain(case)
         used = {name for block in chain.blocks for name in block.parameters}
         learned = [name for name in case.target_model.parameter_names if name in used]
-        require_exact(case, learned, self.name)
+        require_exact(case, learned, self.name, uneven_with_errors=True)
         try:
-            logit_gradient(chain.blocks[-1], _state(case), _gradients(case))
+            logit_gradient(chain.blocks[-1], _state(case), _gradients(case), _trust(case))
         except BractError as error:
             raise BractError(f"{_model(case)}: {error}") from error
         return case
@@ -92,6 +109,7 @@ class RGAP(Attack):
         """Go back through the layers; restarts of one observation share the result."""
         images = torch.zeros((problem.trials, *problem.image_shape), dtype=torch.float64)
         done: dict[str, Recursion] = {}
+        read: dict[str, Tensor] = {}
         begun = time.perf_counter()
         for trial, case in enumerate(problem.cases):
             key = case.observation.key
@@ -106,8 +124,8 @@ class RGAP(Attack):
                         raise BractError("its time is over; raise budget.seconds")
 
                 done[key] = self._recursion(case, report, due)
-            pixels = case.target_model.denormalise(done[key].inputs)
-            images[trial] = pixels.clamp(0.0, 1.0)
+                read[key] = self._fitted(problem.select([trial]), done[key].inputs, due)
+            images[trial] = read[key]
         problem.target_model.model.to(problem.device)
         exact = problem.to(torch.float64)
         labels = hard_labels(problem).to(torch.float64)
@@ -129,6 +147,29 @@ class RGAP(Attack):
                 for case in problem.cases
             ],
         )
+
+    def _fitted(self, problem: Problem, inputs: Tensor, due: Callable[[], None]) -> Tensor:
+        """Return the image ``(1, C, H, W)`` of inputs, fitted to what is known unevenly well.
+
+        The recursion goes by one layer at a time, whose errors the next ones inherit. All layers
+        together, each coordinate by its own error, then say more (`levenberg_marquardt`).
+        """
+        (case,) = problem.cases
+        image = case.target_model.denormalise(inputs).clamp(0.0, 1.0)
+        weights = _inverse_variances(case)
+        if not weights or image.numel() > MOST_FITTED:
+            return image
+        due()
+        exact = problem.to(torch.float64)
+        exact = replace(exact, weights={n: w[None].to(problem.device) for n, w in weights.items()})
+        fit = levenberg_marquardt(
+            exact,
+            image[None].to(problem.device),
+            hard_labels(problem).to(torch.float64),
+            exact.unknowns(),
+            iterations=_FITTED,
+        )
+        return fit.images.cpu()
 
     def _error(self, case: Case, found: Recursion, loss: float) -> float | None:
         """Return how far off a pixel is taken to be, by recursions from other roundings.
@@ -165,6 +206,7 @@ class RGAP(Attack):
                 self._chain(case),
                 _state(case),
                 _gradients(case) if gradients is None else gradients,
+                _trust(case),
                 low=low,
                 high=high,
                 most=self.max_unknowns,
@@ -201,6 +243,38 @@ def _gradients(case: Case) -> Tensors:
         for name in case.target_model.parameter_names
         if name in case.evidence.target
     }
+
+
+def _shares(case: Case) -> dict[str, tuple[Tensor, float]]:
+    """Return errors of coordinates by name, and the root mean square that `ROUNDING` is of."""
+    errors, known = case.evidence.errors or {}, set(case.target_model.parameter_names)
+    found = {}
+    for name in known & set(errors):
+        error, value = _exact(errors[name]), _exact(case.evidence.target[name])
+        certain = value[error.isfinite()]
+        size = float(certain.square().mean().sqrt()) if len(certain) else 0.0
+        found[name] = (_TYPICAL * error, max(size, 1e-300))
+    return found
+
+
+def _trust(case: Case) -> Tensors:
+    """Return weights of coordinates by their errors; empty where rounding alone is left."""
+    return {
+        name: 1.0 / (1.0 + (error / (ROUNDING * size)).square())
+        for name, (error, size) in _shares(case).items()
+    }
+
+
+def _inverse_variances(case: Case) -> Tensors:
+    """Return the inverse of each coordinate's variance, the largest one 1."""
+    shares = _shares(case)
+    least = _FAINT * max((size for _, size in shares.values()), default=1.0)
+    found = {
+        name: 1.0 / (error.square() + (ROUNDING * max(size, least)) ** 2)
+        for name, (error, size) in shares.items()
+    }
+    most = max((float(value.max()) for value in found.values()), default=1.0)
+    return {name: value / most for name, value in found.items()}
 
 
 def _exact(value: Tensor) -> Tensor:

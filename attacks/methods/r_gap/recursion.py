@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks.methods.r_gap.activations import Activation
+from bract.attacks.methods.r_gap.alive_units import alive_units
 from bract.attacks.methods.r_gap.block_equations import (
     GAP,
+    ROUNDING,
     Leaving,
     input_of,
     logit_gradient,
@@ -66,6 +68,7 @@ def recurse(
     chain: Chain,
     state: Tensors,
     gradients: Tensors,
+    trust: Tensors | None = None,
     *,
     low: Tensor,
     high: Tensor,
@@ -87,6 +90,8 @@ def recurse(
         Parameters and buffers by name, float64.
     gradients
         Of the parameters, float64.
+    trust
+        Weights of their coordinates; None or empty where rounding alone is left.
     low, high
         Least and largest input of the model, ``(C, 1, 1)``.
     most
@@ -101,7 +106,7 @@ def recurse(
     for number in range(_PASSES):
         guess = None if best is None else best.inputs
         try:
-            found = _pass(chain, state, gradients, (low, high), most, guess, due)
+            found = _pass(chain, state, gradients, trust or {}, (low, high), most, guess, due)
         except BractError:
             if best is None:
                 raise
@@ -121,6 +126,7 @@ def _pass(
     chain: Chain,
     state: Tensors,
     gradients: Tensors,
+    trust: Tensors,
     range_of_inputs: tuple[Tensor, Tensor],
     most: int,
     guess: Tensor | None,
@@ -130,22 +136,33 @@ def _pass(
     guesses = _entering(chain, state, guess)
     gaps: dict[str, float] = {}
     leaving: Leaving | None = None
-    slope = logit_gradient(chain.blocks[-1], state, gradients)
+    slope = logit_gradient(chain.blocks[-1], state, gradients, trust)
     for place in reversed(range(len(chain.blocks))):
         block = chain.blocks[place]
         before = chain.blocks[place - 1].activation if place else None
-        _check_biases(block, state, gradients, slope, gaps)
+        _check_biases(block, state, gradients, trust, slope, gaps)
         bounds = range_of_inputs
         if before is not None:
             bounds = (slope.new_tensor(before.low), slope.new_tensor(before.high))
         weights = weights_of(block, gradients)
         solved, gap = input_of(
-            block, state, weights, slope, leaving, bounds, most, guesses.get(block.name), due
+            block, state, weights, trust, slope, leaving, bounds, most, guesses.get(block.name), due
         )
         gaps = {block.name: gap, **gaps}
         if before is not None:
             slope = _handed_down(block, state, solved.value, slope)
-            leaving, slope = _behind(before, solved.value, slope)
+            alive = solved.value > _floor_noise(solved.value)
+            if before.floor and solved.errors is not None:
+                alive = alive_units(
+                    solved.value,
+                    solved.errors,
+                    slope,
+                    chain.blocks[place - 1],
+                    state,
+                    gradients,
+                    trust,
+                )
+            leaving, slope = _behind(before, solved.value, solved.errors, alive, slope)
     return Recursion(inputs=solved.value, gaps=gaps, residual=solved.residual)
 
 
@@ -171,15 +188,28 @@ def _handed_down(block: Block, state: Tensors, values: Tensor, slope: Tensor) ->
     return found
 
 
-def _behind(activation: Activation, values: Tensor, slope: Tensor) -> tuple[Leaving, Tensor]:
-    """Go through an activation: what is known of its argument, and the gradient there."""
+def _behind(
+    activation: Activation,
+    values: Tensor,
+    errors: Tensor | None,
+    alive: Tensor,
+    slope: Tensor,
+) -> tuple[Leaving, Tensor]:
+    """Go through an activation: what is known of its argument, and the gradient there.
+
+    Parameters
+    ----------
+    errors
+        Standard deviations of ``values``, or None.
+    alive
+        Where values are above the floor, if there is one.
+    """
     below = None
     if activation.floor:
-        alive = values > _floor_noise(values)
         values = torch.where(alive, values, torch.full_like(values, activation.low))
         below = ~alive
     steep = activation.slope(values)
-    return Leaving(activation.inverse(values), steep, below), slope * steep
+    return Leaving(activation.inverse(values), steep, below, errors), slope * steep
 
 
 def _floor_noise(values: Tensor) -> float:
@@ -191,7 +221,12 @@ def _floor_noise(values: Tensor) -> float:
 
 
 def _check_biases(
-    block: Block, state: Tensors, gradients: Tensors, slope: Tensor, gaps: dict[str, float]
+    block: Block,
+    state: Tensors,
+    gradients: Tensors,
+    trust: Tensors,
+    slope: Tensor,
+    gaps: dict[str, float],
 ) -> None:
     """Check gradients that do not depend on the input, as those of biases, against ``slope``."""
     zero = torch.zeros(block.shape, dtype=torch.float64)
@@ -199,8 +234,11 @@ def _check_biases(
     speaking = telling(block, state, slope, given)
     fixed = [name for name in given if name not in speaking]
     for name, value in zip(fixed, weight_gradients(block, state, zero, slope, fixed), strict=True):
-        length = float(gradients[name].norm())
-        apart = float((value.detach() - gradients[name]).norm())
+        weight = torch.ones_like(value.detach())
+        if name in trust:
+            weight = (1.0 + (1.0 / trust[name] - 1.0) * (ROUNDING / _APART) ** 2).rsqrt()
+        length = float((weight * gradients[name]).norm())
+        apart = float((weight * (value.detach() - gradients[name])).norm())
         if not apart <= _APART * length:
             later = ", ".join(f"{at} {share:.1%}" for at, share in gaps.items() if share > GAP)
             why = f"; its equations leave open, of what enters {later}" if later else ""
