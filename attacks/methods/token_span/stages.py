@@ -22,6 +22,9 @@ CONTEXTUAL = 3
 _SAME = 1e-5
 """Relative difference up to which two inputs of a layer count as equal."""
 
+_SHORTEST = 3
+"""Tokens of a probe, at least: one in the middle, one before and one after it."""
+
 
 class _SeenError(Exception):
     """Every wanted input has been recorded; ends the forward pass."""
@@ -85,13 +88,15 @@ def find_stages(
     trained
         Names of the parameters whose gradient is known.
     vocabulary, length
-        Number of token ids, and tokens of a probe; at least 4.
+        Number of token ids, and tokens of a probe.
 
     Raises
     ------
     BractError
-        If no trained linear layer sees single tokens.
+        If no trained linear layer sees single tokens, or texts have fewer than 3.
     """
+    if length < _SHORTEST:
+        raise BractError(f"texts have {length} tokens, expected {_SHORTEST} or more")
     generator = torch.Generator().manual_seed(seed)
     probe = torch.randint(vocabulary, (1, length), generator=generator)
     layers = _linear_layers(model, set(trained))

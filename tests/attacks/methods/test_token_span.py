@@ -253,6 +253,12 @@ def test_a_defense_with_unknowns_of_the_client_is_attacked() -> None:
     assert got.images.shape == (1, SCHEMA.length, 1, 1)
 
 
+def test_texts_too_short_for_a_probe_are_refused() -> None:
+    schema = TextSchema(vocabulary=120, length=2)
+    with pytest.raises(BractError, match="texts have 2 tokens, expected 3 or more"):
+        found(upload(ENCODER, torch.tensor([[5, 6]]), schema=schema), 1, schema)
+
+
 def test_other_inputs_are_refused_by_name() -> None:
     seen = upload(ENCODER, texts(1, seed=7))
     with pytest.raises(BractError, match="takes texts"):
