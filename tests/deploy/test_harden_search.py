@@ -462,3 +462,23 @@ def test_the_grid_of_the_benchmark_has_every_combination(tmp_path: Path) -> None
     assert whole["federations"] == 3 * len(combinations)
     assert search["federations"] < whole["federations"]
     assert search["met"] <= search["of"] == search["points"]
+
+
+def test_the_single_settings_of_the_benchmark_begin_with_their_control(tmp_path: Path) -> None:
+    from experiments import hardening_grid as grid
+    from experiments import hardening_settings as single
+
+    expected = {
+        "joins": ("joins", [{}, {"client-2": 3}, {"client-2": 5}]),
+        "secret": ("secret_updates", [0, 1, 2, 8]),
+    }
+    for name, content in single.SPACES.items():
+        (tmp_path / name).mkdir()
+        base = build_config({"defenses": content["defenses"][0]})
+        search = {"search": {"seeds": 1, "full": {"iterations": 30}}}
+        space = Space(base, SpaceFile.model_validate(content | search))
+        found = Hardening(tmp_path / name, space, Here(Fake()), say=lambda line: None)
+        found.run_grid(grid.combinations(space))
+        rows = [single.row(found.config(one), one) for one in found.candidates]
+        key, values = expected[name]
+        assert [row[key] for row in rows] == values

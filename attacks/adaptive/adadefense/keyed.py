@@ -101,8 +101,8 @@ def expected(observation: Observation, hyper: AdaDefense, rounds: int) -> Simula
     """Return an upload of AdaDefense with secret updates, and its mean as the simulation.
 
     The squared difference from what was sent is smallest, in the mean over secrets, at the
-    client's own update. Scatter around the mean is weighed alike in all coordinates, and an upload
-    of a later round is read by itself: an attacker who uses more may find more.
+    client's own update. Nothing else of the upload's law is used, and an upload of a later round
+    is read by itself: an attacker who uses more may find more (`experiments.secret_moments`).
 
     Parameters
     ----------
