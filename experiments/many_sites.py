@@ -1,18 +1,20 @@
 """Seconds, memory, file descriptors and processor time of rounds with many real SuperNodes.
 
-    python -m experiments.many_sites [--sites 10 25 50 100] [--rounds 5] [--late 5] [--tls] [--json]
+    python -m experiments.many_sites [--sites 10 25 50 100] [--a-round 20] [--rounds 5] [--late 2]
+        [--tls] [--json]
 
 Starts one SuperLink with a database, as kits do, and a SuperNode a site, each a process in a
-network namespace of its own (`experiments.harness.network`). Sites are added from one
-number to the next, a few at a time; at each number they wait first, and then train LeNet on the
-bundled digits. ClientApps are forked from one fork server for all sites, since a hundred
-processes that import torch themselves do not fit on one machine: what a site's own costs is in
-`experiments.site_memory`. Memory is the proportional share (PSS); processor time is that of the
-process named, so it holds also where sites and server share cores, as they do here. Seconds a
-round are those of this machine, whose cores train all clients.
+network namespace of its own (`experiments.harness.network`). Sites are added from one number to the
+next, a few at a time; at each number they wait first, and then `--a-round` of them, drawn anew each
+round, train LeNet on the bundled digits. Where fifty trained at a time on two cores with other
+work, Flower took their apps for dead. ClientApps are forked from one fork server for all sites,
+since a hundred processes that import torch themselves do not fit on one machine: what a site's own
+costs is in `experiments.site_memory`. Memory is the proportional share (PSS); processor time is
+that of the process named, so it holds also where sites and server share cores, as they do here.
+Seconds a round are those of this machine, whose cores train all clients.
 
-``--late N`` stops what trains at N sites during a round that a quorum of nine tenths closes
-(``grace`` 2 s), lets it go on afterwards, and counts whose late updates were refused by name.
+``--late N`` stops what trains at N sites in a round that a quorum of nine tenths closes (``grace``
+2 s), lets it go on afterwards, and counts whose late updates were refused by name.
 ``--tls`` adds TLS and SuperNode authentication, as kits have. The row ``a site`` is a line through
 the rows by least squares: the cost of each further site.
 """
@@ -52,11 +54,11 @@ from experiments.harness.network import Network, network
 from experiments.harness.result import Row
 
 COLUMNS = [
-    *("row", "sites", "tls", "round s", "SuperLink MB", "SuperLink files", "server app MB"),
+    *("row", "sites", "a round", "round s", "SuperLink MB", "SuperLink files", "server app MB"),
     *("SuperNode MB", "idle ms", "SuperLink ms", "server app ms", "late", "refused"),
 ]
 FITTED = (
-    *("round s", "SuperLink MB", "SuperLink files", "server app MB", "server app files"),
+    *("round s", "idle SuperLink MB", "SuperLink MB", "SuperLink files", "server app MB"),
     *("idle share", "SuperLink s", "server app s", "start s"),
 )
 """Columns through which a line is laid."""
@@ -74,8 +76,9 @@ def main() -> None:
     """Measure at each number of sites, then print the table or JSON."""
     arguments = parser(__doc__)
     arguments.add_argument("--sites", type=int, nargs="+", default=[10, 25, 50, 100])
+    arguments.add_argument("--a-round", type=int, default=20, help="sites that train in a round")
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--late", type=int, default=5, help="sites that are stopped in a round")
+    arguments.add_argument("--late", type=int, default=2, help="sites that are stopped in a round")
     arguments.add_argument("--tls", action="store_true", help="TLS and SuperNode authentication")
     options = arguments.parse_args()
     numbers = sorted(options.sites)
@@ -86,12 +89,12 @@ def main() -> None:
             began = time.monotonic()
             fleet.grow(number)
             about["start s"] = round(time.monotonic() - began, 1)
-            rows.append(about | waiting(fleet) | training(fleet, options.rounds))
+            rows.append(about | waiting(fleet) | training(fleet, options.a_round, options.rounds))
             note(json.dumps(rows[-1]))
         if len(numbers) > 1:
             rows.append({"row": "a site", "tls": options.tls, **a_site(rows)})
         if options.late:
-            rows.append(about | {"row": "late"} | late_sites(fleet, options.late))
+            rows.append(about | {"row": "late"} | late_sites(fleet, options.a_round, options.late))
     emit(rows, COLUMNS, as_json=options.json)
 
 
@@ -151,16 +154,21 @@ class Fleet:
         (found,) = [p.handle.pid for p in self.processes._running if p.name == name]
         return psutil.Process(found)
 
-    def workers(self, site: int) -> list[psutil.Process]:
-        """Return what writes to a site's log but for its SuperNode: what starts and runs apps."""
-        own = self.named(f"client-{site}").pid
-        log = (self._folder / "logs" / f"client-{site}.log").absolute()
-        found = []
+    def working(self) -> dict[int, list[psutil.Process]]:
+        """Return by site, where a ClientApp runs, what starts and runs apps there."""
+        found: dict[int, list[psutil.Process]] = {}
+        apps = set()
         for process in marked_processes(self.processes._mark):
-            with contextlib.suppress(OSError):
-                if process.pid != own and Path(f"/proc/{process.pid}/fd/1").readlink() == log:
-                    found.append(process)
-        return found
+            with contextlib.suppress(OSError, psutil.Error):
+                log = Path(f"/proc/{process.pid}/fd/1").readlink().stem
+                line = process.cmdline()
+                if not log.startswith("client-"):
+                    continue
+                site = int(log.removeprefix("client-"))
+                if process.pid != self.named(log).pid:
+                    found.setdefault(site, []).append(process)
+                    apps |= {site} if "flwr-clientapp" in line else set()
+        return {site: found[site] for site in sorted(apps)}
 
     def _start(self) -> None:
         self.processes.begin()
@@ -274,8 +282,10 @@ def waiting(fleet: Fleet) -> Row:
     }
 
 
-def configured(sites: int, rounds: int, **strategy: Any) -> FederationConfig:
+def configured(sites: int, a_round: int, rounds: int, **strategy: Any) -> FederationConfig:
     """Return the federation that is trained."""
+    # Half a site more, so that no rounding leaves one out.
+    fraction = min(1.0, (a_round + 0.5) / sites)
     return build_config(
         {
             "name": "sites",
@@ -285,7 +295,7 @@ def configured(sites: int, rounds: int, **strategy: Any) -> FederationConfig:
             "data": {"image_size": 16, "validation": 0.0},
             "training": {"local_steps": 1},
             "capture": {"enabled": False},
-            "strategy": {"name": "fedavg", **strategy},
+            "strategy": {"name": "fedavg", "fraction": fraction, **strategy},
         }
     )
 
@@ -323,9 +333,9 @@ def watched(fleet: Fleet, run: RunDirectory, found: dict[str, Any]) -> Iterator[
         thread.join()
 
 
-def training(fleet: Fleet, rounds: int) -> Row:
-    """Return seconds, memory, files and processor time of rounds of all sites."""
-    config = configured(fleet.sites, rounds)
+def training(fleet: Fleet, a_round: int, rounds: int) -> Row:
+    """Return seconds, memory, files and processor time of rounds."""
+    config = configured(fleet.sites, a_round, rounds)
     found: Row = {}
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder) / config.name)
@@ -342,7 +352,7 @@ def training(fleet: Fleet, rounds: int) -> Row:
         "fastest": round(min(seconds), 2),
         "slowest": round(max(seconds), 2),
         "rounds": len(later),
-        "answers": answers,
+        "a round": round(answers / len(later)),
     }
 
 
@@ -357,13 +367,13 @@ def a_site(rows: Sequence[Row]) -> Row:
     return found
 
 
-def late_sites(fleet: Fleet, late: int) -> Row:
-    """Stop what trains at some sites in a round, let it go on; return what became of it."""
+def late_sites(fleet: Fleet, a_round: int, late: int) -> Row:
+    """Stop what trains at some sites in the second round, let it go on; return what followed."""
     rounds = 5
     config = configured(
-        fleet.sites, rounds, quorum=QUORUM, grace=GRACE, tolerate_failures=True, timeout=600
+        fleet.sites, a_round, rounds, quorum=QUORUM, grace=GRACE, tolerate_failures=True
     )
-    stopped = set(range(late))
+    stopped: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder) / config.name)
 
@@ -372,38 +382,42 @@ def late_sites(fleet: Fleet, late: int) -> Row:
 
         def stop() -> None:
             until(lambda: rows() >= 1)
-            held = [process for site in stopped for process in fleet.workers(site)]
-            for process in held:
-                process.send_signal(signal.SIGSTOP)
+            held: list[psutil.Process] = []
+            while len(stopped) < late:
+                for site, processes in list(fleet.working().items())[: late - len(stopped)]:
+                    if f"client-{site}" not in stopped:
+                        stopped.append(f"client-{site}")
+                        held += processes
+                        for process in processes:
+                            send(process, signal.SIGSTOP)
             until(lambda: rows() >= 2)
             for process in held:
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGCONT)
+                send(process, signal.SIGCONT)
 
         thread = threading.Thread(target=stop, daemon=True)
         thread.start()
         run_federation(config, Path(folder), Launch(superlink=str(fleet.socket)))
         thread.join(60)
         found = {row.round: row for row in run.metrics() if row.round}
-    names = {f"client-{site}" for site in stopped}
-    missing = {failure.client for failure in found[2].failures}
     refused = {(late.client, late.round) for row in found.values() for late in row.late}
     return {
-        "late": late,
+        "late": len(stopped),
         "quorum": QUORUM,
         "grace": GRACE,
         "round s": round(found[2].seconds or 0.0, 2),
         "answers": len(found[2].clients),
-        "named": len(names & missing),
-        "refused": len({client for client, number in refused if number == 2} & names),
-        "others late": len({client for client, _ in refused} - names),
-        "back in round": min(
-            (number for number, row in found.items() if number > 2 and names <= set(row.clients)),
-            default=None,
-        ),
+        "named": len({failure.client for failure in found[2].failures} & set(stopped)),
+        "refused": len({client for client, number in refused if number == 2} & set(stopped)),
+        "others late": len({client for client, _ in refused} - set(stopped)),
         "answers by round": [len(found[number].clients) for number in sorted(found)],
         "seconds by round": [round(found[number].seconds or 0.0, 2) for number in sorted(found)],
     }
+
+
+def send(process: psutil.Process, number: int) -> None:
+    """Send a signal, unless the process is gone."""
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
 
 
 def until(what: Callable[[], bool], within: float = 600) -> None:
