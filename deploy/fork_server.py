@@ -32,6 +32,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from bract import plugins
+from bract.deploy import clock, shim
 from bract.errors import BractError
 from bract.permissions import UMASK
 
@@ -42,10 +44,8 @@ Load = Literal["start", "message", "each"]
 IDLE = 600.0
 """Seconds without a message after which a server that loads with the first message begins anew."""
 
-_APPS = ("flwr-clientapp", "flwr-serverapp")
-"""Commands that run an app, and so need torch; the others do without."""
-
 _ALL = (
+    "bract.deploy.flower",
     "torch",
     "sklearn.datasets",
     "datasets",
@@ -184,6 +184,8 @@ class _Server:
         """Import modules for the children to come."""
         for module in modules:
             _preload(module)
+        plugins.remember_plugins()
+        clock.keep_even()
         gc.collect()
         gc.freeze()
 
@@ -196,7 +198,7 @@ class _Server:
         connection.settimeout(10.0)  # a shim sends its request at once
         request, descriptors = _receive(connection)
         self.served = True
-        if request["argv"][0] in _APPS:
+        if request["argv"][0] in shim.APPS:  # which need torch
             self.asked = time.monotonic()
             self._load()
         lacking = [module for module in self.later if module not in sys.modules]

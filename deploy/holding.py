@@ -1,0 +1,121 @@
+"""Servers of Flower hold a question until there is an answer to it, for a moment.
+
+Flower's clients ask for messages and tasks, are answered that there are none, and wait. A shorter
+wait costs processor time for every question, so under this rule the SuperLink and the SuperNode
+answer as soon as there is something, or after `HOLD` seconds. A held question keeps one of the
+server's forty threads: where `MOST_HELD` are held, others are answered at once, and so are those
+of a client without the mark of `bract.deploy.parts`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bract.deploy.parts import by_name, wants
+from bract.deploy.rules import replace
+from bract.flower import FLEET, LINK_RUNTIME, NODE_RUNTIME, SUPERNODE
+
+HOLD = 1.0
+"""Seconds that a SuperNode's or a SuperExec's question is held."""
+
+HOLD_SERVER_APP = 0.2
+"""Seconds that a server app's is: it looks after each answer whether the round is to close."""
+
+MOST_HELD = 16
+
+_LOOK = 0.1
+"""Seconds between two looks, where nothing said that something changed."""
+
+
+class Changes:
+    """What wakes the questions that are held."""
+
+    def __init__(self, most_held: int = MOST_HELD) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._free = threading.BoundedSemaphore(most_held)
+
+    def note(self) -> None:
+        """Wake all questions: something arrived."""
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def hold(self, look: Callable[[], Any], found: Callable[[Any], bool], seconds: float) -> Any:
+        """Return what ``look()`` returns, once ``found`` of it or after ``seconds``."""
+        end = time.monotonic() + seconds
+        seen = self._count
+        answer = look()
+        if found(answer) or not self._free.acquire(blocking=False):
+            return answer
+        try:
+            while not found(answer) and (left := end - time.monotonic()) > 0:
+                with self._changed:
+                    self._changed.wait_for(lambda seen=seen: self._count != seen, min(left, _LOOK))
+                    seen = self._count
+                answer = look()
+            return answer
+        finally:
+            self._free.release()
+
+
+def hold_questions(name: str) -> None:
+    """Have the command ``name`` hold questions for messages and tasks."""
+    changes = Changes()
+    if name == "flower-superlink":
+        _hold(FLEET, "pull_messages", changes, HOLD, _has_messages)
+        _hold(LINK_RUNTIME, "pull_messages", changes, HOLD_SERVER_APP, _has_messages)
+        _hold(LINK_RUNTIME, "acquire_task", changes, HOLD, _has_task)
+        _note_last_part(FLEET, changes)
+        _note_last_part(LINK_RUNTIME, changes)
+    elif name == "flower-supernode":
+        _hold(NODE_RUNTIME, "acquire_task", changes, HOLD, _has_task)
+        _note_after(SUPERNODE, "_pull_and_store_message", changes.note)
+
+
+def note_task_outputs(note: Callable[[], None]) -> None:
+    """Call ``note`` in a SuperNode whenever an app has handed in its answer and its state."""
+    _note_after(NODE_RUNTIME, "push_task_output", note)
+
+
+def _hold(
+    module: str, name: str, changes: Changes, seconds: float, found: Callable[[Any], bool]
+) -> None:
+    def held(**given: Any) -> Any:
+        if not wants(given["request"]):
+            return handler(**given)
+        return changes.hold(lambda: handler(**given), found, seconds)
+
+    handler = replace(module, name, by_name(held))
+
+
+def _note_last_part(module: str, changes: Changes) -> None:
+    """Wake questions once a message is there as a whole; the last part of one has the mark."""
+
+    def stored(**given: Any) -> Any:
+        answer = handler(**given)
+        if wants(given["request"]):
+            changes.note()
+        return answer
+
+    handler = replace(module, "push_object", by_name(stored))
+
+
+def _note_after(module: str, name: str, note: Callable[[], None]) -> None:
+    def noting(*values: Any, **given: Any) -> Any:
+        answer = handler(*values, **given)
+        note()
+        return answer
+
+    handler = replace(module, name, noting)
+
+
+def _has_messages(answer: Any) -> bool:
+    return len(answer.messages_list) > 0
+
+
+def _has_task(answer: Any) -> bool:
+    return bool(answer.HasField("task"))
