@@ -9,6 +9,7 @@ of a client without the mark of `bract.deploy.parts`.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,8 @@ HOLD_SERVER_APP = 0.2
 MOST_HELD = 16
 
 _LOOK = 0.1
-"""Seconds between two looks, where nothing said that something changed."""
+"""Seconds between two looks for a task, whose coming nothing announces at a SuperLink. A message is
+looked for when its last part came: it can be taken before, and its parts are then asked for."""
 
 
 class Changes:
@@ -44,8 +46,17 @@ class Changes:
             self._count += 1
             self._changed.notify_all()
 
-    def hold(self, look: Callable[[], Any], found: Callable[[Any], bool], seconds: float) -> Any:
-        """Return what ``look()`` returns, once ``found`` of it or after ``seconds``."""
+    def hold(
+        self,
+        look: Callable[[], Any],
+        found: Callable[[Any], bool],
+        seconds: float,
+        every: float = math.inf,
+    ) -> Any:
+        """Return what ``look()`` returns, once ``found`` of it or after ``seconds``.
+
+        It looks when woken, and where nothing wakes it ``every`` so many seconds.
+        """
         end = time.monotonic() + seconds
         seen = self._count
         answer = look()
@@ -54,9 +65,12 @@ class Changes:
         try:
             while not found(answer) and (left := end - time.monotonic()) > 0:
                 with self._changed:
-                    self._changed.wait_for(lambda seen=seen: self._count != seen, min(left, _LOOK))
+                    woken = self._changed.wait_for(
+                        lambda seen=seen: self._count != seen, min(left, every)
+                    )
                     seen = self._count
-                answer = look()
+                if woken or every < math.inf:
+                    answer = look()
             return answer
         finally:
             self._free.release()
@@ -87,7 +101,8 @@ def _hold(
     def held(**given: Any) -> Any:
         if not wants(given["request"]):
             return handler(**given)
-        return changes.hold(lambda: handler(**given), found, seconds)
+        every = _LOOK if name == "acquire_task" else math.inf
+        return changes.hold(lambda: handler(**given), found, seconds, every)
 
     handler = replace(module, name, by_name(held))
 

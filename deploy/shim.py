@@ -22,6 +22,12 @@ SOCKET = "BRACT_FORK_SERVER_SOCKET"
 APPS = ("flwr-clientapp", "flwr-serverapp")
 """Commands that run an app. Flower starts them and looks no further after the process."""
 
+WITH_TORCH = (*APPS, "flwr-simulation")
+"""Commands that need torch; the others do without."""
+
+PLAIN = ".plain"
+"""Ending of the socket of a fork server without torch, next to that of one with it."""
+
 
 def ask(name: str, arguments: list[str]) -> socket.socket | None:
     """Ask the fork server to run a command with this process's standard input, output and error.
@@ -33,7 +39,10 @@ def ask(name: str, arguments: list[str]) -> socket.socket | None:
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(os.environ[SOCKET])
+        place = os.environ[SOCKET]
+        plain = f"{place}{PLAIN}"
+        without = name not in WITH_TORCH and os.path.exists(plain)  # noqa: PTH110
+        connection.connect(plain if without else place)
         request = json.dumps(
             {
                 "argv": [name, *arguments],

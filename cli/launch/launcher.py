@@ -128,6 +128,7 @@ class LocalFederation:
             self.processes = self.launch.processes
             self.processes.attach(run.logs, run.root)
         self._server_seen = False
+        self._supernodes = 0
 
     def __enter__(self) -> Self:
         if self.launch.profile:
@@ -169,6 +170,7 @@ class LocalFederation:
         self._wait_for_earlier_server()
         seen = len(self.run.metrics())
         self.run_id = self._submit()
+        self._wait_for_supernodes()
         tolerant = self.config.strategy.tolerate_failures and self.launch.superlink is None
         clients = [f"client-{i}" for i in range(self.config.clients)] if tolerant else []
         asked = looked = time.monotonic()
@@ -295,7 +297,11 @@ class LocalFederation:
         keys = self._keys()
         for client in range(self.config.clients):
             self._start_supernode(client, address, keys)
-        for client in range(self.config.clients):
+        self._supernodes = self.config.clients
+
+    def _wait_for_supernodes(self) -> None:
+        """Wait for the SuperNodes of this machine, which start while the run is submitted."""
+        for client in range(self._supernodes):
             self._wait_until_healthy(f"client-{client}", SUPERNODE_PORT + client)
 
     def _wait_until_healthy(self, what: str, port: int) -> None:

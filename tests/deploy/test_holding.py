@@ -16,8 +16,7 @@ message_pb2 = importlib.import_module("flwr.proto.message_pb2")
 LONG = 60.0
 
 
-def test_a_question_is_answered_once_something_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "_LOOK", LONG)
+def test_a_question_is_answered_once_something_arrives() -> None:
     changes, there, looked = holding.Changes(), list[str](), threading.Event()
     answers: list[Any] = []
 
@@ -45,6 +44,11 @@ def test_a_question_is_answered_at_once_where_no_more_are_held(held: int, second
     assert looks == [1]
 
 
+def test_a_task_is_looked_for_where_nothing_announces_it() -> None:
+    answers = iter(["", "", "task"])
+    assert holding.Changes().hold(lambda: next(answers), bool, LONG, every=0.0) == "task"
+
+
 def test_what_is_there_is_given_at_once() -> None:
     assert holding.Changes(0).hold(lambda: "task", bool, LONG) == "task"
 
@@ -53,7 +57,6 @@ def test_a_superlink_answers_a_supernode_when_the_last_part_of_a_message_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet, runtime = importlib.import_module(FLEET), importlib.import_module(LINK_RUNTIME)
-    monkeypatch.setattr(holding, "_LOOK", LONG)
     monkeypatch.setattr(holding, "HOLD", LONG)
     there, looked = list[str](), threading.Event()
 
