@@ -110,6 +110,7 @@ STATES = (
     ("flwr.server.superlink.linkstate.sql_linkstate", "SqlLinkState"),
 )
 """Modules and classes in which a SuperLink keeps messages."""
+
 FLEET = "flwr.superlink.servicer.fleet.fleet_handlers"
 """Module with what a SuperLink does for SuperNodes."""
 

@@ -54,6 +54,7 @@ _SELDOM = (
     "sklearn.datasets",
     "datasets",
     "flwr_datasets.partitioner",
+    "bract.client.encrypted.client",
     "torch._dynamo",  # which an optimizer of torch imports when it is made
 )
 """What some apps import, three seconds of it: the server does once an app has."""

@@ -65,9 +65,7 @@ class Changes:
         try:
             while not found(answer) and (left := end - time.monotonic()) > 0:
                 with self._changed:
-                    woken = self._changed.wait_for(
-                        lambda seen=seen: self._count != seen, min(left, every)
-                    )
+                    woken = self._count != seen or self._changed.wait(min(left, every))
                     seen = self._count
                 if woken or every < math.inf:
                     answer = look()

@@ -22,8 +22,8 @@ from bract.deploy.rules import replace
 from bract.flower import FLEET, LINK_RUNTIME, NODE_RUNTIME, ProtobufClient
 from bract.protocol.codes import SUPERLINK_NODE
 
-MOST = 1 << 22
-"""Bytes of the parts that travel together, less than of one of Flower's own; others go alone."""
+MOST = 1 << 20
+"""Bytes of the parts that travel together; others go alone, over several connections at once."""
 
 _FIELD = b"\xc2\x3e"
 """Tag of field 1000, of bytes, as Protocol Buffers encode it."""
@@ -56,7 +56,7 @@ def _serve(module: str) -> None:
         if not wants(given["request"]):
             return response
         task = {"task": given["task"]} if "task" in given else {}
-        node = getattr(given["request"], "node", {"node_id": SUPERLINK_NODE})
+        node: Any = getattr(given["request"], "node", {"node_id": SUPERLINK_NODE})
         size = 0
         seen = set()
         trees = zip(response.messages_list, response.message_object_trees, strict=True)

@@ -175,10 +175,10 @@ def test_a_fork_server_forks_apps_from_a_process_of_their_own_and_ends_with_it(
     place = tmp_path / "fork.sock"
     code = (
         "import os, sys; from bract.deploy import fork_server as f\n"
-        "f._ALL = ('colorsys',)\n"
+        "f._ALL = ('wave',)\n"
         "f._run = lambda connection, request, *_: (\n"
         "    connection.sendall(f'{os.getpid()}\\n'.encode()),\n"
-        "    connection.sendall(b'%d\\n' % ('colorsys' in sys.modules)), os._exit(0))\n"
+        "    connection.sendall(b'%d\\n' % ('wave' in sys.modules)), os._exit(0))\n"
         f"f.serve({str(place)!r}, parent=os.getppid())"
     )
     server = subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True)
