@@ -25,6 +25,9 @@ HOLD = 1.0
 HOLD_SERVER_APP = 0.2
 """Seconds that a server app's is: it looks after each answer whether the round is to close."""
 
+_MOMENT = 0.5
+"""Seconds after a server app's question within which it waits if it asks again."""
+
 MOST_HELD = 16
 
 _LOOK = 0.1
@@ -74,12 +77,28 @@ class Changes:
             self._free.release()
 
 
+class Repeats:
+    """Tells a server app that waits for answers from one that looks for late ones in passing."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()
+        self._when = -math.inf
+
+    def again(self, messages: set[str]) -> bool:
+        """Return whether an answer to one of these was asked for a moment ago, and to no other."""
+        now = time.monotonic()
+        again = messages <= self._asked and now - self._when < _MOMENT
+        self._asked, self._when = messages, now
+        return again
+
+
 def hold_questions(name: str) -> None:
     """Have the command ``name`` hold questions for messages and tasks."""
     changes = Changes()
     if name == "flower-superlink":
         _hold(FLEET, "pull_messages", changes, HOLD, _has_messages)
-        _hold(LINK_RUNTIME, "pull_messages", changes, HOLD_SERVER_APP, _has_messages)
+        waiting = _is_waiting(Repeats())
+        _hold(LINK_RUNTIME, "pull_messages", changes, HOLD_SERVER_APP, _has_messages, waiting)
         _hold(LINK_RUNTIME, "acquire_task", changes, HOLD, _has_task)
         _note_last_part(FLEET, changes)
         _note_last_part(LINK_RUNTIME, changes)
@@ -93,11 +112,20 @@ def note_task_outputs(note: Callable[[], None]) -> None:
     _note_after(NODE_RUNTIME, "push_task_output", note)
 
 
+def _is_waiting(repeats: Repeats) -> Callable[[Any], bool]:
+    return lambda request: repeats.again(set(request.message_ids))
+
+
 def _hold(
-    module: str, name: str, changes: Changes, seconds: float, found: Callable[[Any], bool]
+    module: str,
+    name: str,
+    changes: Changes,
+    seconds: float,
+    found: Callable[[Any], bool],
+    waits: Callable[[Any], bool] = lambda _: True,
 ) -> None:
     def held(**given: Any) -> Any:
-        if not wants(given["request"]):
+        if not (wants(given["request"]) and waits(given["request"])):
             return handler(**given)
         every = _LOOK if name == "acquire_task" else math.inf
         return changes.hold(lambda: handler(**given), found, seconds, every)

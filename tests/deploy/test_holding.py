@@ -92,3 +92,18 @@ def test_a_superlink_answers_a_supernode_when_the_last_part_of_a_message_came(
     runtime.push_object(part, None, None)
     asking.join(LONG / 2)
     assert answers == [["message"]]
+
+
+def test_a_server_app_waits_that_asks_again_and_not_one_that_looks_for_late_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(holding, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    repeats = holding.Repeats()
+    assert not repeats.again({"late"})
+    assert not repeats.again({"a", "b"})
+    now[0] += 0.2
+    assert repeats.again({"a", "b"})
+    assert repeats.again({"b"}), "the other was answered"
+    now[0] += 5.0
+    assert not repeats.again({"b"})
