@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
     from flwr.proto.control_pb2 import StreamLogsRequest as StreamLogsRequest
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
+    from flwr.proto.message_pb2 import PullObjectRequest as PullObjectRequest
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
     from flwr.supercore.protobuf.client import ProtobufClient as ProtobufClient
     from flwr.supercore.run import RunNotRunningException as RunNotRunningException
@@ -70,6 +71,8 @@ NAMES = {
     "StopRunRequest": _CONTROL,
     "RegisterNodeRequest": _CONTROL,
     "UnregisterNodeRequest": _CONTROL,
+    # Speed: the parts of a message travel together.
+    "PullObjectRequest": "flwr.proto.message_pb2",
     # Masked sums: Shamir shares of the masks' seeds (over GF(2^128), by PyCryptodome).
     "create_shares": _SHAMIR,
     "combine_shares": _SHAMIR,
@@ -108,8 +111,19 @@ STATES = (
 )
 """Modules and classes in which a SuperLink keeps messages."""
 
+FLEET = "flwr.superlink.servicer.fleet.fleet_handlers"
+"""Module with what a SuperLink does for SuperNodes."""
+
+LINK_RUNTIME = "flwr.superlink.servicer.runtime.runtime_handlers"
+"""Module with what a SuperLink does for its server apps."""
+
+NODE_RUNTIME = "flwr.supernode.servicer.runtime.runtime_handlers"
+"""Module with what a SuperNode does for its ClientApps."""
+
 DATE = "flwr.supercore.date"
 """Module in which Flower asks for the time."""
+
+_RUNTIME = ("acquire_task", "pull_messages", "pull_object", "push_messages", "push_object")
 
 _REPLACED = {
     # Security: a site runs the one app that its operator installed, whatever bundle arrives.
@@ -124,6 +138,10 @@ _REPLACED = {
     OBJECTS: (*PULLS, "get_num_workers"),
     # Reliability: an answer whose upload takes long holds up no other.
     **{module: (name,) for module, name in STATES},
+    # Speed: parts of a message travel together, and a question is held until there is an answer.
+    FLEET: ("pull_messages", "pull_object", "push_messages", "push_object"),
+    LINK_RUNTIME: _RUNTIME,
+    NODE_RUNTIME: (*_RUNTIME, "push_task_output"),
 }
 
 

@@ -126,8 +126,21 @@ def _where(error: Exception, entry: type) -> str:
     return f"{last.filename.rpartition('/')[2]}, line {last.lineno}"
 
 
+_remembered: dict[str, list[Plugin]] = {}
+
+
+def remember_plugins() -> None:
+    """Look through the installed packages once, for this process and those forked from it.
+
+    Nothing is imported.
+    """
+    _remembered.update({group: list(plugins(group)) for group in GROUPS})
+
+
 def plugins(group: str) -> Iterator[Plugin]:
     """Yield what installed packages register in a group, by package and name."""
+    if group in _remembered:
+        return iter(_remembered[group])
     found = [
         Plugin(
             name=entry.name,

@@ -25,9 +25,13 @@ def epoch() -> str:
     return repr(time.time() - time.monotonic())
 
 
+_kept: list[str] = []
+"""The value of `EPOCH` by which this process, or the one it was forked from, counts already."""
+
+
 def keep_even() -> None:
     """Make Flower read the monotonic clock if `EPOCH` is set; call after Flower is imported."""
-    if EPOCH not in os.environ:
+    if EPOCH not in os.environ or _kept[-1:] == [os.environ[EPOCH]]:
         return
     start = float(os.environ[EPOCH])
 
@@ -38,3 +42,4 @@ def keep_even() -> None:
     for name, module in tuple(sys.modules.items()):
         if name.startswith("flwr.") and getattr(module, "now", None) is old:
             setattr(module, "now", now)  # noqa: B010
+    _kept.append(os.environ[EPOCH])

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any, NoReturn
 
 from bract.deploy import (
@@ -27,7 +28,9 @@ from bract.deploy import (
     clock,
     contact,
     expiry,
+    holding,
     pace,
+    parts,
     pinned,
     resuming,
     shim,
@@ -72,6 +75,7 @@ def run(name: str) -> None:
     entry = entry_point(name)
     clock.keep_even()
     pace.ask_again_soon()
+    parts.ask_together()
     if sockets.FOLDER in os.environ:
         sockets.route_requests()
         if name in _OPEN_PATHS:
@@ -92,7 +96,9 @@ def run(name: str) -> None:
         pinned.guard_clientapp()
     elif name == "flwr-simulation":
         simulation.restart_processes()
-    if name in ("flower-superlink", "flower-supernode"):
+    if name in parts.HANDLERS:
+        parts.serve_together(name)
+        holding.hold_questions(name)
         expiry.watch_as_told()
     if name in _STARTERS:
         _restrict_children(name)
@@ -118,6 +124,7 @@ def _restrict_children(name: str) -> None:
     class Restricted(subprocess.Popen[bytes]):
         def __init__(self, command: Sequence[str], **options: Any) -> None:
             child, *arguments = command
+            began = time.monotonic_ns()
             if child not in allowed:
                 raise BractError(
                     f"{name} asked to start {child}; it may start {', '.join(allowed)}"
@@ -125,12 +132,23 @@ def _restrict_children(name: str) -> None:
             if child == "flwr-simulation":
                 # Flower would drop its output, and with it that of its clients.
                 options |= {"stdout": None, "stderr": None}
+            if not options and child in shim.APPS and _forked(child, arguments, began):
+                return
             line = command_line(child, forked=shim.SOCKET in os.environ)
-            began = time.monotonic_ns()
             super().__init__([*line, *arguments], **options)
             note(f"start {child}", began)
 
     setattr(subprocess, "Popen", Restricted)  # noqa: B010
+
+
+def _forked(child: str, arguments: list[str], began: int) -> bool:
+    """Have the fork server start an app for this process, which a shim would do a process later."""
+    connection = shim.ask(child, arguments)
+    if connection is None:
+        return False
+    Thread(target=shim.follow, args=(child, connection), daemon=True).start()
+    note(f"start {child}", began)
+    return True
 
 
 def _children(name: str) -> tuple[str, ...]:

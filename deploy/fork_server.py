@@ -5,6 +5,9 @@ It imports once what those processes need and forks a child for each command tha
 
     python -P -m bract.deploy.fork_server SOCKET [--with-parent]
 
+It is two processes: one has imported Flower alone, and forks the SuperLink and the SuperNodes while
+the other still imports torch, from which apps are forked.
+
 A SuperNode forks one from itself (`start_beside`) once Flower is imported, so that the pages of
 Flower are shared by the SuperNode, this server and the process that starts apps, and torch is
 loaded in one process of a site at most. The server never runs a torch operation nor touches CUDA
@@ -32,6 +35,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from bract import plugins
+from bract.deploy import clock, shim
 from bract.errors import BractError
 from bract.permissions import UMASK
 
@@ -42,19 +47,17 @@ Load = Literal["start", "message", "each"]
 IDLE = 600.0
 """Seconds without a message after which a server that loads with the first message begins anew."""
 
-_APPS = ("flwr-clientapp", "flwr-serverapp")
-"""Commands that run an app, and so need torch; the others do without."""
+_ALL = ("torch", "bract.client.app", "bract.server.app")
+"""What the server of `bract run` imports, whose clients begin at once."""
 
-_ALL = (
-    "torch",
+_SELDOM = (
     "sklearn.datasets",
     "datasets",
     "flwr_datasets.partitioner",
-    "bract.client.app",
-    "bract.server.app",
-    "torch._dynamo",  # which an optimizer imports when it is made
+    "bract.client.encrypted.client",
+    "torch._dynamo",  # which an optimizer of torch imports when it is made
 )
-"""What the server of `bract run` imports, whose clients begin at once."""
+"""What some apps import, three seconds of it: the server does once an app has."""
 
 _FIRST = ("torch", "bract.client.app")
 """What the server of a site imports. It imports the others once an app has used them: a site that
@@ -84,11 +87,38 @@ def serve(socket_path: str, *, parent: int | None = None) -> None:
     os.umask(UMASK)
     for name in COMMANDS:
         entry_point(name)
-    # The socket appears under its final name only once a connection will be served at once.
-    server = _Server(_listen(f"{socket_path}~"), parent, later=())
+    _preload("bract.deploy.flower")
+    # The sockets appear under their final names once connections are served, or will be.
+    places = [f"{socket_path}{shim.PLAIN}", socket_path]
+    plain, apps = (_listen(f"{place}~") for place in places)
+    own = os.getpid()
+    loading = _forked(lambda: _serve_apps(apps, own), closing=plain)
+    apps.close()
+    for place in places:
+        Path(f"{place}~").rename(place)
+    _Server(plain, parent, later=(), other=loading).run()
+
+
+def _serve_apps(listener: socket.socket, parent: int) -> None:
+    server = _Server(listener, parent, later=_SELDOM)
     server.preload(_ALL)
-    Path(f"{socket_path}~").rename(socket_path)
     server.run()
+
+
+def _forked(serve: Callable[[], None], closing: socket.socket) -> int:
+    """Return the number of a process of its own that serves, and ends with this one."""
+    gc.collect()
+    gc.freeze()
+    child = os.fork()
+    if child:
+        return child
+    closing.close()
+    try:
+        serve()
+    except BaseException:  # noqa: BLE001 - this process's own code must not run twice
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def command_beside(socket_path: Path, load: Load, name: str) -> list[str]:
@@ -121,7 +151,7 @@ def start_beside(socket_path: str, load: Load) -> None:
     try:
         os.setsid()  # Ctrl-C reaches it by way of its parent alone
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        _Server(listener, parent, later=_ALL, load=load).run()
+        _Server(listener, parent, later=(*_ALL, *_SELDOM), load=load).run()
     except BaseException:  # noqa: BLE001 - the SuperNode's own code must not run twice
         traceback.print_exc()
     finally:
@@ -146,6 +176,8 @@ class _Server:
         Modules that are imported here once a child was seen to have imported them.
     load
         When it imports torch, or None where everything is imported already.
+    other
+        Number of another process, without which it ends.
     """
 
     def __init__(
@@ -155,7 +187,9 @@ class _Server:
         *,
         later: tuple[str, ...],
         load: Load | None = None,
+        other: int | None = None,
     ) -> None:
+        self.other = other
         self.listener, self.parent, self.later, self.load = listener, parent, later, load
         self.loaded = load is None
         self.seen, self.report = os.pipe()
@@ -174,6 +208,8 @@ class _Server:
                 connection, _ = self.listener.accept()
                 with connection, contextlib.suppress(OSError, ValueError, IndexError):
                     self._serve(connection)
+            if self.other is not None and not Path(f"/proc/{self.other}").exists():
+                sys.exit("the process from which apps are forked was killed, perhaps for memory")
             now = time.monotonic()
             if self.load == "start" and (self.served or now - self.began > _SUPEREXEC):
                 self._load()
@@ -184,6 +220,8 @@ class _Server:
         """Import modules for the children to come."""
         for module in modules:
             _preload(module)
+        plugins.remember_plugins()
+        clock.keep_even()
         gc.collect()
         gc.freeze()
 
@@ -196,7 +234,7 @@ class _Server:
         connection.settimeout(10.0)  # a shim sends its request at once
         request, descriptors = _receive(connection)
         self.served = True
-        if request["argv"][0] in _APPS:
+        if request["argv"][0] in shim.APPS:  # which need torch
             self.asked = time.monotonic()
             self._load()
         lacking = [module for module in self.later if module not in sys.modules]
@@ -212,7 +250,7 @@ class _Server:
     def _report(self, lacking: list[str]) -> None:
         """Name the modules that this child has imported and its server lacks."""
         used = [module for module in lacking if module in sys.modules]
-        if used and self.load is not None:
+        if used:
             os.write(self.report, f"{' '.join(used)}\n".encode())
 
     def _begin_anew(self) -> None:
@@ -295,7 +333,7 @@ def main(arguments: list[str]) -> None:
         flower.main()
     elif arguments[0] == "--on":
         listener = socket.socket(fileno=int(arguments[1]))
-        _Server(listener, os.getppid(), later=_ALL, load="message").run()
+        _Server(listener, os.getppid(), later=(*_ALL, *_SELDOM), load="message").run()
     else:
         serve(arguments[0], parent=os.getppid() if "--with-parent" in arguments else None)
 

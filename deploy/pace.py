@@ -11,9 +11,11 @@ at first, where Flower waits one.
 from __future__ import annotations
 
 import importlib
+import threading
 import time
 from types import SimpleNamespace
 
+from bract.deploy import holding
 from bract.deploy.rules import replace
 from bract.errors import BractError
 from bract.flower import OBJECTS, PULLS, SUPERNODE, installed
@@ -33,7 +35,9 @@ class Pace:
     """Replaces ``time.sleep`` in a SuperNode's loop, whose only long wait is the idle one."""
 
     def __init__(self) -> None:
-        self._worked = time.monotonic()
+        self._worked = self._woke = time.monotonic()
+        self.answered = threading.Event()
+        """Set when a ClientApp has handed in its answer, which ends a wait for it."""
 
     def seconds(self, asked: float) -> float:
         """Return how long to wait where Flower waits ``asked`` seconds."""
@@ -41,17 +45,26 @@ class Pace:
         if asked < _IDLE:
             self._worked = now
             return min(asked, _ANSWER)
-        return min(asked, max(SHORTEST, _SHARE * (now - self._worked)))
+        # A SuperLink that held the last question has waited already.
+        pause = max(SHORTEST, _SHARE * (now - self._worked)) - (now - self._woke)
+        return min(asked, max(0.0, pause))
 
     def sleep(self, asked: float) -> None:
         """Wait."""
-        time.sleep(self.seconds(asked))
+        seconds = self.seconds(asked)
+        if asked >= _IDLE:
+            time.sleep(seconds)
+        elif self.answered.wait(seconds):
+            self.answered.clear()
+        self._woke = time.monotonic()
 
 
 def follow_work() -> None:
     """Let this SuperNode ask more often while there is work."""
-    paced = SimpleNamespace(**(vars(time) | {"sleep": Pace().sleep}))
+    pace = Pace()
+    paced = SimpleNamespace(**(vars(time) | {"sleep": pace.sleep}))
     replace(SUPERNODE, "time", paced)
+    holding.note_task_outputs(pace.answered.set)
 
 
 def ask_again_soon() -> None:

@@ -29,6 +29,9 @@ _SPANS = {
 }
 """What a command's requests are for, by the last part of their names."""
 
+REQUESTS = frozenset(name for names in _SPANS.values() for name in names.values())
+"""Names of the spans of requests."""
+
 
 class Spans:
     """Interceptor that notes how long a request took; a question without an answer is left out."""

@@ -17,5 +17,8 @@ class ErrorCode(IntEnum):
 RUN_ID_NOT_FOUND = 16
 """Code of the Control API's error for an unknown run."""
 
+SUPERLINK_NODE = 1
+"""Number of the SuperLink among the nodes, under which a ServerApp sends."""
+
 SERVER_APP = "flwr-serverapp"
 """Task type of a run that consists of a ServerApp and ClientApps."""

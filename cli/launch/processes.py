@@ -178,7 +178,7 @@ class Processes:
             "FLWR_HOME": str(make_private_folder(self.folder / "flower" / name)),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self._threads)),
             "PYTHONUNBUFFERED": "1",
             # Paths are handed on as UTF-8, also where the locale of this command has less.

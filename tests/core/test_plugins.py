@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bract import plugins
 from bract.attacks import ATTACKS
 from bract.attacks.methods.portfolio.portfolio import Auto
 from bract.config import build_config, dump_config
@@ -184,3 +185,20 @@ def test_help_and_a_configuration_load_no_plugin(package: Any, tmp_path: Path) -
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_packages_are_looked_through_once_where_they_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+
+    def look(group: str) -> list[Any]:
+        looked.append(group)
+        return []
+
+    monkeypatch.setattr(plugins, "_remembered", {})
+    monkeypatch.setattr(plugins, "entry_points", look)
+    plugins.remember_plugins()
+    assert looked == list(plugins.GROUPS)
+    assert [list(plugins.plugins(group)) for group in plugins.GROUPS] == [[] for _ in looked]
+    assert looked == list(plugins.GROUPS)

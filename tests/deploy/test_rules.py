@@ -3,9 +3,12 @@
 import functools
 import importlib
 import json
+import os
 import resource
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +21,20 @@ from bract import timeline as spans
 from bract.deploy import (
     contact,
     flower,
+    fork_server,
+    holding,
     pace,
+    parts,
     pinned,
     resuming,
     rules,
+    shim,
     sockets,
     timeline,
     transfers,
 )
 from bract.errors import BractError
-from bract.flower import OBJECTS, PULLS, SUPERNODE
+from bract.flower import NODE_RUNTIME, OBJECTS, PULLS, SUPERNODE
 
 
 def test_sockets_are_refused_in_a_folder_that_others_may_enter(
@@ -56,6 +63,9 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
     done: list[Any] = []
     for rule in ("follow_work", "ask_again_soon"):
         monkeypatch.setattr(pace, rule, functools.partial(done.append, rule))
+    monkeypatch.setattr(parts, "ask_together", lambda: done.append("ask_together"))
+    for module, rule in ((parts, "serve_together"), (holding, "hold_questions")):
+        monkeypatch.setattr(module, rule, lambda name, rule=rule: done.append(f"{rule} {name}"))
     for rule in ("guard_supernode", "guard_clientapp"):
         monkeypatch.setattr(pinned, rule, functools.partial(done.append, rule))
     monkeypatch.setattr(resuming, "go_on_with_uploads", lambda: done.append("uploads"))
@@ -69,13 +79,17 @@ def test_each_process_is_paced_and_a_supernode_s_requests_are_observed(
     flower.run("flwr-clientapp")
     assert done == [
         "ask_again_soon",
+        "ask_together",
         "guard_supernode",
         "follow_work",
         "uploads",
         "connections",
         ["Admission", "Contact", "Connections"],
+        "serve_together flower-supernode",
+        "hold_questions flower-supernode",
         "children flower-supernode",
         "ask_again_soon",
+        "ask_together",
         "guard_clientapp",
     ]
 
@@ -103,6 +117,40 @@ subprocess.Popen(sys.argv[1:]).wait()
         assert "it may start flower-superexec" in found.stderr and not found.stdout
 
 
+def test_an_app_is_forked_without_a_process_in_between(tmp_path: Path) -> None:
+    place = tmp_path / "fork.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))
+        server.listen()
+        code = """
+import os, subprocess
+from bract.deploy import flower, shim
+flower.command_line = lambda *_, **__: 1 / 0
+flower._restrict_children("flower-superexec")
+class Now:
+    def __init__(self, target, args, daemon):
+        self.start = lambda: target(*args)
+flower.Thread = Now
+subprocess.Popen(["flwr-serverapp", "--token", "t"])
+"""
+        asking = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            env={**os.environ, shim.SOCKET: str(place)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = server.accept()
+        with connection:
+            request, descriptors = fork_server._receive(connection)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            connection.sendall(b"4321\n")
+        _, errors = asking.communicate(timeout=60)
+    assert request["argv"] == ["flwr-serverapp", "--token", "t"]
+    assert asking.returncode == 0
+    assert errors == "flwr-serverapp: process 4321 was killed from outside, perhaps for memory\n"
+
+
 def test_interceptors_are_around_flower_s_own_the_first_outermost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,22 +170,50 @@ def test_a_supernode_asks_often_after_work_and_as_seldom_as_flower_s_without(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     waits = pace.Pace()
+
+    def idle(seconds: float) -> None:
+        now[0] += seconds
+        waits._woke = now[0]  # the last question was answered at once
+
     assert waits.seconds(3) == 0.25
-    now[0] += 10
+    idle(10)
     assert waits.seconds(3) == pytest.approx(1.0)
+    now[0] += 0.75  # the SuperLink held the question
+    assert waits.seconds(3) == pytest.approx(1.075 - 0.75)
+    now[0] += 5
+    assert waits.seconds(3) == 0
     assert waits.seconds(0.5) == 0.1  # a ClientApp is at work
+    waits.sleep(3)
     assert waits.seconds(3) == 0.25
-    now[0] += 86_400
+    idle(86_400)
     assert waits.seconds(3) == 3
+    assert slept == [0.0]
+
+
+def test_an_answer_that_is_handed_in_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_ANSWER", 60.0)
+    handlers = importlib.import_module(NODE_RUNTIME)
+    monkeypatch.setattr(handlers, "push_task_output", lambda *_: "stored")
+    waits = pace.Pace()
+    holding.note_task_outputs(waits.answered.set)
+    assert handlers.push_task_output("request", "state", "task") == "stored"
+    waiting = threading.Thread(target=waits.sleep, args=(0.5,), daemon=True)
+    waiting.start()
+    waiting.join(30.0)
+    assert not waiting.is_alive()
 
 
 def test_the_loop_of_a_supernode_waits_by_that_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = importlib.import_module(SUPERNODE)
     monkeypatch.setattr(loop, "time", loop.time)
     waited: list[float] = []
+    handlers = importlib.import_module(NODE_RUNTIME)
+    monkeypatch.setattr(handlers, "push_task_output", handlers.push_task_output)
+    monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: waited.append(seconds))
     pace.follow_work()
-    monkeypatch.setattr(time, "sleep", waited.append)
     answers = iter([[], [], ["stop"]])
 
     class EnoughError(Exception):

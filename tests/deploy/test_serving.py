@@ -169,6 +169,44 @@ def test_a_waiting_site_loads_torch_in_one_process_or_in_none(load: str, tmp_pat
 
 
 @pytest.mark.processes
+def test_a_fork_server_forks_apps_from_a_process_of_their_own_and_ends_with_it(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "fork.sock"
+    code = (
+        "import os, sys; from bract.deploy import fork_server as f\n"
+        "f._ALL = ('wave',)\n"
+        "f._run = lambda connection, request, *_: (\n"
+        "    connection.sendall(f'{os.getpid()}\\n'.encode()),\n"
+        "    connection.sendall(b'%d\\n' % ('wave' in sys.modules)), os._exit(0))\n"
+        f"f.serve({str(place)!r}, parent=os.getppid())"
+    )
+    server = subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True)
+    try:
+        while not place.exists():
+            assert server.poll() is None
+            time.sleep(0.05)
+        (apps,) = psutil.Process(server.pid).children()
+        for name, loaded in (
+            ("flower-superlink", 0),
+            ("flwr-clientapp", 1),
+            ("flwr-simulation", 1),
+        ):
+            asked = subprocess.run(
+                command_line(name, forked=True),
+                env=os.environ | {shim.SOCKET: str(place)},
+                timeout=60,
+                check=False,
+            )
+            assert asked.returncode == loaded, name
+        apps.kill()
+        _, errors = server.communicate(timeout=60)
+    finally:
+        server.kill()
+        server.wait()
+    assert "from which apps are forked was killed" in errors
+
+
 def test_a_fork_server_that_began_anew_serves_on_the_socket_that_was_open(tmp_path: Path) -> None:
     place = tmp_path / "fork.sock"
     mark = uuid.uuid4().hex

@@ -83,6 +83,7 @@ def test_another_user_reaches_no_api_of_a_run_and_the_run_finishes(
     federation = LocalFederation(config, run, Launch(fork_server=fork_server))
     with federation:
         folder = federation.processes.folder
+        federation._wait_for_supernodes()
         sockets = sorted(str(place) for place in folder.iterdir() if place.is_socket())
         assert [place.rsplit("/")[-1] for place in sockets if "fork" not in place] == [
             "8000.sock",

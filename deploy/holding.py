@@ -1,0 +1,162 @@
+"""Servers of Flower hold a question until there is an answer to it, for a moment.
+
+Flower's clients ask for messages and tasks, are answered that there are none, and wait. A shorter
+wait costs processor time for every question, so under this rule the SuperLink and the SuperNode
+answer as soon as there is something, or after `HOLD` seconds. A held question keeps one of the
+server's forty threads: where `MOST_HELD` are held, others are answered at once, and so are those
+of a client without the mark of `bract.deploy.parts`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bract.deploy.parts import by_name, wants
+from bract.deploy.rules import replace
+from bract.flower import FLEET, LINK_RUNTIME, NODE_RUNTIME, SUPERNODE
+
+HOLD = 1.0
+"""Seconds that a SuperNode's or a SuperExec's question is held."""
+
+HOLD_SERVER_APP = 0.2
+"""Seconds that a server app's is: it looks after each answer whether the round is to close."""
+
+_MOMENT = 0.5
+"""Seconds after a server app's question within which it waits if it asks again."""
+
+MOST_HELD = 16
+
+_LOOK = 0.1
+"""Seconds between two looks for a task, whose coming nothing announces at a SuperLink. A message is
+looked for when its last part came: it can be taken before, and its parts are then asked for."""
+
+
+class Changes:
+    """What wakes the questions that are held."""
+
+    def __init__(self, most_held: int = MOST_HELD) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._free = threading.BoundedSemaphore(most_held)
+
+    def note(self) -> None:
+        """Wake all questions: something arrived."""
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def hold(
+        self,
+        look: Callable[[], Any],
+        found: Callable[[Any], bool],
+        seconds: float,
+        every: float = math.inf,
+    ) -> Any:
+        """Return what ``look()`` returns, once ``found`` of it or after ``seconds``.
+
+        It looks when woken, and where nothing wakes it ``every`` so many seconds.
+        """
+        end = time.monotonic() + seconds
+        seen = self._count
+        answer = look()
+        if found(answer) or not self._free.acquire(blocking=False):
+            return answer
+        try:
+            while not found(answer) and (left := end - time.monotonic()) > 0:
+                with self._changed:
+                    woken = self._count != seen or self._changed.wait(min(left, every))
+                    seen = self._count
+                if woken or every < math.inf:
+                    answer = look()
+            return answer
+        finally:
+            self._free.release()
+
+
+class Repeats:
+    """Tells a server app that waits for answers from one that looks for late ones in passing."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()
+        self._when = -math.inf
+
+    def again(self, messages: set[str]) -> bool:
+        """Return whether an answer to one of these was asked for a moment ago, and to no other."""
+        now = time.monotonic()
+        again = messages <= self._asked and now - self._when < _MOMENT
+        self._asked, self._when = messages, now
+        return again
+
+
+def hold_questions(name: str) -> None:
+    """Have the command ``name`` hold questions for messages and tasks."""
+    changes = Changes()
+    if name == "flower-superlink":
+        _hold(FLEET, "pull_messages", changes, HOLD, _has_messages)
+        waiting = _is_waiting(Repeats())
+        _hold(LINK_RUNTIME, "pull_messages", changes, HOLD_SERVER_APP, _has_messages, waiting)
+        _hold(LINK_RUNTIME, "acquire_task", changes, HOLD, _has_task)
+        _note_last_part(FLEET, changes)
+        _note_last_part(LINK_RUNTIME, changes)
+    elif name == "flower-supernode":
+        _hold(NODE_RUNTIME, "acquire_task", changes, HOLD, _has_task)
+        _note_after(SUPERNODE, "_pull_and_store_message", changes.note)
+
+
+def note_task_outputs(note: Callable[[], None]) -> None:
+    """Call ``note`` in a SuperNode whenever an app has handed in its answer and its state."""
+    _note_after(NODE_RUNTIME, "push_task_output", note)
+
+
+def _is_waiting(repeats: Repeats) -> Callable[[Any], bool]:
+    return lambda request: repeats.again(set(request.message_ids))
+
+
+def _hold(
+    module: str,
+    name: str,
+    changes: Changes,
+    seconds: float,
+    found: Callable[[Any], bool],
+    waits: Callable[[Any], bool] = lambda _: True,
+) -> None:
+    def held(**given: Any) -> Any:
+        if not (wants(given["request"]) and waits(given["request"])):
+            return handler(**given)
+        every = _LOOK if name == "acquire_task" else math.inf
+        return changes.hold(lambda: handler(**given), found, seconds, every)
+
+    handler = replace(module, name, by_name(held))
+
+
+def _note_last_part(module: str, changes: Changes) -> None:
+    """Wake questions once a message is there as a whole; the last part of one has the mark."""
+
+    def stored(**given: Any) -> Any:
+        answer = handler(**given)
+        if wants(given["request"]):
+            changes.note()
+        return answer
+
+    handler = replace(module, "push_object", by_name(stored))
+
+
+def _note_after(module: str, name: str, note: Callable[[], None]) -> None:
+    def noting(*values: Any, **given: Any) -> Any:
+        answer = handler(*values, **given)
+        note()
+        return answer
+
+    handler = replace(module, name, noting)
+
+
+def _has_messages(answer: Any) -> bool:
+    return len(answer.messages_list) > 0
+
+
+def _has_task(answer: Any) -> bool:
+    return bool(answer.HasField("task"))
