@@ -121,6 +121,11 @@ class Audit:
         """Return the question that a batch is for."""
         return self.questions[batch.question]
 
+    def begin(self, batches: Iterable[Batch]) -> None:
+        """Remove what the batches replace, once a question; before workers are handed them."""
+        for batch in batches:
+            self._begin(batch)
+
     def execute(
         self, batches: Iterable[Batch], progress: Callable[[Progress], None] | None = None
     ) -> Iterator[Answer]:
@@ -150,7 +155,6 @@ class Audit:
         returned
             Contents by the file's name: one JSON file an observation, and the pictures it names.
         """
-        self._begin(batch)
         return self.question(batch).accept(batch, returned)
 
     def answers(self) -> list[Answer]:

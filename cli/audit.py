@@ -258,6 +258,7 @@ def execute(audit: Audit, workers: Workers | Processes | None = None) -> list[An
         if workers is not None:
             attacks = [batch for batch in batches if batch.question == "reconstruction"]
             batches = [batch for batch in batches if batch.question != "reconstruction"]
+            audit.begin(attacks)
             for result in workers.execute(audit, attacks, bar.within):
                 bar.finish_item(describe(result))
                 signals.check()

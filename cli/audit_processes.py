@@ -213,6 +213,7 @@ def _expected(request: AuditRequest, batch: Batch) -> float:
     each = request.seconds
     if each is None:
         each = SECONDS[attack.cost] * request.restarts
-        if request.iterations is not None and attack.iterations > 1:
-            each *= request.iterations / attack.iterations
+        if request.iterations is not None:
+            # A choice among attacks has no number of its own.
+            each *= request.iterations / (attack.iterations if attack.iterations > 1 else 1000)
     return each * len(batch.captures)

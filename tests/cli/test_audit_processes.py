@@ -63,6 +63,7 @@ def audited(
     audit, children = Audit(run, CHOICE), InThisProcess(run.root, fate)
     processes = Processes("cpu", 2, cast(Any, children))
     shown: list[tuple[float, str]] = []
+    audit.begin(audit.plan())
     found = processes.execute(audit, audit.plan(), lambda *state: shown.append(state))
     return sorted(str(result.client) for result in found), children, shown
 
@@ -132,6 +133,7 @@ def test_processes_are_started_where_the_work_is_worth_it(
     assert count(iterations=2) == 1
     assert count(iterations=2, workers=2) == 2
     assert count(workers=1) == 1
+    assert count(attacks=["auto"], iterations=4, restarts=4) == 1
     assert count(batch=3) == 1
     assert count(batch=None) == 3, "a batch of three is divided"
     assert count(seconds=60.0) == 3

@@ -24,9 +24,12 @@ IMPORTERS = {
     "attacks/methods/__init__.py": "its own modules",
     "cli/export.py": "names in its source",
     "cli/launch/cluster.py": "ray",
+    "deploy/arriving.py": "names in its source",
     "deploy/fork_server.py": "its own list",
     "deploy/pace.py": "names in its source",
+    "deploy/parts.py": "names in its source",
     "deploy/pinned.py": "names in its source",
+    "deploy/resuming.py": "names in its source",
     "deploy/rules.py": "names that bract's rules replace in Flower",
 }
 """Modules that import by a computed name, and where that name comes from: never from a peer."""
