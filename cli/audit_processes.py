@@ -21,7 +21,7 @@ from bract.audit.questions.reconstruction.plan import stored_bytes
 from bract.audit.results import Batch
 from bract.audit.worker import Standing, Worker, few_threads
 from bract.child_processes import ChildProcesses, Lost, Note, cores
-from bract.cli.audit_workers import ATTEMPTS, named, portable, scratch_of
+from bract.cli.audit_workers import ATTEMPTS, named, portable, scratch_of, too_many_lost
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError, one_line
 from bract.plugins import PluginError
@@ -98,18 +98,7 @@ class Processes:
     def execute(
         self, audit: Audit, batches: Sequence[Batch], show: Callable[[float, str], None]
     ) -> Iterator[Answer]:
-        """Attack the batches in all processes; yield answers as batches are finished.
-
-        Parameters
-        ----------
-        show
-            Called with the finished share of the work, in observations, and the lowest loss.
-
-        Raises
-        ------
-        RunFailedError
-            If a batch was lost `ATTEMPTS` times.
-        """
+        """Attack the batches in all processes, as `Crew` says."""
         request = portable(audit.request)
         if request.batch is None:
             batches = spread(batches, self._count)
@@ -135,11 +124,7 @@ class Processes:
                 if isinstance(outcome, Lost):
                     lost[job] += 1
                     if lost[job] >= ATTEMPTS:
-                        raise RunFailedError(
-                            f"{ATTEMPTS} workers were lost with {named(batch)}: {outcome.fate}; is "
-                            "there enough memory for so many? audit.workers takes fewer, --resume "
-                            "goes on"
-                        )
+                        raise too_many_lost(f"with {named(batch)}", outcome.fate)
                     _log.warning("a worker was lost with %s: begun again", named(batch))
                     again.append(job)
                 elif isinstance(outcome, _Failed) and isinstance(outcome.error, PluginError):
@@ -159,12 +144,13 @@ def processes_of(audits: Sequence[Audit]) -> Iterator[Processes | None]:
     they take to start, is not limited as a whole, and is not a GPU's.
     """
     few_threads()
-    count = count_for(audits)
+    count, root = count_for(audits), audits[0].run.root.absolute()
+    # An audit that was killed leaves half-made reconstructions, which are personal data.
+    shutil.rmtree(scratch_of(root), ignore_errors=True)
     if count < 2:
         yield None
         return
-    root, threads = audits[0].run.root.absolute(), torch.get_num_threads()
-    shutil.rmtree(scratch_of(root), ignore_errors=True)
+    threads = torch.get_num_threads()
     try:
         with ChildProcesses(_Attacking(root, threads), count) as children:
             yield Processes(torch.device(audits[0].device).type, count, children)

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -48,6 +48,36 @@ class _Place:
     batch: Batch | None = None
     asked: Any = None
     standing: Standing = (0.0, math.inf)
+
+
+class Crew(Protocol):
+    """What attacks the batches of an audit in the place of this process.
+
+    Attributes
+    ----------
+    device
+        Kind of device that batches are planned for, ``cpu`` or ``cuda``.
+    """
+
+    device: str
+
+    def execute(
+        self, audit: Audit, batches: Sequence[Batch], show: Callable[[float, str], None]
+    ) -> Iterator[Answer]:
+        """Attack the batches; yield answers as batches are finished and checked.
+
+        Parameters
+        ----------
+        show
+            Called with the finished share of the work, in observations, and the lowest loss.
+
+        Raises
+        ------
+        BractError
+            If a worker cannot work on the run, or returns other results than were asked for.
+        RunFailedError
+            If a batch was lost `ATTEMPTS` times.
+        """
 
 
 class Workers:
@@ -89,20 +119,7 @@ class Workers:
     def execute(
         self, audit: Audit, batches: Sequence[Batch], show: Callable[[float, str], None]
     ) -> Iterator[Answer]:
-        """Attack the batches on all workers; yield results as batches are finished and checked.
-
-        Parameters
-        ----------
-        show
-            Called with the finished share of the work, in observations, and the lowest loss.
-
-        Raises
-        ------
-        BractError
-            If a worker cannot work on the run, or returns other results than were asked for.
-        RunFailedError
-            If a batch was lost `ATTEMPTS` times.
-        """
+        """Attack the batches on all workers, as `Crew` says."""
         pending = deque(batches)
         request = portable(audit.request).model_copy(update={"device": self.device})
         while pending or any(place.batch for place in self._waiting.values()):
@@ -165,10 +182,7 @@ class Workers:
             self._lost[batch] += 1
             what = "before it had begun" if batch is None else f"with {named(batch)}"
             if self._lost[batch] >= ATTEMPTS:
-                raise RunFailedError(
-                    f"{ATTEMPTS} workers were lost {what}: {one_line(error, 300)}; is there enough "
-                    "memory for so many? audit.workers takes fewer, --resume goes on"
-                ) from error
+                raise too_many_lost(what, one_line(error, 300)) from error
             _log.warning("a worker was lost %s; it is begun again", what)
             return _LOST
 
@@ -193,6 +207,14 @@ def _files(returned: object) -> dict[str, bytes]:
     if not isinstance(returned, dict):
         raise BractError(f"a worker handed back {type(returned).__name__}, expected files")
     return {k: v for k, v in returned.items() if type(k) is str and type(v) is bytes}
+
+
+def too_many_lost(what: str, fate: str) -> RunFailedError:
+    """Return the error of an audit whose workers end again and again."""
+    return RunFailedError(
+        f"{ATTEMPTS} workers were lost {what}: {fate}; is there enough memory for so many? "
+        "audit.workers takes fewer, --resume goes on"
+    )
 
 
 def portable(request: AuditRequest) -> AuditRequest:

@@ -156,6 +156,10 @@ def test_fewer_batches_than_processes_are_divided(run: RunDirectory) -> None:
     assert spread([], 2) == []
 
 
-def test_one_process_is_this_one(run: RunDirectory) -> None:
+def test_one_process_is_this_one_and_removes_what_a_killed_audit_left(run: RunDirectory) -> None:
+    left = run.root / ".workers" / "1" / "round-0001.part"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half an image")
     with processes_of([Audit(run, CHOICE)]) as processes:
         assert processes is None
+        assert not (run.root / ".workers").exists()
