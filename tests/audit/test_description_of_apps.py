@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.audit.captures import Captures
-from bract.audit.description import infer
+from bract.audit.description import size
 from bract.audit.description.infer import Findings, complete
 from bract.config import DataConfig
 from bract.data.views import test_data as load_test_data
@@ -194,7 +194,7 @@ def test_an_undeclared_optimizer_is_the_one_that_explains_the_size_with_the_know
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where the layers of the updates stray least from those of the other optimizer."""
-    monkeypatch.setattr(infer, "likeliest_optimizer", lambda _: (alike, 9.0))
+    monkeypatch.setattr(size, "likeliest_optimizer", lambda _: (alike, 9.0))
     capture(tmp_path, app, data)
     found = described(tmp_path, app, "optimizer", "momentum")
     assert found.description.training.optimizer == app.optimizer != alike

@@ -1,0 +1,146 @@
+"""What consenting clients kept: the schema of rows, the shape and normalisation of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bract.audit.description.draft import Draft, times
+from bract.audit.description.facts import CaptureFacts
+from bract.audit.description.normalisation import normalisation_of
+from bract.audit.description.rows import guess_schema
+from bract.audit.truth import load_truth, truth_path
+from bract.errors import BractError
+from bract.protocol.observation import ClientDeclaration
+
+_COLUMNS = "input.table.columns"
+"""Key of the reason for a guessed schema."""
+
+
+def guess_columns(draft: Draft, truth: Path) -> None:
+    """Take the columns of undeclared rows from those that clients kept."""
+    declared = draft.declaration()
+    if declared.table is not None or draft.given.input.kind not in (None, "table", "text"):
+        return
+    kept = [c for f in draft.facts if (c := _kept(truth, f)) is not None]
+    draft.kept_texts = [c["inputs"] for c in kept if _are_texts(c["inputs"])]
+    if declared.input == "text":
+        return
+    rows = [c["inputs"] for c in kept if c["inputs"].dim() == 2]
+    if not rows or len(rows) < len(kept) or not all(r.is_floating_point() for r in rows):
+        return
+    schema = guess_schema(rows, [c["labels"] for c in kept], outputs=draft.classes_by_layer())
+    reason = (
+        f"{sum(map(len, rows))} rows that clients kept; name the columns, and give the ranges "
+        "and means that are public"
+    )
+    draft.content["input"] = {"table": asdict(schema)}
+    draft.content["guessed"][_COLUMNS] = reason
+
+
+def _choose_binary_loss(draft: Draft, inputs: Tensor) -> None:
+    """Take outputs that are all in [0, 1] as probabilities, of rows whose schema is a guess."""
+    target = draft.content["input"]["table"]["target"]
+    if target["loss"] != "binary_cross_entropy_logits":
+        return
+    with torch.no_grad():
+        outputs = draft.model.eval()(inputs)
+    draft.model.train()
+    if float(outputs.min()) >= 0.0 and float(outputs.max()) <= 1.0:
+        target["loss"] = "binary_cross_entropy"
+
+
+def read_truth(draft: Draft, truth: Path) -> None:
+    """Take the shape of the input, and check the normalisation, by what clients kept."""
+    from safetensors.torch import load_file
+
+    paths = [truth_path(truth, f.capture.client, f.capture) for f in draft.facts]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise BractError(
+            f"{truth}: holds nothing of the captured clients; expected "
+            f"{paths[0].relative_to(truth)} and the like"
+        )
+    content = load_file(path)
+    declared = draft.declaration()
+    if declared.table is not None or declared.text is not None:
+        _read_rows(draft, path, truth, paths)
+        return
+    kept = content.get("inputs", content.get("images"))
+    if kept is None or kept.dim() != 4:
+        raise BractError(f"{path}: holds no images; expected what bract.client.keep writes")
+    shape = tuple(kept.shape[1:])
+    if declared.image_shape is not None and declared.image_shape != shape:
+        raise BractError(
+            f"bract.yaml: input.shape is {list(declared.image_shape)}, the client kept inputs "
+            f"of {list(shape)} ({path}); correct it"
+        )
+    draft.content.setdefault("input", {})["shape"] = list(shape)
+    if "inputs" not in content:
+        return
+    if draft.declaration().mean is None:
+        mean, std = normalisation_of(kept)
+        reason = f"the kept inputs go from {float(kept.min()):.3g} to {float(kept.max()):.3g}"
+        if mean is not None and std is not None:
+            draft.guess("input", "mean", mean, reason)
+            draft.guess("input", "std", std, reason)
+    capture = next(f.capture for f, p in zip(draft.facts, paths, strict=True) if p == path)
+    _check_pixels(draft, path, kept, draft.declaration(capture))
+    draft.normalisation_known = True
+    draft.confirmed.append(f"inputs that clients kept are {times(shape)} pixels in [0, 1]")
+    if load_truth(truth, replace(capture, declaration=draft.declaration(capture))) is None:
+        raise BractError(f"{path}: cannot be used to score; see the warning above")
+
+
+def _read_rows(draft: Draft, path: Path, truth: Path, paths: Sequence[Path]) -> None:
+    """Check what a client kept of a table against the schema."""
+    fact = next(f for f, p in zip(draft.facts, paths, strict=True) if p == path)
+    kept = _kept(truth, fact)
+    if kept is not None and _COLUMNS in draft.content["guessed"]:
+        _choose_binary_loss(draft, kept["inputs"])
+    capture = fact.capture
+    declared = draft.declaration(capture)
+    if load_truth(truth, replace(capture, declaration=declared)) is None:
+        raise BractError(f"{path}: cannot be used to score; see the warning above")
+    draft.normalisation_known = True
+    noun = "rows" if declared.table is not None else "texts"
+    kind = "table" if declared.table is not None else "text"
+    draft.confirmed.append(f"the {noun} that clients kept fit input.{kind}")
+
+
+def _check_pixels(draft: Draft, path: Path, inputs: Tensor, declared: ClientDeclaration) -> None:
+    from bract.inputs.image import on_steps, pixels_of
+
+    try:
+        pixels = pixels_of(inputs.float(), declared.mean, declared.std)
+    except BractError as error:
+        raise BractError(f"{path}: {error}") from None
+    low, high = float(pixels.min()), float(pixels.max())
+    if high - low < 0.5 and not on_steps(pixels):
+        draft.doubts.append(
+            f"{path}: the pixels go from {low:.3g} to {high:.3g} only; if clients' pictures "
+            "have more contrast than that, input.std is too small and every PSNR too high"
+        )
+
+
+def _kept(truth: Path, fact: CaptureFacts) -> dict[str, Tensor] | None:
+    """Return inputs and labels ``(N, ...)`` of a capture's client, where it kept them."""
+    from safetensors.torch import load_file
+
+    path = truth_path(truth, fact.capture.client, fact.capture)
+    content = load_file(path) if path.is_file() else {}
+    inputs, labels = content.get("inputs"), content.get("labels")
+    if inputs is None or labels is None or not len(inputs):
+        return None
+    of_tokens = _are_texts(inputs) and labels.shape == inputs.shape
+    if labels.shape != (len(inputs),) and not of_tokens:
+        return None
+    return {"inputs": inputs, "labels": labels}
+
+
+def _are_texts(inputs: Tensor) -> bool:
+    return inputs.dim() == 2 and inputs.dtype == torch.int64

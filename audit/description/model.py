@@ -1,0 +1,159 @@
+"""Make the model that the clients train, and hold it against the captured parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from torch import nn
+
+from bract.audit.description.draft import SIDES, Draft, times
+from bract.audit.description.texts import text_schema_of
+from bract.data.texts import tokenizer_of
+from bract.defenses.entries import prepare_model
+from bract.errors import BractError
+from bract.inputs import INPUTS
+from bract.models import create_model
+from bract.models.third_party_texts import adapter_names, aliases_of, embedding_of
+from bract.protocol.observation import ClientDeclaration
+from bract.references import vouched
+
+
+def choose_model(draft: Draft) -> None:
+    """Make the named model, and hold its parameters against the captured ones."""
+    _take_schema(draft)
+    declared = draft.declaration()
+    if declared.input != "text" or declared.text is not None:
+        _check_readable(draft)
+    name = declared.model
+    if name is None:
+        raise BractError(
+            "bract.yaml: model is not given and no capture declares it; give it as "
+            "--model package.module:callable"
+        )
+    name = vouched(name, draft.captures.models, what="the model", how=f"name it: --model {name}")
+    classes = declared.classes or draft.classes_by_layer() or 10
+    shape = declared.image_shape or (draft.channels()[0], SIDES[0], SIDES[0])
+
+    def made(declared: ClientDeclaration, shape: Sequence[int]) -> nn.Module:
+        return create_model(
+            name,
+            classes=classes,
+            channels=shape[0],
+            image_size=shape[1],
+            activation=declared.activation,
+            table=declared.table,
+            text=declared.text,
+        )
+
+    try:
+        model = made(declared, shape)
+        if _guess_texts(draft, model):
+            declared = draft.declaration()
+            model = made(declared, declared.image_shape or shape)
+    except BractError as error:
+        if declared.text is None:
+            raise
+        raise BractError(f"bract.yaml: input.text: {error}") from None
+    _check_readable(draft)
+    draft.model = prepare_model(model, declared.defenses)
+    _name_adapters(draft)
+    observation = draft.observation()
+    own = {n: tuple(v.shape) for n, v in draft.model.named_parameters()}
+    buffers = {n for n, _ in draft.model.named_buffers()} | aliases_of(draft.model)
+    if taken := sorted(buffers & set(observation.parameters)):
+        draft.content["buffers"] = [*draft.content.get("buffers", ()), *taken]
+        observation = draft.observation()
+    found = {n: tuple(v.shape) for n, v in observation.parameters.items()}
+    if problem := _mismatch(name, own, found):
+        raise BractError(f"{observation.key}: {problem}")
+    draft.confirmed.append(
+        f"{name} has the {len(own)} captured parameters "
+        f"({sum(v.numel() for v in draft.model.parameters()):,} values)"
+    )
+
+
+def _take_schema(draft: Draft) -> None:
+    """Write the schema that the app declares alone: shape and statistics follow from it."""
+    declared = draft.declaration()
+    for kind, schema in (("table", declared.table), ("text", declared.text)):
+        taken = draft.given.input.kind in (None, kind) and declared.image_shape is None
+        if schema is not None and taken:
+            section = draft.content.setdefault("input", {})
+            section |= {"kind": kind, kind: asdict(schema)}
+
+
+def _check_readable(draft: Draft) -> None:
+    declared = draft.declaration()
+    if reason := INPUTS[declared.input].declared(declared).unreadable(declared):
+        raise BractError(f"bract.yaml: {reason}")
+
+
+def _guess_texts(draft: Draft, model: nn.Module) -> bool:
+    """Take the schema of undeclared texts from a model that begins with an embedding."""
+    declared = draft.declaration()
+    embedding = embedding_of(model)
+    if embedding is None or declared.text is not None or declared.table is not None:
+        return False
+    if draft.given.input.kind not in (None, "text") or declared.input not in ("image", "text"):
+        return False
+    data = draft.given.data
+    named = data is not None and data.text is not None and data.text.tokenizer is not None
+    schema, reasons = text_schema_of(
+        model,
+        embedding,
+        draft.kept_texts,
+        draft.observation().update,
+        tokenizer_of(data) if data is not None and named else None,
+    )
+    draft.content["input"] = {"kind": "text", "text": asdict(schema)}
+    for key, reason in reasons.items():
+        draft.content["guessed"][f"input.text.{key}"] = reason
+    return True
+
+
+def _name_adapters(draft: Draft) -> None:
+    """Find the model's names for adapters that were captured without their adapter's name."""
+    captured = set(draft.observation().parameters)
+    names = adapter_names(draft.model)
+    found = {short: name for short, name in names.items() if short in captured}
+    if found and not draft.given.names:
+        draft.content["names"] = found
+
+
+def _mismatch(
+    name: str, own: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
+) -> str | None:
+    if found and all(key.isdigit() for key in found):
+        return (
+            "its arrays have numbers for names, so which belongs to which layer is open; send "
+            "ArrayRecord(model.state_dict())"
+        )
+    lacking, strange = sorted(set(own) - set(found)), sorted(set(found) - set(own))
+    prefixes = {key.removesuffix(name) for key in found for name in lacking if key.endswith(name)}
+    if lacking and len(prefixes) == 1:
+        return (
+            f"its names begin with {min(prefixes)!r}, those of model {name} do not; name a "
+            "callable that makes the model as the clients wrap it"
+        )
+    if lacking:
+        return (
+            f"model {name} has {', '.join(lacking[:3])}, which the capture lacks"
+            f"{_and_strange(strange)}; name the model that the clients trained"
+        )
+    if strange:
+        return (
+            f"it holds {', '.join(strange[:3])}, which model {name} lacks; name the model that "
+            "the clients trained"
+        )
+    for key, shape in own.items():
+        if found[key] != shape:
+            return (
+                f"{key} was captured as {times(found[key])}, model {name} has {times(shape)}; "
+                "name the model that the clients trained"
+            )
+    return None
+
+
+def _and_strange(names: Sequence[str]) -> str:
+    return f" (it holds {', '.join(names[:3])} instead)" if names else ""

@@ -1,0 +1,215 @@
+"""What the model takes and returns: sizes of images, classes, or the image itself."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bract.audit.description.draft import SIDES, Draft, times
+from bract.errors import BractError, listed, one_line
+from bract.inputs.base import what_is_audited
+from bract.models.autoencoder import Autoencoder
+from bract.models.losses import RECONSTRUCTION, loss_of
+
+_RETURNED = {
+    "classification": "{classes} classes",
+    "token-classification": "{classes} log-probabilities of the labels of their tokens",
+    "language-model": "their losses",
+}
+"""What one forward pass of a model of texts returns, by the task."""
+
+
+def choose_loss(draft: Draft) -> None:
+    """Take the model as an autoencoder where it is declared as one, or rebuilds its input."""
+    declared = draft.declaration()
+    shape = declared.image_shape
+    if declared.loss == RECONSTRUCTION:
+        if shape is None:
+            shape = next((one for one in _shapes(draft) if _rebuilds(draft, one)), None)
+        if shape is None:
+            raise BractError(
+                f"bract.yaml: loss is {RECONSTRUCTION}, and model {declared.model} rebuilds "
+                "none of the usual square images; give --set input.shape=[channels,height,"
+                "width]"
+            )
+    elif draft.given.loss is not None or declared.table is not None or declared.text is not None:
+        return
+    else:
+        shapes = [shape] if shape is not None else _shapes(draft)
+        shape = None
+        if not any(_classifies(draft, one) for one in shapes):
+            shape = next((one for one in shapes if _rebuilds(draft, one)), None)
+        if shape is None:
+            return
+        draft.guess(
+            "",
+            "loss",
+            RECONSTRUCTION,
+            f"the model classifies no image, and rebuilds one of {times(shape)}",
+        )
+    if declared.image_shape is None:
+        reason = "of the usual sizes the model rebuilds this one"
+        draft.guess("input", "shape", list(shape), reason)
+    draft.model = Autoencoder(draft.model, shape)
+    draft.content["classes"] = 1
+
+
+def choose_input(draft: Draft) -> None:
+    """Infer the shape of the input where it is open, and count the classes."""
+    declared = draft.declaration()
+    if declared.image_shape is not None:
+        outputs = _outputs(draft, declared.image_shape)
+        if isinstance(outputs, str):
+            raise BractError(
+                f"bract.yaml: input.shape is {list(declared.image_shape)}, which model "
+                f"{declared.model} does not take: {_first_layer(draft) or outputs}"
+            )
+    else:
+        outputs = _infer_shape(draft)
+    shape = draft.declaration().image_shape
+    first = next((m for m in draft.model.modules() if isinstance(m, nn.Conv2d)), None)
+    if first is not None and shape is not None and first.in_channels != shape[0]:
+        draft.doubts.append(
+            f"input.shape has {shape[0]} channels, the first convolution of model "
+            f"{declared.model} takes {first.in_channels}"
+        )
+    if outputs.dim() != 2:
+        raise BractError(
+            f"model {declared.model} returns {times(tuple(outputs.shape))} for two images, "
+            "expected (2, classes) of a classifier, or two images of an autoencoder"
+        )
+    classes = int(outputs.shape[1])
+    if declared.classes is not None and declared.classes != classes:
+        raise BractError(
+            f"bract.yaml: classes is {declared.classes}, model {declared.model} has {classes} "
+            "outputs; correct it"
+        )
+    draft.content["classes"] = classes
+    draft.confirmed.append(
+        f"one forward pass: texts of {declared.text.length} tokens to "
+        + _RETURNED[declared.text.task].format(classes=classes)
+        if declared.text is not None
+        else f"one forward pass: {times(shape or ())} images to "
+        + (f"{classes} classes" if loss_of(draft.declaration().loss).labelled else "themselves")
+    )
+    _doubt_dropout(draft)
+    if declared.mean is None and draft.declaration().mean is None and not draft.normalisation_known:
+        channels = shape[0] if shape else 1
+        reason = "no capture shows it: pixels as they are, in [0, 1]"
+        draft.guess("input", "mean", [0.0] * channels, reason)
+        draft.guess("input", "std", [1.0] * channels, reason)
+        draft.doubts.append(
+            "nothing says how the clients normalise their inputs; pixels in [0, 1] are taken "
+            "as they are; correct input.mean and input.std if that is wrong"
+        )
+
+
+def _doubt_dropout(draft: Draft) -> None:
+    """Say that a model of texts drops inputs at random, which no attack simulates."""
+    rates = {m.p for m in draft.model.modules() if isinstance(m, nn.Dropout) and m.p > 0.0}
+    if draft.declaration().text is not None and rates and draft.given.training.dropout is None:
+        draft.doubts.append(
+            f"the model drops {max(rates):.0%} of inputs at random where it trains; the masks "
+            "are unknown, and attacks simulate it without: positions and order of tokens may "
+            "not be found; declare training.dropout=0 if the clients train in evaluation mode"
+        )
+
+
+def _infer_shape(draft: Draft) -> Tensor:
+    tried: dict[tuple[int, int, int], Tensor] = {}
+    reasons = []
+    for shape in _shapes(draft):
+        outputs = _outputs(draft, shape)
+        if isinstance(outputs, str):
+            reasons.append(outputs)
+        elif outputs.dim() != 2:
+            reasons.append(f"it returns {times(tuple(outputs.shape))} for two images")
+        else:
+            tried[shape] = outputs
+    if not tried:
+        raise BractError(
+            f"model {draft.declaration().model} takes none of the usual square images: "
+            f"{_first_layer(draft) or listed(dict.fromkeys(reasons), most=1)}; "
+            f"{what_is_audited()}; give --set input.shape=[channels,height,width] for images "
+            "of another size, and declare another input in the app: "
+            'HonestButCurious(..., declaration={"input": ...})'
+        )
+    shape = next(iter(tried))
+    others = [times(other) for other in list(tried)[1:4]]
+    reason = "the only usual size that the model takes"
+    if others:
+        reason = f"the model takes it, and {', '.join(others)} as well"
+        draft.doubts.append(
+            f"input {times(shape)} is a guess: {reason}; correct input.shape if it is another"
+        )
+    draft.guess("input", "shape", list(shape), reason)
+    return tried[shape]
+
+
+def _first_layer(draft: Draft) -> str | None:
+    """Return why the model's first layer takes no images; None where it does not show."""
+    first = next((m for m in draft.model.modules() if list(m.parameters(recurse=False))), None)
+    if isinstance(first, nn.Embedding | nn.EmbeddingBag):
+        return "it begins with an embedding, so its inputs are token ids"
+    sides = [side for side in SIDES for c in (1, 3) if c * side * side == _wide(first)]
+    if sides:
+        return (
+            f"it begins with a linear layer of {_wide(first)} inputs, {sides[0]}×{sides[0]} "
+            "pixels; name a callable that makes it with nn.Flatten before it if it classifies "
+            "them, and one whose forward returns the reconstruction if it is an autoencoder"
+        )
+    if isinstance(first, nn.Linear):
+        return (
+            f"it begins with a linear layer of {first.in_features} inputs, which is no usual "
+            "image: rows of a table, perhaps"
+        )
+    return None
+
+
+def _classifies(draft: Draft, shape: tuple[int, int, int]) -> bool:
+    """Whether the model maps an image to classes, fewer than the values of the image."""
+    outputs = _outputs(draft, shape)
+    if isinstance(outputs, str):
+        return False
+    return outputs.dim() == 2 and outputs.shape[1] < math.prod(shape)
+
+
+def _rebuilds(draft: Draft, shape: tuple[int, int, int]) -> bool:
+    try:
+        Autoencoder(draft.model, shape)
+    except BractError:
+        return False
+    return True
+
+
+def _shapes(draft: Draft) -> list[tuple[int, int, int]]:
+    return [(channels, side, side) for channels in draft.channels() for side in SIDES]
+
+
+def _outputs(draft: Draft, shape: tuple[int, int, int]) -> Tensor | str:
+    """Run the model once on two grey images; return what it says, or why it does not."""
+    kept = {name: value.clone() for name, value in draft.model.named_buffers()}
+    training = draft.model.training
+    draft.model.eval()
+    try:
+        text = draft.declaration().text
+        inputs = torch.full((2, *shape), 0.5)
+        if text is not None:
+            other = next(i for i in range(text.vocabulary) if i != text.padding)
+            inputs = torch.full((2, text.length), other)
+        with torch.no_grad():
+            found = draft.model(inputs)
+    except Exception as error:  # noqa: BLE001 - a third-party model may raise anything
+        return f"{type(error).__name__}: {one_line(str(error).splitlines()[0], 200)}"
+    finally:
+        draft.model.train(training)
+        with torch.no_grad():
+            for name, value in draft.model.named_buffers():
+                value.copy_(kept[name])
+    return found if isinstance(found, Tensor) else f"it returns a {type(found).__name__}"
+
+
+def _wide(layer: nn.Module | None) -> int | None:
+    return layer.in_features if isinstance(layer, nn.Linear) else None

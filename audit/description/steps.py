@@ -1,0 +1,120 @@
+"""Local steps, batch size and epochs, by the batches that batch normalisation counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bract.audit.description.draft import Draft
+from bract.audit.description.facts import CaptureFacts, batch_and_epochs
+from bract.errors import BractError
+
+
+def choose_norm_mode(draft: Draft) -> None:
+    """Take training or evaluation mode of batch normalisation from its counters."""
+    counted = [f.steps for f in draft.facts if f.steps is not None]
+    if not counted:
+        return
+    if draft.given.norm_mode is not None:
+        if draft.given.norm_mode == "train" and not any(counted):
+            draft.doubts.append(
+                "norm_mode is train, but no client's batch normalisation counted a batch: "
+                "eval fits the captures"
+            )
+        return
+    draft.content["norm_mode"] = "train" if any(counted) else "eval"
+    draft.confirmed.append(
+        f"batch normalisation ran in {draft.content['norm_mode']} mode, as its counters say"
+    )
+
+
+def choose_steps(draft: Draft) -> None:
+    """Infer batch size and epochs where they are open, and check the counted steps."""
+    work = draft.given.training
+    counting = [f for f in draft.facts if f.steps]
+    declared = draft.declaration()
+    own = {name for name, w in draft.given.clients.items() if w.local_steps or w.local_epochs}
+    if declared.local_steps is not None and work.batch_size is None:
+        work = work.model_copy(update={"batch_size": declared.batch_size})
+    open_ones = [f for f in draft.facts if draft.declaration(f.capture).local_steps is None]
+    if open_ones:
+        common = [f for f in counting if f in open_ones]
+        drops = [False, True] if work.drop_last is None else [work.drop_last]
+        tried = {
+            drop: batch_and_epochs(
+                common,
+                batch_size=work.batch_size,
+                epochs=work.local_epochs,
+                drop_last=drop,
+            )
+            for drop in drops
+        }
+        drop = next((drop for drop, pair in tried.items() if pair is not None), False)
+        found = tried.get(drop)
+        if found is not None:
+            reason = "explains the batches that batch normalisation counted"
+            if drop and work.drop_last is None:
+                draft.guess("training", "drop_last", True, reason)
+            for key, value in zip(("batch_size", "local_epochs"), found, strict=True):
+                if getattr(work, key) is None:
+                    draft.guess("training", key, value, reason)
+        elif counting and not work.batch_size:
+            _steps_by_client(draft, counting, own)
+        else:
+            _conventional_steps(draft)
+    _check_steps(draft, counting)
+
+
+def _conventional_steps(draft: Draft) -> None:
+    work = draft.given.training
+    reason = "a convention; the captures do not say"
+    if work.batch_size is None and draft.declaration().batch_size is None:
+        draft.guess("training", "batch_size", 32, reason)
+        draft.doubts.append(
+            "nothing declares the batch size; 32 is assumed: correct training.batch_size"
+        )
+    if work.local_epochs is None:
+        draft.guess("training", "local_epochs", 1, reason)
+        draft.doubts.append(
+            "nothing declares the local epochs; one is assumed: correct training.local_epochs, "
+            "or give training.local_steps"
+        )
+
+
+def _steps_by_client(draft: Draft, counting: Sequence[CaptureFacts], own: set[str]) -> None:
+    """Write each client's own steps, where no batch size explains all of them."""
+    epochs = draft.given.training.local_epochs or 1
+    reason = (
+        f"its examples over the steps that batch normalisation counted, in {epochs} "
+        f"epoch{'s' * (epochs > 1)}"
+    )
+    for fact in counting:
+        client = fact.capture.client
+        if client in own:
+            continue
+        section = draft.content.setdefault("clients", {}).setdefault(client, {})
+        section["local_steps"] = fact.steps
+        if fact.examples and "batch_size" not in section:
+            section["batch_size"] = -(-fact.examples * epochs // (fact.steps or 1))
+            draft.content["guessed"][f"clients.{client}.batch_size"] = reason
+
+
+def _check_steps(draft: Draft, counting: Sequence[CaptureFacts]) -> None:
+    wrong = []
+    for fact in counting:
+        planned = draft.declaration(fact.capture).local_steps
+        if planned is not None and planned != fact.steps:
+            wrong.append((fact, planned))
+    if wrong:
+        fact, planned = wrong[0]
+        more = f" ({len(wrong)} of {len(counting)} captures differ)" if len(wrong) > 1 else ""
+        raise BractError(
+            f"{fact.capture.key}: the description makes {planned} local steps of "
+            f"{fact.examples} examples, its batch normalisation counted {fact.steps}{more}; "
+            "correct training.batch_size, training.local_epochs or training.local_steps, or "
+            f"describe the client: --set clients.{fact.capture.client}.local_steps={fact.steps}"
+        )
+    if counting:
+        draft.confirmed.append(
+            f"the local steps of {len(counting)} captures are those that batch normalisation "
+            "counted"
+        )
