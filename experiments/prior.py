@@ -143,6 +143,7 @@ def measured(
         **vars(setting),
         "model": "lenet-strided",
         "prior_images": prior.facts.images,
+        "prior_epochs": prior.facts.epochs,
         "prior_held_out_psnr": prior.facts.held_out_psnr,
     }
 

@@ -247,6 +247,8 @@ def _along_path(
 
 
 def _midpoint(case: Case) -> Tensors:
+    if isinstance(case.forward, TrainingPath):
+        return _on_the_way(case, case.forward.share)
     half = 0.5 if case.observation.declaration.algorithm == "fedavg" else 0.0
     return _on_the_way(case, half)
 
