@@ -47,7 +47,7 @@ class CoarseToFine(Attack):
     cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 800
 
-    lr: float = 0.1
+    lr: float = 0.05
     tv: float = 0.1
     fine: float = 1.0
     shares: tuple[float, float, float] = (0.2, 0.4, 0.4)
