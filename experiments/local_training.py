@@ -1,6 +1,7 @@
 """Reconstructions from a client that trained for several epochs on shuffled batches.
 
     OMP_NUM_THREADS=1 python -m experiments.local_training [--iterations 800] [--json]
+    OMP_NUM_THREADS=1 python -m experiments.local_training --optimizers [--json]
 
 Each client has other images and another fresh network, trains with plain SGD (`train_locally`, as
 clients do: shuffled anew every epoch), and uploads the difference. No attack is given order or
@@ -14,7 +15,8 @@ images. ``--split choose``, on which settings were chosen, has other images and 
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from bract.audit.questions.reconstruction.scores.image import match, psnr, ssim
 from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import TrainingConfig
 from bract.protocol.observation import Observation
-from experiments.harness.command import emit, note_row, parse, parser
+from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.images import ImageSet, image_set
 from experiments.harness.result import Row
 from experiments.harness.scores import interval, mean
@@ -33,10 +35,14 @@ from experiments.harness.uploads import network_for, plain_spec, trained_upload
 
 COLUMNS = (
     *("attack", "model", "activation", "data", "classes", "images_each", "batch_size", "epochs"),
+    *("optimizer", "momentum", "simulated"),
     *("lr", "clients", "iterations", "psnr", "ssim", "above", "above_low", "above_high"),
     *("class_mean_above", "mean_above", "labels_right", "cpu_seconds"),
 )
 RECOGNISABLE = 0.5
+FEW_ITERATIONS = 150
+LONG_EPOCHS = 32
+"""More steps than are unrolled, for clients of one batch."""
 ALL_ROWS = 400
 """Iterations at which every row is run; with more the first one alone."""
 
@@ -54,6 +60,9 @@ class Setting:
     batch_size: int = 5
     epochs: int = 5
     lr: float = 0.004
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    simulated: bool = True
     iterations: int | None = ALL_ROWS
 
 
@@ -65,15 +74,35 @@ def standard_plan(iterations: int) -> Iterator[Setting]:
         yield Setting(iterations=iterations, attack="ig")
 
 
+OPTIMIZERS = (("sgd", 0.0, 0.01), ("sgd", 0.9, 0.001), ("adam", 0.0, 0.0003))
+"""Name, momentum and learning rate."""
+
+
+def optimizer_plan() -> Iterator[Setting]:
+    """Local steps by optimizer, with and without its simulation where that differs."""
+    few = Setting(attack="ig", data="digits", classes=10, images_each=4, batch_size=4)
+    few = replace(few, iterations=FEW_ITERATIONS)
+    for optimizer, momentum, lr in OPTIMIZERS:
+        for epochs in (1, 4, LONG_EPOCHS):
+            setting = replace(few, optimizer=optimizer, momentum=momentum, lr=lr, epochs=epochs)
+            yield setting
+            if optimizer != "sgd" or (momentum and epochs == LONG_EPOCHS):
+                yield replace(setting, simulated=False)
+
+
 def main() -> None:
     """Attack every setting's clients; then print the table or JSON."""
-    arguments = parser(__doc__, "split")
+    arguments = parser(__doc__, "split", "resume")
+    arguments.add_argument("--optimizers", action="store_true", help="few digits, by optimizer")
     arguments.add_argument("--clients", type=int, default=4)
     arguments.add_argument("--iterations", type=int, default=ALL_ROWS)
     options = parse(arguments)
+    plan = optimizer_plan() if options.optimizers else standard_plan(options.iterations)
+    done = Finished(options.resume, "experiments.local_training")
     rows = []
-    for setting in standard_plan(options.iterations):
-        rows.append(note_row(row(setting, options), COLUMNS))
+    for setting in plan:
+        about = [vars(setting), options.split, options.clients]
+        rows.append(note_row(done.row(about, partial(row, setting, options)), COLUMNS))
     emit(rows, COLUMNS, as_json=options.json)
 
 
@@ -85,7 +114,7 @@ def row(setting: Setting, options: argparse.Namespace) -> Row:
     for number in range(options.clients):
         images, labels = client_images(setting, pool, number)
         seed = first_seed(options.split) + number
-        seen = observation(setting, images, labels, seed)
+        seen = known_of(setting, observation(setting, images, labels, seed))
         begun = time.process_time()
         (result,) = reconstruct(
             [seen],
@@ -131,7 +160,11 @@ def observation(setting: Setting, images: Tensor, labels: Tensor, seed: int) -> 
         images,
         labels,
         training=TrainingConfig(
-            batch_size=setting.batch_size, local_epochs=setting.epochs, lr=setting.lr
+            batch_size=setting.batch_size,
+            local_epochs=setting.epochs,
+            lr=setting.lr,
+            optimizer="adam" if setting.optimizer == "adam" else "sgd",
+            momentum=setting.momentum,
         ),
         spec=spec,
         chain=build_defenses([]),
@@ -142,6 +175,14 @@ def observation(setting: Setting, images: Tensor, labels: Tensor, seed: int) -> 
         model=setting.model,
         activation=setting.activation,
     ).captured
+
+
+def known_of(setting: Setting, seen: Observation) -> Observation:
+    """Return the capture as this attacker takes it: without the optimizer, if it is unknown."""
+    if setting.simulated:
+        return seen
+    changed = {"momentum": 0.0} if setting.momentum else {"optimizer": "unknown"}
+    return replace(seen, declaration=seen.declaration.updated(changed))
 
 
 def client_scores(

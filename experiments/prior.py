@@ -2,6 +2,7 @@
 IG, `best`, and the prior alone.
 
     OMP_NUM_THREADS=1 python -m experiments.prior [--split choose] [--resume FILE] [--json]
+    OMP_NUM_THREADS=1 python -m experiments.prior --data photos --epochs 40 [--json]
 
 The generator (`bract prior train`) is trained on the first 10,000 images of
 MNIST's training split, at 32 pixels. Attacked are 8 single images of the test split, written by
@@ -11,7 +12,8 @@ generator has not seen, and networks of other seeds. ``reading``: ``plain`` is t
 defense, ``ignored`` the defended one, of which the attacker does not know that it is, ``known`` the
 defended one with the defense known (the adaptive tier; for GGL and GIAS the surrogate one).
 ``prior sample`` draws an image of the right class from the generator, ``prior nearest`` is the one
-of 256 such that is nearest to the original, which no attacker can pick. CPU seconds are the
+of 256 such that is nearest to the original, which no attacker can pick. ``--data photos``: crops of
+photographs, the generator's from other pictures than those that are attacked. CPU seconds are the
 process' own on one thread, an image.
 """
 
@@ -35,7 +37,7 @@ from bract.audit.questions.reconstruction.scores.image import psnr, ssim
 from bract.config.audit import Tier
 from experiments.harness.clients import Situation, Upload, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
-from experiments.harness.images import training_images
+from experiments.harness.images import public_photographs, training_images
 from experiments.harness.operating_points import POINTS
 from experiments.harness.result import Row
 from experiments.harness.scores import columns, mean
@@ -46,6 +48,7 @@ COLUMNS = (
 )
 ITERATIONS = {"ig": 400, "best": 200, "ggl": 150, "gias": 400, "learned-inverter": 400}
 NEAREST_OF = 256
+PHOTOGRAPH_CROPS = 3000
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,15 @@ class Setting:
     reading: str
     round: int = 1
     batch: int = 1
+    data: str = "mnist"
 
     @property
     def attacks(self) -> tuple[str, ...]:
         """What is run: a learned inverter only where the documentation speaks of it."""
         if self.batch > 1:
             return ("gias",)
+        if self.data == "photos":
+            return ("ig", "ggl", "gias")
         known = ("noise 0.01", "adadefense, eps outside")
         inverted = self.activation == "relu" and (self.reading == "plain" or self.defense in known)
         return tuple(name for name in ITERATIONS if inverted or name != "learned-inverter")
@@ -81,19 +87,30 @@ def plan() -> Iterator[Setting]:
     yield Setting("relu", "none", "plain", batch=4)
 
 
+def photograph_plan() -> Iterator[Setting]:
+    """Photographs undefended, and under the defenses that leave an image to a prior."""
+    yield Setting("relu", "none", "plain", data="photos")
+    yield Setting("relu", "noise 0.01", "known", data="photos")
+    yield Setting("relu", "pruning", "known", data="photos")
+
+
+PLANS = {"mnist": plan, "photos": photograph_plan}
+
+
 def main() -> None:
     """Train or read the generator, attack every setting; then print the table or JSON."""
     arguments = parser(__doc__, "split", "resume")
     arguments.add_argument("--images", type=int, default=8)
+    arguments.add_argument("--data", choices=tuple(PLANS), default="mnist")
     arguments.add_argument("--epochs", type=int, default=25)
     arguments.add_argument("--prior", type=Path, help="a generator that was trained before")
     arguments.add_argument("--only", help="settings whose words hold this")
     options = parse(arguments)
-    prior = load_prior(options.prior) if options.prior else trained(options.epochs)
+    prior = load_prior(options.prior) if options.prior else trained(options.data, options.epochs)
     note(f"{prior.text}: held-out images at {prior.facts.held_out_psnr:.1f} dB")
     done = Finished(options.resume, "experiments.prior")
     rows: list[Row] = []
-    for setting in plan():
+    for setting in PLANS[options.data]():
         if not options.only or options.only in str(setting):
             rows += measured(setting, prior, options, done)
     emit(rows, COLUMNS, as_json=options.json)
@@ -106,8 +123,12 @@ def wanted(setting: Setting) -> tuple[str, ...]:
     return tuple(name for name in setting.attacks if name != "best" or not slow)
 
 
-def trained(epochs: int) -> TrainedPrior:
+def trained(data: str, epochs: int) -> TrainedPrior:
     """Train the generator on images that are not attacked."""
+    if data == "photos":
+        crops = public_photographs(PHOTOGRAPH_CROPS)
+        source = "crops of photographs of scikit-learn and scikit-image"
+        return train_prior(crops, None, PriorSettings(epochs=epochs, latent=64), source=source)
     images, labels = training_images("mnist")
     settings = PriorSettings(epochs=epochs)
     source = "mnist, first 10,000 of train"
@@ -120,9 +141,9 @@ def measured(
     """Attack one setting's uploads with every attack, and score what needs no gradient."""
     about = {
         **vars(setting),
-        "data": "mnist",
         "model": "lenet-strided",
         "prior_images": prior.facts.images,
+        "prior_epochs": prior.facts.epochs,
         "prior_held_out_psnr": prior.facts.held_out_psnr,
     }
 
@@ -180,7 +201,7 @@ class Uploaded:
 def uploaded_by(setting: Setting, prior: TrainedPrior, split: str, images: int) -> Uploaded:
     """Run the clients of a setting."""
     situation = Situation(
-        data="mnist",
+        data=setting.data,
         model="lenet-strided",
         defenses=tuple(POINTS[setting.defense]),
         activation=setting.activation,

@@ -69,6 +69,7 @@ def observed(
     steps: int | None = None,
     batch_size: int | None = None,
     lr: float = 0.5,
+    optimizer: str = "sgd",
     momentum: float = 0.0,
     proximal_mu: float = 0.0,
     weight_decay: float = 0.0,
@@ -77,7 +78,7 @@ def observed(
     returned: bool = False,
     **declared: Any,
 ) -> Observation:
-    """What a client that holds these images would upload: a gradient, or K steps of SGD.
+    """What a client that holds these images would upload: a gradient, or K steps.
 
     The proximal term of the steps is declared as well.
 
@@ -120,24 +121,29 @@ def observed(
         update = {n: g for (n, _), g in zip(network.named_parameters(), gradients, strict=True)}
         declaration = replace(declaration, algorithm="fedsgd")
     else:
-        optimizer = torch.optim.SGD(
-            network.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
+        stepper: torch.optim.Optimizer = (
+            torch.optim.Adam(network.parameters(), lr=lr, weight_decay=weight_decay)
+            if optimizer == "adam"
+            else torch.optim.SGD(
+                network.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
+            )
         )
         received = [p.detach().clone() for p in network.parameters()]
         epoch = [slice(at, at + batch) for at in range(0, len(images), batch)]
         for step in range(steps):
             taken = epoch[step % len(epoch)]
-            optimizer.zero_grad()
+            stepper.zero_grad()
             nn.functional.cross_entropy(network(inputs[taken]), labels[taken]).backward()
             for parameter, start in zip(network.parameters(), received, strict=True):
                 assert parameter.grad is not None
                 parameter.grad += proximal_mu * (parameter.detach() - start)
-            optimizer.step()
+            stepper.step()
         update = difference(sent, parameters_of(network))
         declaration = replace(
             declaration,
             algorithm="fedavg",
             lr=lr,
+            optimizer=optimizer,
             momentum=momentum,
             proximal_mu=proximal_mu or None,
             weight_decay=weight_decay,

@@ -19,7 +19,7 @@ from bract.attacks.problem.evidence import AdaptiveView, Evidence, Known, read_e
 from bract.attacks.problem.returned_buffers import impossible_statistics
 from bract.attacks.problem.target_model import TargetModel, target_model_of
 from bract.attacks.problem.trained_prior import TrainedPrior
-from bract.attacks.problem.training_path import TrainingPath, knows_path
+from bract.attacks.problem.training_path import knows_path, training_path
 from bract.attacks.problem.visibility import scaled_names, visible_share
 from bract.config.audit import Tier
 from bract.config.text import TextSchema
@@ -200,7 +200,11 @@ def _forward(
     if evidence.adapt is not None:
         return evidence.adapt(forward, images)
     plain = evidence.forward is None and isinstance(forward, BatchGradient)
-    return TrainingPath() if plain and knows_path(observation) else forward
+    return (
+        training_path(observation.declaration, images)
+        if plain and knows_path(observation)
+        else forward
+    )
 
 
 def _scaled(

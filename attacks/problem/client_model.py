@@ -12,6 +12,7 @@ from torch.func import grad
 
 from bract.attacks.problem.dropout import masked, split_masks
 from bract.attacks.problem.epoch_orders import Order, batch_of, shuffle, steps_per_epoch
+from bract.attacks.problem.step_rules import RULES
 from bract.attacks.problem.target_model import TargetModel
 from bract.errors import BractError
 from bract.protocol.observation import ClientDeclaration, decayed
@@ -77,7 +78,7 @@ class BatchGradient(ForwardModel):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(ForwardModel):
-    """Several local steps of SGD, unrolled: matches ``(w_0 - w_K) / (lr * steps)``.
+    """Several local steps, unrolled: matches ``(w_0 - w_K) / (lr * steps)``.
 
     Under FedProx (Li et al. 2020) a step follows the gradient plus ``proximal_mu (w - w_0)``, with
     weight decay plus ``weight_decay w``.
@@ -90,8 +91,8 @@ class LocalTraining(ForwardModel):
 
     Attributes
     ----------
-    steps, batch_size, lr, momentum, proximal_mu, weight_decay
-        As the protocol declares them.
+    steps, batch_size, lr, optimizer, momentum, proximal_mu, weight_decay
+        As the protocol declares them; ``optimizer`` is one of `RULES`.
     without
         How often ``w_0`` is taken from the scaled difference, as `Observation.gradient` does.
     """
@@ -99,6 +100,7 @@ class LocalTraining(ForwardModel):
     steps: int
     batch_size: int
     lr: float
+    optimizer: str = "sgd"
     momentum: float = 0.0
     proximal_mu: float = 0.0
     weight_decay: float = 0.0
@@ -141,7 +143,7 @@ class LocalTraining(ForwardModel):
             Names that the proximal term pulls back to ``start``, and that decay; None for all.
         """
         current = dict(start)
-        velocity: Tensors = {}
+        rule = RULES[self.optimizer](self.momentum)
         rates = rates or {}
         for step in range(self.steps):
             direction = gradient(step, current)
@@ -159,15 +161,9 @@ class LocalTraining(ForwardModel):
                     else g
                     for name, g in direction.items()
                 }
-            if self.momentum:
-                velocity = {
-                    name: self.momentum * velocity[name] + g if velocity else g
-                    for name, g in direction.items()
-                }
-                direction = velocity
             current = {
                 name: current[name] - self.lr * rates.get(name, 1.0) * g
-                for name, g in direction.items()
+                for name, g in rule(direction).items()
             }
         return current
 
@@ -298,21 +294,24 @@ def images_in(declaration: ClientDeclaration, limit: int) -> int:
 def forward_model(declaration: ClientDeclaration, *, images: int, unroll: int) -> ForwardModel:
     """Choose how to simulate a client of this protocol.
 
-    Up to ``unroll`` declared steps of SGD are unrolled; longer training, an undeclared learning
-    rate or another optimizer is matched as if the mean direction were one gradient.
+    Up to ``unroll`` declared steps of an optimizer in `RULES` are unrolled; longer training, an
+    undeclared learning rate or another optimizer is matched as if the mean direction were one
+    gradient.
     """
     steps, lr = declaration.local_steps, declaration.lr
     if declaration.algorithm == "fedsgd" or steps is None or lr is None:
         return BatchGradient()
     # A defense took what weight decay had added to the gradient of the one step.
-    if steps == 1 and not (declaration.weight_decay and declaration.defenses):
+    one = steps == 1 and declaration.optimizer == "sgd"
+    if one and not (declaration.weight_decay and declaration.defenses):
         return BatchGradient()
-    if declaration.optimizer != "sgd" or steps > unroll:
+    if declaration.optimizer not in RULES or steps > unroll:
         return BatchGradient()
     return LocalTraining(
         steps=steps,
         batch_size=min(declaration.batch_size or images, images),
         lr=lr,
+        optimizer=declaration.optimizer,
         momentum=declaration.momentum,
         proximal_mu=declaration.proximal_mu or 0.0,
         weight_decay=declaration.weight_decay,

@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import Tensor
 
 from bract.attacks.problem.client_model import ForwardModel, loss_gradient
+from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
+from bract.attacks.problem.step_rules import RULES, is_linear
 from bract.attacks.problem.target_model import TargetModel
-from bract.protocol.observation import Observation
+from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
 MOVED = "training_path.moved."
 """Among the buffers, before a parameter's name: how far local training moved it."""
 
+_REPLAYED = 8
+"""Most steps of Adam whose directions are averaged, if an epoch has no more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPath(ForwardModel):
-    """The mean of all images' gradients where local training went by.
+    """The mean direction of a client's steps, from all images' gradients where training went by.
 
     The server knows both ends of the client's training, ``w_0`` and ``w_K``, and so about where it
-    were in between: at ``w_0 + t (w_K - w_0)``. There every image counts alike, in whatever batch
+    was in between: at ``w_0 + t (w_K - w_0)``. There every image counts alike, in whatever batch
     and order it was taken, so nothing about the order is searched, and all epochs share one set of
     images (unlike Dimitrov et al., TMLR 2022: they unroll every step and tie one set of images an
-    epoch together). The cost is that of ``nodes`` batches instead of one gradient a step. What it
-    leaves out is the bend of the path and how a step's batch differs from the whole, of the order
-    of learning rate times curvature; the mean gradient at ``w_0`` leaves out the whole motion.
+    epoch together). The cost is that of one batch of all images instead of one gradient a step.
+    What it leaves out is the bend of the path and how a step's batch differs from the whole, of the
+    order of learning rate times curvature; the mean gradient at ``w_0`` leaves out the whole
+    motion.
+
+    With momentum the mean direction is a multiple of the gradient, and the gradients of early steps
+    count more, so that the point is nearer to ``w_0``. Adam divides by the root of the batches'
+    mean square, in which the batch counts: the gradients of one epoch's batches, all at the middle
+    of the line, go through its recursion, epoch after epoch.
 
     Attributes
     ----------
-    nodes
-        Points on the line, at the midpoints of as many equal parts.
+    steps, batch_size, optimizer, momentum
+        As the protocol declares them; plain SGD needs the optimizer alone.
     """
 
-    nodes: int = 1
+    steps: int = 1
+    batch_size: int = 1
+    optimizer: str = "sgd"
+    momentum: float = 0.0
 
     def __call__(
         self,
@@ -44,25 +59,81 @@ class TrainingPath(ForwardModel):
         labels: Tensor,
         unknowns: Tensors,
     ) -> Tensors:
-        """Return the mean gradient over the nodes."""
+        """Return the mean direction of the steps."""
         state = {n: v for n, v in (buffers | unknowns).items() if not n.startswith(MOVED)}
+        here = {
+            name: value - self.share * buffers[MOVED + name].to(value)
+            for name, value in parameters.items()
+        }
+        if is_linear(self.optimizer):
+            found = loss_gradient(target_model, here, state, inputs, labels)
+            return {n: self.gain * g for n, g in found.items()} if self.momentum else found
+        count = inputs.shape[1]
+        size = min(self.batch_size, count)
+        taken = [batch_of(step, count, size) for step in range(steps_per_epoch(count, size))]
+        gradients = [
+            loss_gradient(
+                target_model, here, state, inputs[:, t.start : t.stop], labels[:, t.start : t.stop]
+            )
+            for t in taken
+        ]
+        return self.mean_direction(gradients)
+
+    def mean_direction(self, gradients: list[Tensors]) -> Tensors:
+        """Return the mean direction of steps that follow an epoch's gradients in turn."""
+        rule = RULES[self.optimizer](self.momentum)
+        steps = min(self.steps, max(_REPLAYED, len(gradients)))
         total: Tensors = {}
-        for node in range(self.nodes):
-            share = (node + 0.5) / self.nodes
-            here = {
-                name: value - share * buffers[MOVED + name].to(value)
-                for name, value in parameters.items()
-            }
-            gradient = loss_gradient(target_model, here, state, inputs, labels)
-            total = {n: total[n] + g for n, g in gradient.items()} if total else gradient
-        return {name: value / self.nodes for name, value in total.items()}
+        for step in range(steps):
+            direction = rule(gradients[step % len(gradients)])
+            total = {n: total[n] + d for n, d in direction.items()} if total else direction
+        return {name: value / steps for name, value in total.items()}
+
+    @property
+    def gain(self) -> float:
+        """Mean direction of a constant gradient under SGD, as its multiple; 1 elsewhere."""
+        return sum(_velocities(self.steps, self.momentum)) / self.steps
+
+    @property
+    def share(self) -> float:
+        """Where the gradients are taken, as a share of the way: their mean place in the update."""
+        if not self.momentum:
+            return 0.5
+        velocities = _velocities(self.steps, self.momentum)
+        way = list(accumulate(velocities))
+        # The gradient of step k is in all later velocities: as often as the last ones reach back.
+        places = [(end - 0.5 * v) / way[-1] for end, v in zip(way, velocities, strict=True)]
+        return sum(p * c for p, c in zip(places, reversed(velocities), strict=True)) / way[-1]
+
+
+def _velocities(steps: int, momentum: float) -> list[float]:
+    """Velocities under a constant gradient of 1."""
+    return list(accumulate([1.0] * steps, lambda v, g: momentum * v + g))
+
+
+def training_path(declaration: ClientDeclaration, images: int) -> TrainingPath:
+    """Return the simulation of a client that `knows_path` found to be one of a known path."""
+    p = declaration
+    if p.optimizer == "sgd" and not p.momentum:
+        return TrainingPath()
+    return TrainingPath(
+        steps=p.local_steps or 1,
+        batch_size=min(p.batch_size or images, images),
+        optimizer=p.optimizer,
+        momentum=p.momentum if is_linear(p.optimizer) else 0.0,
+    )
+
+
+def knows_steps(observation: Observation) -> bool:
+    """Whether the update is where simulated steps ended, undefended."""
+    p = observation.declaration
+    counted = p.algorithm == "fedavg" and p.local_steps is not None
+    return counted and p.optimizer in RULES and bool(p.lr) and not p.defenses
 
 
 def knows_path(observation: Observation) -> bool:
-    """Whether the update is where plain SGD of several steps ended, undefended."""
-    p = observation.declaration
-    several = p.algorithm == "fedavg" and p.local_steps is not None and p.local_steps > 1
-    return several and p.optimizer == "sgd" and bool(p.lr) and not p.defenses
+    """Whether it is where several ended."""
+    return knows_steps(observation) and observation.declaration.local_steps != 1
 
 
 def moved(observation: Observation) -> Tensors:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,49 +15,40 @@ from bract.protocol.update import Tensors
 
 _STARTS = 8
 _SWEEPS = 20
+_TIED = 1e-6
 
 
-def label_sequences(
-    *,
-    logits: Tensor,
-    feature_norm: float,
-    slope: Tensor,
-    images: int,
-    training: LocalTraining,
-    initial: Tensor,
-    order: Order | None = None,
-    seed: int = 0,
-) -> list[Tensor]:
+class Layer(Protocol):
+    """What the last layer shows of a sequence of labels."""
+
+    @property
+    def slope(self) -> Tensor:
+        """The captured bias update, scaled like a gradient, ``(classes,)``."""
+
+    def distance(self, sequences: Tensor) -> Tensor:
+        """Return the squared distance of each sequence's mean bias direction to it, ``(M,)``."""
+
+
+def label_sequences(*, layer: Layer, images: int, initial: Tensor, seed: int = 0) -> list[Tensor]:
     """Candidate label sequences of a client that took several local steps, likeliest first.
 
-    With features that hardly differ between examples, the last layer's training is a recursion in
-    the logits alone: ``z <- z - lr (|h|^2 + 1) g`` with ``g`` the mean of ``softmax(z) - y`` over
-    the batch; FedProx adds ``mu (z - z_0) / (|h|^2 + 1)`` to it. Sequences are improved label by
-    label until the recursion's mean bias gradient is nearest to the captured one, from several
-    starts. Unlike counts from one averaged gradient this holds when a step moves the logits far.
-    Steps that saturate the prediction leave several sequences about equally likely; those one
-    change or one swap away from the best are returned as well.
+    Sequences are improved label by label until the mean bias direction that the layer predicts for
+    them is nearest to the captured one, from several starts. Unlike counts from one averaged
+    gradient this holds when a step moves the logits far. Steps that saturate the prediction leave
+    several sequences about equally likely; those one change or one swap away from the best are
+    returned as well.
 
     Parameters
     ----------
-    logits
-        ``(classes,)``: what the captured model predicts for typical features ``h``.
-    feature_norm
-        ``|h|^2``.
-    slope
-        ``(classes,)``: the captured bias update, scaled like a gradient.
     initial
         int64 ``(images,)``: one of the starts.
-    order
-        Of the images in every epoch, as `LocalTraining.order` gives it.
 
     Returns
     -------
     list of Tensor
         Distinct int64 ``(images,)``, at least one; entry i is the label of image i.
     """
-    classes = len(slope)
-    layer = _LastLayer(logits, feature_norm, slope, training, order)
+    classes = len(layer.slope)
     generator = torch.Generator().manual_seed(seed)
     found: dict[tuple[int, ...], float] = {}
     for start in range(_STARTS):
@@ -78,8 +71,24 @@ def label_sequences(
 
 
 @dataclass(frozen=True)
-class _LastLayer:
-    """The recursion that the last layer's training is."""
+class LastLayer:
+    """The last layer's training as a recursion in the logits alone.
+
+    With features h that hardly differ between examples it is ``z <- z - lr (|h|^2 + 1) g`` with
+    ``g`` the mean of ``softmax(z) - y`` over the batch; FedProx adds ``mu (z - z_0) / (|h|^2 + 1)``
+    to it.
+
+    Attributes
+    ----------
+    logits
+        ``(classes,)``: what the captured model predicts for typical features.
+    feature_norm
+        ``|h|^2``.
+    slope
+        As `Layer.slope`.
+    order
+        Of the images in every epoch, as `LocalTraining.order` gives it.
+    """
 
     logits: Tensor
     feature_norm: float
@@ -88,7 +97,7 @@ class _LastLayer:
     order: Order | None
 
     def distance(self, sequences: Tensor) -> Tensor:
-        """Squared distance of each sequence's mean bias gradient to the captured one, ``(M,)``."""
+        """See `Layer`."""
         count = sequences.shape[1]
         rows = torch.nn.functional.one_hot(sequences, len(self.slope)).to(self.slope)
         received = self.logits.to(self.slope).expand(len(sequences), -1)
@@ -100,13 +109,58 @@ class _LastLayer:
             logits = received + gain * moved["bias"]
             return {"bias": logits.softmax(dim=-1) - rows[:, taken].mean(dim=1)}
 
-        start = {"bias": torch.zeros_like(received)}
-        end = self.training.trajectory(start, gradient)
-        found = self.training.mean_direction(start, end)["bias"]
-        return (found - self.slope).square().sum(dim=1)
+        return _distance(self.training, self.slope, received, gradient)
 
 
-def _improve(sequence: Tensor, layer: _LastLayer) -> tuple[Tensor, float]:
+@dataclass(frozen=True)
+class PathLayer:
+    """The last layer's training with predictions that go evenly from one end to the other.
+
+    For optimizers that normalise gradients, such as Adam, the update shows no features, and so no
+    recursion; but both ends of the training are known.
+
+    Attributes
+    ----------
+    first, last
+        Mean predictions of the sent and of the returned model, ``(classes,)``.
+    slope, training, order
+        As `LastLayer` has them; of long training an epoch or more, taken to be spread over the way.
+    """
+
+    first: Tensor
+    last: Tensor
+    slope: Tensor
+    training: LocalTraining
+    order: Order | None
+
+    def distance(self, sequences: Tensor) -> Tensor:
+        """See `Layer`."""
+        count = sequences.shape[1]
+        rows = torch.nn.functional.one_hot(sequences, len(self.slope)).to(self.slope)
+
+        def gradient(step: int, _: Tensors) -> Tensors:
+            taken = self.training.positions(step, count, self.order)
+            here = torch.lerp(self.first, self.last, step / self.training.steps)
+            return {"bias": here - rows[:, taken].mean(dim=1)}
+
+        start = self.slope.expand(len(sequences), -1)
+        found = _distance(self.training, self.slope, start, gradient)
+        # A first step shows signs: sequences of equal signs differ by rounding alone.
+        return found.div(_TIED).round() * _TIED
+
+
+def _distance(
+    training: LocalTraining,
+    slope: Tensor,
+    like: Tensor,
+    gradient: Callable[[int, Tensors], Tensors],
+) -> Tensor:
+    start = {"bias": torch.zeros_like(like)}
+    found = training.mean_direction(start, training.trajectory(start, gradient))["bias"]
+    return (found - slope).square().sum(dim=1)
+
+
+def _improve(sequence: Tensor, layer: Layer) -> tuple[Tensor, float]:
     classes = len(layer.slope)
     best = layer.distance(sequence[None])[0]
     for _ in range(_SWEEPS):

@@ -9,11 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bract.attacks.problem.case import Case
+from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.client_model import LocalTraining, local_training
+from bract.attacks.problem.epoch_orders import steps_per_epoch
+from bract.attacks.problem.step_rules import is_linear
 from bract.attacks.problem.target_model import TargetModel
+from bract.attacks.problem.training_path import TrainingPath, knows_steps
 from bract.attacks.solve.expectation import class_gradients
-from bract.attacks.solve.label_sequences import label_sequences
+from bract.attacks.solve.label_sequences import LastLayer, PathLayer, label_sequences
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -56,7 +59,9 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
     predictions are estimated from probe inputs and, for classes that are present, from the features
     ``dW[k] / db[k]`` (iLRG, Ma et al. 2023). Steps that are unrolled one by one are searched for
     the sequence of labels (`bract.attacks.solve.label_sequences`); after longer training the
-    midpoint of the trajectory replaces the parameters. Several rounds of the same images are read
+    midpoint of the trajectory replaces the parameters. Momentum multiplies the mean gradient,
+    which is divided by that first; of Adam, whose steps are no sum of gradients, the sequence is
+    searched however long the training was. Several rounds of the same images are read
     one by one, and their counts averaged.
 
     Parameters
@@ -84,6 +89,8 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         slope = bias.to(torch.float64)
     elif weight is not None:
         slope = weight.to(torch.float64).sum(dim=1)
+    if isinstance(case.forward, TrainingPath):
+        slope = slope / case.forward.gain
     source: Literal["bias", "weight"] = "bias" if bias is not None else "weight"
     if case.images == 1:
         exact = int((slope < 0).sum()) == 1
@@ -101,7 +108,12 @@ def infer_labels(case: Case, *, choice: int = 0) -> InferredLabels:
         counts = _counts(case, slope.cpu(), weight, weight_name, bias_name)
     labels = _round_counts(counts.cpu(), case.images)
     training = local_training(case.forward)
-    if bias is not None and weight is not None and training is not None:
+    linear = training is not None and is_linear(training.optimizer)
+    normalised = _normalised_steps(case)
+    if bias is not None and normalised is not None:
+        labels = _along_path(case, normalised, slope.cpu(), labels, choice)
+        counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
+    elif bias is not None and weight is not None and training is not None and linear:
         labels = _sequence(case, training, slope, weight, labels, choice)
         counts = torch.bincount(labels, minlength=len(slope)).to(torch.float64)
     return InferredLabels(
@@ -202,22 +214,49 @@ def _sequence(
         logits = logits + parameters[bias_name].to(features)
     order, choice = training.order(case.images, choice)
     sequences = label_sequences(
-        logits=logits.cpu(),
-        feature_norm=float(features.square().sum()),
-        slope=slope.cpu(),
+        layer=LastLayer(logits.cpu(), float(features.square().sum()), slope.cpu(), training, order),
         images=case.images,
-        training=training,
         initial=initial,
-        order=order,
+    )
+    return sequences[choice % len(sequences)]
+
+
+def _normalised_steps(case: Case) -> LocalTraining | None:
+    """The steps of an optimizer whose directions are no sum of gradients, or None."""
+    p = case.observation.declaration
+    if not knows_steps(case.observation) or is_linear(p.optimizer):
+        return None
+    size = min(p.batch_size or case.images, case.images)
+    epoch = steps_per_epoch(case.images, size)
+    steps = min(p.local_steps or 1, max(UNROLL, epoch))
+    return LocalTraining(steps=steps, batch_size=size, lr=1.0, optimizer=p.optimizer)
+
+
+def _along_path(
+    case: Case, training: LocalTraining, slope: Tensor, initial: Tensor, choice: int
+) -> Tensor:
+    """The sequence of labels, with the predictions of probe inputs on the way of the training."""
+    ends = [_probe_predictions(case, _on_the_way(case, share)) for share in (0.0, 1.0)]
+    order, choice = training.order(case.images, choice)
+    sequences = label_sequences(
+        layer=PathLayer(ends[0].double(), ends[1].double(), slope, training, order),
+        images=case.images,
+        initial=initial,
     )
     return sequences[choice % len(sequences)]
 
 
 def _midpoint(case: Case) -> Tensors:
+    if isinstance(case.forward, TrainingPath):
+        return _on_the_way(case, case.forward.share)
+    half = 0.5 if case.observation.declaration.algorithm == "fedavg" else 0.0
+    return _on_the_way(case, half)
+
+
+def _on_the_way(case: Case, share: float) -> Tensors:
     observation = case.observation
-    half = 0.5 if observation.declaration.algorithm == "fedavg" else 0.0
     return {
-        name: (value - half * observation.update[name]).cpu()
+        name: (value - share * observation.update[name]).cpu()
         for name, value in observation.parameters.items()
     }
 

@@ -163,6 +163,27 @@ def training_images(name: str) -> tuple[Tensor, Tensor]:
     raise BractError(f"{name} has no classes to train on; expected digits or mnist")
 
 
+def public_photographs(count: int) -> Tensor:
+    """Return crops of photographs that share no picture with those that are scored or released.
+
+    Crops as `image_set` cuts ``photos``: of the pictures on which settings are chosen, and of
+    the two that scikit-learn ships.
+
+    Returns
+    -------
+    Tensor
+        float32 ``(count, 3, 32, 32)`` in [0, 1].
+    """
+    from sklearn.datasets import load_sample_image
+
+    shipped = [
+        torch.from_numpy(load_sample_image(f"{name}.jpg").copy()).permute(2, 0, 1).float() / 255
+        for name in ("china", "flower")
+    ]
+    pictures = [*shipped, *(picture(name) for name in PHOTOGRAPHS["choose"])]
+    return _drawn(pictures, count, SIZE, torch.Generator().manual_seed(11))
+
+
 def held_out_images(name: str) -> tuple[Tensor, Tensor]:
     """Return labelled images to judge a trained network on; shapes as `training_images`."""
     if name == "digits":
@@ -240,19 +261,7 @@ def _crops(names: Sequence[str], count: int, size: int) -> ImageSet:
     pictures = [picture(name) for name in names]
     generator = torch.Generator().manual_seed(7)
 
-    def draw(number: int) -> Tensor:
-        crops = []
-        for index in range(number):
-            picture = pictures[index % len(pictures)]
-            top, left = (
-                int(torch.randint(0, side - _CROP, (1,), generator=generator))
-                for side in picture.shape[1:]
-            )
-            crop = picture[None, :, top : top + _CROP, left : left + _CROP]
-            crops.append(F.interpolate(crop, size=(size, size), mode="area")[0])
-        return torch.stack(crops)
-
-    images, candidates = draw(count), draw(_CANDIDATES)
+    images, candidates = (_drawn(pictures, n, size, generator) for n in (count, _CANDIDATES))
     return ImageSet(
         images=images,
         labels=torch.randint(10, (count,), generator=generator),
@@ -260,3 +269,17 @@ def _crops(names: Sequence[str], count: int, size: int) -> ImageSet:
         candidate_labels=torch.randint(10, (_CANDIDATES,), generator=generator),
         sources=tuple(index % len(pictures) for index in range(count)),
     )
+
+
+def _drawn(pictures: Sequence[Tensor], count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Return crops of the pictures in turn, ``(count, C, size, size)``."""
+    crops = []
+    for index in range(count):
+        whole = pictures[index % len(pictures)]
+        top, left = (
+            int(torch.randint(0, side - _CROP, (1,), generator=generator))
+            for side in whole.shape[1:]
+        )
+        crop = whole[None, :, top : top + _CROP, left : left + _CROP]
+        crops.append(F.interpolate(crop, size=(size, size), mode="area")[0])
+    return torch.stack(crops)

@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.client_model import images_in, local_training
+from bract.attacks.problem.step_rules import RULES
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.result import Reconstruction
 from bract.attacks.solve.labels import last_layer
@@ -67,7 +68,7 @@ def signals(case: Case, result: Reconstruction) -> Signals:
 
 def is_other_optimizer(declaration: ClientDeclaration) -> bool:
     """Whether an update is the work of an optimizer that no forward model simulates."""
-    return declaration.algorithm == "fedavg" and declaration.optimizer != "sgd"
+    return declaration.algorithm == "fedavg" and declaration.optimizer not in RULES
 
 
 def dead_units(target_model: TargetModel, observation: Observation, images: Tensor) -> float | None:

@@ -73,9 +73,9 @@ def truth_check(case: Case, images: Tensor, labels: Tensor) -> TruthCheck | None
     TruthCheck or None
         ``cosine``, ``scale`` and ``exact`` (False where the order of later epochs, or what
         dropout left out, is not known); where the match or the scale is poor, ``tried``: the cosine
-        in other contexts, by name. None where the
-        client cannot be repeated: another optimizer, more than `REPLAYED_STEPS` steps, or part of
-        the model, or its noise, kept at the client.
+        in other contexts, by name. None where the client cannot be repeated: an optimizer that is
+        not simulated, more than `REPLAYED_STEPS` steps, or part of the model, or its noise, kept at
+        the client.
     """
     observation = case.observation
     p = observation.declaration
@@ -159,7 +159,9 @@ def _terms(p: ClientDeclaration, steps: int, images: int) -> list[Term]:
     one: list[Term] = ["dropout"] if steps == images == 1 and not p.defenses else []
     if p.algorithm == "fedsgd":
         return one
-    several: list[Term] = ["proximal_mu", "momentum"] if steps > 1 else []
+    several: list[Term] = ["proximal_mu"] if steps > 1 else []
+    if steps > 1 and p.optimizer == "sgd":
+        several.append("momentum")
     rate: list[Term] = ["lr"] if p.lr else []
     return [*one, *several, "weight_decay", *rate]
 
@@ -207,6 +209,7 @@ def _repeat(
             steps=steps,
             batch_size=p.batch_size or len(images),
             lr=p.lr or 1.0,
+            optimizer=p.optimizer,
             momentum=p.momentum,
             proximal_mu=p.proximal_mu or 0.0,
             weight_decay=p.weight_decay,

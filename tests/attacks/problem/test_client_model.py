@@ -16,7 +16,7 @@ from bract.attacks.problem.client_model import (
 from bract.attacks.problem.epoch_orders import shuffle
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.label_sequences import _LastLayer, label_sequences
+from bract.attacks.solve.label_sequences import LastLayer, label_sequences
 from bract.attacks.solve.labels import infer_labels
 from bract.client.training import train_locally
 from bract.config.config import TrainingConfig
@@ -52,23 +52,33 @@ def test_the_true_images_give_the_captured_gradient_in_every_trial(
 
 
 @pytest.mark.parametrize(
-    ("momentum", "mu", "decay"),
-    [(0.0, 0.0, 0.0), (0.9, 0.0, 0.0), (0.0, 0.7, 0.0), (0.0, 0.0, 0.05), (0.9, 0.7, 0.05)],
+    ("optimizer", "momentum", "mu", "decay"),
+    [
+        ("sgd", 0.0, 0.0, 0.0),
+        ("sgd", 0.9, 0.0, 0.0),
+        ("sgd", 0.0, 0.7, 0.0),
+        ("sgd", 0.0, 0.0, 0.05),
+        ("sgd", 0.9, 0.7, 0.05),
+        ("adam", 0.0, 0.0, 0.0),
+        ("adam", 0.0, 0.7, 0.05),
+    ],
 )
 def test_unrolled_steps_equal_real_local_training(
-    observe: Any, digits: Any, momentum: float, mu: float, decay: float
+    observe: Any, digits: Any, optimizer: str, momentum: float, mu: float, decay: float
 ) -> None:
     images, labels = digits[0][:4], digits[1][:4]
+    lr = 0.3 if optimizer == "sgd" else 0.01
     seen = observe(
         *(images, labels),
-        **{"steps": 3, "batch_size": 2, "lr": 0.3},
+        **{"steps": 3, "batch_size": 2, "lr": lr, "optimizer": optimizer},
         **{"momentum": momentum, "proximal_mu": mu, "weight_decay": decay},
     )
     problem = stacked([seen])
     assert problem.forward == LocalTraining(
         steps=3,
         batch_size=2,
-        lr=0.3,
+        lr=lr,
+        optimizer=optimizer,
         momentum=momentum,
         proximal_mu=mu,
         weight_decay=decay,
@@ -208,16 +218,8 @@ def test_labels_are_searched_in_the_order_of_the_later_epochs(mu: Any) -> None:
         optimizer.step()
     slope = (before - layer.bias.detach()) / (0.4 * 4)
     square = float(features.square().sum())
-    found = label_sequences(
-        logits=logits,
-        feature_norm=square,
-        slope=slope,
-        images=4,
-        training=training,
-        initial=torch.tensor([0, 1, 1, 3]),
-        order=order,
-    )[0]
-    recursion = _LastLayer(logits, square, slope, training, order)
+    recursion = LastLayer(logits, square, slope, training, order)
+    found = label_sequences(layer=recursion, images=4, initial=torch.tensor([0, 1, 1, 3]))[0]
     assert float(recursion.distance(labels[None])[0]) < 1e-12
 
     def batches(of: Any) -> Any:
@@ -299,5 +301,11 @@ def test_long_training_and_other_optimizers_are_matched_by_their_mean_direction(
     sgd = ClientDeclaration(local_steps=4, lr=0.1, batch_size=2)
     assert forward_model(sgd, images=8, unroll=4) == LocalTraining(steps=4, batch_size=2, lr=0.1)
     assert forward_model(sgd, images=8, unroll=3) == BatchGradient()
-    adam = sgd.updated({"optimizer": "adam"})
-    assert forward_model(adam, images=8, unroll=4) == BatchGradient()
+    adagrad = sgd.updated({"optimizer": "adagrad"})
+    assert forward_model(adagrad, images=8, unroll=4) == BatchGradient()
+
+
+def test_a_single_step_of_adam_is_no_gradient() -> None:
+    adam = ClientDeclaration(local_steps=1, lr=0.1, batch_size=2, optimizer="adam")
+    wanted = LocalTraining(steps=1, batch_size=2, lr=0.1, optimizer="adam")
+    assert forward_model(adam, images=8, unroll=4) == wanted

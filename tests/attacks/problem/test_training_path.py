@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -29,7 +30,41 @@ def test_long_training_is_nearer_to_its_path_than_to_its_start(observe: Any, dig
     seen = observe(images, labels, model="lenet", steps=10, batch_size=2, lr=0.05)
     path = residual(seen, TrainingPath(), images, labels)
     assert path < 0.5 * residual(seen, BatchGradient(), images, labels)
-    assert residual(seen, TrainingPath(nodes=5), images, labels) < path
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "lr"), [("sgd", 0.9, 0.001), ("adam", 0.0, 0.0003)]
+)
+def test_long_training_with_moments_is_nearer_to_its_path_than_plain_gradients_are(
+    observe: Any, digits: Any, optimizer: str, momentum: float, lr: float
+) -> None:
+    images, labels = digits[0][:8], digits[1][:8]
+    seen = observe(
+        *(images, labels),
+        **{"steps": 20, "batch_size": 2, "lr": lr, "optimizer": optimizer, "momentum": momentum},
+    )
+    forward = open_case(seen, tier="oblivious", max_images=8, unroll=4).forward
+    path = residual(seen, forward, images, labels)
+    assert path < 0.3 * residual(seen, BatchGradient(), images, labels)
+    assert path < 0.3 * residual(seen, TrainingPath(), images, labels)
+
+
+def test_momentum_as_worked_by_hand() -> None:
+    """Momentum 0.5, three steps of gradient 1: velocities 1, 1.5 and 1.75, 4.25 in all.
+
+    Their middles are 0.5, 1.75 and 3.375 on the way; gradient k is in the update 1.75, 1.5 and 1
+    times: (0.875 + 2.625 + 3.375) / 4.25^2.
+    """
+    path = TrainingPath(steps=3, momentum=0.5)
+    assert path.gain == pytest.approx(4.25 / 3)
+    assert path.share == pytest.approx(6.875 / 4.25**2)
+    assert TrainingPath(steps=9).gain == 1.0
+
+
+def test_adam_on_constant_gradients_goes_by_their_sign() -> None:
+    gradients = [{"w": torch.tensor([[0.3, -2e-3]])}] * 3
+    made = TrainingPath(steps=7, optimizer="adam").mean_direction(gradients)["w"]
+    assert torch.allclose(made, torch.tensor([[1.0, -1.0]]), atol=1e-4)
 
 
 def test_the_path_takes_gradients_at_the_middle_of_the_known_line(
@@ -48,7 +83,9 @@ def test_the_path_takes_gradients_at_the_middle_of_the_known_line(
         assert torch.allclose(made[name], value, atol=1e-7), name
 
 
-def test_the_path_serves_long_undefended_sgd_alone(observe: Any, digits: Any) -> None:
+def test_the_path_serves_long_undefended_training_by_simulated_optimizers_alone(
+    observe: Any, digits: Any
+) -> None:
     seen = observe(digits[0][:4], digits[1][:4], steps=6, batch_size=2, lr=0.1)
 
     def forward(**declared: Any) -> Any:
@@ -56,7 +93,9 @@ def test_the_path_serves_long_undefended_sgd_alone(observe: Any, digits: Any) ->
         return open_case(changed, tier="oblivious", max_images=8, unroll=4).forward
 
     assert forward() == TrainingPath()
-    assert forward(optimizer="adam") == BatchGradient()
+    assert forward(optimizer="adam") == TrainingPath(steps=6, batch_size=2, optimizer="adam")
+    assert forward(momentum=0.9) == TrainingPath(steps=6, batch_size=2, momentum=0.9)
+    assert forward(optimizer="adagrad") == BatchGradient()
     assert forward(local_steps=1) == BatchGradient()
     assert forward(lr=None) == BatchGradient()
     assert forward(defenses=[{"name": "clipping", "max_norm": 1.0}]) == BatchGradient()

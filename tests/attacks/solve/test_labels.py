@@ -57,6 +57,24 @@ def test_counts_of_a_batch_with_repeats_are_recovered(
     assert float(guess.counts.sum()) == pytest.approx(8, rel=1e-2)
 
 
+@pytest.mark.parametrize("steps", [4, 8, 40])
+def test_counts_are_read_off_the_steps_of_adam(observe: Any, digits: Any, steps: int) -> None:
+    wanted = torch.tensor([3, 3, 3, 1, 1, 9, 0, 0])
+    seen = observe(
+        *(digits[0][:8], wanted),
+        **{"model": "lenet", "steps": steps, "batch_size": 2, "lr": 0.001, "optimizer": "adam"},
+    )
+    unknown = replace(seen, declaration=seen.declaration.updated({"optimizer": "unknown"}))
+
+    def right(observation: Any) -> int:
+        found = infer_labels(case(observation)).labels
+        counts = [torch.bincount(labels, minlength=10) for labels in (found, wanted)]
+        return int(torch.minimum(*counts).sum())
+
+    assert right(seen) >= 7
+    assert right(seen) > right(unknown)
+
+
 def test_counts_survive_several_local_steps(observe: Any, digits: Any) -> None:
     labels = torch.tensor([3, 3, 3, 1, 1, 9, 0, 0])
     seen = observe(digits[0][:8], labels, steps=4, batch_size=2, lr=0.01)

@@ -1,0 +1,32 @@
+import pytest
+import torch
+from torch import Tensor
+
+from bract.attacks.problem.step_rules import RULES
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)])
+def test_directions_are_those_of_torch(optimizer: str, momentum: float) -> None:
+    gradients = [torch.randn(5, dtype=torch.float64) for _ in range(4)]
+    weight = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    stepper: torch.optim.Optimizer = (
+        torch.optim.Adam([weight], lr=0.1)
+        if optimizer == "adam"
+        else torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+    )
+    rule = RULES[optimizer](momentum)
+    for gradient in gradients:
+        before = weight.detach().clone()
+        weight.grad = gradient.clone()
+        stepper.step()
+        direction = rule({"w": gradient[None]})["w"][0]
+        assert torch.allclose(before - weight.detach(), 0.1 * direction, atol=1e-12)
+
+
+def test_the_first_step_of_adam_is_a_sign_with_a_slope() -> None:
+    gradient = torch.tensor([[2.0, -1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    direction: Tensor = RULES["adam"](0.0)({"w": gradient})["w"]
+    assert torch.allclose(direction, torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64))
+    (slope,) = torch.autograd.grad(direction.sum(), gradient)
+    assert bool((slope > 1e-3).all())
+    assert bool((slope < 30.0).all())
