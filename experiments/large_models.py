@@ -1,12 +1,12 @@
 """Rounds of large models with eight clients through real processes, against Flower's commands.
 
-    python -m experiments.large_models [--models resnet50 vit_b_16 gpt2-lora] [--clients 8]
-        [--rounds 3] [--modes bract stock] [--repeats 1] [--json]
+    python -m experiments.large_models [--cases resnet50:bract resnet50:stock] [--clients 8]
+        [--rounds 3] [--resume rows.jsonl] [--json]
 
 Every client takes one step on two small images (of GPT-2's shape: on two texts of the made-up
 notes), so that seconds are those of moving, holding and adding the model. ``bract`` is `bract run`
-with captures of one client, ``bract, masks`` the same under masked sums without captures, ``bract,
-paillier`` under Paillier, and ``stock`` the same app as ``bract`` under Flower's own commands as
+with captures of one client, ``masks`` the same under masked sums without captures, ``paillier``
+under Paillier, and ``stock`` the same app as ``bract`` under Flower's own commands as
 they are installed. `AT_ONCE` clients train at a time, for this machine's memory: each further one
 waits in its process with the message that it took. ``resumed`` kills the server app in the second
 round, resumes the run, and looks at both parts. Memory is the most proportional share
@@ -47,13 +47,17 @@ from bract.errors import RunFailedError
 from bract.models import create_model
 from bract.rundir import RunDirectory
 from experiments.deployed import stock
-from experiments.harness.command import emit, note, parser
-from experiments.harness.result import Row
+from experiments.harness.command import Finished, emit, note, parser
+from experiments.harness.result import PRODUCT, Row
 from experiments.many_sites import until
 from experiments.round_cost import Group, group
 
 MODELS = ("resnet50", "vit_b_16", "gpt2-lora")
-MODES = ("bract", "stock", "bract, masks", "bract, paillier", "bract, resumed")
+MODES = ("bract", "stock", "masks", "paillier", "resumed")
+CASES = (
+    *("resnet50:bract", "resnet50:stock", "vit_b_16:bract", "gpt2-lora:bract"),
+    *("resnet50:masks", "resnet50:resumed"),
+)
 GPT2 = "text-decoder(width=768,depth=12,heads=12,lora=8)"
 COLUMNS = [
     *("model", "mode", "clients", "MB", "round s", "cpu s", "server MB", "times", "SuperLink MB"),
@@ -97,9 +101,9 @@ def _slot(folder: Path) -> Any:
 
 def main() -> None:
     """Measure each case in a process of its own, then print the table or JSON."""
-    arguments = parser(__doc__)
-    arguments.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    arguments.add_argument("--modes", nargs="+", default=["bract", "stock"], choices=MODES)
+    arguments = parser(__doc__, "resume")
+    every = [f"{model}:{mode}" for model, mode in itertools.product(MODELS, MODES)]
+    arguments.add_argument("--cases", nargs="+", default=CASES, choices=every)
     arguments.add_argument("--clients", type=int, default=8)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
@@ -108,9 +112,12 @@ def main() -> None:
         model, mode, folder = options.one
         train(configured(model, mode, options.clients, options.rounds), mode, Path(folder))
         return
+    finished = Finished(options.resume, *PRODUCT, keep_older=True)
     rows = []
-    for model, mode in itertools.product(options.models, options.modes):
-        rows.append(measured(model, mode, options.clients, options.rounds))
+    for case in options.cases:
+        model, mode = case.split(":")
+        about = (model, mode, options.clients, options.rounds)
+        rows.append(finished.get(about) or finished.add(about, measured(*about)))
         note(json.dumps(rows[-1]))
     emit(rows, COLUMNS, as_json=options.json)
 
@@ -130,8 +137,8 @@ def configured(model: str, mode: str, clients: int, rounds: int) -> FederationCo
         given |= {"model": {"name": GPT2}, "data": {"input": "text", "name": "clinical-notes"}}
     else:
         given |= {"model": {"name": f"{__spec__.name}:{model}"}}
-    if mode in ("bract, masks", "bract, paillier"):
-        given |= {"capture": {"enabled": False}, "encryption": mode.removeprefix("bract, ")}
+    if mode in ("masks", "paillier"):
+        given |= {"capture": {"enabled": False}, "encryption": mode}
     return build_config(given)
 
 
@@ -141,7 +148,7 @@ def train(config: FederationConfig, mode: str, folder: Path) -> None:
         launch = Launch()
         if mode == "stock":
             launch = Launch(superlink=stack.enter_context(stock(config.clients, config.model.name)))
-        if mode != "bract, resumed":
+        if mode != "resumed":
             run_federation(config, folder, launch)
             return
         run = RunDirectory(folder / config.name)
