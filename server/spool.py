@@ -18,8 +18,9 @@ SMALLEST = 1 << 20
 AT_ONCE = 4
 """Answers of a large model that are taken from the SuperLink, and so held in memory, together."""
 
-BYTES_AT_ONCE = 1 << 28
-"""Bytes of models from which on fewer are taken together, down to one."""
+BYTES_AT_ONCE = 1 << 26
+"""Bytes of answers that are taken together at the most; of larger ones, one: while Flower joins the
+parts of an answer, it is in memory twice."""
 
 _log = logging.getLogger(__name__)
 
