@@ -29,6 +29,7 @@ from bract.deploy import (
     contact,
     expiry,
     holding,
+    joining,
     pace,
     parts,
     pinned,
@@ -106,6 +107,8 @@ def run(name: str) -> None:
         _restrict_children(name)
     if name == "flower-supernode" and NODE_CONFIG in os.environ:
         sys.argv += ["--node-config", os.environ[NODE_CONFIG]]
+    if name in shim.APPS:
+        joining.join_once()
     timeline.note_spans(name)
     with span(f"run {name}"):
         if name != "flower-supernode":
