@@ -48,9 +48,7 @@ def write_bytes(path: Path, content: bytes | mmap.mmap, *, private: bool = False
     return write_pieces(path, [content], private=private)
 
 
-def write_pieces(
-    path: Path, pieces: Sequence[bytes | mmap.mmap], *, private: bool = False
-) -> Path:
+def write_pieces(path: Path, pieces: Sequence[bytes | mmap.mmap], *, private: bool = False) -> Path:
     """Write a file of several pieces, one after the other, as `write_bytes` does."""
     size = sum(len(piece) for piece in pieces)
     with replacing(path, size=size, private=private) as temporary:

@@ -17,7 +17,7 @@ def join_once() -> None:
     """Have this process join the parts of arrays so."""
     read = Array.inflate
 
-    def inflate(cls: type[Array], content: bytes, children: Mapping[str, Any] | None = None) -> Any:
+    def inflate(_: type[Array], content: bytes, children: Mapping[str, Any] | None = None) -> Any:
         parts = children or {}
         order: list[str] = []
         array = read(content, {part: _Noted(part, order) for part in parts})

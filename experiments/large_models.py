@@ -252,9 +252,6 @@ class Look:
                 held["all"] += size
         if held["server"] and not self.idle:
             self.idle = held["no-file"]
-        if "LARGE_MODELS_TRACE" in os.environ:
-            with open(os.environ["LARGE_MODELS_TRACE"], "a") as file:
-                file.write(json.dumps({"t": time.monotonic(), **held}) + "\n")
         for party, size in held.items():
             name = "SuperLink" if party == "superlink" else party.partition("-")[0]
             self.most[name] = max(self.most[name], size)

@@ -198,7 +198,9 @@ def test_a_damaged_description_is_refused_in_one_line(header: Array, message: st
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (2, 3)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.int64, torch.bool, torch.complex64])
-def test_an_array_has_the_bytes_that_numpy_writes(shape: tuple[int, ...], kind: torch.dtype) -> None:
+def test_an_array_has_the_bytes_that_numpy_writes(
+    shape: tuple[int, ...], kind: torch.dtype
+) -> None:
     value = (torch.rand(shape) * 9).to(kind)
     found, usual = to_arrays({"w": value})["w"], Array(value.numpy())
     assert (found.data, found.dtype, found.shape, found.stype) == (
