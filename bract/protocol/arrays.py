@@ -85,13 +85,14 @@ def _array(kind: str, parts: Sequence[NDArray[Any]]) -> Array:
     """Return one array of one part, or of the values of several; each is copied once."""
     shape = parts[0].shape if len(parts) == 1 else (sum(part.size for part in parts),)
     little = "<i2" if kind == BFLOAT16 else parts[0].dtype
-    contents = [np.ascontiguousarray(part, little).reshape(-1).view(np.uint8) for part in parts]
+    flat = (np.ascontiguousarray(part, little).reshape(-1) for part in parts)
+    contents: list[bytes | memoryview] = [memoryview(values.view(np.uint8)) for values in flat]
     if kind == BFLOAT16:
-        return Array(BFLOAT16, shape, stype=BFLOAT16, data=b"".join(map(memoryview, contents)))
+        return Array(BFLOAT16, shape, stype=BFLOAT16, data=b"".join(contents))
     head = io.BytesIO()
     described = {"descr": parts[0].dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(head, described)
-    data = b"".join([head.getvalue(), *map(memoryview, contents)])
+    data = b"".join([head.getvalue(), *contents])
     return Array(kind, shape, stype=_STYPE, data=data)
 
 
