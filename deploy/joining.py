@@ -20,7 +20,8 @@ def join_once() -> None:
     def inflate(_: type[Array], content: bytes, children: Mapping[str, Any] | None = None) -> Any:
         parts = children or {}
         order: list[str] = []
-        array = read(content, {part: _Noted(part, order) for part in parts})
+        noted: Any = {part: _Noted(part, order) for part in parts}
+        array = read(content, noted)
         array.data = b"".join(parts[part].data for part in order)
         whole, start = memoryview(array.data), 0
         for part in order:
