@@ -86,7 +86,7 @@ def _array(kind: str, parts: Sequence[NDArray[Any]]) -> Array:
     shape = parts[0].shape if len(parts) == 1 else (sum(part.size for part in parts),)
     little = "<i2" if kind == BFLOAT16 else parts[0].dtype
     flat = (np.ascontiguousarray(part, little).reshape(-1) for part in parts)
-    contents: list[bytes | memoryview] = [memoryview(values.view(np.uint8)) for values in flat]
+    contents = [memoryview(cast(Any, values.view(np.uint8))) for values in flat]
     if kind == BFLOAT16:
         return Array(BFLOAT16, shape, stype=BFLOAT16, data=b"".join(contents))
     head = io.BytesIO()
