@@ -14,8 +14,10 @@ from flwr.app import Array
 
 
 def join_once() -> None:
-    """Have this process join the parts of arrays so."""
+    """Have this process join the parts of arrays so; once, where it is asked twice."""
     read = Array.inflate
+    if read.__module__ == __name__:
+        return
 
     def inflate(_: type[Array], content: bytes, children: Mapping[str, Any] | None = None) -> Any:
         parts = children or {}
