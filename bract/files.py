@@ -14,7 +14,7 @@ import mmap
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,11 +45,18 @@ def write_bytes(path: Path, content: bytes | mmap.mmap, *, private: bool = False
         If it cannot be written, naming the file, what was needed and what is free; an earlier
         file of that name is then still there, and nothing else is left.
     """
-    with replacing(path, size=len(content), private=private) as temporary:
+    return write_pieces(path, [content], private=private)
+
+
+def write_pieces(path: Path, pieces: Sequence[bytes | mmap.mmap], *, private: bool = False) -> Path:
+    """Write a file of several pieces, one after the other, as `write_bytes` does."""
+    size = sum(len(piece) for piece in pieces)
+    with replacing(path, size=size, private=private) as temporary:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         descriptor = open_private(temporary, flags, private=private)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
     return path

@@ -27,9 +27,9 @@ from bract.client.accounting import Mechanism, total_epsilon
 from bract.client.answered import TRAIN, Answered, Request
 from bract.client.policy import PolicyError, SitePolicy
 from bract.client.private import locked, read_private
-from bract.client.replies import pack, unpack
+from bract.client.replies import pieces, unpack
 from bract.errors import BractError
-from bract.files import write_bytes, write_text
+from bract.files import write_pieces, write_text
 
 RECORD = "bract.answered"
 """Name of the record in Flower's client-side ``context.state``, where there is no folder."""
@@ -122,7 +122,8 @@ class Answers:
         """Keep the reply of a message that was counted, for the same message once more."""
         path = self._reply_path(request.kind)
         if path is not None:
-            write_bytes(path, pack(reply, f"{request.key}/{request.digest}"), private=True)
+            kept = list(pieces(reply, f"{request.key}/{request.digest}"))
+            write_pieces(path, kept, private=True)
 
     def has_trained(self, federation: str) -> bool:
         """Return whether an update of this federation, in whatever run, has left."""

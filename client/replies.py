@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -16,11 +17,22 @@ _MOST_HEADER = 1 << 26
 
 def digest(content: RecordDict) -> str:
     """Return the SHA-256 of all records: names, values, dtypes and shapes, in their order."""
-    return hashlib.sha256(pack(content, "")).hexdigest()
+    found = hashlib.sha256()
+    for piece in pieces(content, ""):
+        found.update(piece)
+    return found.hexdigest()
 
 
 def pack(content: RecordDict, label: str) -> bytes:
-    """Write ``content`` and a ``label``: a JSON header of stated length, then the arrays' bytes."""
+    """Return what `pieces` gives as one."""
+    return b"".join(pieces(content, label))
+
+
+def pieces(content: RecordDict, label: str) -> Iterator[bytes]:
+    """Write ``content`` and a ``label``: a JSON header of stated length, then the arrays' bytes.
+
+    The bytes of a large model are given as they are, without a copy.
+    """
     records: list[dict[str, Any]] = []
     blocks: list[bytes] = []
     for name, record in content.items():
@@ -35,7 +47,8 @@ def pack(content: RecordDict, label: str) -> bytes:
             values = [[key, _to_json(value)] for key, value in record.items()]
             records.append({"name": name, "kind": kind, "values": values})
     header = json.dumps({"label": label, "records": records}).encode()
-    return b"".join([len(header).to_bytes(8, "big"), header, *blocks])
+    yield len(header).to_bytes(8, "big") + header
+    yield from blocks
 
 
 def unpack(data: bytes, label: str) -> RecordDict | None:

@@ -41,7 +41,7 @@ from bract.errors import BractError, not_installed, one_line, out_of_memory
 from bract.logs import log_to_stderr
 from bract.models.evaluation import evaluate
 from bract.models.keylock import key_locks, with_random_key
-from bract.protocol.arrays import from_arrays, to_arrays
+from bract.protocol.arrays import from_arrays, to_arrays, view_arrays
 from bract.protocol.fused import TRAINING_SCORE_KEY
 from bract.protocol.records import ARRAYS, write_absence
 from bract.protocol.update import Tensors, buffers_of
@@ -486,6 +486,6 @@ def _open(site: Site, message: Message, context: Context) -> Session:
     if encrypted is not None:
         session.receive(encrypted.model)
     elif (sent := message.content.array_records.get(ARRAYS)) is not None:
-        session.receive(from_arrays(sent))
+        session.receive(view_arrays(sent))  # which copies them into the model
     defending.attach(model)
     return session

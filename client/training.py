@@ -18,7 +18,7 @@ from bract.models.dropout import seed_dropout
 from bract.models.keylock import trainable_parameters
 from bract.models.losses import loss_of as objective_of
 from bract.models.precode import auxiliary_loss
-from bract.protocol.update import Tensors, buffers_of, difference, parameters_of
+from bract.protocol.update import Tensors, buffers_of, parameters_of
 from bract.seeds import derive_seed
 
 
@@ -145,7 +145,8 @@ def train_locally(
                 loss = loss + proximal_mu / 2 * _squared_distance(model, received)
             loss.backward()
             optimizer.step()
-        update = difference(before, parameters_of(model))
+        optimizer.zero_grad()  # of a large model the gradients are as much memory
+        update = _taken_off(before, model)
     return LocalResult(
         update=update,
         buffers=buffers_of(model),
@@ -188,6 +189,14 @@ def _of_one_image(
         "leaves a batch normalisation of the model one value a channel, which has no variance; "
         "choose a batch size that leaves no single image, larger images or another model"
     )
+
+
+@torch.no_grad()
+def _taken_off(before: Tensors, model: nn.Module) -> Tensors:
+    """Return `difference` of ``before`` and the parameters, in the memory of ``before``."""
+    for name, parameter in model.named_parameters():
+        before[name].sub_(parameter.cpu())
+    return before
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ from bract.deploy import (
     contact,
     expiry,
     holding,
+    joining,
     pace,
     parts,
     pinned,
@@ -42,6 +43,7 @@ from bract.deploy import (
 from bract.deploy.rules import check_version
 from bract.errors import BractError
 from bract.flower import entry_point
+from bract.freed_memory import return_freed_memory
 from bract.permissions import UMASK
 from bract.timeline import note, span
 
@@ -97,6 +99,7 @@ def run(name: str) -> None:
     elif name == "flwr-simulation":
         simulation.restart_processes()
     if name in parts.HANDLERS:
+        return_freed_memory()  # parts of large messages, up to 5 MiB each
         parts.serve_together(name)
         holding.hold_questions(name)
         expiry.watch_as_told()
@@ -104,6 +107,8 @@ def run(name: str) -> None:
         _restrict_children(name)
     if name == "flower-supernode" and NODE_CONFIG in os.environ:
         sys.argv += ["--node-config", os.environ[NODE_CONFIG]]
+    if name in shim.APPS:
+        joining.join_once()
     timeline.note_spans(name)
     with span(f"run {name}"):
         if name != "flower-supernode":

@@ -103,8 +103,11 @@ def deployment(
 
 
 @contextlib.contextmanager
-def stock(clients: int) -> Iterator[str]:
-    """Start Flower's own SuperLink and SuperNodes, as they are installed; give the address."""
+def stock(clients: int, models: str = "") -> Iterator[str]:
+    """Start Flower's own SuperLink and SuperNodes, as they are installed; give the address.
+
+    ``models`` is a model of ``package.module:name`` that the clients trust.
+    """
     folder = Path(tempfile.mkdtemp(prefix="bract-stock-"))
     mark = uuid.uuid4().hex
     ports = _free_ports(clients + 1)
@@ -131,6 +134,7 @@ def stock(clients: int) -> Iterator[str]:
         _wait(lambda: not socket.socket().connect_ex(("127.0.0.1", ports[0])))
         for client, port in enumerate(ports[1:]):
             own_part = f"partition-id={client} num-partitions={clients}"
+            own_part += f' models="{models}"' if models else ""
             start(
                 f"client-{client}",
                 "flower-supernode",

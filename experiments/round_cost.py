@@ -79,7 +79,7 @@ def summary(found: dict[tuple[str, str], list[Row]], setup: str, version: str) -
 
 def measured(bract: Path, setup: str, rounds: int) -> Row:
     """Run one federation; return its figures."""
-    with tempfile.TemporaryDirectory() as name, group() as (joined, used):
+    with tempfile.TemporaryDirectory() as name, group() as joined:
         folder = Path(name)
         config = {
             "name": "cost",
@@ -94,13 +94,13 @@ def measured(bract: Path, setup: str, rounds: int) -> Row:
         process = subprocess.Popen(
             [bract, "run", folder / "f.yaml", "--runs", folder / "runs", "--profile"],
             stdout=subprocess.DEVNULL,
-            preexec_fn=joined,
+            preexec_fn=joined.join,
         )
         ends: list[tuple[float, float]] = []
         while process.poll() is None:
             there = rows.read_bytes().count(b"\n") if rows.is_file() else 0
             while len(ends) < there:
-                ends.append((time.monotonic(), used()))
+                ends.append((time.monotonic(), joined.used()))
             time.sleep(0.02)
         loads.append(os.getloadavg()[0])
         if process.returncode or len(ends) != rounds + 1:
@@ -118,30 +118,49 @@ def measured(bract: Path, setup: str, rounds: int) -> Row:
     }
 
 
-@contextlib.contextmanager
-def group() -> Iterator[tuple[Any, Any]]:
-    """Give what lets a process join a control group, and what returns its processor seconds."""
-    first = _GROUPS / "cpuacct"
-    folder = (first if first.is_dir() else _GROUPS) / f"bract-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise BractError(f"{folder}: no control group can be made there: {error}") from error
+class Group:
+    """A control group: who starts a process passes `join` as its ``preexec_fn``."""
 
-    def joined() -> None:
-        (folder / "cgroup.procs").write_text(str(os.getpid()))
+    def __init__(self) -> None:
+        first = _GROUPS / "cpuacct"
+        self._counts = first.is_dir()
+        self._folder = (first if self._counts else _GROUPS) / f"bract-{os.getpid()}"
+        try:
+            self._folder.mkdir()
+        except OSError as error:
+            raise BractError(
+                f"{self._folder}: no control group can be made there: {error}"
+            ) from error
 
-    def used() -> float:
-        if first.is_dir():
-            return int((folder / "cpuacct.usage").read_text()) / 1e9
-        return int((folder / "cpu.stat").read_text().split()[1]) / 1e6
+    def join(self) -> None:
+        """Put the calling process into the group, and with it all that it starts."""
+        (self._folder / "cgroup.procs").write_text(str(os.getpid()))
 
-    try:
-        yield joined, used
-    finally:
-        while (folder / "cgroup.procs").read_text():
+    def processes(self) -> list[int]:
+        """Return the processes that are in the group now."""
+        return [int(pid) for pid in (self._folder / "cgroup.procs").read_text().split()]
+
+    def used(self) -> float:
+        """Return the processor seconds of all processes so far, those that have ended included."""
+        if self._counts:
+            return int((self._folder / "cpuacct.usage").read_text()) / 1e9
+        return int((self._folder / "cpu.stat").read_text().split()[1]) / 1e6
+
+    def remove(self) -> None:
+        """Remove the group once it is empty."""
+        while self.processes():
             time.sleep(0.1)
-        folder.rmdir()
+        self._folder.rmdir()
+
+
+@contextlib.contextmanager
+def group() -> Iterator[Group]:
+    """Make a control group; remove it once it is empty."""
+    made = Group()
+    try:
+        yield made
+    finally:
+        made.remove()
 
 
 if __name__ == "__main__":

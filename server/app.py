@@ -16,6 +16,7 @@ from bract.config import FederationConfig
 from bract.config.config import config_of_run
 from bract.errors import BractError
 from bract.flower import RunNotRunningException
+from bract.freed_memory import return_freed_memory
 from bract.logs import log_to_file, log_to_stderr
 from bract.protocol.progress import Progress, ProgressWriter
 from bract.rundir import RunDirectory
@@ -24,7 +25,7 @@ from bract.server.encrypted import EncryptedFederation
 from bract.server.federation import Federation
 from bract.server.grid import PromptGrid
 from bract.server.places import run_folder
-from bract.server.spool import SpoolingGrid, return_freed_memory
+from bract.server.spool import SpoolingGrid
 from bract.versions import package_versions
 
 _log = logging.getLogger(__name__)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,23 +18,11 @@ SMALLEST = 1 << 20
 AT_ONCE = 4
 """Answers of a large model that are taken from the SuperLink, and so held in memory, together."""
 
-BYTES_AT_ONCE = 1 << 28
-"""Bytes of models from which on fewer are taken together, down to one."""
-
-_M_MMAP_THRESHOLD = -3
+BYTES_AT_ONCE = 1 << 26
+"""Bytes of answers that are taken together at the most; of larger ones, one: while Flower joins the
+parts of an answer, it is in memory twice."""
 
 _log = logging.getLogger(__name__)
-
-
-def return_freed_memory() -> None:
-    """Have the C library return the memory of each freed large tensor to the system.
-
-    glibc keeps freed blocks of up to 32 MB for later, and a model's tensors of every round leave
-    gaps among them: a process then holds twice what it uses. Other C libraries are left as they
-    are.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, SMALLEST)
 
 
 class SpoolingGrid(ForwardingGrid):

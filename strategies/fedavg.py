@@ -48,7 +48,7 @@ _CLAIM = re.compile(r"<class 'bract\.[\w.]+'>:<'(?P<client>[^:]+): (?P<text>.*)'
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """The result of one round: the answers, their weights, and the failed clients.
+    """The result of one round: the answers without tensors, their weights, the failed clients.
 
     ``boosting`` holds the scores behind the weights where the strategy is FedBoosting. ``late`` are
     the answers to earlier rounds that came since the round before, and were refused.
@@ -229,6 +229,7 @@ class FedAvg(FlowerFedAvg):
             If every client failed, or one did and failures are not tolerated.
         """
         number = server_round + self.first_round - 1
+        replies = list(replies)
         with span("read and check answers"):
             contributions, failures = self._read(replies)
         for failure in failures:
@@ -250,6 +251,9 @@ class FedAvg(FlowerFedAvg):
         with span("sum updates"):
             arrays = self.combine(contributions, weights)
         self._asked, self._sent = [], {}  # the model of this round is in memory no longer
+        for message in replies:
+            _forget_arrays(message)
+        contributions = tuple(contribution.without_tensors() for contribution in contributions)
         self.outcome = RoundOutcome(number, contributions, tuple(weights), failures, late=late)
         return arrays, self._mean_metrics(contributions, weights)
 
@@ -385,3 +389,11 @@ class FedAvg(FlowerFedAvg):
                 for name in sorted(shared)
             }
         )
+
+
+def _forget_arrays(message: Message) -> None:
+    """Let go of an answer's arrays: Flower's loop refers to it until the next answers are there."""
+    if message.has_content():
+        arrays = message.content.array_records
+        kept = {name: record for name, record in message.content.items() if name not in arrays}
+        message.content = RecordDict(kept)

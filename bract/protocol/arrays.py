@@ -6,7 +6,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from tokenize import TokenError
 from typing import Any, cast
 
@@ -64,7 +64,12 @@ _UNREADABLE = (
 def to_arrays(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> ArrayRecord:
     """Write tensors, or pairs of name and tensor, to an array record in their order."""
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    return ArrayRecord({name: _array(*_values(value)) for name, value in pairs})
+    return ArrayRecord({name: _one(value) for name, value in pairs})
+
+
+def _one(value: Tensor) -> Array:
+    kind, values = _values(value)
+    return _array(kind, [values])
 
 
 def _values(value: Tensor) -> tuple[str, NDArray[Any]]:
@@ -76,11 +81,19 @@ def _values(value: Tensor) -> tuple[str, NDArray[Any]]:
     return str(found.dtype), found
 
 
-def _array(kind: str, values: NDArray[Any]) -> Array:
+def _array(kind: str, parts: Sequence[NDArray[Any]]) -> Array:
+    """Return one array of one part, or of the values of several; each is copied once."""
+    shape = parts[0].shape if len(parts) == 1 else (sum(part.size for part in parts),)
+    little = "<i2" if kind == BFLOAT16 else parts[0].dtype
+    flat = (np.ascontiguousarray(part, little).reshape(-1) for part in parts)
+    contents = [memoryview(cast(Any, values.view(np.uint8))) for values in flat]
     if kind == BFLOAT16:
-        data = values.astype("<i2", copy=False).tobytes()
-        return Array(BFLOAT16, values.shape, stype=BFLOAT16, data=data)
-    return Array(values)
+        return Array(BFLOAT16, shape, stype=BFLOAT16, data=b"".join(contents))
+    head = io.BytesIO()
+    described = {"descr": parts[0].dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, described)
+    data = b"".join([head.getvalue(), *contents])
+    return Array(kind, shape, stype=_STYPE, data=data)
 
 
 def to_packed(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -98,12 +111,11 @@ def to_packed(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     header = np.frombuffer(json.dumps(described).encode(), dtype=np.uint8)
     if len(tensors) < FEWEST_PACKED or header.size > _MOST_DESCRIPTION:
         return to_arrays(tensors)
-    flat = {
-        _PACKED + kind: _array(
-            kind, np.concatenate([v.reshape(-1) for own, v in values.values() if own == kind])
+    flat = {}
+    for kind in dict.fromkeys(kind for kind, _ in values.values()):
+        flat[_PACKED + kind] = _array(
+            kind, [v.reshape(-1) for own, v in values.values() if own == kind]
         )
-        for kind in dict.fromkeys(kind for kind, _ in values.values())
-    }
     return ArrayRecord({PACKED: Array(header), **flat})
 
 

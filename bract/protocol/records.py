@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -84,6 +84,10 @@ class Contribution:
     declaration: dict[str, Any] = field(default_factory=dict)
     ciphertexts: Tensors = field(default_factory=dict)
     powers: Tensors = field(default_factory=dict)
+
+    def without_tensors(self) -> Contribution:
+        """Return what is known of the answer once it is in the sum."""
+        return replace(self, update={}, buffers={}, ciphertexts={}, powers={})
 
 
 @dataclass(frozen=True)

@@ -194,3 +194,22 @@ def test_a_damaged_description_is_refused_in_one_line(header: Array, message: st
         from_arrays(record)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (2, 3)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64, torch.bool, torch.complex64])
+def test_an_array_has_the_bytes_that_numpy_writes(
+    shape: tuple[int, ...], kind: torch.dtype
+) -> None:
+    value = (torch.rand(shape) * 9).to(kind)
+    found, usual = to_arrays({"w": value})["w"], Array(value.numpy())
+    assert (found.data, found.dtype, found.shape, found.stype) == (
+        usual.data,
+        usual.dtype,
+        usual.shape,
+        usual.stype,
+    )
+    turned = value.mT if value.ndim == 2 else value
+    packed = to_packed({"a": value, "b": turned, "c": value})[f"bract.packed.{found.dtype}"]
+    flat = np.concatenate([v.numpy().reshape(-1) for v in (value, turned, value)])
+    assert packed.data == Array(flat).data

@@ -122,10 +122,15 @@ def bract(*arguments: str | Path, **environment: str) -> subprocess.CompletedPro
 
 def start_server(processes: Processes, operator: Path, superlink_port: int, port: int) -> None:
     """Start the SuperLink of an operator's kit, and nginx in front of it."""
-    assert NGINX is not None
     processes.bract("superlink", "superlink", "--kit", operator)
     place = operator / "sockets" / f"{superlink_port}.sock"
     processes.wait(lambda: sockets.is_healthy(place))
+    start_gateway(processes, operator, port)
+
+
+def start_gateway(processes: Processes, operator: Path, port: int) -> None:
+    """Start nginx as an operator's kit configures it."""
+    assert NGINX is not None
     prefix = processes.folder / "nginx"
     prefix.mkdir()
     processes.start("nginx", NGINX, "-e", "stderr", "-p", prefix, "-c", operator / "nginx.conf")

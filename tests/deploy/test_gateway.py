@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ from sites import (
     free_ports,
     headers_of,
     signed,
+    start_gateway,
     start_server,
 )
 
@@ -504,3 +506,36 @@ def test_a_site_outlives_restarts_and_names_a_gateway_whose_certificate_has_expi
     finally:
         site.kill()
     assert log.read_text().count("certificate of the gateway has expired") == 1
+
+
+def test_sites_behind_one_address_have_connections_of_their_own(tmp_path: Path) -> None:
+    names = [f"site-{number}" for number in range(8)]
+    port, superlink_port = free_ports(2)
+    config = federation(*names, deployment={"port": port, "superlink_port": superlink_port})
+    kits = tmp_path / "kits"
+    provision(config, kits, source=tmp_path / "federation.yaml")
+    processes = Processes(tmp_path)
+    try:
+        start_gateway(processes, kits / "operator", port)
+        with contextlib.ExitStack() as stack:
+
+            def begin(name: str, count: int) -> list[ssl.SSLSocket]:
+                """Begin requests whose bodies do not come; those beyond a limit are answered."""
+                began = []
+                for _ in range(count):
+                    secure = stack.enter_context(connected(port, ca_of(kits / name)))
+                    secure.sendall(with_signature(post(FLEET, body=b"x"), kits / name)[:-1])
+                    secure.settimeout(0.5)
+                    began.append(secure)
+                return began
+
+            # Eight parts of a message, a heartbeat and a question of each site.
+            sites = [secure for name in names for secure in begin(name, 10)]
+            assert not select.select(sites, [], [], 1.0)[0]
+            more = begin(names[0], 30)
+            refused = select.select(more, [], [], 1.0)[0]
+            assert 5 <= len(refused) < 30
+            assert b" 503 " in refused[0].recv(100)
+            assert not select.select(sites, [], [], 0.2)[0]
+    finally:
+        processes.end()

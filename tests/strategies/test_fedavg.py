@@ -173,3 +173,18 @@ def test_a_clients_error_is_told_in_its_own_words_and_name() -> None:
     failure = FedAvg().failure(77, reason)
     assert (failure.client, failure.reason) == ("client-1", "no such device")
     assert FedAvg().failure(77, "<class 'KeyError'>:<'x'>").client == "node-77"
+
+
+def test_a_round_that_is_summed_holds_no_answer_any_longer() -> None:
+    class Looking(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            replies = list(replies)
+            assert all(message.content.array_records for message in replies)
+            found = super().aggregate_train(server_round, replies)
+            assert not any(message.content.array_records for message in replies)
+            assert all(message.content.metric_records for message in replies)
+            return found
+
+    strategy, _, w = play(toy_app((1.0, 5.0)), 2, strategy=Looking(min_nodes=2))
+    assert w == pytest.approx(-3.0)
+    assert [(c.update, c.buffers) for c in strategy.outcome.contributions] == [({}, {})] * 2
