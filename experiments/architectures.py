@@ -53,6 +53,7 @@ LEAKS_DB = 3.0
 SIZE = 16
 SPEC = plain_spec((1, SIZE, SIZE))
 ITERATIONS = 150
+STATES = ("fresh", "trained")
 ATTACKS: dict[str, Attacker] = {
     "ig": IG(),
     "ig with statistics": IG(bn=BN_WEIGHT),
@@ -182,12 +183,13 @@ def main() -> None:
     arguments = parser(__doc__, "split", "resume")
     arguments.add_argument("--images", type=int, default=4, help="of a cell, each on its network")
     arguments.add_argument("--iterations", type=int, default=ITERATIONS)
+    arguments.add_argument("--state", nargs="+", default=STATES, choices=STATES, help="of models")
     options = parse(arguments)
     done = Finished(options.resume, "experiments.architectures")
     rows = [
         note_row(row, COLUMNS)
-        for trained in (False, True)
-        for row in _rows_of(trained, options, done)
+        for state in options.state
+        for row in _rows_of(state == "trained", options, done)
     ]
     emit(rows, COLUMNS, as_json=options.json)
 
