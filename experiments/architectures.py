@@ -40,7 +40,7 @@ from experiments.harness.crossed import crossed_interval
 from experiments.harness.federation import correct
 from experiments.harness.images import held_out_images, image_set, training_images
 from experiments.harness.result import Row
-from experiments.harness.scores import columns, mean
+from experiments.harness.scores import columns, mean, of_score
 from experiments.harness.splits import first_seed
 from experiments.harness.uploads import fit, gradient_upload, network_for, plain_spec
 
@@ -114,13 +114,18 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         past = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+        out: Tensor
         if self.before:
             out = self.conv1(self.activation1(self.norm1(x)))
             out = self.conv2(self.activation2(self.norm2(out)))
             return out + past if self.shortcut else out
         out = self.norm2(self.conv2(self.activation1(self.norm1(self.conv1(x)))))
-        made: Tensor = self.activation2(out + past if self.shortcut else out)
-        return made
+        out = out + past if self.shortcut else out
+        return self._last(out)
+
+    def _last(self, summed: Tensor) -> Tensor:
+        last: Tensor = self.activation2(summed)
+        return last
 
 
 class ResidualNet(nn.Module):
@@ -268,8 +273,8 @@ def _attacked(
             raise SystemExit(f"{architecture.model}: {outcome.reason}")
         part = slice(number, number + 1)
         truth = Truth(images.images[part], images.labels[part])
-        found += score_images(outcome.images, truth, perceptual=False).rows
-        guessed += score_images(guess, truth, perceptual=False).rows
+        found.append(score_images(outcome.images, truth, perceptual=False))
+        guessed.append(score_images(guess, truth, perceptual=False))
     numbers = list(range(options.images))
     return {
         "model": architecture.change,
@@ -278,9 +283,9 @@ def _attacked(
         "attack": name,
         "iterations": options.iterations,
         "images": len(found),
-        **columns("psnr", [row.psnr for row in found], numbers, numbers),
-        "ssim": mean([row.ssim for row in found]),
-        "guess_each": [row.psnr for row in guessed],
+        **columns("psnr", of_score(found, "psnr"), numbers, numbers),
+        "ssim": mean(of_score(found, "ssim")),
+        "guess_each": of_score(guessed, "psnr"),
         "accuracy": mean(accuracies),
         "cpu_seconds": spent / len(found),
     }

@@ -37,8 +37,9 @@ def test_a_block_without_weights_passes_on_what_its_shortcut_and_order_let_throu
     shortcut: str, order: str, expected: float
 ) -> None:
     block = net(Architecture(shortcut=shortcut, order=order)).blocks[0].train()
-    for convolution in (block.conv1, block.conv2):
-        nn.init.zeros_(convolution.weight)
+    for layer in block.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.zeros_(layer.weight)
     assert torch.equal(block(torch.full((1, 32, 4, 4), -1.0)).unique(), torch.tensor([expected]))
 
 
