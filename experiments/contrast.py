@@ -7,7 +7,7 @@ of a half and to a standard deviation of 0.05 or 0.15, so that each is attacked 
 through the same fresh ResNet-20 with ReLU. ``statistics`` runs from one start. A score is the gain
 in PSNR over the flat image of the true brightness; an image of the right contrast that has nothing
 to do with the original is 3 dB below it, whatever the contrast. ``correlation`` is that of the
-pixels with the original's.
+pixels with the original's, ``error`` the loss left, total variation included.
 
 Rules, fixed before a row was scored: contrast *matters* for a kind of picture where the 95 %
 interval of the paired difference in gain, over pictures and networks, is above or below zero, and
