@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import re
 import reprlib
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ class BractError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An error of another process comes as it is, whatever its class makes a message of.
-        return copyreg.__newobj__, (type(self), *self.args), vars(self)
+        return BractError.__new__, (type(self), *self.args), vars(self)
 
 
 class SchemaError(BractError):

@@ -34,7 +34,7 @@ def federated(
     run = RunDirectory(folder / "run")
     run.create(config)
     (folder / "policy.yaml").write_text(policy)
-    nodes = [
+    nodes: list[dict[str, bool | float | int | str]] = [
         {
             "partition-id": number,
             "num-partitions": 2,
