@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Iterable
 from pathlib import PurePath
+from typing import Any
 
 
 class BractError(Exception):
@@ -13,6 +14,10 @@ class BractError(Exception):
 
     The command line prints it as one line and exits with code 2.
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An error of another process comes as it is, whatever its class makes a message of.
+        return BractError.__new__, (type(self), *self.args), vars(self)
 
 
 class SchemaError(BractError):

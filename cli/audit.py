@@ -227,16 +227,17 @@ def open_audits(
     Parameters
     ----------
     shared
-        Whether one process runs them all. Elsewhere each attack has its even share from the start.
+        Whether this machine runs them all. Elsewhere, and where ``audit.workers`` asks for several
+        processes, each attack has its even share from the start.
     """
+    requests = list(requests)
     opened = [open_audit(root, request, resume=resume) for request in requests]
     total = opened[0].request.total_seconds if opened else None
     if total is None:
         return opened
     left = sum(len(b.captures) for a in opened for b in a.plan()) if resume else 0
     allowance = Allowance(total, left or sum(audit.attacks for audit in opened))
-    if shared:
-        requests = [audit.request for audit in opened]
+    if shared and opened[0].request.workers in (None, 1):
         return [open_audit(root, r, resume=resume, allowance=allowance) for r in requests]
     even = {"seconds": allowance.share}
     fixed = [audit.request.model_copy(update=even) for audit in opened]

@@ -98,7 +98,7 @@ def check_start(
     starts = config.encryption.uses_paillier or (request.server_round or 0) <= 1
     if starts and sent is not None:
         check_initial(config, spec, from_arrays(sent))
-    elif not answers.has_trained(config.name):
+    elif not answers.knows_start(config.name):
         raise PolicyError(
             "this site's policy sets initial_model: from-seed, but the run asks for round "
             f"{request.server_round} first; let this site take part from round 1 "

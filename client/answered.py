@@ -72,9 +72,13 @@ class Last(_Part):
 
 
 class Run(_Part):
-    """What one run was answered: its configuration's digest, and each kind's last answer."""
+    """What one run was answered: its configuration's digest, and each kind's last answer.
+
+    ``start_known`` is of a site that joins later: it has checked the model that the run began with.
+    """
 
     config: str
+    start_known: bool = False
     kinds: dict[str, Last] = Field(default_factory=dict)
 
 

@@ -24,7 +24,7 @@ from flwr.app import ConfigRecord, RecordDict
 from pydantic import ValidationError
 
 from bract.client.accounting import Mechanism, total_epsilon
-from bract.client.answered import TRAIN, Answered, Request
+from bract.client.answered import TRAIN, Answered, Request, Run
 from bract.client.policy import PolicyError, SitePolicy
 from bract.client.private import locked, read_private
 from bract.client.replies import pieces, unpack
@@ -125,10 +125,18 @@ class Answers:
             kept = list(pieces(reply, f"{request.key}/{request.digest}"))
             write_pieces(path, kept, private=True)
 
-    def has_trained(self, federation: str) -> bool:
-        """Return whether an update of this federation, in whatever run, has left."""
+    def note_start(self, request: Request) -> None:
+        """Note that this site, which joins later, has checked the model that the run began with."""
+        with self._locked():
+            answered = self._load()
+            run = answered.runs.setdefault(request.key, Run(config=request.config))
+            run.start_known = True
+            self._save(answered)
+
+    def knows_start(self, federation: str) -> bool:
+        """Return whether this site was there when a run of this federation began."""
         return any(
-            key.partition("/")[2] == federation and TRAIN in run.kinds
+            key.partition("/")[2] == federation and (run.start_known or TRAIN in run.kinds)
             for key, run in self._load().runs.items()
         )
 

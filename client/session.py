@@ -452,6 +452,8 @@ def _open(site: Site, message: Message, context: Context) -> Session:
         check_start(config, spec, message, request, answers)
     first = config.strategy.joins.get(site.name, 1)
     if request.trains and instead is None and server_round < first:
+        if agreed.policy.initial_model == "from-seed":
+            answers.note_start(request)
         instead = write_absence(site.name, first)
     defending = Defending.open(chain, config, site, context, server_round)
     encrypted = masked = None

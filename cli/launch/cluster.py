@@ -27,6 +27,12 @@ EXTRA = "simulation"
 PATIENCE = 5.0
 """Seconds for which a cluster's address is tried."""
 
+_SETTINGS = b"\x04"
+"""Type of a server's first frame of HTTP/2, in its fourth byte (RFC 9113, 3.4)."""
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + _SETTINGS + bytes(5)
+"""A client's preface with an empty frame of settings."""
+
 STORE_BYTES = 100 * 2**20
 """Memory of this machine's own Ray for what is handed on: results are small."""
 
@@ -127,7 +133,8 @@ def raised_there(error: Exception) -> BractError:
     """Return what a worker raised, as an error of this command."""
     cause = getattr(error, "cause", error)
     if isinstance(cause, BractError):
-        return type(cause)(f"a worker: {cause}")
+        cause.args = (f"a worker: {cause}",)
+        return cause
     _log.debug("%s", error)
     return RunFailedError(f"a worker failed: {one_line(repr(cause), 500)}")
 
@@ -181,12 +188,25 @@ def _check_address(address: str) -> None:
             f"--ray {one_line(address, 100)}: expected auto, HOST:PORT or ray://HOST:PORT"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+        with socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as link:
+            if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
+                _check_greeting(link)
     except OSError as error:
         raise BractError(
             f"--ray {one_line(address, 100)}: no Ray answers there ({error.strerror or error}); "
             "start the cluster with `ray start --head`, or let --ray auto take this machine alone"
         ) from error
+
+
+def _check_greeting(link: socket.socket) -> None:
+    """Refuse what does not speak HTTP/2, as gRPC does: Ray itself tries that for two minutes."""
+    link.settimeout(PATIENCE)
+    link.sendall(_PREFACE)
+    greeting = b""
+    while len(greeting) < 4 and (more := link.recv(4 - len(greeting))):
+        greeting += more
+    if greeting[3:] != _SETTINGS:
+        raise OSError("what listens there does not speak gRPC")
 
 
 def _placed(ray: Any, asked: Asked) -> Cluster:

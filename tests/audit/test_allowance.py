@@ -159,3 +159,15 @@ def test_attacks_elsewhere_have_even_shares_from_the_start(tmp_path: Path) -> No
     (request,) = audit_requests(run.root, {"attacks": ["ig"], **parse_budget("1m")})
     (audit,) = open_audits(run.root, [request], shared=False)
     assert audit.request.seconds == audit.seconds == 30.0
+
+
+def test_several_processes_get_even_shares_of_the_time_from_the_start(tmp_path: Path) -> None:
+    run = audited_run(tmp_path / "run", uploads=2)
+    (request,) = audit_requests(
+        run.root, {"attacks": ["ig"], "workers": 2, **parse_budget("10s")}, tier="oblivious"
+    )
+    (audit,) = open_audits(run.root, [request])
+    assert audit.request.seconds == 5.0, "another process knows the request alone"
+    alone = request.model_copy(update={"workers": 1})
+    (audit,) = open_audits(run.root, [alone])
+    assert audit.request.seconds is None and audit.seconds == 5.0

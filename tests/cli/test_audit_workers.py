@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import shutil
 import socket
+import threading
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from bract.cli.main import app
 from bract.config.config import AuditRequest
 from bract.errors import BractError, RunFailedError
 from bract.rundir import RunDirectory
+from bract.schema.record import RecordError
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=2, device="cpu", batch=1)
 
@@ -148,6 +152,7 @@ def test_a_batch_that_loses_every_worker_ends_the_audit_and_the_others_stay(
     ("cause", "kind", "said"),
     [
         (BractError("no such folder"), BractError, "a worker: no such folder"),
+        (RecordError("a.json", "no JSON"), RecordError, "a worker: a.json: half-written"),
         (KeyError("x"), RunFailedError, "a worker failed: KeyError"),
     ],
 )
@@ -228,3 +233,39 @@ def test_an_address_where_no_ray_answers_is_refused() -> None:
             connected(Asked(f"127.0.0.1:{port}")),
         ):
             pass
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_an_address_where_something_else_answers_is_refused_at_once(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(cluster, "PATIENCE", 0.5)
+
+    def serve(listening: socket.socket) -> None:
+        link, _ = listening.accept()
+        with link, contextlib.suppress(OSError):
+            link.recv(100)
+            link.sendall(answer)
+            link.recv(100)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        with (
+            pytest.raises(BractError, match=rf"--ray 127.0.0.1:{port}: no Ray answers there"),
+            connected(Asked(f"127.0.0.1:{port}")),
+        ):
+            pass
+
+
+def test_what_speaks_grpc_is_taken_for_a_ray() -> None:
+    grpc = pytest.importorskip("grpc")
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        cluster._check_address(f"127.0.0.1:{port}")
+        cluster._check_address(f"ray://127.0.0.1:{port}")
+    finally:
+        server.stop(None)

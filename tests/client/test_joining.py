@@ -18,7 +18,9 @@ from bract.server.loopback import LoopbackGrid
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-def federated(folder: Path, joins: dict[str, int]) -> tuple[RunDirectory, LoopbackGrid]:
+def federated(
+    folder: Path, joins: dict[str, int], policy: str = ""
+) -> tuple[RunDirectory, LoopbackGrid]:
     config = build_config(
         {
             "clients": 2,
@@ -29,9 +31,18 @@ def federated(folder: Path, joins: dict[str, int]) -> tuple[RunDirectory, Loopba
             "strategy": {"joins": joins},
         }
     )
-    run = RunDirectory(folder)
+    run = RunDirectory(folder / "run")
     run.create(config)
-    nodes = [{"partition-id": number, "num-partitions": 2} for number in range(2)]
+    (folder / "policy.yaml").write_text(policy)
+    nodes: list[dict[str, bool | float | int | str]] = [
+        {
+            "partition-id": number,
+            "num-partitions": 2,
+            "policy": str(folder / "policy.yaml"),
+            "state-dir": str(folder / "state"),
+        }
+        for number in range(2)
+    ]
     grid = LoopbackGrid(client_app.app, nodes, {"federation": dump_config(config)})
     Federation(config, run).train(grid)
     return run, grid
@@ -64,3 +75,11 @@ def test_who_stays_away_without_being_named_ends_the_run(
     monkeypatch.setattr(LoopbackGrid, "_answer", away)
     with pytest.raises(RunFailedError, match="client-1"):
         federated(tmp_path, {})
+
+
+def test_a_site_that_checks_the_start_checks_it_before_it_joins(tmp_path: Path) -> None:
+    run, _ = federated(tmp_path, {"client-1": 3}, "initial_model: from-seed")
+    assert [sorted(row.clients) for row in run.metrics()[2:]] == [
+        ["client-0"],
+        ["client-0", "client-1"],
+    ]

@@ -429,7 +429,7 @@ def _answered(data: bytes, folder: Path) -> object:
     answers = Answers(RecordDict(), directory=folder, site="site", policy=SitePolicy())
     answers.epsilon()
     answers.admit(Request("train", 2, "d", 1, "demo", "c", 3))
-    return answers.has_trained("demo")
+    return answers.knows_start("demo")
 
 
 ANSWERED = [
