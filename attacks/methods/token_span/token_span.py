@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.token_span.following import follow
 from bract.attacks.methods.token_span.linking import bags_of
 from bract.attacks.methods.token_span.orders import Ordered, assemble, at_places, with_all
 from bract.attacks.methods.token_span.peeling import without
@@ -36,6 +37,7 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.tags import infer_tags
+from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
@@ -218,11 +220,22 @@ class _Search:
         return None
 
     @cached_property
+    def output(self) -> str | None:
+        """Name of the output layer that shares the embedding; None if none does."""
+        if self.embedding is None:
+            return None
+        weight = self.model.get_parameter(self.embedding)
+        layers = [n for n, m in self.model.named_modules() if isinstance(m, nn.Linear)]
+        return next((n for n in layers if self.model.get_submodule(n).weight is weight), None)
+
+    @cached_property
     def tokens(self) -> Tensor:
         """Token ids that may be in the batch: all, or those with a gradient of their own."""
         if self.embedding is not None:
             weight = self.gradients[self.embedding][: self.schema.vocabulary]
-            present = rows_that_stand_out(weight)
+            tied = self.output is not None
+            present = tokens_of_tied_rows(weight) if tied else rows_that_stand_out(weight)
+            present = present[present != self.schema.padding]
             if 0 < len(present) < self.schema.vocabulary // 2:
                 return present
         every = torch.arange(self.schema.vocabulary)
@@ -259,6 +272,17 @@ class _Search:
         layer, special = self.stages.local[0], torch.tensor(self.schema.special, dtype=torch.int64)
         if not self.stages.causal:
             return self._separated(count, special)
+        if self.output is not None and self.stages.contextual and self._saturated():
+            return follow(
+                self.model,
+                self.output,
+                NextTokens(self.gradients[self.embedding or ""]),
+                self.tokens,
+                length=self._longest(),
+                special=special,
+                count=count,
+                stop=self.stop,
+            )
         apart = local_distances(self.model, layer, self.span, self.tokens, self.schema.length)
         given = candidates_of(apart, self.tokens, self.span.rank)
         checked = self._checked()
@@ -279,6 +303,24 @@ class _Search:
             return _apart(given, count)
         found = extend(self.model, checked, given, self.stop)
         return found or self._nearest(torch.cat(given.tokens).unique(), count, special)
+
+    def _saturated(self) -> bool:
+        """Whether later layers' gradients have as many dimensions as they can have.
+
+        A normalisation takes one of them.
+        """
+        layer = self.stages.contextual[0]
+        try:
+            rank = self._span_of([layer]).rank
+        except BractError:
+            return True
+        return rank >= min(layer.rows(self.gradients[layer.name]).shape) - 1
+
+    def _longest(self) -> int:
+        """Return the tokens of the longest text: the last is no input of a next token."""
+        given, length = self._given(), self.schema.length
+        at = [] if given is None else [i for i, t in enumerate(given.tokens) if len(t)]
+        return min(max(at) + 2, length) if at else length
 
     def _nearest(self, tokens: Tensor, count: int, special: Tensor) -> list[Tensor]:
         """Return texts of an update with more tokens than a later layer's gradient has rows.
