@@ -68,6 +68,7 @@ def _likeliest(
     special: Tensor,
     weight: float,
 ) -> Tensor:
+    """Return the text with the largest mean score of its next tokens, by a beam of prefixes."""
     begins = tokens[torch.isin(tokens, special)]
     begins = begins if len(begins) else tokens
     grown = Prefixes(model, [output])

@@ -233,9 +233,7 @@ class _Search:
         """Token ids that may be in the batch: all, or those with a gradient of their own."""
         if self.embedding is not None:
             weight = self.gradients[self.embedding][: self.schema.vocabulary]
-            tied = self.output is not None
-            present = tokens_of_tied_rows(weight) if tied else rows_that_stand_out(weight)
-            present = present[present != self.schema.padding]
+            present = rows_that_stand_out(weight)
             if 0 < len(present) < self.schema.vocabulary // 2:
                 return present
         every = torch.arange(self.schema.vocabulary)
@@ -272,17 +270,8 @@ class _Search:
         layer, special = self.stages.local[0], torch.tensor(self.schema.special, dtype=torch.int64)
         if not self.stages.causal:
             return self._separated(count, special)
-        if self.output is not None and self.stages.contextual and self._saturated():
-            return follow(
-                self.model,
-                self.output,
-                NextTokens(self.gradients[self.embedding or ""]),
-                self.tokens,
-                length=self._longest(),
-                special=special,
-                count=count,
-                stop=self.stop,
-            )
+        if self.output is not None and self._saturated():
+            return self._followed(self.output, count, special)
         apart = local_distances(self.model, layer, self.span, self.tokens, self.schema.length)
         given = candidates_of(apart, self.tokens, self.span.rank)
         checked = self._checked()
@@ -309,6 +298,8 @@ class _Search:
 
         A normalisation takes one of them.
         """
+        if not self.stages.contextual:
+            return False
         layer = self.stages.contextual[0]
         try:
             rank = self._span_of([layer]).rank
@@ -316,11 +307,23 @@ class _Search:
             return True
         return rank >= min(layer.rows(self.gradients[layer.name]).shape) - 1
 
-    def _longest(self) -> int:
-        """Return the tokens of the longest text: the last is no input of a next token."""
+    def _followed(self, output: str, count: int, special: Tensor) -> list[Tensor]:
+        """Return the texts of a language model whose output layer shares the embedding."""
+        assert self.embedding is not None
+        rows = self.gradients[self.embedding][: self.schema.vocabulary]
+        tokens = tokens_of_tied_rows(rows)
         given, length = self._given(), self.schema.length
-        at = [] if given is None else [i for i, t in enumerate(given.tokens) if len(t)]
-        return min(max(at) + 2, length) if at else length
+        at = [] if given is None else [i for i, here in enumerate(given.tokens) if len(here)]
+        return follow(
+            self.model,
+            output,
+            NextTokens(rows),
+            tokens[tokens != self.schema.padding],
+            length=min(max(at) + 2, length) if at else length,  # the last is no input
+            special=special,
+            count=count,
+            stop=self.stop,
+        )
 
     def _nearest(self, tokens: Tensor, count: int, special: Tensor) -> list[Tensor]:
         """Return texts of an update with more tokens than a later layer's gradient has rows.

@@ -170,6 +170,16 @@ def test_prefixes_compete_where_none_lies_in_a_later_layers_span(
     assert found(upload(DECODER, ids), 2) == wanted(ids)
 
 
+def test_texts_of_a_tied_language_model_are_read_where_they_fill_every_subspace() -> None:
+    # 48 tokens, and as many rows of a gradient less one that a normalisation takes.
+    schema = replace(SCHEMA, vocabulary=1000, length=12, task="language-model")
+    ids = texts(7, seed=5, schema=schema)
+    own = found(upload("text-decoder(width=48, depth=2, heads=2)", ids, schema=schema), 7, schema)
+    assert int((ids != schema.padding).sum()) > 48
+    right = [max(sum(a == b for a, b in zip(t, o, strict=True)) for o in own) for t in wanted(ids)]
+    assert sum(right) >= 0.7 * ids.numel()
+
+
 def test_texts_of_a_language_model_come_back_but_for_the_token_that_nothing_follows() -> None:
     schema = replace(SCHEMA, task="language-model")
     ids = texts(3, seed=3, schema=schema)
