@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.methods.token_span.following import follow
 from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.noise import deviations_of, rows_that_stand_out
 from bract.attacks.methods.token_span.orders import Ordered, assemble, at_places, with_all
 from bract.attacks.methods.token_span.peeling import without
 from bract.attacks.methods.token_span.places import places_of
@@ -49,12 +50,6 @@ _PROBE = 12
 
 _SECONDS = 120.0
 """Wall time of one trial where the budget names none."""
-
-_EPSILON = 2.0**-24
-"""Relative rounding of a float32 number, at most."""
-
-_OUTLYING = 8.0
-"""Median deviations above the median from which on a row is no noise: one in ten million is."""
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
@@ -180,7 +175,7 @@ class _Search:
         target = {n: v[trial].detach().cpu().float() for n, v in problem.target.items()}
         self.model = _with_parameters(problem.target_model.model, own)
         self.gradients = {name: value for name, value in target.items() if name in own}
-        self.deviations = _deviations(self.case, own)
+        self.deviations = deviations_of(self.case, own)
 
     @cached_property
     def stages(self) -> Stages:
@@ -564,51 +559,6 @@ def _apart(given: Candidates, count: int) -> list[Tensor]:
         for row in range(count)
         if longest
     ]
-
-
-def _deviations(case: Case, own: Tensors) -> Tensors:
-    """Return the standard deviation of every coordinate of the target, as far as it is known.
-
-    That is declared noise, what the evidence trusts or bounds, and of FedAvg the rounding of
-    float32 weights, whose difference the update is.
-    """
-    evidence, declared = case.read or case.evidence, case.observation.declaration
-    deviation = getattr(evidence.likelihood, "deviation", None)
-    found = {}
-    for name, value in own.items():
-        if deviation:
-            found[name] = torch.full_like(value, float(deviation))
-        elif name in (evidence.weights or {}):
-            assert evidence.weights is not None
-            # A weight is 1 / (1 + (deviation / scale)^2) of one scale, which is not known.
-            weight = evidence.weights[name].double().cpu()
-            spread = (1.0 / weight - 1.0).clamp_min(0.0).sqrt()
-            found[name] = spread.clamp_min(_EPSILON).to(value.dtype)
-        elif name in (evidence.bounds or {}):
-            assert evidence.bounds is not None
-            bound = evidence.bounds[name].double().cpu() / 3.0**0.5
-            rounding = _EPSILON * float(evidence.target[name].abs().max())
-            if float(bound.max()) > rounding:
-                found[name] = bound.clamp_min(max(rounding, 1e-30)).to(value.dtype)
-        elif declared.algorithm != "fedsgd" and declared.lr:
-            steps = declared.lr * max(1, declared.local_steps or 1)
-            found[name] = _EPSILON / steps * value.abs().clamp_min(value.square().mean().sqrt())
-    return found
-
-
-def rows_that_stand_out(gradient: Tensor) -> Tensor:
-    """Return the rows ``(N, width)`` of a gradient that hold more than zeros, or than noise, int64.
-
-    Noise is known by itself: the norms of its rows are all alike, but for those of few tokens.
-    """
-    norms: Tensor = gradient.double().norm(dim=1)
-    middle = float(norms.median())
-    if middle == 0.0:
-        return (norms > 0.0).nonzero().flatten()
-    spread = float((norms - middle).abs().median())
-    alike = spread < 2.0 * middle / (2.0 * gradient.shape[1]) ** 0.5
-    found: Tensor = (norms > middle + _OUTLYING * spread).nonzero().flatten()
-    return found if alike else torch.arange(len(norms))
 
 
 def _with_parameters(model: nn.Module, own: Tensors) -> nn.Module:

@@ -8,11 +8,12 @@ from torch import Tensor
 from bract.attacks import Budget, attack
 from bract.attacks.methods.token_span import token_span
 from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.noise import rows_that_stand_out
 from bract.attacks.methods.token_span.orders import with_all
 from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.span import separating, span_of
 from bract.attacks.methods.token_span.stages import inputs_of
-from bract.attacks.methods.token_span.token_span import TokenSpan, rows_that_stand_out
+from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
@@ -170,14 +171,11 @@ def test_prefixes_compete_where_none_lies_in_a_later_layers_span(
     assert found(upload(DECODER, ids), 2) == wanted(ids)
 
 
-def test_texts_of_a_tied_language_model_are_read_where_they_fill_every_subspace() -> None:
-    # 48 tokens, and as many rows of a gradient less one that a normalisation takes.
-    schema = replace(SCHEMA, vocabulary=1000, length=12, task="language-model")
-    ids = texts(7, seed=5, schema=schema)
-    own = found(upload("text-decoder(width=48, depth=2, heads=2)", ids, schema=schema), 7, schema)
-    assert int((ids != schema.padding).sum()) > 48
-    right = [max(sum(a == b for a, b in zip(t, o, strict=True)) for o in own) for t in wanted(ids)]
-    assert sum(right) >= 0.7 * ids.numel()
+def test_texts_of_a_tied_language_model_are_read_where_they_fill_later_subspaces() -> None:
+    schema = replace(SCHEMA, vocabulary=1000, length=16, task="language-model")
+    ids = texts(8, seed=5, schema=schema)
+    assert int((ids != schema.padding).sum()) > 64
+    assert found(upload(DECODER, ids, schema=schema, classes=1), 8, schema) == wanted(ids)
 
 
 def test_texts_of_a_language_model_come_back_but_for_the_token_that_nothing_follows() -> None:
