@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 SIZE = 12.0
 """Median deviations above the median from which on the logarithm of a row's size stands out; chosen
