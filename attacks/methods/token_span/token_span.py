@@ -484,7 +484,7 @@ class _Search:
 
     def _ends(self, given: Candidates) -> Tensor:
         """Return the lengths at which a special token may end a sequence, or the longest one."""
-        longest = next((i for i, t in enumerate(given.tokens) if not len(t)), len(given.tokens))
+        longest = max((i + 1 for i, t in enumerate(given.tokens) if len(t)), default=0)
         special = torch.tensor(self.schema.special or (-1,))
         ends = [
             i + 1

@@ -120,6 +120,16 @@ def test_texts_of_an_encoder_come_back_exactly(count: int) -> None:
     assert found(upload(ENCODER, ids), count) == wanted(ids)
 
 
+@pytest.mark.parametrize("where", ["inside", "before"])
+def test_an_encoders_texts_may_have_padding_before_their_end(where: str) -> None:
+    ids = texts(2, seed=1)
+    if where == "inside":
+        ids[0, 2] = SCHEMA.padding
+    else:
+        ids[0] = ids[0].roll(int((ids[0] == SCHEMA.padding).sum()))
+    assert found(upload(ENCODER, ids), 2) == wanted(ids)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_texts_of_a_classifying_decoder_come_back_exactly(count: int) -> None:
     ids = texts(count, seed=2)
