@@ -100,7 +100,8 @@ class NextTokens:
         size = own.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         cosines = inside / size / rows.norm(dim=-1).clamp_min(1e-30)
         shares = (inside / size.square() / weight).clamp(-1.0, 1.0)
-        return 0.5 * (cosines + shares)
+        found: Tensor = 0.5 * (cosines + shares)
+        return found
 
     def remove(self, features: Tensor, tokens: Tensor, *, weight: float) -> None:
         """Take a text's features ``(T, width)`` out of the rows of its next tokens ``(T,)``."""
