@@ -44,7 +44,7 @@ SMALL_LORA = "text-decoder(width=256,depth=4,heads=4,lora=8)"
 class Setting:
     """One row; ``training`` are keys of the configuration."""
 
-    panel: Literal["models", "defenses", "training"]
+    panel: Literal["models", "defenses", "training", "tied"]
     model: str
     batch: int
     data: str = "notes"
@@ -92,6 +92,8 @@ def standard_plan() -> Iterator[Setting]:
                 yield Setting("models", SMALL_LORA, batch, data, "second round", "words", round=2)
     for batch in (1, 4, 16):
         yield Setting("models", GPT2, batch)
+    for batch in (4, 16):
+        yield Setting("tied", SMALL, batch, tokenizer="words", task="language-model")
 
 
 def main() -> None:

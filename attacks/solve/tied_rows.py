@@ -70,3 +70,44 @@ def tokens_of_tied_rows(gradient: Tensor, *, size: float = SIZE) -> Tensor:
         [rows_of_other_sign(gradient), rows_of_other_size(gradient, size=size)]
     ).unique()
     return found
+
+
+class NextTokens:
+    """Which tokens follow a prefix, by the rows of a tied embedding's gradient.
+
+    Outside of `softmax_share`, row v is minus the weighted sum of the features h before each v that
+    was a next token, and what the embedding of v adds as input. A prefix that v followed has a
+    feature that points away from the row, and takes its weight of the row with it.
+
+    Parameters
+    ----------
+    gradient
+        Of the embedding that the output layer shares, ``(vocabulary, width)``.
+    """
+
+    def __init__(self, gradient: Tensor) -> None:
+        self._share = softmax_share(gradient).to(gradient)
+        self._rows = -self._outside(gradient)
+
+    def scores(self, features: Tensor, tokens: Tensor, *, weight: float) -> Tensor:
+        """Return how well tokens follow features ``(N, width)``, ``(N, len(tokens))`` in [-1, 1].
+
+        The mean of the cosine and of the share of the expected weight that the row holds: a token
+        that followed many features has small cosines with each, but holds the weight of all.
+        """
+        own, rows = self._outside(features), self._rows[tokens]
+        inside = own @ rows.T
+        size = own.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+        cosines = inside / size / rows.norm(dim=-1).clamp_min(1e-30)
+        shares = (inside / size.square() / weight).clamp(-1.0, 1.0)
+        found: Tensor = 0.5 * (cosines + shares)
+        return found
+
+    def remove(self, features: Tensor, tokens: Tensor, *, weight: float) -> None:
+        """Take a text's features ``(T, width)`` out of the rows of its next tokens ``(T,)``."""
+        for feature, token in zip(self._outside(features), tokens.tolist(), strict=True):
+            inside = float(feature @ self._rows[token] / feature.square().sum().clamp_min(1e-30))
+            self._rows[token] -= min(max(inside, 0.0), weight) * feature
+
+    def _outside(self, vectors: Tensor) -> Tensor:
+        return vectors - (vectors @ self._share)[..., None] * self._share

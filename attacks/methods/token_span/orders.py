@@ -95,7 +95,7 @@ def assemble(
                 allowed = _allowed(bag, given, ends, special, attempt)
             if not allowed.tokens:
                 continue
-            start = _start(allowed, special, bag.placed, generator)
+            start = _start(allowed, special, bag.placed, padding, generator)
             if relaxed is not None and attempt % 4 in (2, 3):
                 start = relaxed(allowed, bag.placed)
             elif attempt < 2 and bag.placed:
@@ -214,9 +214,16 @@ def _unknown(start: Tensor, placed: Mapping[int, int], padding: int) -> Tensor:
 
 
 def _start(
-    allowed: Candidates, special: Tensor, placed: Mapping[int, int], generator: torch.Generator
+    allowed: Candidates,
+    special: Tensor,
+    placed: Mapping[int, int],
+    padding: int,
+    generator: torch.Generator,
 ) -> Tensor:
-    """Return what is placed; else draw, special tokens only at the end or where nothing else is."""
+    """Return what is placed; else draw, special tokens only at the end or where nothing else is.
+
+    A position without candidates is padding inside a text.
+    """
     chosen = []
     for position, tokens in enumerate(allowed.tokens):
         if position in placed:
@@ -226,6 +233,7 @@ def _start(
         last = position == len(allowed.tokens) - 1
         wanted = tokens[ending if last and bool(ending.any()) else ~ending]
         pool = wanted if len(wanted) else tokens
+        pool = pool if len(pool) else torch.tensor([padding])
         chosen.append(pool[torch.randint(len(pool), (1,), generator=generator)][0])
     return torch.stack(chosen)
 

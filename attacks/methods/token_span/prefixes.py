@@ -35,6 +35,8 @@ class Prefixes:
     ----------
     ids
         Token ids of the prefixes, int64 ``(N, T)``; at first the empty one.
+    features
+        What enters the modules at the last token of each prefix, ``(N, width)`` for each.
     """
 
     def __init__(self, model: nn.Module, modules: Sequence[str]) -> None:
@@ -42,6 +44,7 @@ class Prefixes:
         self.ids = torch.empty(1, 0, dtype=torch.int64)
         self._cached = _takes_keys(model, self.modules)
         self._keys: Any = None
+        self.features: list[Tensor] = []
 
     def followed_by(self, tokens: Tensor) -> Iterator[list[Tensor]]:
         """Yield what enters the modules at the last token of each prefix with each token.
@@ -65,7 +68,10 @@ class Prefixes:
         """Keep prefixes ``parents``, each with one more token, both int64 ``(M,)``."""
         longer = torch.cat([self.ids[parents], tokens[:, None]], dim=1)
         if self._cached and len(parents):
-            _, self._keys = self._last(parents, tokens)
+            seen, self._keys = self._last(parents, tokens)
+        elif len(parents):
+            seen = inputs_of(self.model, self.modules, longer)
+        self.features = [seen[name][:, -1] for name in self.modules] if len(parents) else []
         self.ids = longer
 
     def _last(self, parents: Tensor, tokens: Tensor) -> tuple[dict[str, Tensor], Any]:

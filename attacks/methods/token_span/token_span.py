@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.token_span.following import follow
 from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.noise import deviations_of, rows_that_stand_out
 from bract.attacks.methods.token_span.orders import Ordered, assemble, at_places, with_all
 from bract.attacks.methods.token_span.peeling import without
 from bract.attacks.methods.token_span.places import places_of
@@ -36,6 +38,7 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.tags import infer_tags
+from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
@@ -47,12 +50,6 @@ _PROBE = 12
 
 _SECONDS = 120.0
 """Wall time of one trial where the budget names none."""
-
-_EPSILON = 2.0**-24
-"""Relative rounding of a float32 number, at most."""
-
-_OUTLYING = 8.0
-"""Median deviations above the median from which on a row is no noise: one in ten million is."""
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
@@ -178,7 +175,7 @@ class _Search:
         target = {n: v[trial].detach().cpu().float() for n, v in problem.target.items()}
         self.model = _with_parameters(problem.target_model.model, own)
         self.gradients = {name: value for name, value in target.items() if name in own}
-        self.deviations = _deviations(self.case, own)
+        self.deviations = deviations_of(self.case, own)
 
     @cached_property
     def stages(self) -> Stages:
@@ -216,6 +213,15 @@ class _Search:
                 continue
             return f"{name}.weight"
         return None
+
+    @cached_property
+    def output(self) -> str | None:
+        """Name of the output layer that shares the embedding; None if none does."""
+        if self.embedding is None:
+            return None
+        weight = self.model.get_parameter(self.embedding)
+        layers = [n for n, m in self.model.named_modules() if isinstance(m, nn.Linear)]
+        return next((n for n in layers if self.model.get_submodule(n).weight is weight), None)
 
     @cached_property
     def tokens(self) -> Tensor:
@@ -259,6 +265,8 @@ class _Search:
         layer, special = self.stages.local[0], torch.tensor(self.schema.special, dtype=torch.int64)
         if not self.stages.causal:
             return self._separated(count, special)
+        if self.output is not None and self._saturated():
+            return self._followed(self.output, count, special)
         apart = local_distances(self.model, layer, self.span, self.tokens, self.schema.length)
         given = candidates_of(apart, self.tokens, self.span.rank)
         checked = self._checked()
@@ -279,6 +287,38 @@ class _Search:
             return _apart(given, count)
         found = extend(self.model, checked, given, self.stop)
         return found or self._nearest(torch.cat(given.tokens).unique(), count, special)
+
+    def _saturated(self) -> bool:
+        """Whether later layers' gradients have as many dimensions as they can have.
+
+        A normalisation takes one of them.
+        """
+        if not self.stages.contextual:
+            return False
+        layer = self.stages.contextual[0]
+        try:
+            rank = self._span_of([layer]).rank
+        except BractError:
+            return True
+        return rank >= min(layer.rows(self.gradients[layer.name]).shape) - 1
+
+    def _followed(self, output: str, count: int, special: Tensor) -> list[Tensor]:
+        """Return the texts of a language model whose output layer shares the embedding."""
+        assert self.embedding is not None
+        rows = self.gradients[self.embedding][: self.schema.vocabulary]
+        tokens = tokens_of_tied_rows(rows)
+        given, length = self._given(), self.schema.length
+        at = [] if given is None else [i for i, here in enumerate(given.tokens) if len(here)]
+        return follow(
+            self.model,
+            output,
+            NextTokens(rows),
+            tokens[tokens != self.schema.padding],
+            length=min(max(at) + 2, length) if at else length,  # the last is no input
+            special=special,
+            count=count,
+            stop=self.stop,
+        )
 
     def _nearest(self, tokens: Tensor, count: int, special: Tensor) -> list[Tensor]:
         """Return texts of an update with more tokens than a later layer's gradient has rows.
@@ -444,7 +484,7 @@ class _Search:
 
     def _ends(self, given: Candidates) -> Tensor:
         """Return the lengths at which a special token may end a sequence, or the longest one."""
-        longest = next((i for i, t in enumerate(given.tokens) if not len(t)), len(given.tokens))
+        longest = max((i + 1 for i, t in enumerate(given.tokens) if len(t)), default=0)
         special = torch.tensor(self.schema.special or (-1,))
         ends = [
             i + 1
@@ -519,51 +559,6 @@ def _apart(given: Candidates, count: int) -> list[Tensor]:
         for row in range(count)
         if longest
     ]
-
-
-def _deviations(case: Case, own: Tensors) -> Tensors:
-    """Return the standard deviation of every coordinate of the target, as far as it is known.
-
-    That is declared noise, what the evidence trusts or bounds, and of FedAvg the rounding of
-    float32 weights, whose difference the update is.
-    """
-    evidence, declared = case.read or case.evidence, case.observation.declaration
-    deviation = getattr(evidence.likelihood, "deviation", None)
-    found = {}
-    for name, value in own.items():
-        if deviation:
-            found[name] = torch.full_like(value, float(deviation))
-        elif name in (evidence.weights or {}):
-            assert evidence.weights is not None
-            # A weight is 1 / (1 + (deviation / scale)^2) of one scale, which is not known.
-            weight = evidence.weights[name].double().cpu()
-            spread = (1.0 / weight - 1.0).clamp_min(0.0).sqrt()
-            found[name] = spread.clamp_min(_EPSILON).to(value.dtype)
-        elif name in (evidence.bounds or {}):
-            assert evidence.bounds is not None
-            bound = evidence.bounds[name].double().cpu() / 3.0**0.5
-            rounding = _EPSILON * float(evidence.target[name].abs().max())
-            if float(bound.max()) > rounding:
-                found[name] = bound.clamp_min(max(rounding, 1e-30)).to(value.dtype)
-        elif declared.algorithm != "fedsgd" and declared.lr:
-            steps = declared.lr * max(1, declared.local_steps or 1)
-            found[name] = _EPSILON / steps * value.abs().clamp_min(value.square().mean().sqrt())
-    return found
-
-
-def rows_that_stand_out(gradient: Tensor) -> Tensor:
-    """Return the rows ``(N, width)`` of a gradient that hold more than zeros, or than noise, int64.
-
-    Noise is known by itself: the norms of its rows are all alike, but for those of few tokens.
-    """
-    norms: Tensor = gradient.double().norm(dim=1)
-    middle = float(norms.median())
-    if middle == 0.0:
-        return (norms > 0.0).nonzero().flatten()
-    spread = float((norms - middle).abs().median())
-    alike = spread < 2.0 * middle / (2.0 * gradient.shape[1]) ** 0.5
-    found: Tensor = (norms > middle + _OUTLYING * spread).nonzero().flatten()
-    return found if alike else torch.arange(len(norms))
 
 
 def _with_parameters(model: nn.Module, own: Tensors) -> nn.Module:

@@ -8,11 +8,12 @@ from torch import Tensor
 from bract.attacks import Budget, attack
 from bract.attacks.methods.token_span import token_span
 from bract.attacks.methods.token_span.linking import bags_of
+from bract.attacks.methods.token_span.noise import rows_that_stand_out
 from bract.attacks.methods.token_span.orders import with_all
 from bract.attacks.methods.token_span.prefixes import Prefixes
 from bract.attacks.methods.token_span.span import separating, span_of
 from bract.attacks.methods.token_span.stages import inputs_of
-from bract.attacks.methods.token_span.token_span import TokenSpan, rows_that_stand_out
+from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
@@ -119,6 +120,16 @@ def test_texts_of_an_encoder_come_back_exactly(count: int) -> None:
     assert found(upload(ENCODER, ids), count) == wanted(ids)
 
 
+@pytest.mark.parametrize("where", ["inside", "before"])
+def test_an_encoders_texts_may_have_padding_before_their_end(where: str) -> None:
+    ids = texts(2, seed=1)
+    if where == "inside":
+        ids[0, 2] = SCHEMA.padding
+    else:
+        ids[0] = ids[0].roll(int((ids[0] == SCHEMA.padding).sum()))
+    assert found(upload(ENCODER, ids), 2) == wanted(ids)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_texts_of_a_classifying_decoder_come_back_exactly(count: int) -> None:
     ids = texts(count, seed=2)
@@ -168,6 +179,13 @@ def test_prefixes_compete_where_none_lies_in_a_later_layers_span(
     monkeypatch.setattr(token_span, "extend", lambda *_: [])
     ids = texts(2, seed=2)
     assert found(upload(DECODER, ids), 2) == wanted(ids)
+
+
+def test_texts_of_a_tied_language_model_are_read_where_they_fill_later_subspaces() -> None:
+    schema = replace(SCHEMA, vocabulary=1000, length=16, task="language-model")
+    ids = texts(8, seed=5, schema=schema)
+    assert int((ids != schema.padding).sum()) > 64
+    assert found(upload(DECODER, ids, schema=schema, classes=1), 8, schema) == wanted(ids)
 
 
 def test_texts_of_a_language_model_come_back_but_for_the_token_that_nothing_follows() -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks.solve.tied_rows import (
+    NextTokens,
     rows_of_other_sign,
     rows_of_other_size,
     softmax_share,
@@ -56,3 +57,18 @@ def test_a_token_that_is_predicted_everywhere_shows_by_its_size_alone() -> None:
 def test_a_higher_threshold_keeps_fewer_rows() -> None:
     few, many = (rows_of_other_size(gradient(), size=size).tolist() for size in (20.0, 2.0))
     assert set(few) < set(many)
+
+
+def test_a_next_token_scores_most_until_it_is_taken_out() -> None:
+    features = torch.linalg.qr(torch.randn(WIDTH, 3, generator=torch.Generator().manual_seed(0)))[0]
+    features, weight = features.T + 0.5, 0.25
+    slopes = torch.full((3, VOCABULARY), 1.0 / VOCABULARY)
+    slopes[torch.arange(3), torch.tensor(NEXT)] -= 1.0
+    following = NextTokens(weight * slopes.T @ features)
+    tokens = torch.arange(VOCABULARY)
+    scores = following.scores(features, tokens, weight=weight)
+    assert scores.argmax(dim=1).tolist() == list(NEXT)
+    following.remove(features[:1], torch.tensor(NEXT[:1]), weight=weight)
+    left = following.scores(features, tokens, weight=weight)
+    assert float(left[0, NEXT[0]]) < 0.5 * float(scores[0, NEXT[0]])
+    torch.testing.assert_close(left[1, NEXT[1]], scores[1, NEXT[1]])
