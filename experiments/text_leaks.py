@@ -101,6 +101,7 @@ def main() -> None:
     arguments = parser(__doc__, "resume")
     arguments.add_argument("--clients", type=int, default=3)
     arguments.add_argument("--split", default="score", choices=tuple(FIRST_SEED))
+    arguments.add_argument("--first", type=int, help="seed of the first client, else the split's")
     arguments.add_argument("--seconds", type=float, default=60.0, help="of an attack")
     arguments.add_argument("--model", help="only rows whose model's name holds this")
     arguments.add_argument("--panel", help="only rows of this panel")
@@ -112,6 +113,7 @@ def main() -> None:
         help="only what --resume holds, measured by older code too",
     )
     options = parse(arguments)
+    first = FIRST_SEED[options.split] if options.first is None else options.first
     done = Finished(options.resume, "experiments.text_leaks", keep_older=options.finished)
     rows: list[Row] = []
     for setting in standard_plan():
@@ -120,22 +122,23 @@ def main() -> None:
         own = (setting.panel, setting.data, setting.batch)
         if not wanted or any(g not in (None, o) for g, o in zip(given, own, strict=True)):
             continue
-        about = asdict(setting) | {"clients": options.clients}
+        about = asdict(setting) | {"clients": options.clients, "first": first}
         row = done.get(about)
         if row is None and not options.finished:
-            row = done.add(about, row_of(setting, options.clients, options.split, options.seconds))
+            made = row_of(setting, options.clients, options.split, first, options.seconds)
+            row = done.add(about, made)
         if row is not None:
             rows.append(note_row(row, COLUMNS))
     emit(rows, COLUMNS, as_json=options.json)
 
 
-def row_of(setting: Setting, clients: int, split: str, seconds: float) -> Row:
-    """Attack as many clients as asked for."""
+def row_of(setting: Setting, clients: int, split: str, first: int, seconds: float) -> Row:
+    """Attack as many clients as asked for, from the seed ``first`` on."""
     recall: list[float] = []
     exact, refused, spent, texts = 0, 0, 0.0, 0
     scores: dict[str, list[float]] = {name: [] for name in SCORES}
     nearest: list[float] = []
-    for seed in range(FIRST_SEED[split], FIRST_SEED[split] + clients):
+    for seed in range(first, first + clients):
         sent = send_texts(
             setting.data,
             setting.batch,
@@ -180,6 +183,7 @@ def row_of(setting: Setting, clients: int, split: str, seconds: float) -> Row:
         **asdict(setting),
         "tier": setting.tier,
         "clients": clients,
+        "first": first,
         "seconds": seconds,
         "refused": refused,
         "recall": mean(recall),

@@ -291,16 +291,17 @@ class _Search:
     def _saturated(self) -> bool:
         """Whether later layers' gradients have as many dimensions as they can have.
 
-        A normalisation takes one of them.
+        A normalisation takes one of them. Where the last values of one layer fall too slowly to
+        tell rounding from noise, the next layer tells.
         """
-        if not self.stages.contextual:
-            return False
-        layer = self.stages.contextual[0]
-        try:
-            rank = self._span_of([layer]).rank
-        except BractError:
-            return True
-        return rank >= min(layer.rows(self.gradients[layer.name]).shape) - 1
+        for layer in self.stages.contextual[:CONTEXTUAL]:
+            try:
+                span = self._span_of([layer])
+            except BractError:
+                return True
+            if span.clean:
+                return span.rank >= min(layer.rows(self.gradients[layer.name]).shape) - 1
+        return False
 
     def _followed(self, output: str, count: int, special: Tensor) -> list[Tensor]:
         """Return the texts of a language model whose output layer shares the embedding."""

@@ -188,6 +188,17 @@ def test_texts_of_a_tied_language_model_are_read_where_they_fill_later_subspaces
     assert found(upload(DECODER, ids, schema=schema, classes=1), 8, schema) == wanted(ids)
 
 
+def test_one_layer_whose_values_fall_slowly_does_not_hide_that_later_subspaces_are_full() -> None:
+    schema = replace(SCHEMA, vocabulary=1000, length=16, task="language-model")
+    ids = texts(8, seed=5, schema=schema)
+    seen = upload(DECODER, ids, schema=schema, classes=1)
+    name = "body.transformer.h.0.attn.c_proj.weight"
+    left, values, right = torch.linalg.svd(seen.update[name].double(), full_matrices=False)
+    values[-1] = values[-2] / 10.0
+    seen.update[name].copy_(left @ values.diag() @ right)
+    assert found(seen, 8, schema) == wanted(ids)
+
+
 def test_texts_of_a_language_model_come_back_but_for_the_token_that_nothing_follows() -> None:
     schema = replace(SCHEMA, task="language-model")
     ids = texts(3, seed=3, schema=schema)
