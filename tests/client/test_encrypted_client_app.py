@@ -73,7 +73,9 @@ class Watched(LoopbackGrid):
 
     def _answer(self, message: Message) -> Message:
         reply = super()._answer(message)
-        self.answers.append(reply)
+        # The strategy lets go of a reply's arrays once they are in the sum.
+        kept = Message(reply.content, reply_to=message) if reply.has_content() else reply
+        self.answers.append(kept)
         return reply
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Message
 from safetensors.torch import load_file
 
 import bract.client.app as client_app
@@ -29,7 +30,9 @@ class Listening(LoopbackGrid):
     def _answer(self, message: Any) -> Any:
         reply = super()._answer(message)
         if message.metadata.message_type == "train":
-            self.replies = [*getattr(self, "replies", []), reply]
+            # The strategy lets go of a reply's arrays once they are in the sum.
+            kept = Message(reply.content, reply_to=message)
+            self.replies = [*getattr(self, "replies", []), kept]
         return reply
 
 
