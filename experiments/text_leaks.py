@@ -8,8 +8,11 @@ language reference. ``recall`` is the share of a text's tokens that were recover
 of texts without any error, ``rare`` the share of tokens in fewer than one public text of a hundred
 (names and numbers), ``nearest_public`` the recall of the nearest of two thousand public texts.
 Texts of a refused upload count as nothing recovered. The attacker knows the defense where the tier
-is adaptive. No text and no network chose a setting: those were chosen on the split ``choose``.
-Seconds are the process' own, on one thread, an upload.
+is adaptive. Of the panel ``adapters`` the rounds up to ``round`` are joined; ``dimensions`` are
+those that the joined gradients of the first adapters span, ``inputs`` the distinct tokens at
+positions of the update: means over clients. ``present`` is the share of the update's distinct
+tokens that are in any returned text. No text and no network chose a setting: those were chosen on
+the split ``choose``. Seconds are the process' own, on one thread, an upload.
 """
 
 from __future__ import annotations
@@ -19,18 +22,24 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from torch import Tensor
+
 from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.attacks.methods.token_span.span import span_of_rounds
+from bract.attacks.methods.token_span.stages import find_stages
 from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.audit.questions.reconstruction.scores.text import TextScorer
+from bract.data.tokens import ids_of
+from bract.models import create_model
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import mean
-from experiments.harness.texts import FIRST_SEED, public_texts, send_texts
+from experiments.harness.texts import FIRST_SEED, SentTexts, public_texts, send_texts
 
 COLUMNS = (
     *("panel", "data", "model", "batch", "about", "tier", "clients", "refused", "recall"),
     *("exact", "precision", "rouge_1", "rouge_2", "rouge_l", "rare", "nearest_public"),
-    "cpu_seconds",
+    *("present", "round", "dimensions", "inputs", "cpu_seconds"),
 )
 SCORES = ("precision", "rouge_1", "rouge_2", "rouge_l", "rare")
 MINILM = "text-encoder(weights=minilm)"
@@ -39,12 +48,14 @@ GPT2 = "text-decoder(width=768,depth=4,heads=12)"
 SMALL = "text-decoder(width=256,depth=4,heads=4)"
 SMALL_LORA = "text-decoder(width=256,depth=4,heads=4,lora=8)"
 
+_PROBE = 12
+
 
 @dataclass(frozen=True)
 class Setting:
     """One row; ``training`` are keys of the configuration."""
 
-    panel: Literal["models", "defenses", "training", "tied"]
+    panel: Literal["models", "defenses", "training", "tied", "adapters"]
     model: str
     batch: int
     data: str = "notes"
@@ -90,6 +101,10 @@ def standard_plan() -> Iterator[Setting]:
             yield Setting("models", MINILM_LORA, batch, data, "second round", round=2)
             if data == "notes":
                 yield Setting("models", SMALL_LORA, batch, data, "second round", "words", round=2)
+    for last in (2, 3, 5, 9, 17):
+        about = "second round" if last == 2 else f"rounds 2 to {last}"
+        yield Setting("adapters", SMALL_LORA, 4, about=about, tokenizer="words", round=last)
+        yield Setting("adapters", MINILM_LORA, 4, about=about, round=last)
     for batch in (1, 4, 16):
         yield Setting("models", GPT2, batch)
     for batch in (4, 16):
@@ -138,6 +153,8 @@ def row_of(setting: Setting, clients: int, split: str, first: int, seconds: floa
     exact, refused, spent, texts = 0, 0, 0.0, 0
     scores: dict[str, list[float]] = {name: [] for name in SCORES}
     nearest: list[float] = []
+    bounds: list[tuple[int, int]] = []
+    present: list[float] = []
     for seed in range(first, first + clients):
         sent = send_texts(
             setting.data,
@@ -151,6 +168,8 @@ def row_of(setting: Setting, clients: int, split: str, first: int, seconds: floa
             defense=setting.defense or None,
             **setting.training,
         )
+        if setting.panel == "adapters":
+            bounds.append(bound_of(sent))
         references = public_texts(setting.data, setting.tokenizer, sent.schema)
         begun = time.process_time()
         (found,) = reconstruct(
@@ -167,10 +186,12 @@ def row_of(setting: Setting, clients: int, split: str, first: int, seconds: floa
         if not isinstance(found, Reconstruction):
             refused += 1
             note(found.reason)
+            present.append(0.0)
             recall += [0.0] * setting.batch
             for name in SCORES:
                 scores[name] += [0.0] * setting.batch
             continue
+        present.append(share_present(found.images, sent))
         scorer = TextScorer(sent.schema, references)
         scored = scorer.score(found.images, sent.truth)
         recall += [one.features or 0.0 for one in scored.rows]
@@ -188,11 +209,42 @@ def row_of(setting: Setting, clients: int, split: str, first: int, seconds: floa
         "refused": refused,
         "recall": mean(recall),
         "recall_least": min(recall),
+        "present": mean(present),
         "exact": exact / texts,
         **{name: mean(values) for name, values in scores.items()},
         "nearest_public": mean(nearest),
+        "dimensions": mean([float(found) for found, _ in bounds]) if bounds else None,
+        "inputs": mean([float(wanted) for _, wanted in bounds]) if bounds else None,
         "cpu_seconds": spent / clients,
     }
+
+
+def share_present(texts: Tensor, sent: SentTexts) -> float:
+    """Return the share of the update's distinct tokens that are in any of the texts."""
+    found, wanted = (
+        set(ids_of(part, sent.schema).flatten().tolist()) for part in (texts, sent.truth.images)
+    )
+    wanted = wanted - {sent.schema.padding}
+    return len(wanted & found) / len(wanted)
+
+
+def bound_of(sent: SentTexts) -> tuple[int, int]:
+    """Return the dimensions of the first adapters' joined gradients, and the distinct inputs.
+
+    With fewer dimensions than inputs the subspace holds no input whole.
+    """
+    schema, declared = sent.schema, sent.captured.declaration
+    network = create_model(
+        declared.model, classes=declared.classes, channels=schema.length, image_size=1, text=schema
+    ).eval()
+    names = list(sent.captured.parameters)
+    layers = find_stages(network, names, vocabulary=schema.vocabulary, length=_PROBE).local
+    gradients = [one.gradient() for one in (*sent.history, sent.captured)]
+    rows = [layer.rows(own[layer.name]) for layer in layers for own in gradients]
+    span = span_of_rounds([one / one.norm().clamp_min(1e-30) for one in rows])
+    ids = ids_of(sent.truth.images, schema)
+    inputs = {(t, at) for row in ids.tolist() for at, t in enumerate(row) if t != schema.padding}
+    return span.rank, len(inputs)
 
 
 if __name__ == "__main__":

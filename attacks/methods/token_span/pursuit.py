@@ -17,6 +17,9 @@ KEPT = 4096
 _EXPLAINED = 1e-3
 """Share of the subspace from which on what the chosen tokens leave of it is rounding."""
 
+_PAIRS = 1 << 15
+"""Tokens at positions that compete, by the same share."""
+
 _HELD = 1 << 27
 """Numbers of embeddings that are held in memory."""
 
@@ -49,7 +52,7 @@ def pursue(
     *,
     length: int,
     most: int,
-    one_each: bool,
+    each: int,
     stop: Callable[[], bool],
 ) -> Pursued:
     """Return tokens whose embeddings span a subspace that has fewer dimensions than tokens.
@@ -72,32 +75,42 @@ def pursue(
         Positions of a sequence.
     most
         Tokens to choose at most.
-    one_each
-        Whether a position holds a single token: one sequence in the update.
+    each
+        Tokens that a position holds at most: sequences in the update.
     """
     kept = _likely(model, layer, span, tokens, length)
-    atoms = embeddings(model, layer, kept, length)
+    atoms = embeddings(model, layer, kept, length).flatten(0, 1)
+    pairs = _share_inside(span, atoms).topk(min(_PAIRS, len(atoms))).indices
+    atoms, tokens_of, position_of = atoms[pairs], kept[pairs // length], pairs % length
     left = atoms.square().sum(dim=-1)
     rest, taken = span.basis, torch.empty(0, span.basis.shape[1], dtype=torch.float64)
-    open_pairs = torch.ones(len(kept), length, dtype=torch.bool)
-    chosen: list[tuple[int, int]] = []
+    open_pairs, free = torch.ones(len(atoms), dtype=torch.bool), [each] * length
+    chosen: list[int] = []
     while len(rest) and len(chosen) < most and bool(open_pairs.any()) and not stop():
         inside = (atoms @ rest.to(atoms.dtype).T).square().sum(dim=-1)
         share = torch.where(open_pairs, inside / left.clamp_min(1e-3 * left.max()), -1.0)
-        token, position = divmod(int(share.argmax()), length)
-        chosen.append((token, position))
-        open_pairs[token, position] = False
-        if one_each:
-            open_pairs[:, position] = False
-        atom = atoms[token, position].double()
+        best = int(share.argmax())
+        chosen.append(best)
+        open_pairs[best] = False
+        position = int(position_of[best])
+        free[position] -= 1
+        if not free[position]:
+            open_pairs[position_of == position] = False
+        atom = atoms[best].double()
         fresh = atom - taken.T @ (taken @ atom)
         fresh = fresh - taken.T @ (taken @ fresh)
         fresh = fresh / fresh.norm()
         taken = torch.cat([taken, fresh[None]])
         left = left - (atoms @ fresh.to(atoms.dtype)).square()
         rest = _outside(span.basis, taken)
-    pairs = torch.tensor(chosen, dtype=torch.int64).reshape(-1, 2)
-    return Pursued(kept[pairs[:, 0]], pairs[:, 1], len(rest))
+    order = torch.tensor(chosen, dtype=torch.int64)
+    return Pursued(tokens_of[order], position_of[order], len(rest))
+
+
+def _share_inside(span: Span, inputs: Tensor) -> Tensor:
+    """Return the share of the squared norm of inputs ``(..., width)`` in the subspace."""
+    inside = (inputs @ span.basis.to(inputs.dtype).T).square().sum(dim=-1)
+    return inside / inputs.square().sum(dim=-1).clamp_min(1e-30)
 
 
 def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: int) -> Tensor:
@@ -107,7 +120,7 @@ def _likely(model: nn.Module, layer: Layer, span: Span, tokens: Tensor, length: 
         return tokens
     shares = []
     for chunk in tokens.split(max(1, _AT_ONCE // length)):
-        shares.append(1.0 - span.distance(embeddings(model, layer, chunk, length)).amin(dim=1))
+        shares.append(_share_inside(span, embeddings(model, layer, chunk, length)).amax(dim=1))
     return tokens[torch.cat(shares).topk(most).indices]
 
 

@@ -19,8 +19,17 @@ _STEEP = 2.0
 _ROUNDING = 1e-8
 """Singular value, as a share of the largest, below which float32 gradients hold nothing."""
 
+_OF_ROUNDS = 1e-7
+"""The same for the joined gradients of an adapter over several rounds."""
+
 _APART = 5.0
 """Ratio of neighbouring distances from which on they separate tokens that are there from others."""
+
+
+_NOTHING_YET = (
+    "the gradient of the first linear layers is zero; of adapters it is until their second factor "
+    "has been trained"
+)
 
 
 @dataclass(frozen=True)
@@ -89,10 +98,7 @@ def span_of(
     known = [deviations[i] if i < len(deviations) else None for i in range(len(gradients))]
     pairs = [(g.double(), k) for g, k in zip(gradients, known, strict=True) if bool(g.any())]
     if not pairs:
-        raise BractError(
-            "the gradient of the first linear layers is zero; of adapters it is until their second "
-            "factor has been trained"
-        )
+        raise BractError(_NOTHING_YET)
     weighed = all(deviation is not None for _, deviation in pairs)
     if weighed:
         # The noise then has the deviation 1 in all of them.
@@ -125,6 +131,25 @@ def span_of(
         "the singular values of the first linear layers do not fall to rounding: noise, or at "
         f"least as many tokens as the {basis.shape[1]} dimensions of an embedding"
     )
+
+
+def span_of_rounds(gradients: Sequence[Tensor]) -> Span:
+    """Return the span of the rows of an adapter's gradients ``(ranks * rounds, width)``.
+
+    Adapters move little from round to round, so that each round's directions outside of the earlier
+    ones are fainter, without a gap, until float32 rounding covers them. All above rounding count.
+
+    Raises
+    ------
+    BractError
+        If all gradients are zero.
+    """
+    known = [g.double() for g in gradients if bool(g.any())]
+    if not known:
+        raise BractError(_NOTHING_YET)
+    joined = torch.cat([g / g.norm() for g in known])
+    _, values, basis = torch.linalg.svd(joined, full_matrices=False)
+    return Span(basis[values > _OF_ROUNDS * values[0]], float("inf"))
 
 
 def _standardised(gradient: Tensor, deviation: Tensor) -> Tensor:

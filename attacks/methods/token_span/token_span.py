@@ -29,7 +29,7 @@ from bract.attacks.methods.token_span.sequences import (
     grow,
     local_distances,
 )
-from bract.attacks.methods.token_span.span import Span, span_of
+from bract.attacks.methods.token_span.span import Span, span_of, span_of_rounds
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, find_stages
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
@@ -498,7 +498,7 @@ class _Search:
         """Return the texts of an adapter's gradient; of several texts, separated by slopes."""
         local, length = self.stages.local, self.schema.length
         rows = {layer: self._rows_of_rounds(layer) for layer in local}
-        span = span_of(list(rows.values()))
+        span = span_of_rounds(list(rows.values()))
         found = pursue(
             self.model,
             local[0],
@@ -506,7 +506,7 @@ class _Search:
             self.tokens,
             length=length,
             most=min(count * length + _SPARE, span.basis.shape[1] - 1),
-            one_each=count == 1,
+            each=count,
             stop=self.stop,
         )
         tokens, positions = found.tokens, found.positions

@@ -11,8 +11,9 @@ from bract.attacks.methods.token_span.linking import bags_of
 from bract.attacks.methods.token_span.noise import rows_that_stand_out
 from bract.attacks.methods.token_span.orders import with_all
 from bract.attacks.methods.token_span.prefixes import Prefixes
-from bract.attacks.methods.token_span.span import separating, span_of
-from bract.attacks.methods.token_span.stages import inputs_of
+from bract.attacks.methods.token_span.pursuit import embeddings, pursue
+from bract.attacks.methods.token_span.span import separating, span_of, span_of_rounds
+from bract.attacks.methods.token_span.stages import find_stages, inputs_of
 from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
@@ -217,6 +218,58 @@ def test_a_low_rank_adapter_gives_away_its_tokens_once_it_has_been_trained() -> 
     assert there <= set(row) and len(set(row) - there) <= 1
     with pytest.raises(BractError, match="adapters it is until"):
         found(upload(name, ids), 1)
+
+
+def test_directions_of_joined_rounds_count_down_to_rounding_whatever_gaps_they_have() -> None:
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(64, 10, generator=generator).double())[0].T
+    values = torch.tensor([1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 2e-8, 1e-8, 5e-9, 2e-9]).double()
+    found = span_of_rounds([values[:, None] * basis])
+    assert found.rank == 6
+    assert float(found.distance(basis[:6]).max()) < 1e-6
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_an_adapters_tokens_are_certain_once_rounds_span_as_many_dimensions(rounds: int) -> None:
+    name = "text-decoder(width=64, depth=1, heads=2, lora=8)"
+    seen = upload(name, texts(3, seed=4))
+    model = create_model(name, classes=3, channels=SCHEMA.length, image_size=1, text=SCHEMA).eval()
+    names = list(seen.parameters)
+    layer = find_stages(model, names, vocabulary=SCHEMA.vocabulary, length=8).local[0]
+    ids = texts(3, seed=4)
+    there = {(t, at) for row in ids.tolist() for at, t in enumerate(row) if t != SCHEMA.padding}
+    tokens = torch.arange(1, SCHEMA.vocabulary)
+    every = embeddings(model, layer, tokens, SCHEMA.length)
+    inputs = torch.stack([every[t - 1, at] for t, at in sorted(there)])
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(8, len(inputs), generator=generator) @ inputs for _ in range(rounds)]
+    found = pursue(
+        model,
+        layer,
+        span_of_rounds(gradients),
+        tokens,
+        length=SCHEMA.length,
+        most=len(there),
+        each=3,
+        stop=lambda: False,
+    )
+    chosen = set(zip(found.tokens.tolist(), found.positions.tolist(), strict=True))
+    certain = 8 * rounds >= len(there)
+    assert (chosen == there) is certain and (found.unexplained == 0) is certain
+
+
+def test_an_adapters_earlier_rounds_are_joined() -> None:
+    name = "text-decoder(width=64, depth=2, heads=2, lora=4)"
+    ids = texts(3, seed=6)
+    rounds = [replace(upload(name, ids, steps=1 + n), round=1 + n) for n in range(4)]
+    whole = set(ids.flatten().tolist())
+
+    def share(history: list[Observation]) -> float:
+        budget = Budget(max_images=3)
+        images = attack("token-span")(rounds[-1], budget=budget, history=history).images
+        return len(whole & set(ids_of(images, SCHEMA).flatten().tolist())) / len(whole)
+
+    assert share([]) + 0.2 < share(rounds[:-1])
 
 
 def test_frozen_parameters_are_no_part_of_the_update() -> None:
