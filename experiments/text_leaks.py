@@ -234,6 +234,7 @@ def bound_of(sent: SentTexts) -> tuple[int, int]:
     With fewer dimensions than inputs the subspace holds no input whole.
     """
     schema, declared = sent.schema, sent.captured.declaration
+    assert declared.model is not None and declared.classes is not None
     network = create_model(
         declared.model, classes=declared.classes, channels=schema.length, image_size=1, text=schema
     ).eval()
