@@ -10,6 +10,7 @@ from bract.attacks.problem.evidence import ADAPTIVE, Evidence, Known
 from bract.attacks.problem.likelihoods import GaussianLikelihood
 from bract.defenses.per_example import PerExample
 from bract.errors import BractError
+from bract.protocol.momentum import root_of_squares
 from bract.protocol.observation import Observation
 from bract.protocol.update import flatten
 
@@ -75,6 +76,4 @@ def _added_up(observation: Observation) -> float:
     p = observation.declaration
     if p.algorithm == "fedsgd" or not p.lr or not p.local_steps:
         return 1.0
-    m, steps = p.momentum or 0.0, p.local_steps
-    factors = [sum(m**k for k in range(steps - t)) for t in range(steps)]
-    return math.sqrt(sum(factor**2 for factor in factors)) / steps
+    return root_of_squares(p.momentum, p.local_steps) / p.local_steps

@@ -11,6 +11,7 @@ from bract.attacks.problem.client_model import ForwardModel, loss_gradient
 from bract.attacks.problem.epoch_orders import batch_of, steps_per_epoch
 from bract.attacks.problem.step_rules import RULES, is_linear
 from bract.attacks.problem.target_model import TargetModel
+from bract.protocol.momentum import mean_velocity, velocities
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
@@ -92,23 +93,21 @@ class TrainingPath(ForwardModel):
     @property
     def gain(self) -> float:
         """Mean direction of a constant gradient under SGD, as its multiple; 1 elsewhere."""
-        return sum(_velocities(self.steps, self.momentum)) / self.steps
+        return mean_velocity(self.momentum, self.steps)
 
     @property
     def share(self) -> float:
-        """Where the gradients are taken, as a share of the way: their mean place in the update."""
+        """Where the gradients are taken, as a share of the way: their mean place in the update.
+
+        Of more than `LISTED` steps it is that of so many; it nears 0.5.
+        """
         if not self.momentum:
             return 0.5
-        velocities = _velocities(self.steps, self.momentum)
-        way = list(accumulate(velocities))
+        each = velocities(self.momentum, self.steps)
+        way = list(accumulate(each))
         # The gradient of step k is in all later velocities: as often as the last ones reach back.
-        places = [(end - 0.5 * v) / way[-1] for end, v in zip(way, velocities, strict=True)]
-        return sum(p * c for p, c in zip(places, reversed(velocities), strict=True)) / way[-1]
-
-
-def _velocities(steps: int, momentum: float) -> list[float]:
-    """Velocities under a constant gradient of 1."""
-    return list(accumulate([1.0] * steps, lambda v, g: momentum * v + g))
+        places = [(end - 0.5 * v) / way[-1] for end, v in zip(way, each, strict=True)]
+        return sum(p * c for p, c in zip(places, reversed(each), strict=True)) / way[-1]
 
 
 def training_path(declaration: ClientDeclaration, images: int) -> TrainingPath:

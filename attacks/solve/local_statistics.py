@@ -21,10 +21,11 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.returned_buffers import impossible_statistics, observed_share
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.problem.training_path import MOVED
+from bract.protocol.momentum import LISTED, velocities
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
-MOST_STEPS = 10_000
+MOST_STEPS = LISTED
 """A client that counts more steps is not believed; the last hundred alone show anyway."""
 
 
@@ -225,8 +226,7 @@ def _trained(
 
 def _shares(steps: int, momentum: float) -> list[float]:
     """Share of the whole way at which each step begins, under a constant gradient."""
-    velocities = list(accumulate([1.0] * steps, lambda v, g: momentum * v + g))
-    way = [0.0, *accumulate(velocities)]
+    way = [0.0, *accumulate(velocities(momentum, steps))]
     return [part / way[-1] for part in way[:-1]]
 
 

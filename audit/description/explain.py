@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from bract.errors import BractError
 from bract.models.losses import drawn_labels, loss_of
+from bract.protocol.momentum import mean_velocity
 from bract.protocol.observation import ClientDeclaration, Observation
 from bract.protocol.update import Tensors
 
@@ -148,20 +149,13 @@ def simulate(
             objective.mean(client(inputs), wanted).backward()
             optimizer.step()
     momentum = p.momentum if p.optimizer == "sgd" else 0.0
-    scale = _along(steps, momentum) / _along(taken, momentum)
+    led, simulated = (k * mean_velocity(momentum, k) for k in (steps, taken))
+    scale = led / simulated
     return {
         name: (before[name] - value.detach()) * scale
         for name, value in client.named_parameters()
         if value.requires_grad and name in observation.update
     }
-
-
-def _along(steps: int, momentum: float) -> float:
-    """Return how far steps of one gradient lead, in single steps without momentum."""
-    if momentum >= 1.0:
-        return float(steps)
-    grown = momentum * (1.0 - momentum**steps) / (1.0 - momentum)
-    return (steps - grown) / (1.0 - momentum)
 
 
 def likeliest_optimizer(found: Mapping[str, Sequence[Explained]]) -> tuple[str, float]:

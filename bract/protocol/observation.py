@@ -23,6 +23,7 @@ from bract.files import append_line, readable_size, replacing, write_bytes
 from bract.locks import alone, reading
 from bract.names import check_name
 from bract.permissions import make_private_folder
+from bract.protocol.momentum import mean_velocity
 from bract.protocol.packing import SUFFIX, most_bytes, unpacked
 from bract.protocol.rounding import widened
 from bract.protocol.storing import (
@@ -460,8 +461,4 @@ def decayed(declaration: ClientDeclaration) -> float:
     p = declaration
     if not p.weight_decay or p.algorithm == "fedsgd" or p.optimizer != "sgd" or p.defenses:
         return 0.0
-    grown, total = 0.0, 0.0
-    for _ in range(p.local_steps or 1):
-        grown = p.momentum * grown + p.weight_decay
-        total += grown
-    return total / (p.local_steps or 1)
+    return p.weight_decay * mean_velocity(p.momentum, p.local_steps or 1)

@@ -100,3 +100,19 @@ def test_the_path_serves_long_undefended_training_by_simulated_optimizers_alone(
     assert forward(lr=None) == BatchGradient()
     assert forward(defenses=[{"name": "clipping", "max_norm": 1.0}]) == BatchGradient()
     assert open_case(seen, tier="oblivious", max_images=8, unroll=6).forward != TrainingPath()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_claim_of_a_billion_steps_costs_no_more_than_ten_thousand(
+    observe: Any, digits: Any, optimizer: str
+) -> None:
+    images, labels = digits[0][:2], digits[1][:2]
+    seen = observe(images, labels, steps=2, lr=0.001, momentum=0.9)
+    claimed = {"local_steps": 10**9, "weight_decay": 1e-4, "optimizer": optimizer}
+    seen = replace(seen, declaration=seen.declaration.updated(claimed))
+    forward = open_case(seen, tier="oblivious", max_images=2, unroll=4).forward
+    assert isinstance(forward, TrainingPath)
+    assert forward.share == pytest.approx(0.5, abs=2e-3)
+    assert forward.gain == pytest.approx(10.0 if optimizer == "sgd" else 1.0)
+    _, made = simulated(seen, forward, images, labels)
+    assert all(bool(value.isfinite().all()) for value in made.values())
