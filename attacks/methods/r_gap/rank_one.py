@@ -68,7 +68,10 @@ def logit_gradient_from_weights(
     if float(left[label]) > 0.0:
         left, right = -left, -right
     if not rest <= _APART:
-        raise BractError(f"the gradient of its last weights is not of one example ({rest:.0%} off)")
+        raise BractError(
+            "the gradient of its last weights is not of one example: off by "
+            f"{rest:.3g} of its length"
+        )
     part = weight @ right
     target = torch.zeros_like(bias)
     target[label] = 1.0
