@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from bract.data.spec import DataSpec
 from bract.models.losses import loss_of
 
-
 MOST = 256
 """Records that a model takes at once."""
 
