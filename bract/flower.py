@@ -120,6 +120,9 @@ LINK_RUNTIME = "flwr.superlink.servicer.runtime.runtime_handlers"
 NODE_RUNTIME = "flwr.supernode.servicer.runtime.runtime_handlers"
 """Module with what a SuperNode does for its ClientApps."""
 
+GRID = "flwr.superlink.grid.http_grid"
+"""Module in which a server app takes answers from the SuperLink."""
+
 DATE = "flwr.supercore.date"
 """Module in which Flower asks for the time."""
 
@@ -129,6 +132,8 @@ _REPLACED = {
     # Security: a site runs the one app that its operator installed, whatever bundle arrives.
     SUPERNODE: ("_pull_and_store_message", "_insert_message", "_push_messages", "time"),
     CLIENTAPP: ("install_from_fab", "get_load_client_app_fn"),
+    # Reliability: an answer that cannot be decoded is its site's error, and ends no run.
+    GRID: ("inflate_object_from_contents",),
     # Reliability: a clock that is set, or a laptop that slept, does not end a run.
     DATE: ("now",),
     # Reliability: a simulated client's process that was killed is started again.

@@ -7,7 +7,8 @@ that its operator installed, `bract.deploy.clock` has it count the seconds that 
 `bract.deploy.pace` has it notice sooner what happens. `bract.deploy.admission` has a SuperNode say
 why it is refused, `bract.deploy.transfers` decides how many connections it uses, and
 `bract.deploy.resuming` has it go on with an upload. By `bract.deploy.arriving` a SuperLink hands on
-answers that are whole.
+answers that are whole, and by `bract.deploy.untrusted` a server app outlives one that it cannot
+decode.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from bract.deploy import (
     sockets,
     timeline,
     transfers,
+    untrusted,
 )
 from bract.deploy.rules import check_version
 from bract.errors import BractError
@@ -94,6 +96,8 @@ def run(name: str) -> None:
     elif name == "flower-superlink":
         arriving.hand_on_whole_answers()
         sockets.allow_many_connections()
+    elif name == "flwr-serverapp":
+        untrusted.read_answers_as_untrusted()
     elif name == "flwr-clientapp":
         pinned.guard_clientapp()
     elif name == "flwr-simulation":

@@ -3,14 +3,22 @@
 Flower keeps every part of a message until the whole of it is read, and joins the parts of an array
 in a buffer that it copies: an app of a large model took three times the model's memory for each
 message. Under this rule the parts are joined into the array's own bytes, and refer to those.
+
+A part may come up many times in an array, as zeros do, so a message of a few kilobytes may claim
+terabytes: an array that does not fit into the free memory is refused.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Array
+
+from bract.errors import BractError
 
 
 def join_once() -> None:
@@ -24,6 +32,9 @@ def join_once() -> None:
         order: list[str] = []
         noted: Any = {part: _Noted(part, order) for part in parts}
         array = read(content, noted)
+        size = sum(len(parts[part].data) for part in order)
+        if size > (free := free_memory()):
+            raise BractError(f"an array of {size} bytes, and {free} are free; a part may repeat")
         array.data = b"".join(parts[part].data for part in order)
         whole, start = memoryview(array.data), 0
         for part in order:
@@ -33,6 +44,21 @@ def join_once() -> None:
         return array
 
     setattr(Array, "inflate", classmethod(inflate))  # noqa: B010
+
+
+def free_memory() -> int:
+    """Return the bytes that this process may still take, by its machine and by its container."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    free = int(found[1]) << 10 if found else sys.maxsize
+    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    return min(free, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else free
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 class _Noted:

@@ -9,6 +9,7 @@ class ErrorCode(IntEnum):
     """Codes of the errors with which a node answers a message."""
 
     APP_RAISED = 2
+    MESSAGE_UNAVAILABLE = 3
     NODE_UNAVAILABLE = 5
     MOD_FAILED_PRECONDITION = 6
     INVALID_BUNDLE = 7

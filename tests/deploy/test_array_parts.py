@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
+from bract.deploy import joining as joining_module
 from bract.deploy.joining import join_once
+from bract.errors import BractError
 
 
 @pytest.fixture
@@ -53,6 +55,18 @@ def test_a_part_that_is_lacking_is_refused_as_by_flower() -> None:
     children = dict(list((array.children or {}).items())[1:])
     with pytest.raises(ValueError, match="Unexpected set of `children`"):
         Array.inflate(array.deflate(), children)
+
+
+@pytest.mark.usefixtures("joining")
+def test_an_array_that_repeats_a_part_beyond_the_free_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    zeros = Array(np.zeros(6 << 20, dtype=np.float32))  # 25 MB in five parts, three alike
+    assert len(zeros.children or {}) == 3
+    assert joining_module.free_memory() > 1 << 20
+    monkeypatch.setattr(joining_module, "free_memory", lambda: 20_000_000)
+    with pytest.raises(BractError, match="an array of 25165952 bytes, and 20000000 are free"):
+        Array.inflate(zeros.deflate(), zeros.children)
 
 
 @pytest.mark.usefixtures("joining")

@@ -168,6 +168,23 @@ def test_a_large_part_is_sent_alone(together: Node, monkeypatch: pytest.MonkeyPa
     assert {part for _, _, part, _ in together.stored} == set(IDS)
 
 
+def test_a_request_is_copied_once_for_all_its_parts(
+    together: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = list[tuple[int, int]]()
+
+    def without_parts(request: Any) -> Any:
+        alone = copied(request)
+        sizes.append((request.ByteSize(), alone.ByteSize()))
+        return alone
+
+    copied = parts._without_parts
+    monkeypatch.setattr(parts, "_without_parts", without_parts)
+    assert together.push() == [True, True, True]
+    ((all_parts, common),) = sizes
+    assert common < 200 < 70_000 < all_parts
+
+
 def test_a_part_that_is_not_stored_is_reported(together: Node) -> None:
     together.full = IDS[0]
     assert together.push() == [True, True, False]
