@@ -96,28 +96,37 @@ def test_the_released_search_trains_a_generator_on_each_tensor_s_match(
     assert float(psnr(found.images, images)[0]) > 12
 
 
-def test_the_second_gradient_lies_downhill_where_the_radius_is_negative() -> None:
+class Keep(BatchedOptimizer):
+    """Keeps the gradient that it is given."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value, self.seen = value, torch.zeros(0)
+
+    def step(self, evaluate: Any, progress: float) -> None:
+        evaluate()
+        assert self.value.grad is not None
+        self.seen = self.value.grad.clone()
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        del state
+
+
+@pytest.mark.parametrize(("radius", "expected"), [(0.5, 2.5), (-0.5, 1.5)])
+def test_the_second_gradient_lies_downhill_where_the_radius_is_negative(
+    radius: float, expected: float
+) -> None:
     # f(x) = x^2 at 1: its gradient is 2 x, at 1 + r it is 2 (1 + r).
-    for radius, expected in ((0.5, 2.5), (-0.5, 1.5)):
-        x = torch.ones(1, 1, requires_grad=True)
-        seen: list[float] = []
+    x = torch.ones(1, 1, requires_grad=True)
 
-        class Keep(BatchedOptimizer):
-            def step(self, evaluate: Any, progress: float) -> None:
-                evaluate()
-                seen.append(float(x.grad))  # noqa: B023
+    def evaluate() -> torch.Tensor:
+        x.grad = None
+        loss = x.square().sum(dim=1)
+        loss.sum().backward()
+        return loss.detach()
 
-            def state(self) -> dict[str, Any]:
-                return {}
-
-            def restore(self, state: dict[str, Any]) -> None:
-                pass
-
-        def evaluate() -> torch.Tensor:
-            x.grad = None  # noqa: B023
-            loss = x.square().sum(dim=1)  # noqa: B023
-            loss.sum().backward()
-            return loss.detach()
-
-        FlatDescent(Keep(), {"x": x}, share=0.5, radius=radius).step(evaluate, 0.0)
-        assert seen == [expected]
+    inner = Keep(x)
+    FlatDescent(inner, {"x": x}, share=0.5, radius=radius).step(evaluate, 0.0)
+    assert inner.seen.item() == expected
