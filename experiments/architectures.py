@@ -1,19 +1,23 @@
-"""Which architectures leak in training mode: depth, width, shortcuts, order of normalisation.
+"""Which architectures leak in training mode: depth, width, shortcuts, normalisation, activation.
 
     OMP_NUM_THREADS=1 python -m experiments.architectures [--split choose] [--images 4] [--json]
 
 A map after Valadi et al. 2025 (arXiv 2508.19819), who find that a model that normalises by its
 batch leaks where it is shallow and wide, has shortcuts, and normalises before it convolves. Here it
 is drawn at a small scale: residual networks of three stages with 1 or 3 blocks each, on digits of
-16 pixels, one an upload. The map goes one change at a time from the model that they name as
-leaking, and ends with all changes at once. Attacks are `ig` without the statistics of the client's
-batch, `ig` with them, and `statistics`, at equal iterations, from one start, with inferred labels.
+16 pixels, one an upload, with ReLU and with sigmoids. The map goes one change at a time from the
+model that they name as leaking, and ends with all changes at once. The attack is `ig` with the
+statistics of the client's batch, from one start, with inferred labels. Beside the map stand
+controls, which tell whether the budget suffices: the first model where it normalises by running
+statistics, which the server sent, and the first model's twin with sigmoids.
 
 Rules, fixed before a row was scored: beside a guess (the mean image of the candidates, without an
 upload) a cell *leaks* where the 95 % interval of the mean difference in PSNR, over images and
-networks, is above 3 dB, *does not* where it is below 3 dB, and is *open* otherwise. Beside the
-first model a change *closes* the leak where the interval of the difference is below 0, *opens* it
-where it is above.
+networks, is above 3 dB, *does not* where it is below 3 dB, and is *open* otherwise. PSNR counts up
+to 40 dB: who has an image exactly has it. Beside the first model of the same activation and
+training a change *closes* the leak where the interval of the difference is below 0, *opens* it
+where it is above. What batch normalisation takes away (brightness and contrast) lowers PSNR though
+the image is there: the correlation with the original stands beside it and decides nothing.
 """
 
 import argparse
@@ -45,18 +49,23 @@ from experiments.harness.splits import first_seed
 from experiments.harness.uploads import fit, gradient_upload, network_for, plain_spec
 
 COLUMNS = (
-    *("model", "trained", "attack", "psnr", "psnr_low", "psnr_high", "ssim", "over_guess"),
+    *("model", "activation", "mode", "trained", "attack", "psnr", "psnr_low", "psnr_high", "ssim"),
+    *("correlation", "found", "over_guess"),
     *("over_guess_low", "over_guess_high", "verdict", "change", "change_low", "change_high"),
     *("effect", "accuracy", "cpu_seconds"),
 )
 LEAKS_DB = 3.0
 SIZE = 16
 SPEC = plain_spec((1, SIZE, SIZE))
-ITERATIONS = 150
+ITERATIONS = 400
+MOST_DB = 40.0
+FOUND_SSIM = 0.5
 STATES = ("fresh", "trained")
+ACTIVATIONS = ("relu", "sigmoid")
+MODES = ("train", "eval")
 ATTACKS: dict[str, Attacker] = {
-    "ig": IG(),
     "ig with statistics": IG(bn=BN_WEIGHT),
+    "ig": IG(),
     "statistics": Statistics(),
 }
 _STEPS, _BATCH, _LR = 100, 32, 2e-3
@@ -183,32 +192,48 @@ def residual(
     return ResidualNet(blocks, width, shortcut == "yes", order == "before", classes, activation)
 
 
+@dataclass(frozen=True)
+class Cell:
+    """What a row is of: a model of the map, how it is trained, and who attacks.
+
+    ``mode`` is that of normalisation: ``train`` by the batch, ``eval`` by running statistics.
+    """
+
+    architecture: Architecture
+    activation: str
+    mode: Literal["train", "eval"]
+    trained: bool
+    attack: str
+
+
 def main() -> None:
     """Attack every cell of the map; then print the table or JSON."""
     arguments = parser(__doc__, "split", "resume")
     arguments.add_argument("--images", type=int, default=4, help="of a cell, each on its network")
     arguments.add_argument("--iterations", type=int, default=ITERATIONS)
     arguments.add_argument("--state", nargs="+", default=STATES, choices=STATES, help="of models")
+    arguments.add_argument("--activation", nargs="+", default=ACTIVATIONS, choices=ACTIVATIONS)
+    arguments.add_argument("--attack", nargs="+", default=["ig with statistics"], choices=ATTACKS)
     options = parse(arguments)
     done = Finished(options.resume, "experiments.architectures")
-    rows = [
-        note_row(row, COLUMNS)
-        for state in options.state
-        for row in _rows_of(state == "trained", options, done)
-    ]
+    first: dict[tuple[object, ...], list[float]] = {}
+    rows = []
+    for cell in _cells(options):
+        about = [asdict(cell), repr(ATTACKS[cell.attack]), *_asked(options)]
+        row = done.get(about) or done.add(about, _attacked(cell, options))
+        key = (cell.activation, cell.mode, cell.trained, cell.attack)
+        reference = first.setdefault(key, row["psnr_each"])
+        rows.append(note_row(row | compared(row, reference), COLUMNS))
     emit(rows, COLUMNS, as_json=options.json)
 
 
-def _rows_of(trained: bool, options: argparse.Namespace, done: Finished) -> Iterator[Row]:
-    first: dict[str, list[float]] = {}
-    for architecture in MAP:
-        for name, using in ATTACKS.items():
-            about = [asdict(architecture), trained, name, repr(using), *_asked(options)]
-            row = done.get(about)
-            if row is None:
-                row = done.add(about, _attacked(architecture, trained, name, using, options))
-            reference = first.setdefault(name, row["psnr_each"])
-            yield row | compared(row, reference)
+def _cells(options: argparse.Namespace) -> Iterator[Cell]:
+    for state in options.state:
+        for activation in options.activation:
+            yield Cell(MAP[0], activation, "eval", state == "trained", "ig")
+            for architecture in MAP:
+                for name in options.attack:
+                    yield Cell(architecture, activation, "train", state == "trained", name)
 
 
 def _asked(options: argparse.Namespace) -> list[object]:
@@ -217,14 +242,15 @@ def _asked(options: argparse.Namespace) -> list[object]:
 
 def compared(row: Row, reference: list[float]) -> Row:
     """Return a cell's difference from a guess and from the first model, and the verdicts."""
-    over = [own - guess for own, guess in zip(row["psnr_each"], row["guess_each"], strict=True)]
+    known, first = ([min(db, MOST_DB) for db in each] for each in (row["psnr_each"], reference))
+    over = [own - guess for own, guess in zip(known, row["guess_each"], strict=True)]
     low, high = crossed_interval(over, range(len(over)), None) or (None, None)
     verdict = "open"
     if low is not None and high is not None:
         verdict = "leaks" if low > LEAKS_DB else "does not" if high < LEAKS_DB else "open"
-    apart = [own - other for own, other in zip(row["psnr_each"], reference, strict=True)]
+    apart = [own - other for own, other in zip(known, first, strict=True)]
     below, above = crossed_interval(apart, range(len(apart)), None) or (None, None)
-    effect = "open" if any(apart) else "reference"
+    effect = "open" if row["psnr_each"] is not reference else "reference"
     if below is not None and above is not None:
         effect = "closes" if above < 0.0 else "opens" if below > 0.0 else "open"
     return {
@@ -235,56 +261,62 @@ def compared(row: Row, reference: list[float]) -> Row:
     }
 
 
-def _attacked(
-    architecture: Architecture,
-    trained: bool,
-    name: str,
-    using: Attacker,
-    options: argparse.Namespace,
-) -> Row:
+def _attacked(cell: Cell, options: argparse.Namespace) -> Row:
     images = image_set("digits", options.images, options.split, size=SIZE)
-    first = first_seed(options.split)
+    model, first = cell.architecture.model, first_seed(options.split)
     seen: list[Observation] = []
     accuracies = []
     for number in range(options.images):
-        network, accuracy = _network(architecture.model, trained, first + number)
+        network, accuracy = _network(model, cell.activation, cell.trained, first + number)
         part = slice(number, number + 1)
         seen.append(
             gradient_upload(
-                network.train(),
+                network.train(cell.mode == "train"),
                 images.images[part],
                 images.labels[part],
                 spec=SPEC,
                 client=f"client-{number}",
-                model=architecture.model,
-                activation="relu",
+                model=model,
+                activation=cell.activation,
+                norm_mode=cell.mode,
             )
         )
         accuracies += [] if accuracy is None else [accuracy]
     begun = time.process_time()
     outcomes = reconstruct(
-        seen, using, budget=Budget(iterations=options.iterations), engine=Engine(device="cpu")
+        seen,
+        ATTACKS[cell.attack],
+        budget=Budget(iterations=options.iterations),
+        engine=Engine(device="cpu"),
     )
     spent = time.process_time() - begun
     guess = images.candidates.mean(dim=0, keepdim=True)
-    found, guessed = [], []
+    found, guessed, alike = [], [], []
     for number, outcome in enumerate(outcomes):
         if not isinstance(outcome, Reconstruction):
-            raise SystemExit(f"{architecture.model}: {outcome.reason}")
+            raise SystemExit(f"{model}: {outcome.reason}")
         part = slice(number, number + 1)
         truth = Truth(images.images[part], images.labels[part])
         found.append(score_images(outcome.images, truth, perceptual=False))
         guessed.append(score_images(guess, truth, perceptual=False))
+        both = torch.stack([images.images[number].flatten(), outcome.images.flatten()])
+        alike.append(float(torch.corrcoef(both)[0, 1].nan_to_num()))
     numbers = list(range(options.images))
+    ssim = of_score(found, "ssim")
     return {
-        "model": architecture.change,
-        "registered": architecture.model,
-        "trained": trained,
-        "attack": name,
+        "model": cell.architecture.change,
+        "registered": model,
+        "activation": cell.activation,
+        "mode": cell.mode,
+        "trained": cell.trained,
+        "attack": cell.attack,
         "iterations": options.iterations,
         "images": len(found),
         **columns("psnr", of_score(found, "psnr"), numbers, numbers),
-        "ssim": mean(of_score(found, "ssim")),
+        "ssim": mean(ssim),
+        "found": sum(value >= FOUND_SSIM for value in ssim),
+        "correlation": mean(alike),
+        "correlation_each": alike,
         "guess_each": of_score(guessed, "psnr"),
         "accuracy": mean(accuracies),
         "cpu_seconds": spent / len(found),
@@ -292,8 +324,10 @@ def _attacked(
 
 
 @cache
-def _network(model: str, trained: bool, seed: int) -> tuple[nn.Module, float | None]:
-    network = network_for(SPEC, model, seed, activation="relu")
+def _network(
+    model: str, activation: str, trained: bool, seed: int
+) -> tuple[nn.Module, float | None]:
+    network = network_for(SPEC, model, seed, activation=activation)
     if not trained:
         return network, None
     images, labels = training_images("digits")

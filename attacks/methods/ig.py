@@ -10,7 +10,7 @@ from bract.attacks.problem.objectives import Cosine, LayerWeighting, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.defaults import ModelDefault
-from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.descent import Outcome, Run, Search
 from bract.attacks.solve.matching import hard_labels, minimise, noise
 from bract.attacks.solve.optimizers import BatchedOptimizer, FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
@@ -91,10 +91,8 @@ class IG(Attack):
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""
         tv = self.for_model(problem.target_model.traits).tv or 0.0
-        start = noise(problem, *problem.image_shape)
-        known = hard_labels(problem) if self.labels == "infer" else None
-        logits = noise(problem, problem.image_shape[0], problem.classes)
-        search = PixelSearch(problem, start, known, logits)
+        search = self.searched(problem)
+        box = search.box if self.boxed and isinstance(search, PixelSearch) else None
         unknowns = problem.unknowns()
         optimizer = FirstOrder(
             search.variables | unknowns,
@@ -105,7 +103,7 @@ class IG(Attack):
                 signed=self.signed,
                 rates=dict.fromkeys(unknowns, self.unknowns_rate),
             ),
-            project=search.box if self.boxed else None,
+            project=box,
         )
         return minimise(
             self.matched(problem),
@@ -118,11 +116,18 @@ class IG(Attack):
             unknowns=unknowns,
         )
 
+    def searched(self, problem: Problem) -> Search:
+        """Return the images that are searched: pixels, from noise."""
+        start = noise(problem, *problem.image_shape)
+        known = hard_labels(problem) if self.labels == "infer" else None
+        logits = noise(problem, problem.image_shape[0], problem.classes)
+        return PixelSearch(problem, start, known, logits)
+
     def matched(self, problem: Problem) -> Problem:
         """Return the problem with the coordinates that are matched weighed."""
         return problem
 
-    def stepping(self, optimizer: BatchedOptimizer, search: PixelSearch) -> BatchedOptimizer:
+    def stepping(self, optimizer: BatchedOptimizer, search: Search) -> BatchedOptimizer:
         """Return the optimizer that takes the steps of ``optimizer``."""
         del search
         return optimizer

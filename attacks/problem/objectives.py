@@ -100,6 +100,37 @@ class SquaredPlusNorm:
 
 
 @dataclass(frozen=True)
+class EachTensor:
+    """Mean difference plus one minus the cosine of each tensor, summed (FedLeak's released code).
+
+    A tensor counts alike whatever its size.
+
+    Attributes
+    ----------
+    share
+        Of each tensor's coordinates, in (0, 1]: those where the *simulated* gradient is largest
+        are compared, chosen anew at every evaluation.
+    """
+
+    component: ClassVar[str] = "matching of each tensor"
+
+    share: float = 1.0
+
+    def __call__(self, simulated: Tensors, captured: Tensors, weights: Tensors | None) -> Tensor:
+        """Return ``sum_t mean |s_t - c_t| + 1 - cos(s_t, c_t)``; zeros have the cosine 0."""
+        terms = []
+        for name, value in simulated.items():
+            kept = _largest(value.detach(), self.share) if self.share < 1.0 else None
+            if weights is not None:
+                kept = weights[name] if kept is None else kept * weights[name]
+            s, c = (v if kept is None else v * kept for v in (value, captured[name]))
+            s, c = s.flatten(1), c.flatten(1)
+            norms = (s.square().sum(dim=1) * c.square().sum(dim=1)).clamp_min(1e-30).sqrt()
+            terms.append((s - c).abs().mean(dim=1) + 1.0 - (s * c).sum(dim=1) / norms)
+        return torch.stack(terms).sum(dim=0)
+
+
+@dataclass(frozen=True)
 class NoObjective:
     """Match nothing: what a prior makes without any gradient, the baseline of every table."""
 

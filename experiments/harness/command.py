@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import bract
 from bract.errors import BractError
 from experiments.harness.result import (
     ATTACKED,
@@ -21,12 +22,12 @@ from experiments.harness.result import (
     digest,
     versions,
 )
-from experiments.harness.splits import refuse_reopened
+from experiments.harness.splits import kind_of, open_release
 
 
 def _split(name: str) -> str:
     try:
-        refuse_reopened(name, Path(sys.argv[0]).stem, RESULTS)
+        kind_of(name)
     except BractError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return name
@@ -37,7 +38,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "type": _split,
         "default": "score",
         "help": "choose has other images and networks, on which settings are chosen; "
-        "'release VERSION' others again, which are scored once a version",
+        "'release VERSION' others again, which are scored once a version, with --json",
     },
     "seed": {"type": int, "default": 0, "help": "of the attacker"},
     "device": {"default": "cpu"},
@@ -49,7 +50,8 @@ SHARED: dict[str, dict[str, Any]] = {
 
 def parser(doc: str | None, *shared: str, picture: str | None = None) -> argparse.ArgumentParser:
     """Return a parser with ``--json``, options of `SHARED`, and ``--picture`` with its default."""
-    made = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    # The result reads the split off the command line, where its name must be whole.
+    made = argparse.ArgumentParser(description=(doc or "").splitlines()[0], allow_abbrev=False)
     made.add_argument("--json", action="store_true", help="print JSON alone on stdout")
     for name in shared:
         made.add_argument(f"--{name}", **SHARED[name])
@@ -64,10 +66,21 @@ def parser(doc: str | None, *shared: str, picture: str | None = None) -> argpars
 
 
 def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line; torch takes the threads of ``--threads``, one without it."""
+    """Parse the command line; torch takes the threads of ``--threads``, one without it.
+
+    A release's split is opened by it, and only by a command that writes a result.
+    """
     import torch
 
     options = made.parse_args()
+    split = getattr(options, "split", "score")
+    if kind_of(split) == "release":
+        if not options.json:
+            made.error(f"--split {split!r} is scored once, into a result: add --json")
+        try:
+            open_release(split, _name(), _command(), RESULTS, version=bract.__version__)
+        except BractError as error:
+            made.error(str(error))
     torch.set_num_threads(getattr(options, "threads", 1))
     return options
 
@@ -142,16 +155,32 @@ def emit(
     if not as_json:
         print_table(rows, columns)
         return
-    name = Path(sys.argv[0]).stem
+    name = _name()
     result = BenchmarkResult(
         experiment=name,
-        command=shlex.join(["python", "-m", f"experiments.{name}", *sys.argv[1:]]),
+        command=_command(),
+        split=_split_of(sys.argv[1:]),
         device=device_name(),
         versions=versions() | dict(more_versions or {}),
         code=digest(*PRODUCT, f"experiments.{name}"),
         rows=tuple(rows),
     )
     print(json.dumps(result.to_dict(), indent=1))
+
+
+def _name() -> str:
+    return Path(sys.argv[0]).stem
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", f"experiments.{_name()}", *sys.argv[1:]])
+
+
+def _split_of(arguments: Sequence[str]) -> str | None:
+    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    reader.add_argument("--split")
+    found: str | None = reader.parse_known_args(arguments)[0].split
+    return found
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:

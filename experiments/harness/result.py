@@ -82,7 +82,15 @@ class Result(VersionedRecord, Generic[R]):
 
 
 class BenchmarkResult(Result[Row]):
-    """A benchmark's rows, each a flat record of settings and figures."""
+    """A benchmark's rows, each a flat record of settings and figures.
+
+    Attributes
+    ----------
+    split
+        What the rows were scored on (`experiments.harness.splits`), where the command named it.
+    """
+
+    split: str | None = None
 
 
 def migrate(content: object) -> object:

@@ -1,5 +1,6 @@
 """The residual networks of the map, and its rules."""
 
+from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from bract.models import create_model
-from experiments.architectures import MAP, Architecture, ResidualNet, compared
+from experiments.architectures import MAP, Architecture, ResidualNet, _cells, compared
 
 
 def net(architecture: Architecture) -> ResidualNet:
@@ -54,3 +55,16 @@ def test_a_cell_leaks_and_a_change_closes_it_where_intervals_say_so() -> None:
     assert (closed["verdict"], closed["effect"]) == ("does not", "closes")
     wide = compared(row([5.0, 25.0, 8.0, 30.0]), first)
     assert (wide["verdict"], wide["effect"]) == ("open", "open")
+
+
+def test_an_exact_image_counts_forty_decibels() -> None:
+    exact = {"psnr_each": [90.0, 41.0, 60.0], "guess_each": [9.0, 10.0, 11.0]}
+    found = compared(exact, [40.0, 40.0, 40.0])
+    assert (found["over_guess"], found["change"], found["verdict"]) == (30.0, 0.0, "leaks")
+
+
+def test_controls_stand_beside_the_map_and_normalise_by_running_statistics() -> None:
+    options = Namespace(state=["fresh"], activation=["relu", "sigmoid"], attack=["ig"])
+    cells = list(_cells(options))
+    assert [c.activation for c in cells if c.mode == "eval"] == ["relu", "sigmoid"]
+    assert len(cells) == 2 + 2 * len(MAP)

@@ -1,17 +1,22 @@
 """What chooses an attack's setting shares neither image nor network with what scores it."""
 
+import argparse
 import itertools
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import bract
 from bract.errors import BractError
 from experiments import attacks
+from experiments.harness import command
 from experiments.harness.images import image_set
-from experiments.harness.splits import first_seed, refuse_reopened
+from experiments.harness.splits import OPENED, first_seed, open_release
 
 RELEASE = "release 0.2.0"
 
@@ -49,16 +54,55 @@ def test_the_split_of_a_release_names_the_version_that_opens_it() -> None:
             image_set("digits", 1, name)
 
 
+def opened(folder: Path, *options: str, experiment: str = "audit", split: str = RELEASE) -> None:
+    line = shlex.join(["python", "-m", f"experiments.{experiment}", "--split", split, *options])
+    open_release(split, experiment, line, folder, version="0.2.0")
+
+
 def test_a_release_scores_once(tmp_path: Path) -> None:
-    refuse_reopened(RELEASE, "audit", tmp_path)
-    command = f"python -m experiments.audit --split '{RELEASE}' --json"
-    content = {"experiment": "audit", "command": command}
+    content = {"experiment": "audit", "command": f"experiments.audit --split '{RELEASE}' --json"}
     (tmp_path / "audit-2-cores.json").write_text(json.dumps(content))
     with pytest.raises(BractError, match="opened once"):
-        refuse_reopened(RELEASE, "audit", tmp_path)
-    refuse_reopened(RELEASE, "bayes", tmp_path)
-    refuse_reopened("release 0.3.0", "audit", tmp_path)
-    refuse_reopened("score", "audit", tmp_path)
+        opened(tmp_path)
+    opened(tmp_path, experiment="bayes")
+    opened(tmp_path, split="score")
+
+
+def test_an_opening_stays_on_record_and_only_the_same_command_goes_on(tmp_path: Path) -> None:
+    opened(tmp_path, "--images", "8")
+    opened(tmp_path, "--images", "8")
+    with pytest.raises(BractError, match=rf"{OPENED}: audit was scored on the split"):
+        opened(tmp_path, "--images", "16")
+    (line,) = (tmp_path / OPENED).read_text().splitlines()
+    assert json.loads(line)["split"] == RELEASE
+
+
+def test_a_version_that_the_code_does_not_have_opens_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BractError, match=r"the code is version 0\.2\.0"):
+        opened(tmp_path, split="release 0.3.0")
+    assert not (tmp_path / OPENED).exists()
+
+
+def run(monkeypatch: Any, folder: Path, *options: str) -> argparse.Namespace:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/panel.py", *options])
+    monkeypatch.setattr(command, "RESULTS", folder)
+    monkeypatch.setattr(bract, "__version__", "0.2.0")
+    return command.parse(command.parser("A panel.", "split"))
+
+
+def test_a_command_opens_a_release_only_into_a_result_that_says_so(
+    monkeypatch: Any, tmp_path: Path, capsys: Any
+) -> None:
+    for wrong in (["--split", RELEASE], ["--spl", RELEASE, "--json"]):
+        with pytest.raises(SystemExit):
+            run(monkeypatch, tmp_path, *wrong)
+    assert not (tmp_path / OPENED).exists()
+    assert "add --json" in capsys.readouterr().err
+    run(monkeypatch, tmp_path, "--split", RELEASE, "--json")
+    assert json.loads((tmp_path / OPENED).read_text())["experiment"] == "panel"
+    monkeypatch.setattr(command, "digest", lambda *_: "0")
+    command.emit([{"psnr": 1.0}], ["psnr"], as_json=True)
+    assert json.loads(capsys.readouterr().out)["split"] == RELEASE
 
 
 def test_crops_of_one_picture_share_their_source() -> None:

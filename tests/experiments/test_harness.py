@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,10 @@ from experiments.harness.result import RESULTS, BenchmarkResult, committed, read
 from experiments.harness.uploads import gradient_upload, network_for, plain_spec, trained_upload
 from experiments.papers.results import COMMITTED, PaperResult
 
-COUNTS = {BenchmarkResult: RESULTS.glob("*.json"), PaperResult: COMMITTED.glob("*/*.json")}
+COUNTS: dict[type[Any], Iterator[Path]] = {
+    BenchmarkResult: RESULTS.glob("*.json"),
+    PaperResult: COMMITTED.glob("*/*.json"),
+}
 
 
 def test_kept_rows_of_other_code_are_measured_again(

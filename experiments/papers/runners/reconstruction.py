@@ -13,7 +13,12 @@ from torch import Tensor
 from bract.attacks import ATTACKS, Budget, Cosine, Objective, Reconstruction, Refusal
 from bract.attacks.base import Attacker
 from bract.attacks.methods.baselines import class_mean, random_image
-from bract.attacks.problem.objectives import RelativeError, SquaredError, SquaredPlusNorm
+from bract.attacks.problem.objectives import (
+    EachTensor,
+    RelativeError,
+    SquaredError,
+    SquaredPlusNorm,
+)
 from bract.attacks.problem.trained_prior import TrainedPrior
 from bract.audit.questions.reconstruction.scores.image import score_images
 from bract.errors import BractError
@@ -36,6 +41,8 @@ OBJECTIVES: dict[str, Objective] = {
     "mse and wd": SquaredPlusNorm(),
     "mse and cd": CosineAndSquared(),
     "relative": RelativeError(),
+    "each tensor": EachTensor(),
+    "each tensor, largest half": EachTensor(share=0.5),
 }
 BASELINES = ("class mean", "random image")
 

@@ -8,6 +8,8 @@ import torch
 
 from bract.attacks import IG, Budget, attack
 from bract.attacks.methods.fedleak import FedLeak
+from bract.attacks.problem.objectives import EachTensor
+from bract.attacks.solve.optimizers import BatchedOptimizer, FlatDescent
 from bract.audit.questions.reconstruction.scores.image import psnr
 from bract.errors import BractError
 
@@ -61,11 +63,70 @@ def test_a_digit_comes_back(observe: Any, tiny: Any) -> None:
         ({"share": 0.0}, "share is 0.0; expected a number above 0, at most 1"),
         ({"share": 1.5}, "share is 1.5; expected a number above 0, at most 1"),
         ({"flatness": -0.1}, "flatness is -0.1; expected a number above 0 or 0, at most 1"),
-        ({"radius": 0.0}, "radius is 0.0; expected a number above 0, at most 10"),
+        ({"radius": 0.0}, "radius is 0.0; expected a number from -10 to 10 that is not 0"),
         ({"radius": "far"}, "radius is 'far'; expected a number"),
         ({"parts": "rows"}, "parts is 'rows'; expected entries or layers"),
+        ({"search": "latent"}, "search is 'latent'; expected pixels or generator"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(BractError, match=message):
         FedLeak(**settings)
+
+
+def test_the_released_search_trains_a_generator_on_each_tensor_s_match(
+    observe: Any, tiny: Any
+) -> None:
+    released = FedLeak(
+        search="generator",
+        objective=EachTensor(0.5),
+        share=1.0,
+        flatness=0.3,
+        radius=-0.01,
+        lr=0.01,
+        schedule="cosine",
+        tv=1e-5,
+    )
+    images = torch.nn.functional.interpolate(tiny[0][:1], (8, 8))
+    seen = observe(images, tiny[1][:1], init="uniform")
+    found = released(seen, budget=Budget(iterations=60))
+    assert {"generator", "matching of each tensor", "gradient regularisation"} <= set(
+        found.components
+    )
+    assert float(psnr(found.images, images)[0]) > 12
+
+
+class Keep(BatchedOptimizer):
+    """Keeps the gradient that it is given."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value, self.seen = value, torch.zeros(0)
+
+    def step(self, evaluate: Any, progress: float) -> None:
+        evaluate()
+        assert self.value.grad is not None
+        self.seen = self.value.grad.clone()
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        del state
+
+
+@pytest.mark.parametrize(("radius", "expected"), [(0.5, 2.5), (-0.5, 1.5)])
+def test_the_second_gradient_lies_downhill_where_the_radius_is_negative(
+    radius: float, expected: float
+) -> None:
+    # f(x) = x^2 at 1: its gradient is 2 x, at 1 + r it is 2 (1 + r).
+    x = torch.ones(1, 1, requires_grad=True)
+
+    def evaluate() -> torch.Tensor:
+        x.grad = None
+        loss = x.square().sum(dim=1)
+        loss.sum().backward()
+        return loss.detach()
+
+    inner = Keep(x)
+    FlatDescent(inner, {"x": x}, share=0.5, radius=radius).step(evaluate, 0.0)
+    assert inner.seen.item() == expected

@@ -5,6 +5,7 @@ import torch
 
 from bract.attacks.problem.objectives import (
     Cosine,
+    EachTensor,
     NoObjective,
     RelativeError,
     SquaredError,
@@ -106,3 +107,16 @@ def test_a_partial_match_is_the_match_of_what_is_kept() -> None:
 
 def test_a_whole_share_weighs_nothing() -> None:
     assert partial_weights(CAPTURED, 1.0, "entries") is None
+
+
+def test_each_tensor_counts_alike_and_the_largest_simulated_half_can_stand_for_it() -> None:
+    simulated = {"a": torch.tensor([[3.0, 4.0, 0.0, 0.0]]), "b": torch.tensor([[1.0, 0.0]])}
+    captured = {"a": torch.tensor([[3.0, 4.0, 0.0, 12.0]]), "b": torch.tensor([[0.0, 1.0]])}
+    # a: mean difference 3, cosine 25 / (5 * 13); b: mean difference 1, cosine 0.
+    whole = EachTensor()(simulated, captured, None)
+    assert whole.item() == pytest.approx(3.0 + 1.0 - 25 / 65 + 1.0 + 1.0)
+    # The largest simulated halves agree in a, and hold one number of b, which is 0 there.
+    half = EachTensor(share=0.5)(simulated, captured, None)
+    assert half.item() == pytest.approx(0.0 + 0.5 + 1.0)
+    trusted = {"a": torch.tensor([[1.0, 1.0, 1.0, 0.0]]), "b": torch.zeros(1, 2)}
+    assert EachTensor()(simulated, captured, trusted).item() == pytest.approx(1.0)
