@@ -3,12 +3,17 @@
     git clone https://github.com/insait-institute/dager-gradient-inversion FOLDER   # at 4383e25
     OMP_NUM_THREADS=1 python -m experiments.dager_peer --code FOLDER [--resume FILE] [--json]
 
-Clients, models and scores are those of `experiments.text_leaks`, of decoders. DAGER's span checks
-and its filter of sequences run unchanged, with the thresholds and options of its own ``gpt2.sh``,
-and by its default tolerance of ranks as well as by that which its README names for long texts,
-``--rank_tol 1e-9``. The loop over positions of its ``attack.py``, which needs data sets and a
+Clients and scores are those of `experiments.text_leaks`. DAGER's span checks and its filters of
+sequences run unchanged, with the thresholds and options of its own ``gpt2.sh`` and ``bert.sh``, and
+once more by others of its own: of decoders the tolerance that its README names for long texts,
+``--rank_tol 1e-9``, of encoders those of its ``enc_feasibility.sh``, ``--rank_tol 1e-9
+--l1_span_thresh 1e-4``. The loop over positions of its ``attack.py``, which needs data sets and a
 device, is restated here. No text and no network chose a setting of either. Seconds are the process'
 own, on one thread, an upload.
+
+Where an encoder's tokens have too many orders to try all, DAGER draws ten million for each length
+of a text. Here the lengths share ``--seconds`` of the process, and its filter ends when they are
+over; ``orders`` are those that it tried, an upload.
 """
 
 from __future__ import annotations
@@ -21,14 +26,14 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, reconstruct
-from bract.attacks.methods.token_span.stages import inputs_of
+from bract.attacks.methods.token_span.stages import inputs_of, inputs_while
 from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.data.tokens import as_example
@@ -38,19 +43,26 @@ from experiments.harness.result import Row
 from experiments.harness.scores import mean
 from experiments.harness.texts import FIRST_SEED, SentTexts, public_texts, send_texts
 from experiments.harness.uploads import captured_network
-from experiments.text_leaks import SMALL
+from experiments.text_leaks import MINILM, SMALL
 
 COLUMNS = (
     *("tool", "rank_tol", "model", "batch", "clients", "refused", "recall", "exact", "precision"),
-    *("rouge_l", "cpu_seconds"),
+    *("rouge_l", "orders", "cpu_seconds"),
 )
-PLAN = ((SMALL, "words", 1), (SMALL, "words", 4), (SMALL, "words", 16))
-RANK_TOLERANCES = (None, 1e-9)
+BERT = "text-encoder(width=256,depth=4,heads=4)"
+PLAN = (
+    *((SMALL, "words", 1), (SMALL, "words", 4), (SMALL, "words", 16)),
+    *((BERT, "words", 1), (BERT, "words", 4), (MINILM, "minilm", 1), (MINILM, "minilm", 4)),
+)
 CUTOFF = 20
 """``rank_cutoff`` of its ``args_factory.py``."""
 
-Rebuild = Callable[[SentTexts, int], Tensor | None]
-"""Return the texts of an upload, as an input alike, or None where it is refused."""
+MOST_ORDERS = 10_000_000
+"""``maxC`` of its ``args_factory.py``."""
+
+Rebuild = Callable[[SentTexts, int], tuple[Tensor | None, int]]
+"""Return the texts of an upload, as an input alike, or None where it is refused; and how many
+orders of tokens were tried, 0 where that is not counted."""
 
 
 def main() -> None:
@@ -58,25 +70,30 @@ def main() -> None:
     made = parser(__doc__, "resume")
     made.add_argument("--code", type=Path, required=True, help="folder of DAGER's repository")
     made.add_argument("--clients", type=int, default=2)
-    made.add_argument("--seconds", type=float, default=300.0, help="of `token-span`, at most")
     made.add_argument(
-        "--most", type=int, default=20000, help="orders that its encoder filter tries"
+        "--seconds", type=float, default=300.0, help="of `token-span` and of DAGER's encoder filter"
     )
+    made.add_argument("--model", default="", help="only rows whose model's name holds this")
+    made.add_argument("--split", default="score", choices=tuple(FIRST_SEED))
     made.add_argument("--finished", action="store_true", help="only what --resume holds")
     options = parse(made)
     published = Published(options.code)
     done = Finished(options.resume, "experiments.dager_peer", keep_older=options.finished)
     rows: list[Row] = []
     for model, tokenizer, batch in PLAN:
-        tools: list[tuple[str, float | None, Rebuild]] = [
-            ("DAGER", tolerance, published.by(tolerance)) for tolerance in RANK_TOLERANCES
+        if options.model not in model:
+            continue
+        tools: list[tuple[str, float | None, float | None, Rebuild]] = [
+            ("DAGER", *settings, published.by(*settings, options.seconds))
+            for settings in settings_of(model)
         ]
-        tools.append(("bract", None, by_bract(options.seconds)))
-        for tool, tolerance, rebuild in tools:
+        tools.append(("bract", None, None, by_bract(options.seconds)))
+        for tool, tolerance, threshold, rebuild in tools:
             what: Row = {
                 **{
                     "tool": tool,
                     "rank_tol": tolerance,
+                    "l1_span_thresh": threshold,
                     "model": model,
                     "tokenizer": tokenizer,
                     "batch": batch,
@@ -85,26 +102,37 @@ def main() -> None:
             }
             row = done.get(what)
             if row is None and not options.finished:
-                row = done.add(what, row_of(what, rebuild, options.clients))
+                row = done.add(what, row_of(what, rebuild, options.clients, options.split))
             if row is not None:
                 rows.append(note_row(row, COLUMNS))
     emit(rows, COLUMNS, as_json=options.json)
 
 
-def row_of(what: Row, rebuild: Rebuild, clients: int) -> Row:
+def settings_of(model: str) -> tuple[tuple[float | None, float], ...]:
+    """Return DAGER's own tolerances of ranks, None its default, and thresholds of tokens."""
+    return (None, 1e-5), ((1e-9, 1e-5) if "decoder" in model else (1e-9, 1e-4))
+
+
+def row_of(what: Row, rebuild: Rebuild, clients: int, split: str) -> Row:
     """Attack as many clients as asked for, each with texts of its own."""
     batch = int(what["batch"])
     recall: list[float] = []
     precision: list[float] = []
     rouge: list[float] = []
-    exact, refused, spent = 0, 0, 0.0
-    for seed in range(FIRST_SEED["score"], FIRST_SEED["score"] + clients):
+    exact, refused, spent, orders = 0, 0, 0.0, 0
+    for seed in range(FIRST_SEED[split], FIRST_SEED[split] + clients):
         sent = send_texts(
-            "notes", batch, seed=seed, model=str(what["model"]), tokenizer=str(what["tokenizer"])
+            "notes",
+            batch,
+            seed=seed,
+            model=str(what["model"]),
+            tokenizer=str(what["tokenizer"]),
+            split=split,
         )
         begun = time.process_time()
-        found = rebuild(sent, seed)
+        found, tried = rebuild(sent, seed)
         spent += time.process_time() - begun
+        orders += tried
         if found is None:
             refused += 1
             recall, precision, rouge = (
@@ -124,6 +152,7 @@ def row_of(what: Row, rebuild: Rebuild, clients: int) -> Row:
         "exact": exact / (batch * clients),
         "precision": mean(precision),
         "rouge_l": mean(rouge),
+        "orders": orders / clients,
         "cpu_seconds": spent / clients,
     }
 
@@ -131,7 +160,7 @@ def row_of(what: Row, rebuild: Rebuild, clients: int) -> Row:
 def by_bract(seconds: float) -> Rebuild:
     """Return `token-span` with its own settings."""
 
-    def rebuild(sent: SentTexts, seed: int) -> Tensor | None:
+    def rebuild(sent: SentTexts, seed: int) -> tuple[Tensor | None, int]:
         (found,) = reconstruct(
             sent.captured,
             TokenSpan(seconds=seconds),
@@ -140,15 +169,15 @@ def by_bract(seconds: float) -> Rebuild:
             device="cpu",
         )
         if isinstance(found, Reconstruction):
-            return found.images
+            return found.images, 0
         note(found.reason)
-        return None
+        return None, 0
 
     return rebuild
 
 
 class Published:
-    """DAGER's functions for decoders, from a clone of its repository."""
+    """DAGER's functions, from a clone of its repository."""
 
     def __init__(self, code: Path) -> None:
         if not (code / "utils" / "filtering_decoder.py").is_file():
@@ -159,30 +188,36 @@ class Published:
         with _importing(code):
             self.functional = importlib.import_module("utils.functional")
             self.decoder = importlib.import_module("utils.filtering_decoder")
+            self.encoder = importlib.import_module("utils.filtering_encoder")
 
-    def by(self, tolerance: float | None) -> Rebuild:
-        """Return DAGER's attack by a tolerance of ranks; None is its default."""
-        return lambda sent, seed: self.rebuild(sent, seed, tolerance)
+    def by(self, tolerance: float | None, threshold: float, seconds: float) -> Rebuild:
+        """Return DAGER's attack by a tolerance of ranks and a threshold of tokens."""
+        return lambda sent, seed: self.rebuild(
+            sent, seed, tolerance, Options(len(sent.truth.labels), threshold, seconds)
+        )
 
-    def rebuild(self, sent: SentTexts, seed: int, tolerance: float | None = None) -> Tensor | None:
+    def rebuild(
+        self, sent: SentTexts, seed: int, tolerance: float | None, options: Options
+    ) -> tuple[Tensor | None, int]:
         """Run DAGER's code on an upload; return the texts, or None where it finds none."""
         torch.manual_seed(seed)
-        shown = Shown(sent)
-        batch = len(sent.truth.labels)
-        options = _options(batch)
+        shown = shown_of(sent)
         with (
             torch.no_grad(),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
         ):
             spans = self._spans(shown, tolerance)
-            found = self._sequences(shown, spans, options)
+            if isinstance(shown, ShownEncoder):
+                found = self._texts(shown, spans, options)
+            else:
+                found = self._sequences(shown, spans, options)
         if not found:
-            return None
-        ids = torch.full((batch, sent.schema.length), sent.schema.padding)
+            return None, shown.tried
+        ids = torch.full((options.batch_size, sent.schema.length), sent.schema.padding)
         for row, sequence in zip(ids, found, strict=False):
             row[: len(sequence)] = torch.tensor(sequence)
-        return as_example(ids, sent.schema)
+        return as_example(ids, sent.schema), shown.tried
 
     def _spans(self, shown: Shown, tolerance: float | None) -> list[Tensor]:
         """Decompose the gradients of the first two attention layers, at one rank for both.
@@ -193,9 +228,9 @@ class Published:
         rank = min(int(max(ranks)), shown.width - CUTOFF)
         return [self.functional.get_layer_decomp(one, B=rank)[1] for one in shown.gradients[:2]]
 
-    def _sequences(self, shown: Shown, spans: list[Tensor], options: Namespace) -> list[list[int]]:
-        """Filter tokens at each position, then sequences, the most certain first."""
-        ids = self._tokens(shown, spans[0], options)
+    def _sequences(self, shown: Shown, spans: list[Tensor], options: Options) -> list[list[int]]:
+        """Filter a decoder's tokens at each position, then sequences, the most certain first."""
+        ids = [ids for ids, _ in self._tokens(shown, spans[0], options)]
         if not ids:
             return []
         found, scores, others, their_scores = self.decoder.filter_decoder(
@@ -206,16 +241,54 @@ class Published:
             found, scores = found + [o for _, o in pairs], scores + [s for s, _ in pairs]
         return _distinct(found, scores, options)
 
-    def _tokens(self, shown: Shown, span: Tensor, options: Namespace) -> list[list[int]]:
-        """Return token ids at each position, as its ``filter_l1``."""
+    def _texts(self, shown: ShownEncoder, spans: list[Tensor], options: Options) -> list[list[int]]:
+        """Filter an encoder's tokens at each position, then orders up to each last token.
+
+        As its ``filter_l1`` and ``reconstruct``, with the heuristics of ``bert.sh``: so many tokens
+        a position as there are texts, and none that a certain text has there.
+        """
+        ids: list[list[int]] = []
+        ends: list[tuple[int, int]] = []
+        for place, (here, kinds) in enumerate(self._tokens(shown, spans[0], options)):
+            pairs = list(zip(here, kinds, strict=True))
+            ends += [(place, kind) for token, kind in pairs if token == shown.eos_token]
+            ids.append([token for token in here if token != shown.eos_token])
         found: list[list[int]] = []
+        scores: list[float] = []
+        for number, (length, kind) in enumerate(ends):
+            options.share(len(ends) - number)
+            pairs_of = list(zip(found, scores, strict=True))
+            certain = [text for text, score in pairs_of if score < options.l2_span_thresh]
+            others = [(t, score) for t, score in pairs_of if score >= options.l2_span_thresh]
+            texts, theirs = self.encoder.filter_encoder(
+                options,
+                shown,
+                spans[1],
+                length,
+                kind,
+                ids,
+                certain,
+                [text for text, _ in others],
+                [score for _, score in others],
+                options.batch_size,
+                options.batch_size,
+            )
+            found, scores = found + texts, scores + theirs
+        kept = [i for i, score in enumerate(scores) if score < float("inf")]
+        return _distinct([found[i] for i in kept], [scores[i] for i in kept], options)
+
+    def _tokens(
+        self, shown: Shown, span: Tensor, options: Options
+    ) -> list[tuple[list[int], list[int]]]:
+        """Return token ids at each position, and their types, as its ``filter_l1``."""
+        found = []
         for position in range(shown.length):
-            _, ids = self.functional.get_top_B_in_span(
-                span, shown.embeddings(position), options.batch_size, 1e-5, "l2"
+            _, ids, *types = self.functional.get_top_B_in_span(
+                span, shown.embeddings(position), options.batch_size, options.l1_span_thresh, "l2"
             )
             if not len(ids):
                 break
-            found.append(ids.tolist())
+            found.append((ids.tolist(), types[0].tolist() if types else [0] * len(ids)))
         return found
 
 
@@ -226,20 +299,56 @@ class Shown:
     ----------
     gradients
         Of the attention's first matrix in each layer, ``(outputs, inputs)``.
+    tried
+        Orders of tokens that a filter has tried so far.
     """
 
-    start_token = None
+    attention: ClassVar[str]
+    """End of the names of the attention's first matrices."""
+
+    start_token: int | None = None
     """A decoder of GPT-2's shape has no first token in its code."""
 
     def __init__(self, sent: SentTexts) -> None:
         self.network = captured_network(sent.captured)
         self.length, self.pad_token = sent.schema.length, sent.schema.padding
         names = [name for name, _ in self.network.named_modules()]
-        self.layers = [name for name in names if name.endswith("attn.c_attn")]
+        self.layers = [name for name in names if name.endswith(self.attention)]
         update = sent.captured.gradient()
-        self.gradients = [update[f"{name}.weight"].T.contiguous() for name in self.layers]
+        self.gradients = [self.rows(update[f"{name}.weight"]) for name in self.layers]
         self.width = self.gradients[0].shape[1]
+        self.tried = 0
         self._held = [m for m in self.network.modules() if isinstance(m, nn.Embedding)]
+
+    def rows(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as ``(outputs, inputs)``."""
+        return gradient
+
+    def embeddings(self, position: int) -> Tensor:
+        """Return what enters the first attention for each token, ``(1, V, ..., width)``."""
+        raise NotImplementedError
+
+    def has_rope(self) -> bool:
+        """Positions are embedded, not rotated."""
+        return False
+
+    def has_bos(self) -> bool:
+        """Whether every text begins with one token."""
+        return self.start_token is not None
+
+    def is_bert(self) -> bool:
+        """Whether tokens have types."""
+        return False
+
+
+class ShownDecoder(Shown):
+    """A model of GPT-2's shape."""
+
+    attention: ClassVar[str] = "attn.c_attn"
+
+    def rows(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as ``(outputs, inputs)``."""
+        return gradient.T.contiguous()
 
     def embeddings(self, position: int) -> Tensor:
         """Return what enters the first attention for each token, ``(1, V, width)``."""
@@ -252,32 +361,90 @@ class Shown:
         """Return what enters the second attention."""
         return [inputs_of(self.network, [self.layers[1]], sentences.long())[self.layers[1]]]
 
-    def has_rope(self) -> bool:
-        """Positions are embedded, not rotated."""
-        return False
 
-    def has_bos(self) -> bool:
-        """Whether every text begins with one token."""
-        return self.start_token is not None
+class ShownEncoder(Shown):
+    """A model of BERT's shape."""
+
+    attention: ClassVar[str] = "attention.self.query"
+
+    def __init__(self, sent: SentTexts) -> None:
+        super().__init__(sent)
+        # The special tokens are padding, unknown, and those that begin and end a text.
+        self.start_token, self.eos_token = sent.schema.special[-2:]
+
+    def is_bert(self) -> bool:
+        """Whether tokens have types."""
+        return True
+
+    def embeddings(self, position: int) -> Tensor:
+        """Return what enters the first attention for each token and type, ``(1, V, 2, width)``."""
+        words, positions, types = self._held
+        norm: Any = self.network.get_submodule("body.bert.embeddings.LayerNorm")
+        own = words.weight[:, None] + types.weight + positions.weight[position]
+        entering: Tensor = norm(own[None])
+        return entering.detach()
+
+    def get_layer_inputs(self, sentences: Tensor, types: Tensor) -> list[Tensor]:
+        """Return what enters the second attention."""
+        self.tried += len(sentences)
+        body: Any = self.network.get_submodule("body")
+        seen = inputs_while(
+            lambda: body(
+                input_ids=sentences,
+                token_type_ids=types,
+                attention_mask=torch.ones_like(sentences),
+            ),
+            self.network,
+            [self.layers[1]],
+            tuple(sentences.shape),
+        )
+        return [seen[self.layers[1]].clone()]
 
 
-def _options(batch: int) -> Namespace:
-    """Return the defaults of its ``args_factory.py`` and scripts."""
-    return Namespace(
-        pad="right",
-        device="cpu",
-        batch_size=batch,
-        parallel=1000,
-        n_layers=2,
-        dist_norm="l2",
-        l2_span_thresh=1e-3,
-        distinct_thresh=0.7,
-        reduce_incorrect=0,
-        defense_noise=None,
-    )
+def shown_of(sent: SentTexts) -> Shown:
+    """Return a client's model as DAGER's functions see theirs."""
+    encoder = (sent.captured.declaration.model or "").startswith("text-encoder")
+    return ShownEncoder(sent) if encoder else ShownDecoder(sent)
 
 
-def _distinct(found: list[list[int]], scores: list[float], options: Namespace) -> list[list[int]]:
+class Options(Namespace):
+    """The defaults of its ``args_factory.py`` and scripts."""
+
+    def __init__(self, batch: int, threshold: float, seconds: float) -> None:
+        super().__init__(
+            pad="right",
+            device="cpu",
+            batch_size=batch,
+            parallel=1000,
+            n_layers=2,
+            dist_norm="l2",
+            l1_span_thresh=threshold,
+            l2_span_thresh=1e-3,
+            distinct_thresh=0.7,
+            reduce_incorrect=0,
+            defense_noise=None,
+        )
+        self._seconds = seconds
+        self._end: float | None = None
+        self._until = 0.0
+
+    def share(self, lengths: int) -> None:
+        """Give the next of so many lengths an equal share of the seconds that are left.
+
+        They begin with the first length.
+        """
+        now = time.process_time()
+        if self._end is None:
+            self._end = now + self._seconds
+        self._until = now + (self._end - now) / lengths
+
+    @property
+    def maxC(self) -> int:  # noqa: N802
+        """Orders that its filter of encoders tries at most: none once the share is spent."""
+        return MOST_ORDERS if time.process_time() < self._until else 0
+
+
+def _distinct(found: list[list[int]], scores: list[float], options: Options) -> list[list[int]]:
     """Return those below its threshold, then the nearest that resemble none, to the batch's size.
 
     As the end of its ``reconstruct``, but that nothing is chosen by the truth.

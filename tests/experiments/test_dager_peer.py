@@ -9,17 +9,25 @@ import torch
 
 from bract.data.tokens import ids_of
 from bract.errors import BractError
-from experiments.dager_peer import Published, Shown, _distinct, _options
+from experiments.dager_peer import (
+    MOST_ORDERS,
+    Options,
+    Published,
+    ShownEncoder,
+    _distinct,
+    shown_of,
+)
 from experiments.harness.texts import send_texts
 
 pytest.importorskip("transformers")
 
 DECODER = "text-decoder(width=32,depth=2,heads=2)"
+ENCODER = "text-encoder(width=64,depth=3,heads=2)"
 
 
 def test_the_published_code_sees_the_embeddings_behind_the_gradient() -> None:
     sent = send_texts("notes", 1, seed=3, model=DECODER, tokenizer="words", split="choose")
-    shown = Shown(sent)
+    shown = shown_of(sent)
     (ids,) = ids_of(sent.truth.images, sent.schema)
     gradient = shown.gradients[0].double()
     _, values, basis = torch.linalg.svd(gradient, full_matrices=False)
@@ -32,9 +40,46 @@ def test_the_published_code_sees_the_embeddings_behind_the_gradient() -> None:
     assert second.shape == (1, sent.schema.length, 32)
 
 
+def test_the_published_code_sees_an_encoders_layers_as_the_client_ran_them() -> None:
+    sent = send_texts("notes", 1, seed=3, model=ENCODER, tokenizer="words", split="choose")
+    shown = shown_of(sent)
+    assert isinstance(shown, ShownEncoder) and shown.is_bert()
+    (ids,) = ids_of(sent.truth.images, sent.schema)
+    text = ids[: int((ids != shown.pad_token).sum())]
+    assert (text[0], text[-1]) == (shown.start_token, shown.eos_token)
+    inside = []
+    for gradient in shown.gradients:
+        _, values, basis = torch.linalg.svd(gradient.double(), full_matrices=False)
+        inside.append(basis[values > 1e-8 * values[0]].float())
+    for position in range(3):
+        entering = shown.embeddings(position)
+        assert entering.shape == (1, sent.schema.vocabulary, 2, 64)
+        given = entering[0, text[position], 0]
+        assert float((given - given @ inside[0].T @ inside[0]).norm() / given.norm()) < 0.02
+    (second,) = shown.get_layer_inputs(text[None], torch.zeros_like(text)[None])
+    outside = (second - second @ inside[1].T @ inside[1]).norm(dim=-1) / second.norm(dim=-1)
+    assert float(outside.max()) < 0.02 and shown.tried == 1
+
+
+def test_orders_of_an_encoder_end_with_the_share_of_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [5.0]
+    monkeypatch.setattr("experiments.dager_peer.time.process_time", lambda: now[0])
+    options = Options(4, 1e-5, 9.0)
+    options.share(3)
+    now[0] = 7.9
+    assert options.maxC == MOST_ORDERS
+    now[0] = 8.1
+    assert options.maxC == 0
+    options.share(2)
+    now[0] = 11.0
+    assert options.maxC == MOST_ORDERS
+
+
 def test_sequences_below_its_threshold_come_first_and_variants_once() -> None:
     found = [[1, 2, 3, 4], [5, 6, 7, 8], [5, 6, 7, 9], [1, 2, 3, 9]]
-    chosen = _distinct(found, [0.2, 1e-5, 0.3, 0.1], _options(3))
+    chosen = _distinct(found, [0.2, 1e-5, 0.3, 0.1], Options(3, 1e-5, 9.0))
     assert chosen == [[5, 6, 7, 8], [1, 2, 3, 9]]
 
 

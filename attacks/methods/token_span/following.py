@@ -47,12 +47,14 @@ def follow(
         Tokens of which one begins a text and one ends it; without any, all texts are ``length``
         long.
     count
-        Texts to return at most.
+        Texts to return at most; none where no score is a number, as of a model that overflows.
     """
     found: list[Tensor] = []
     while len(found) < count and not stop():
         weight = 1.0 / (count * (length - 1))
         text = _likeliest(model, output, following, tokens, length, special, weight)
+        if len(text) < 2:
+            break
         features = inputs_of(model, [output], text[None])[output][0, :-1]
         following.remove(features, text[1:], weight=1.0 / (count * (len(text) - 1)))
         found.append(text)
@@ -68,9 +70,14 @@ def _likeliest(
     special: Tensor,
     weight: float,
 ) -> Tensor:
-    """Return the text with the largest mean score of its next tokens, by a beam of prefixes."""
+    """Return the text with the largest mean score of its next tokens, by a beam of prefixes.
+
+    Where no score is a number it has one token or none.
+    """
     begins = tokens[torch.isin(tokens, special)]
     begins = begins if len(begins) else tokens
+    if not len(begins):
+        return begins
     grown = Prefixes(model, [output])
     grown.keep(torch.zeros(len(begins), dtype=torch.int64), begins)
     totals = torch.zeros(len(begins))

@@ -93,7 +93,8 @@ def find_stages(
     Raises
     ------
     BractError
-        If no trained linear layer sees single tokens, or texts have fewer than 3.
+        If no trained linear layer sees single tokens, if what it sees is no finite number, or if
+        texts have fewer than 3 tokens.
     """
     if length < _SHORTEST:
         raise BractError(f"texts have {length} tokens, expected {_SHORTEST} or more")
@@ -127,6 +128,11 @@ def find_stages(
             "be separated; train or adapt the first attention layer, or take another attack"
         )
     first = plain[local[0].module]
+    if not bool(first.isfinite().all()):
+        raise BractError(
+            f"{local[0].name}: what enters this layer is no finite number with the captured "
+            "parameters; capture the client again, or check its training"
+        )
     shared = [
         layer
         for layer in local

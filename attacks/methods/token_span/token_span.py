@@ -181,9 +181,11 @@ class _Search:
     def stages(self) -> Stages:
         """Layers by what enters them."""
         length = min(_PROBE, self.schema.length)
-        return find_stages(
-            self.model, list(self.gradients), vocabulary=self.schema.vocabulary, length=length
-        )
+        names, vocabulary = list(self.gradients), self.schema.vocabulary
+        try:
+            return find_stages(self.model, names, vocabulary=vocabulary, length=length)
+        except BractError as error:
+            raise BractError(f"{self.key}: {error}") from None
 
     @cached_property
     def span(self) -> Span:
@@ -308,13 +310,20 @@ class _Search:
         assert self.embedding is not None
         rows = self.gradients[self.embedding][: self.schema.vocabulary]
         tokens = tokens_of_tied_rows(rows)
+        tokens = tokens[tokens != self.schema.padding]
+        if not len(tokens):
+            raise BractError(
+                f"{self.key}: no row of the gradient of {self.embedding}, which the output layer "
+                "shares, stands out from the others, so no token is known: noise, a defense, or "
+                "no text"
+            )
         given, length = self._given(), self.schema.length
         at = [] if given is None else [i for i, here in enumerate(given.tokens) if len(here)]
         return follow(
             self.model,
             output,
             NextTokens(rows),
-            tokens[tokens != self.schema.padding],
+            tokens,
             length=min(max(at) + 2, length) if at else length,  # the last is no input
             special=special,
             count=count,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bract.attacks import Budget, attack
 from bract.attacks.methods.token_span import token_span
+from bract.attacks.methods.token_span.following import follow
 from bract.attacks.methods.token_span.linking import bags_of
 from bract.attacks.methods.token_span.noise import rows_that_stand_out
 from bract.attacks.methods.token_span.orders import with_all
@@ -15,6 +16,7 @@ from bract.attacks.methods.token_span.pursuit import embeddings, pursue
 from bract.attacks.methods.token_span.span import separating, span_of, span_of_rounds
 from bract.attacks.methods.token_span.stages import find_stages, inputs_of
 from bract.attacks.methods.token_span.token_span import TokenSpan
+from bract.attacks.solve.tied_rows import NextTokens
 from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
@@ -207,6 +209,46 @@ def test_texts_of_a_language_model_come_back_but_for_the_token_that_nothing_foll
     cut = ids.clone()
     cut[torch.arange(3), (ids != 0).sum(dim=1) - 1] = 0
     assert back == wanted(cut)
+
+
+@pytest.mark.parametrize("rows", ["zero", "equal", "padding alone"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_of_a_tied_embedding_that_name_no_token_are_refused(rows: str, count: int) -> None:
+    schema = replace(SCHEMA, task="language-model")
+    seen = upload(DECODER, texts(2, seed=3, schema=schema), schema=schema, classes=1)
+    generator = torch.Generator().manual_seed(0)
+    noise = {n: torch.randn(v.shape, generator=generator) for n, v in seen.update.items()}
+    tied = noise["body.transformer.wte.weight"]
+    tied.fill_(1.0 if rows == "equal" else 0.0)
+    if rows == "padding alone":
+        tied[schema.padding] = 1.0
+    with pytest.raises(BractError, match="a: no row of the gradient of body.transformer.wte"):
+        found(replace(seen, update=noise), count, schema)
+
+
+def test_a_beam_without_a_number_ends_without_a_text() -> None:
+    schema = replace(SCHEMA, task="language-model")
+    model = create_model(DECODER, classes=1, channels=10, image_size=1, text=schema).eval()
+    rows = torch.full((schema.vocabulary, 64), torch.nan)
+    for tokens in (torch.arange(1, 9), torch.empty(0, dtype=torch.int64)):
+        got = follow(
+            model,
+            "body.lm_head",
+            NextTokens(rows),
+            tokens,
+            length=10,
+            special=torch.tensor([START, END]),
+            count=2,
+            stop=lambda: False,
+        )
+        assert got == []
+
+
+def test_parameters_that_overflow_are_refused() -> None:
+    seen = upload(DECODER, texts(1, seed=3))
+    parameters = {n: v * 1e38 if "wte" in n else v for n, v in seen.parameters.items()}
+    with pytest.raises(BractError, match="/a: .*: what enters this layer is no finite"):
+        found(replace(seen, parameters=parameters), 1)
 
 
 def test_a_low_rank_adapter_gives_away_its_tokens_once_it_has_been_trained() -> None:
