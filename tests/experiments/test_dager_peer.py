@@ -13,6 +13,7 @@ from experiments.dager_peer import (
     MOST_ORDERS,
     Options,
     Published,
+    ShownDecoder,
     ShownEncoder,
     _distinct,
     shown_of,
@@ -28,6 +29,7 @@ ENCODER = "text-encoder(width=64,depth=3,heads=2)"
 def test_the_published_code_sees_the_embeddings_behind_the_gradient() -> None:
     sent = send_texts("notes", 1, seed=3, model=DECODER, tokenizer="words", split="choose")
     shown = shown_of(sent)
+    assert isinstance(shown, ShownDecoder)
     (ids,) = ids_of(sent.truth.images, sent.schema)
     gradient = shown.gradients[0].double()
     _, values, basis = torch.linalg.svd(gradient, full_matrices=False)

@@ -222,7 +222,7 @@ def test_rows_of_a_tied_embedding_that_name_no_token_are_refused(rows: str, coun
     tied.fill_(1.0 if rows == "equal" else 0.0)
     if rows == "padding alone":
         tied[schema.padding] = 1.0
-    with pytest.raises(BractError, match="a: no row of the gradient of body.transformer.wte"):
+    with pytest.raises(BractError, match=r"a: no row of the gradient of body.transformer.wte"):
         found(replace(seen, update=noise), count, schema)
 
 
@@ -247,7 +247,7 @@ def test_a_beam_without_a_number_ends_without_a_text() -> None:
 def test_parameters_that_overflow_are_refused() -> None:
     seen = upload(DECODER, texts(1, seed=3))
     parameters = {n: v * 1e38 if "wte" in n else v for n, v in seen.parameters.items()}
-    with pytest.raises(BractError, match="/a: .*: what enters this layer is no finite"):
+    with pytest.raises(BractError, match=r"/a: .*: what enters this layer is no finite"):
         found(replace(seen, parameters=parameters), 1)
 
 
