@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
     from flwr.proto.message_pb2 import PullObjectRequest as PullObjectRequest
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError as ObjectPushError
+    from flwr.supercore.object_store import NoObjectInStoreError as NoObjectInStoreError
     from flwr.supercore.protobuf.client import ProtobufClient as ProtobufClient
     from flwr.supercore.run import RunNotRunningException as RunNotRunningException
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
@@ -71,6 +72,8 @@ NAMES = {
     "StopRunRequest": _CONTROL,
     "RegisterNodeRequest": _CONTROL,
     "UnregisterNodeRequest": _CONTROL,
+    # Security: an answer with too many parts is dropped as one whose parts are missing.
+    "NoObjectInStoreError": "flwr.supercore.object_store",
     # Speed: the parts of a message travel together.
     "PullObjectRequest": "flwr.proto.message_pb2",
     # Masked sums: Shamir shares of the masks' seeds (over GF(2^128), by PyCryptodome).
@@ -111,6 +114,12 @@ STATES = (
 )
 """Modules and classes in which a SuperLink keeps messages."""
 
+STORES = (
+    ("flwr.supercore.object_store.in_memory_object_store", "InMemoryObjectStore"),
+    ("flwr.supercore.object_store.sql_object_store", "SqlObjectStore"),
+)
+"""Modules and classes in which a SuperLink keeps the parts of messages."""
+
 FLEET = "flwr.superlink.servicer.fleet.fleet_handlers"
 """Module with what a SuperLink does for SuperNodes."""
 
@@ -143,6 +152,8 @@ _REPLACED = {
     OBJECTS: (*PULLS, "get_num_workers"),
     # Reliability: an answer whose upload takes long holds up no other.
     **{module: (name,) for module, name in STATES},
+    # Security: a site's list of parts keeps no SuperLink busy for hours.
+    **{module: (name,) for module, name in STORES},
     # Speed: parts of a message travel together, and a question is held until there is an answer.
     FLEET: ("pull_messages", "pull_object", "push_messages", "push_object"),
     LINK_RUNTIME: _RUNTIME,

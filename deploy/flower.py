@@ -7,8 +7,8 @@ that its operator installed, `bract.deploy.clock` has it count the seconds that 
 `bract.deploy.pace` has it notice sooner what happens. `bract.deploy.admission` has a SuperNode say
 why it is refused, `bract.deploy.transfers` decides how many connections it uses, and
 `bract.deploy.resuming` has it go on with an upload. By `bract.deploy.arriving` a SuperLink hands on
-answers that are whole, and by `bract.deploy.untrusted` a server app outlives one that it cannot
-decode.
+answers that are whole, and by `bract.deploy.trees` none whose list of parts grows without end; by
+`bract.deploy.untrusted` a server app outlives an answer that it cannot decode.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from bract.deploy import (
     sockets,
     timeline,
     transfers,
+    trees,
     untrusted,
 )
 from bract.deploy.rules import check_version
@@ -95,6 +96,7 @@ def run(name: str) -> None:
         sockets.intercept_requests(admission.Admission(), contact.Contact(), connections)
     elif name == "flower-superlink":
         arriving.hand_on_whole_answers()
+        trees.bound_object_trees()
         sockets.allow_many_connections()
     elif name == "flwr-serverapp":
         untrusted.read_answers_as_untrusted()
