@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,10 @@ _DEFICIENT = 1e-7
 """Singular values of tokens' features below this share of the largest are none."""
 
 
+_MOST_UNKNOWNS = 2000
+"""Tokens times tags up to which slopes of one sign are searched: seconds at that number."""
+
+
 def infer_tags(problem: Problem, texts: Tensor) -> Tensor:
     """Return the label of every token as rows ``(L, B, T * tags)``, zeros where it has none.
 
@@ -33,7 +39,9 @@ def infer_tags(problem: Problem, texts: Tensor) -> Tensor:
     independent, S is the one least-squares solution. Under the mean cross entropy of each text's
     labelled tokens, the slope at a token of label y and prediction p is a multiple of
     ``p - e_y``, the same for all labelled tokens of a text, and zero where there is no label: y is
-    the tag of the least slope.
+    the tag of the least slope. Of a gradient whose coordinates count by weights, as one that was
+    inverted out of a defense, slopes are also fitted to what counts, and those labels are taken
+    whose own gradient fits it best.
 
     Parameters
     ----------
@@ -62,10 +70,23 @@ def _of_trial(problem: Problem, trial: int, texts: Tensor) -> Tensor:
     if f"{name}.bias" in target:
         inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
         gradient = torch.cat([gradient, target[f"{name}.bias"][:, None]], dim=1)
-    slopes = _solved(inputs.double(), gradient, problem.cases[trial].observation.key, head)
-    every = torch.zeros(count * length, tags, dtype=torch.float64)
-    every[kept] = slopes
-    return _rows(every.view(count, length, tags), predicted).flatten(1)
+    inputs = inputs.double()
+    slopes = _solved(inputs, gradient, problem.cases[trial].observation.key, head)
+
+    def rows_of(slopes: Tensor) -> Tensor:
+        every = torch.zeros(count * length, tags, dtype=torch.float64)
+        every[kept] = slopes
+        return _rows(every.view(count, length, tags), predicted)
+
+    trust = _trust(problem, trial, name, gradient)
+    if trust is None:
+        return rows_of(slopes).flatten(1)
+    guesses = _guesses(inputs, gradient, trust, predicted.flatten(0, 1)[kept])
+    readings = [rows_of(own) for own in (slopes, *guesses)]
+    every = torch.zeros(count * length, inputs.shape[1], dtype=torch.float64)
+    every[kept] = inputs
+    at = every.view(count, length, -1)
+    return min(readings, key=lambda r: _misfit(r, predicted, at, gradient, trust)).flatten(1)
 
 
 def _output_layer(problem: Problem, tags: int, target: Tensors) -> tuple[str, nn.Linear]:
@@ -114,6 +135,76 @@ def _solved(inputs: Tensor, gradient: Tensor, key: str, head: nn.Linear) -> Tens
         )
     inverse: Tensor = torch.linalg.pinv(inputs.T, rtol=_DEFICIENT)
     return inverse @ gradient.T
+
+
+def _trust(problem: Problem, trial: int, name: str, gradient: Tensor) -> Tensor | None:
+    """Return the weights of the gradient's coordinates; None where all count alike."""
+    weights = problem.weights or {}
+    own = [
+        weights[n][trial].cpu().double() for n in (f"{name}.weight", f"{name}.bias") if n in weights
+    ]
+    if not own:
+        return None
+    return torch.cat([value.reshape(len(gradient), -1) for value in own], dim=1)
+
+
+def _guesses(
+    inputs: Tensor, gradient: Tensor, trust: Tensor, predicted: Tensor
+) -> Iterator[Tensor]:
+    """Yield slopes ``(N, tags)`` that fit the coordinates which count.
+
+    Beyond the inversion of a defense some coordinates are known and others are not. The first
+    slopes are each tag's least-squares solution over its own. They may be too few for that; the
+    second ones are ``(sum z) p - z`` with ``z >= 0``, as those of a cross entropy are.
+    """
+    root = trust.clamp_min(0.0).sqrt()
+    each = [
+        torch.linalg.pinv((inputs * r).T, rtol=_DEFICIENT) @ (r * g)
+        for r, g in zip(root, gradient, strict=True)
+    ]
+    yield torch.stack(each, dim=1)
+    count, tags = predicted.shape
+    if count * tags > _MOST_UNKNOWNS:
+        return
+    from scipy.optimize import nnls
+
+    outer = predicted[:, :, None] - torch.eye(tags, dtype=predicted.dtype)  # slope by z
+    used = [r > 0 for r in root]
+    equations = torch.cat(
+        [
+            ((inputs * r)[:, keep].T[:, :, None] * outer[:, k][None]).flatten(1)
+            for k, (r, keep) in enumerate(zip(root, used, strict=True))
+        ]
+    )
+    right = torch.cat([(r * g)[keep] for r, g, keep in zip(root, gradient, used, strict=True)])
+    try:
+        found, _ = nnls(equations.numpy(), right.numpy())
+    except RuntimeError:  # it did not converge
+        return
+    z = torch.from_numpy(np.asarray(found)).view(count, tags)
+    yield z.sum(dim=1, keepdim=True) * predicted - z
+
+
+def _misfit(
+    rows: Tensor, predicted: Tensor, inputs: Tensor, gradient: Tensor, trust: Tensor
+) -> float:
+    """Return how far labels are from the gradient, with one scale a text that fits best.
+
+    Parameters
+    ----------
+    rows, predicted
+        ``(B, T, tags)``.
+    inputs
+        ``(B, T, width)``, zero at padding.
+    gradient, trust
+        ``(tags, width)``.
+    """
+    slopes = (predicted - rows) * rows.sum(dim=-1, keepdim=True)
+    root = trust.clamp_min(0.0).sqrt()
+    each = (torch.einsum("btk,btd->bkd", slopes, inputs) * root).flatten(1).T
+    right = (gradient * root).flatten()[:, None]
+    scales = torch.linalg.pinv(each) @ right
+    return float((each @ scales - right).norm())
 
 
 def _rows(slopes: Tensor, predicted: Tensor) -> Tensor:

@@ -8,10 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.attacks import Budget, attack
+from bract.attacks.problem.case import open_case
+from bract.attacks.problem.problem import Problem
+from bract.attacks.solve.tags import infer_tags
 from bract.audit.questions.reconstruction.scores.text import TextScorer, tag_accuracy
 from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
-from bract.data.tokens import UNLABELLED, ids_of
+from bract.data.tokens import UNLABELLED, as_example, ids_of
 from bract.errors import BractError
 from bract.models import create_model
 from bract.models.initialise import initialise
@@ -153,3 +156,26 @@ def test_a_page_says_what_the_share_of_labels_is_of() -> None:
     assert any("at the token's place" in note for note in TextScorer(SCHEMA, None).notes())
     plain = replace(SCHEMA, task="classification", tags=0)
     assert not any("at the token's place" in note for note in TextScorer(plain, None).notes())
+
+
+def tags_of(problem: Problem, ids: Tensor) -> Tensor:
+    texts = torch.stack([as_example(row, SCHEMA) for row in ids])
+    rows = infer_tags(problem, texts[None].double())[0].unflatten(1, (SCHEMA.length, SCHEMA.tags))
+    return torch.where(rows.sum(dim=2) > 0, rows.argmax(dim=2), UNLABELLED)
+
+
+@pytest.mark.parametrize("known", [0.7, 0.1])
+def test_labels_are_read_off_the_coordinates_that_count(known: float) -> None:
+    """Of 65 coordinates a tag, 45 determine a text's slopes; 6 do with the signs of slopes."""
+    ids, labels = tagged(1, seed=5)
+    case = open_case(upload(ENCODER, ids, labels), tier="oblivious", max_images=1, unroll=1)
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    head = {n: v for n, v in problem.target.items() if v.shape[1] == SCHEMA.tags}
+    assert len(head) == 2  # weight and bias
+    draws = {n: torch.rand(v.shape, generator=generator) for n, v in head.items()}
+    counts = {n: (drawn < known).double() for n, drawn in draws.items()}
+    wrong = {n: torch.where(counts[n] > 0, v, 9.0 * v.flip(-1)) for n, v in head.items()}
+    spoilt = replace(problem, target=problem.target | wrong)
+    assert not torch.equal(tags_of(spoilt, ids), labels)
+    assert torch.equal(tags_of(replace(spoilt, weights=counts), ids), labels)
