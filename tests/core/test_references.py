@@ -31,6 +31,7 @@ IMPORTERS = {
     "deploy/pinned.py": "names in its source",
     "deploy/resuming.py": "names in its source",
     "deploy/rules.py": "names that bract's rules replace in Flower",
+    "deploy/trees.py": "names in its source",
 }
 """Modules that import by a computed name, and where that name comes from: never from a peer."""
 
