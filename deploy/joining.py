@@ -20,6 +20,9 @@ from flwr.app import Array
 
 from bract.errors import BractError
 
+CGROUP = "/sys/fs/cgroup"
+"""Folder of this process' container, where control groups are of version 2."""
+
 
 def join_once() -> None:
     """Have this process join the parts of arrays so; once, where it is asked twice."""
@@ -50,8 +53,12 @@ def free_memory() -> int:
     """Return the bytes that this process may still take, by its machine and by its container."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
     free = int(found[1]) << 10 if found else sys.maxsize
-    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    return min(free, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else free
+    limit, used = (_text(f"{CGROUP}/memory.{name}").strip() for name in ("max", "current"))
+    if not (limit.isdigit() and used.isdigit()):
+        return free
+    # What the kernel keeps of files counts as used, and is given back when it is needed.
+    kept = re.findall(r"^(?:in)?active_file (\d+)$", _text(f"{CGROUP}/memory.stat"), re.MULTILINE)
+    return min(free, int(limit) - int(used) + sum(int(size) for size in kept))
 
 
 def _text(path: str) -> str:

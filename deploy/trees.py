@@ -3,8 +3,8 @@
 A site names the objects of its answer as a tree, and Flower builds it anew from what each object
 was first said to hold. An object may be named again without what it holds, so that a short list
 grows by two at each of its levels, and by one level with each list: the SuperLink then builds it
-for hours with its store locked, or hands on what no process can parse. Beyond these bounds the
-answer is dropped, as Flower drops one whose objects are missing.
+with its store locked, for as long as the sender likes, or hands on what no process can parse.
+Beyond these bounds the answer is dropped, as Flower drops one whose objects are missing.
 """
 
 from __future__ import annotations

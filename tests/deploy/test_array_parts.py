@@ -1,5 +1,6 @@
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,3 +86,15 @@ def test_a_large_message_is_in_memory_once_and_its_largest_array_twice() -> None
     # Parts of one array and its bytes, beside what was joined: Flower's own takes the whole twice.
     assert most < 1.4 * size
     assert isinstance(found, ArrayRecord)
+
+
+def test_a_container_s_files_in_memory_count_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = {"max": "1000000", "current": "990000", "stat": "anon 9\nactive_file 100000\n"}
+    for name, text in written.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    with (tmp_path / "memory.stat").open("a") as stat:
+        stat.write("inactive_file 200000\nshmem 7\n")
+    monkeypatch.setattr(joining_module, "CGROUP", str(tmp_path))
+    assert joining_module.free_memory() == 1000000 - 990000 + 300000
