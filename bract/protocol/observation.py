@@ -135,14 +135,19 @@ class Observation:
         Raises
         ------
         BractError
-            If nothing plain was returned, tensors are missing, shapes differ, or a value that was
-            sent, or one of the update, is not finite. Returned buffers that are not are left out
-            by who reads them.
+            If nothing plain was returned, the momentum is not in [0, 1), tensors are missing,
+            shapes differ, or a value that was sent, or one of the update, is not finite. Returned
+            buffers that are not are left out by who reads them.
         """
         if self.ciphertexts and not self.update:
             raise BractError(
                 f"{self.key}: the update is encrypted ({self.declaration.encryption}); "
                 "no gradient attack applies"
+            )
+        if not 0.0 <= self.declaration.momentum < 1.0:
+            raise BractError(
+                f"{self.key}: declaration.momentum is {self.declaration.momentum:g}, expected 0 or "
+                "more and below 1; correct the capture's declaration"
             )
         missing = sorted(set(self.parameters) - set(self.update))
         if missing:

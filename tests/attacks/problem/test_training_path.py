@@ -9,6 +9,7 @@ from bract.attacks.problem.case import open_case
 from bract.attacks.problem.client_model import BatchGradient, loss_gradient
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.training_path import TrainingPath
+from bract.errors import BractError
 
 
 def simulated(seen: Any, forward: Any, images: Any, labels: Any) -> Any:
@@ -116,3 +117,13 @@ def test_a_claim_of_a_billion_steps_costs_no_more_than_ten_thousand(
     assert forward.gain == pytest.approx(10.0 if optimizer == "sgd" else 1.0)
     _, made = simulated(seen, forward, images, labels)
     assert all(bool(value.isfinite().all()) for value in made.values())
+
+
+@pytest.mark.parametrize("momentum", [1.0, 1e300, -0.5])
+def test_a_capture_of_no_possible_momentum_is_refused_by_name(
+    observe: Any, digits: Any, momentum: float
+) -> None:
+    seen = observe(digits[0][:1], digits[1][:1])
+    seen = replace(seen, declaration=seen.declaration.updated({"momentum": momentum}))
+    with pytest.raises(BractError, match=r"client-0: declaration\.momentum is"):
+        seen.check()
