@@ -119,7 +119,7 @@ def test_a_claim_of_a_billion_steps_costs_no_more_than_ten_thousand(
     assert all(bool(value.isfinite().all()) for value in made.values())
 
 
-@pytest.mark.parametrize("momentum", [1.0, 1e300, -0.5])
+@pytest.mark.parametrize("momentum", [1.0, 1e300])
 def test_a_capture_of_no_possible_momentum_is_refused_by_name(
     observe: Any, digits: Any, momentum: float
 ) -> None:
