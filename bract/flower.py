@@ -118,7 +118,8 @@ STORES = (
     ("flwr.supercore.object_store.in_memory_object_store", "InMemoryObjectStore"),
     ("flwr.supercore.object_store.sql_object_store", "SqlObjectStore"),
 )
-"""Modules and classes in which a SuperLink keeps the parts of messages."""
+"""Modules and classes in which a SuperLink keeps the parts of messages; a SuperNode has the first,
+in memory, and so has a SuperLink without a database."""
 
 FLEET = "flwr.superlink.servicer.fleet.fleet_handlers"
 """Module with what a SuperLink does for SuperNodes."""

@@ -8,7 +8,8 @@ that its operator installed, `bract.deploy.clock` has it count the seconds that 
 why it is refused, `bract.deploy.transfers` decides how many connections it uses, and
 `bract.deploy.resuming` has it go on with an upload. By `bract.deploy.arriving` a SuperLink hands on
 answers that are whole, and by `bract.deploy.trees` none whose list of parts grows without end; by
-`bract.deploy.untrusted` a server app outlives an answer that it cannot decode.
+`bract.deploy.parts_on_disk` it keeps large parts in files. By `bract.deploy.untrusted` a server app
+outlives an answer that it cannot decode.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from bract.deploy import (
     joining,
     pace,
     parts,
+    parts_on_disk,
     pinned,
     resuming,
     shim,
@@ -107,6 +109,7 @@ def run(name: str) -> None:
     if name in parts.HANDLERS:
         return_freed_memory()  # parts of large messages, up to 5 MiB each
         parts.serve_together(name)
+        parts_on_disk.keep_parts_on_disk()
         holding.hold_questions(name)
         expiry.watch_as_told()
     if name in _STARTERS:

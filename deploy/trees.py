@@ -26,14 +26,23 @@ DEEPEST = 20
 
 def bound_object_trees() -> None:
     """Have the stores of this SuperLink build no tree beyond `MOST` and `DEEPEST`."""
+    for store in stores():
+        bound(store)
+
+
+def stores() -> list[Any]:
+    """Return Flower's classes of stores for the parts of messages, that in memory first."""
+    found = []
     for module, name in STORES:
         store = getattr(importlib.import_module(module), name, None)
-        if not callable(getattr(store, "get_object_tree", None)):
-            raise BractError(
-                f"{module}.{name} of Flower {installed()} has no get_object_tree: a rule of bract "
-                "would not hold, so the process does not start"
-            )
-        bound(store)
+        for method in ("get", "get_object_tree", "put"):
+            if not callable(getattr(store, method, None)):
+                raise BractError(
+                    f"{module}.{name} of Flower {installed()} has no {method}: a rule of bract "
+                    "would not hold, so the process does not start"
+                )
+        found.append(store)
+    return found
 
 
 def bound(store: Any) -> None:

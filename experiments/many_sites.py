@@ -13,16 +13,17 @@ costs is in `experiments.site_memory`. Memory is the proportional share (PSS); p
 that of the process named, so it holds also where sites and server share cores, as they do here.
 Seconds a round are those of this machine, whose cores train all clients.
 
-``--late N`` stops what trains at N sites in a round that a quorum of nine tenths closes (``grace``
-2 s), lets it go on afterwards, and counts whose late updates were refused by name.
+``--late N`` has the first N sites that train in the second round wait until that round is over,
+which a quorum of nine tenths closes (``grace`` 2 s), and counts whose late updates were refused by
+name.
 ``--tls`` adds TLS and SuperNode authentication, as kits have. The row ``a site`` is a line through
 the rows by least squares: the cost of each further site.
 """
 
 import contextlib
 import json
+import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -37,10 +38,10 @@ from typing import Any
 
 import numpy as np
 import psutil
+from torch import nn
 
 from bract.cli.launch.launcher import SUPERLINK_PORT, SUPERNODE_PORT, Launch
 from bract.cli.launch.processes import Processes
-from bract.cli.launch.reaper import marked_processes
 from bract.cli.run import run_federation
 from bract.config import FederationConfig, build_config
 from bract.deploy import kit as kits
@@ -48,6 +49,7 @@ from bract.deploy import sockets
 from bract.deploy.flower import NODE_CONFIG, command_line
 from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.deploy.provisioning import provision
+from bract.models import create_model
 from bract.rundir import RunDirectory
 from experiments.harness.command import emit, note, parser
 from experiments.harness.network import Network, network
@@ -71,6 +73,10 @@ REST, WATCHED = 25.0, 30.0
 
 QUORUM, GRACE = 0.9, 2.0
 
+HELD, LATE, HOLDING = "MANY_SITES_HELD", "MANY_SITES_LATE", "holding"
+"""Environment variables with the folder and number of sites that are held back, and the file there
+that holds them; each makes a file too."""
+
 
 def main() -> None:
     """Measure at each number of sites, then print the table or JSON."""
@@ -78,12 +84,18 @@ def main() -> None:
     arguments.add_argument("--sites", type=int, nargs="+", default=[10, 25, 50, 100])
     arguments.add_argument("--a-round", type=int, default=20, help="sites that train in a round")
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--late", type=int, default=2, help="sites that are stopped in a round")
+    arguments.add_argument(
+        "--late", type=int, default=2, help="sites that are held back in a round"
+    )
     arguments.add_argument("--tls", action="store_true", help="TLS and SuperNode authentication")
     options = arguments.parse_args()
     numbers = sorted(options.sites)
     rows = []
-    with network() as joined, Fleet(joined, numbers[-1], tls=options.tls) as fleet:
+    with (
+        held_sites(options.late),
+        network() as joined,
+        Fleet(joined, numbers[-1], tls=options.tls) as fleet,
+    ):
         for number in numbers:
             about = {"row": "rounds", "sites": number, "tls": options.tls, "network": joined.kind}
             began = time.monotonic()
@@ -94,7 +106,7 @@ def main() -> None:
         if len(numbers) > 1:
             rows.append({"row": "a site", "tls": options.tls, **a_site(rows)})
         if options.late:
-            rows.append(about | {"row": "late"} | late_sites(fleet, options.a_round, options.late))
+            rows.append(about | {"row": "late"} | late_sites(fleet, options.a_round))
     emit(rows, COLUMNS, as_json=options.json)
 
 
@@ -153,22 +165,6 @@ class Fleet:
         """Return the process that was started under a name."""
         (found,) = [p.handle.pid for p in self.processes._running if p.name == name]
         return psutil.Process(found)
-
-    def working(self) -> dict[int, list[psutil.Process]]:
-        """Return by site, where a ClientApp runs, what starts and runs apps there."""
-        found: dict[int, list[psutil.Process]] = {}
-        apps = set()
-        for process in marked_processes(self.processes._mark):
-            with contextlib.suppress(OSError, psutil.Error):
-                log = Path(f"/proc/{process.pid}/fd/1").readlink().stem
-                line = process.cmdline()
-                if not log.startswith("client-"):
-                    continue
-                site = int(log.removeprefix("client-"))
-                if process.pid != self.named(log).pid:
-                    found.setdefault(site, []).append(process)
-                    apps |= {site} if "flwr-clientapp" in line else set()
-        return {site: found[site] for site in sorted(apps)}
 
     def _start(self) -> None:
         self.processes.begin()
@@ -367,57 +363,68 @@ def a_site(rows: Sequence[Row]) -> Row:
     return found
 
 
-def late_sites(fleet: Fleet, a_round: int, late: int) -> Row:
-    """Stop what trains at some sites in the second round, let it go on; return what followed."""
+@contextlib.contextmanager
+def held_sites(number: int) -> Iterator[None]:
+    """Tell ClientApps that are started in the block where they learn that they are to be late."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = str(Path(__file__).parents[1])  # for the model of this file
+        os.environ |= {HELD: folder, LATE: str(number), "PYTHONPATH": root}
+        yield
+
+
+def held_back() -> nn.Module:
+    """Return LeNet; at a ClientApp that is to be late only once the round is over."""
+    if Path(sys.argv[0]).name == "flwr-clientapp" and HELD in os.environ:
+        folder = Path(os.environ[HELD])
+        for number in range(int(os.environ[LATE])):
+            with contextlib.suppress(OSError):
+                if (folder / HOLDING).exists():
+                    (folder / str(number)).touch(exist_ok=False)
+                    until(lambda: not (folder / HOLDING).exists())
+                    break
+    return create_model("lenet-strided", classes=10, channels=1, image_size=16, activation="relu")
+
+
+def late_sites(fleet: Fleet, a_round: int) -> Row:
+    """Hold some sites' training back in the second round, let it go on; return what followed."""
     rounds = 5
+    model = {"name": f"{__spec__.name}:{held_back.__name__}"}
     config = configured(
         fleet.sites, a_round, rounds, quorum=QUORUM, grace=GRACE, tolerate_failures=True
     )
-    stopped: list[str] = []
+    config = build_config(config.model_dump(exclude_unset=True) | {"model": model})
+    holding = Path(os.environ[HELD]) / HOLDING
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder) / config.name)
 
         def rows() -> int:
             return len([row for row in run.metrics() if row.round])
 
-        def stop() -> None:
+        def hold() -> None:
             until(lambda: rows() >= 1)
-            held: list[psutil.Process] = []
-            while len(stopped) < late:
-                for site, processes in list(fleet.working().items())[: late - len(stopped)]:
-                    if f"client-{site}" not in stopped:
-                        stopped.append(f"client-{site}")
-                        held += processes
-                        for process in processes:
-                            send(process, signal.SIGSTOP)
+            holding.touch()
             until(lambda: rows() >= 2)
-            for process in held:
-                send(process, signal.SIGCONT)
+            holding.unlink()
 
-        thread = threading.Thread(target=stop, daemon=True)
+        thread = threading.Thread(target=hold, daemon=True)
         thread.start()
         run_federation(config, Path(folder), Launch(superlink=str(fleet.socket)))
         thread.join(60)
         found = {row.round: row for row in run.metrics() if row.round}
-    refused = {(late.client, late.round) for row in found.values() for late in row.late}
+    held = len(list(holding.parent.iterdir()))
+    refused = {(one.client, one.round) for row in found.values() for one in row.late}
     return {
-        "late": len(stopped),
+        "late": held,
         "quorum": QUORUM,
         "grace": GRACE,
         "round s": round(found[2].seconds or 0.0, 2),
         "answers": len(found[2].clients),
-        "named": len({failure.client for failure in found[2].failures} & set(stopped)),
-        "refused": len({client for client, number in refused if number == 2} & set(stopped)),
-        "others late": len({client for client, _ in refused} - set(stopped)),
+        "named": len({failure.client for failure in found[2].failures}),
+        "refused": len([number for _, number in refused if number == 2]),
+        "others late": len([number for _, number in refused if number != 2]),
         "answers by round": [len(found[number].clients) for number in sorted(found)],
         "seconds by round": [round(found[number].seconds or 0.0, 2) for number in sorted(found)],
     }
-
-
-def send(process: psutil.Process, number: int) -> None:
-    """Send a signal, unless the process is gone."""
-    with contextlib.suppress(psutil.Error):
-        process.send_signal(number)
 
 
 def until(what: Callable[[], bool], within: float = 600) -> None:

@@ -164,7 +164,7 @@ def encrypt_rows(
     scheme = scheme_of(key, layout)
     codes, clipped = layout.fixed_point.encode(values)
     plaintexts: Sequence[Any] = layout.pack(codes)
-    scheme.randomizer(randomness)  # builds the tables before threads share them
+    scheme.expect(layout.rows, randomness)
     rows = [None] * layout.rows if exponents is None else exponents
     powers = randomness == "standard" and not isinstance(key, PrivateKey)
     ciphertexts = map_chunks(
@@ -207,7 +207,7 @@ def decrypt(
     exponents: Sequence[int] = []
     if vector.parts and vector.randomness == "djn":
         exponents = derived_exponents(key, vector.parts, vector.layout.rows)
-        scheme.short_power(0)  # builds the tables before threads share them
+        scheme.expect(vector.layout.rows, "djn")
         threads = 1 if threads is None else threads
 
     def open_rows(rows: Sequence[int]) -> list[Any]:

@@ -6,38 +6,72 @@ from typing import Any
 import gmpy2
 from gmpy2 import mpz
 
+TABLE_BYTES = 1 << 26
+"""Most that the numbers of one table take; the largest models' tables have about that size."""
+
+_MOST_WINDOW = 14
+
 
 class FixedBase:
-    """Powers of one base modulo one modulus, by a table of its byte-digit powers.
+    """Powers of one base modulo one modulus, by a table of the powers of its windows of bits.
 
-    One multiplication for each byte of the exponent (fixed-base windowing).
+    One multiplication for each window of the exponent (fixed-base windowing, Brickell et al.
+    1992). A wider window has fewer multiplications a power and more a table.
 
     Args:
         base: The base.
         modulus: The modulus.
         bits: Size of the largest exponent.
+        window: Bits of one window.
     """
 
-    def __init__(self, base: int, modulus: int, bits: int) -> None:
+    def __init__(self, base: int, modulus: int, bits: int, window: int = 8) -> None:
         self.modulus = mpz(modulus)
-        self.size = (bits + 7) // 8
+        self.window = window
         self.table: list[list[Any]] = []
         step = mpz(base) % self.modulus
-        for _ in range(self.size):
+        for _ in range(-(-bits // window)):
             row = [mpz(1), step]
-            for _ in range(254):
+            for _ in range((1 << window) - 2):
                 row.append(row[-1] * step % self.modulus)
             self.table.append(row)
             step = row[-1] * step % self.modulus
 
     def power(self, exponent: int) -> Any:
         """Return ``base ** exponent mod modulus`` for ``0 <= exponent < 2^bits``."""
-        modulus = self.modulus
+        modulus, window = self.modulus, self.window
+        mask = (1 << window) - 1
+        rest = int(exponent)
         result = mpz(1)
-        for row, digit in zip(self.table, int(exponent).to_bytes(self.size, "little"), strict=True):
+        for row in self.table:
+            digit = rest & mask
+            rest >>= window
             if digit:
                 result = result * row[digit] % modulus
+        if rest:
+            raise ValueError(f"the exponent has more than {window * len(self.table)} bits")
         return result
+
+
+def best_window(bits: int, modulus_bits: int, count: int) -> int:
+    """Return the window with the fewest multiplications for a table and ``count`` powers.
+
+    Args:
+        bits: Size of the largest exponent.
+        modulus_bits: Size of the modulus, which with `TABLE_BYTES` bounds the window.
+        count: Powers that will be taken.
+    """
+
+    def entries(window: int) -> int:
+        return -(-bits // window) << window
+
+    def multiplications(window: int) -> int:
+        return entries(window) + -(-bits // window) * count
+
+    fitting = [
+        w for w in range(2, _MOST_WINDOW + 1) if entries(w) * modulus_bits <= 8 * TABLE_BYTES
+    ]
+    return min(fitting or [1], key=multiplications)
 
 
 class Schedule:

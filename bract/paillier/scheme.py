@@ -20,8 +20,11 @@ from gmpy2 import mpz, powmod
 
 from bract.paillier.errors import CiphertextError, PaillierError, UndecryptableError
 from bract.paillier.keys import PrivateKey, PublicKey, Randomness
-from bract.paillier.powers import FixedBase, Schedule, series_logarithm
+from bract.paillier.powers import FixedBase, Schedule, best_window, series_logarithm
 from bract.paillier.primes import primitive_root
+
+_UNTOLD = 100
+"""Powers for which a table is made where nobody said how many will be taken."""
 
 
 class Scheme:
@@ -44,16 +47,16 @@ class Scheme:
         self.plain_modulus = self.n**degree
         self.cipher_modulus = self.plain_modulus * self.n
         self.cipher_bytes = ((degree + 1) * public.bits + 7) // 8
+        self._short = _ShortPowers(public, degree, self.cipher_modulus, public.exponent_bits)
 
-    @cached_property
-    def _short_powers(self) -> FixedBase:
-        if self.public.h is None:
-            raise PaillierError(
-                f"key {self.public.key_id} has no base h for djn randomness: "
-                "use standard randomness, or generate the key for djn"
-            )
-        base = powmod(self.public.h, self.plain_modulus, self.cipher_modulus)
-        return FixedBase(base, self.cipher_modulus, self.public.exponent_bits)
+    def expect(self, count: int, randomness: Randomness) -> None:
+        """Build the tables that are best for so many randomizers, before threads share them.
+
+        Raises:
+            PaillierError: ``djn`` randomness under a key that has no base for it.
+        """
+        if randomness == "djn":
+            self._short.expect(count)
 
     def randomizer(self, randomness: Randomness) -> Any:
         """Return one fresh encryption of zero."""
@@ -72,7 +75,7 @@ class Scheme:
 
     def short_power(self, exponent: int) -> Any:
         """Return the encryption of zero that an exponent of ``djn`` randomness makes."""
-        return self._short_powers.power(exponent)
+        return self._short.power(exponent)
 
     def embed(self, plaintext: int) -> Any:
         """Return ``(1 + n)^plaintext mod n^(s+1)`` by its binomial series of ``s + 1`` terms."""
@@ -156,6 +159,11 @@ class PrivateScheme(Scheme):
         p, q = self.sides
         return self._join(p.uniform_power(), q.uniform_power())
 
+    def expect(self, count: int, randomness: Randomness) -> None:
+        """Do what :meth:`Scheme.expect` does."""
+        for side in self.sides:
+            side.expect(count, randomness)
+
     def short_power(self, exponent: int) -> Any:
         """Return what :meth:`Scheme.short_power` does."""
         p, q = self.sides
@@ -218,6 +226,31 @@ class PrivateScheme(Scheme):
         ]
 
 
+class _ShortPowers:
+    """Powers of the base of ``djn`` randomness, ``h^(n^s)``, modulo a multiple of ``p^(s+1)``."""
+
+    def __init__(self, public: PublicKey, degree: int, modulus: Any, bits: int) -> None:
+        self._public, self._degree, self._modulus, self._bits = public, degree, modulus, bits
+        self._table: FixedBase | None = None
+
+    def expect(self, count: int) -> FixedBase:
+        """Return a table for so many powers: the one that is there, if it is nearly as good."""
+        window = best_window(self._bits, self._modulus.bit_length(), count)
+        if self._table is None or self._table.window < window - 2:
+            if self._public.h is None:
+                raise PaillierError(
+                    f"key {self._public.key_id} has no base h for djn randomness: "
+                    "use standard randomness, or generate the key for djn"
+                )
+            base = powmod(self._public.h, mpz(self._public.n) ** self._degree, self._modulus)
+            self._table = FixedBase(base, self._modulus, self._bits, window)
+        return self._table
+
+    def power(self, exponent: Any) -> Any:
+        """Return ``h^(n^s exponent)``."""
+        return (self._table or self.expect(_UNTOLD)).power(exponent)
+
+
 class _Side:
     """Arithmetic modulo ``p^(s+1)`` for one prime factor ``p``."""
 
@@ -227,21 +260,20 @@ class _Side:
         self.order = mpz(order)
         self.plain_modulus = self.prime**scheme.degree
         self.modulus = self.plain_modulus * self.prime
+        self._short = _ShortPowers(
+            scheme.public, scheme.degree, self.modulus, self.order.bit_length()
+        )
         self._scales = {
             exponent: gmpy2.invert(self._log(1 + scheme.n) * exponent, self.plain_modulus)
             for exponent in (self.order, self.prime - 1)
         }
 
-    @cached_property
-    def _short_powers(self) -> FixedBase:
-        h = self.scheme.public.h
-        if h is None:
-            raise PaillierError(
-                f"key {self.scheme.public.key_id} has no base h for djn randomness: "
-                "use standard randomness, or generate the key for djn"
-            )
-        base = powmod(h, self.scheme.plain_modulus, self.modulus)
-        return FixedBase(base, self.modulus, self.order.bit_length())
+    def expect(self, count: int, randomness: Randomness) -> None:
+        """Build the tables that are best for so many randomizers."""
+        if randomness == "djn":
+            self._short.expect(count)
+        else:
+            self.uniform_power()
 
     @cached_property
     def _uniform_powers(self) -> FixedBase | None:
@@ -256,7 +288,7 @@ class _Side:
         return FixedBase(base, self.modulus, self.prime.bit_length())
 
     def short_power(self, exponent: Any) -> Any:
-        return self._short_powers.power(exponent % self.order)
+        return self._short.power(exponent % self.order)
 
     def uniform_power(self) -> Any:
         powers = self._uniform_powers

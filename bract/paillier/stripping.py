@@ -31,7 +31,7 @@ from bract.paillier.errors import CiphertextError, PaillierError
 from bract.paillier.keys import PublicKey
 from bract.paillier.packing import Layout
 from bract.paillier.parallel import Progress, map_chunks
-from bract.paillier.powers import FixedBase
+from bract.paillier.powers import FixedBase, best_window
 from bract.paillier.proofs import same_powers
 from bract.paillier.scheme import scheme_for
 from bract.paillier.summing import product_rows
@@ -103,7 +103,9 @@ def encrypt_with_powers(
     data, clipped = encrypt_rows(
         public, values, layout, "djn", exponents, threads=threads, progress=progress
     )
-    table = _stripped_powers(public, layout.degree)
+    bits = public.exponent_bits
+    modulus_bits = scheme_of(public, layout).cipher_modulus.bit_length()
+    table = _stripped_powers(public, layout.degree, best_window(bits, modulus_bits, layout.rows))
     powers = map_chunks(lambda part: [table.power(r) for r in part], exponents, threads=threads)
     vector = CipherVector(public.key_id, layout, data, 1, "djn")
     return vector, to_matrix(powers, scheme_of(public, layout).cipher_bytes), clipped
@@ -195,7 +197,7 @@ def combine_powers(
 
 
 @lru_cache(maxsize=4)
-def _stripped_powers(public: PublicKey, degree: int) -> FixedBase:
+def _stripped_powers(public: PublicKey, degree: int, window: int) -> FixedBase:
     scheme = scheme_for(public, degree)
     base = gmpy2.powmod(public.h, scheme.plain_modulus**2, scheme.cipher_modulus)
-    return FixedBase(base, scheme.cipher_modulus, public.exponent_bits)
+    return FixedBase(base, scheme.cipher_modulus, public.exponent_bits, window)

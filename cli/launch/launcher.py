@@ -28,6 +28,7 @@ from bract.config import FederationConfig
 from bract.config.sections import named_folders
 from bract.deploy import sockets
 from bract.deploy.flower import NODE_CONFIG
+from bract.deploy.parts_on_disk import FOLDER
 from bract.deploy.pinned import APP, DEFAULT_APP
 from bract.errors import BractError, RunFailedError, RunStoppedError, one_line
 from bract.files import readable_size, utf8, write_text
@@ -288,7 +289,7 @@ class LocalFederation:
                 *("--host", sockets.HOST, "--port", str(SUPERLINK_PORT)),
                 *options,
             ],
-            private=private,
+            private={FOLDER: str(self.run.root)} | dict(private or {}),
         )
         self._wait_until_healthy("the SuperLink", SUPERLINK_PORT)
         return sockets.address(SUPERLINK_PORT)
@@ -319,6 +320,7 @@ class LocalFederation:
                 *("--host", sockets.HOST, "--port", str(SUPERNODE_PORT + client)),
             ],
             private={
+                FOLDER: str(self.run.root),
                 APP: self.launch.client_app,
                 NODE_CONFIG: " ".join(f"{k}={json.dumps(v)}" for k, v in node.items()),
             },

@@ -1,9 +1,13 @@
 """What a process of Flower holds by when bract has started it."""
 
+import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
+
+from bract.deploy.parts_on_disk import FOLDER
 
 CASES = {
     "flwr-serverapp": (
@@ -16,6 +20,11 @@ CASES = {
         "found.InMemoryObjectStore.get_object_tree.__module__",
         "bract.deploy.trees",
     ),
+    "flower-superlink, parts": (
+        "import flwr.supercore.object_store.in_memory_object_store as found",
+        "found.InMemoryObjectStore.put.__module__",
+        "bract.deploy.parts_on_disk",
+    ),
 }
 
 
@@ -25,12 +34,17 @@ def test_a_command_runs_under_its_rules(command: str) -> None:
     code = f"""
 import bract.deploy.flower as flower
 flower.entry_point = lambda name: lambda: None
-flower.run({command!r})
+flower.run({command.partition(",")[0]!r})
 {bring}
 print({shown})
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        env=os.environ | {FOLDER: tempfile.gettempdir()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == expected

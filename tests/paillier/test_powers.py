@@ -7,14 +7,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bract.paillier.keys import PublicKey
-from bract.paillier.powers import FixedBase, Schedule, random_product, series_logarithm
+from bract.paillier.powers import (
+    TABLE_BYTES,
+    FixedBase,
+    Schedule,
+    best_window,
+    random_product,
+    series_logarithm,
+)
 from bract.paillier.scheme import Scheme
+
+TABLES = [FixedBase(7, 10**9 + 7, 40, window) for window in (1, 3, 8, 11)]
 
 
 @given(st.integers(0, 2**40 - 1))
 def test_fixed_base_power_equals_pow(exponent: int) -> None:
-    table = FixedBase(7, 10**9 + 7, 40)
-    assert table.power(exponent) == pow(7, exponent, 10**9 + 7)
+    for table in TABLES:
+        assert table.power(exponent) == pow(7, exponent, 10**9 + 7)
+
+
+def test_an_exponent_beyond_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 40 bits"):
+        FixedBase(7, 10**9 + 7, 40).power(2**40)
+
+
+@pytest.mark.parametrize("count", [1, 30, 100, 600, 20_000, 300_000])
+def test_the_window_has_the_fewest_multiplications_that_fit(count: int) -> None:
+    def multiplications(window: int) -> int:
+        rows = math.ceil(256 / window)
+        return rows * 2**window + rows * count
+
+    found = best_window(256, 2048, count)
+    fitting = [w for w in range(2, 15) if math.ceil(256 / w) * 2**w * 256 <= TABLE_BYTES]
+    assert multiplications(found) == min(multiplications(w) for w in fitting)
+
+
+def test_a_window_is_bounded_by_memory() -> None:
+    assert best_window(1536, 6144, 10**9) < best_window(256, 2048, 10**9)
+    rows = math.ceil(1536 / best_window(1536, 6144, 10**9))
+    assert rows * 2 ** best_window(1536, 6144, 10**9) * 768 <= TABLE_BYTES
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 2**20)), min_size=1, max_size=12))
