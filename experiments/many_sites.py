@@ -22,6 +22,7 @@ the rows by least squares: the cost of each further site.
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import statistics
@@ -73,6 +74,7 @@ REST, WATCHED = 25.0, 30.0
 
 QUORUM, GRACE = 0.9, 2.0
 
+HELD_BACK = "experiments.many_sites:held_back"
 HELD, LATE, HOLDING = "MANY_SITES_HELD", "MANY_SITES_LATE", "holding"
 """Environment variables with the folder and number of sites that are held back, and the file there
 that holds them; each makes a file too."""
@@ -90,6 +92,9 @@ def main() -> None:
     arguments.add_argument("--tls", action="store_true", help="TLS and SuperNode authentication")
     options = arguments.parse_args()
     numbers = sorted(options.sites)
+    most = options.a_round - math.ceil(QUORUM * options.a_round)
+    if options.late > most:
+        arguments.error(f"--late {options.late}: a quorum of {options.a_round} spares {most}")
     rows = []
     with (
         held_sites(options.late),
@@ -206,7 +211,8 @@ class Fleet:
             )
 
     def _start_supernode(self, site: int) -> None:
-        node = {"partition-id": site, "num-partitions": self.most}
+        node: dict[str, Any] = {"partition-id": site, "num-partitions": self.most}
+        node["models"] = HELD_BACK
         options = ["--insecure"]
         if self.tls:
             kit = self._folder / "kits" / f"site-{site}"
@@ -388,7 +394,7 @@ def held_back() -> nn.Module:
 def late_sites(fleet: Fleet, a_round: int) -> Row:
     """Hold some sites' training back in the second round, let it go on; return what followed."""
     rounds = 5
-    model = {"name": f"{__spec__.name}:{held_back.__name__}"}
+    model = {"name": HELD_BACK}
     config = configured(
         fleet.sites, a_round, rounds, quorum=QUORUM, grace=GRACE, tolerate_failures=True
     )
