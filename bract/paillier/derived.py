@@ -4,8 +4,8 @@ An encryption by a key holder draws a nonce of 256 bits, and the exponent of the
 of row ``i`` is the ``i``-th block of ``SHAKE256(K, nonce)``, where ``K`` is a hash of the private
 key. The nonce travels with the ciphertexts. A holder of the key computes the exponents again, and
 of a weighted sum their weighted sum ``R``: ``c h^(-n^s R) = (1+n)^m`` needs one product for each
-window of bits of the order and no exponentiation, and holds only where the result is 1 modulo each factor,
-which is checked; otherwise the ciphertext is decrypted in the usual way.
+window of bits of the order and no exponentiation, and holds only where the result is 1 modulo each
+factor, which is checked; otherwise the ciphertext is decrypted in the usual way.
 
 Without ``K`` the exponents are as good as drawn at random, in the random oracle model: ``K`` and
 the streams are uniform unless the hash is queried on the factors of ``n``, and to find those is
