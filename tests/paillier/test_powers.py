@@ -35,7 +35,7 @@ def test_an_exponent_beyond_the_table_is_refused() -> None:
 def test_the_window_has_the_fewest_multiplications_that_fit(count: int) -> None:
     def multiplications(window: int) -> int:
         rows = math.ceil(256 / window)
-        return rows * 2**window + rows * count
+        return rows * (int(2**window) + count)
 
     found = best_window(256, 2048, count)
     fitting = [w for w in range(2, 15) if math.ceil(256 / w) * 2**w * 256 <= TABLE_BYTES]
