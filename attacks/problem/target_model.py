@@ -11,6 +11,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bract.attacks.problem.batched_network import BatchedNetwork
+from bract.attacks.problem.constants import constant
 from bract.attacks.problem.model_traits import ModelTraits, traits_of
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
@@ -195,7 +196,8 @@ class TargetModel:
         channels = like.shape[-3]
         mean = self.declaration.mean or (0.0,) * channels
         std = self.declaration.std or (1.0,) * channels
-        return like.new_tensor(mean).view(-1, 1, 1), like.new_tensor(std).view(-1, 1, 1)
+        first, second = (constant(tuple(v), like.dtype, like.device) for v in (mean, std))
+        return first.view(-1, 1, 1), second.view(-1, 1, 1)
 
     def check(self, observation: Observation) -> None:
         """Refuse an observation whose tensors are not this model's."""

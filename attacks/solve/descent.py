@@ -13,7 +13,8 @@ from torch import Tensor
 
 from bract.attacks.problem.problem import Problem
 from bract.attacks.solve.checkpoints import write_atomically
-from bract.attacks.solve.optimizers import BatchedOptimizer
+from bract.attacks.solve.optimizers import BatchedOptimizer, Evaluate
+from bract.attacks.solve.recorded import Recorded
 from bract.errors import BractError, RunFailedError, one_line
 from bract.protocol.update import Tensors
 
@@ -182,11 +183,14 @@ class Run:
     ----------
     iterations, seconds
         Limits; at least one is given.
+    record
+        Whether a GPU records evaluations and replays them (`Recorded`).
     """
 
     iterations: int | None
     seconds: float | None = None
     plateau: Plateau | None = None
+    record: bool = True
     report: Callable[[float, float], None] | None = None
     checkpoint: Path | None = None
     span: tuple[float, float] = (0.0, 1.0)
@@ -199,6 +203,7 @@ class Run:
             iterations=iterations,
             seconds=None if self.seconds is None else self.seconds * (end - start),
             plateau=self.plateau,
+            record=self.record,
             report=self.report,
             checkpoint=(
                 self.checkpoint.with_name(f"{self.checkpoint.name}.{name}")
@@ -248,7 +253,7 @@ def descend(
         step, spent = int(saved["step"]), float(saved["spent"])
     variables = list((search.variables | unknowns).values())
 
-    def evaluate() -> Tensor:
+    def once() -> Tensor:
         for variable in variables:
             variable.grad = None
         with torch.set_grad_enabled(not optimizer.derivative_free):
@@ -259,6 +264,8 @@ def descend(
         tracker.see(images, labels, losses, unknowns)
         return losses.detach()
 
+    recorded = run.record and problem.device.type == "cuda" and not optimizer.derivative_free
+    evaluate: Evaluate = Recorded(once, variables) if recorded else once
     begun = time.perf_counter() - spent
     every = max(1, (run.iterations or 20000) // _CURVE_POINTS)
     saved_at, told = time.perf_counter(), spent
@@ -299,11 +306,15 @@ def descend(
 
 
 class _Best:
-    """Each trial's best iterate so far: loss and images of the same evaluation."""
+    """Each trial's best iterate so far: loss and images of the same evaluation.
+
+    Its tensors stay where they are, as those must that a GPU writes to when it replays a step.
+    """
 
     def __init__(self, problem: Problem) -> None:
         trials = problem.trials
-        self.losses = torch.full((trials,), float("inf"), device=problem.device)
+        infinite = torch.full((trials,), float("inf"), dtype=torch.float64)
+        self.losses = infinite.to(problem.device)
         self._images: Tensor | None = None
         self._labels: Tensor | None = None
         self._unknowns: Tensors = {}
@@ -315,16 +326,14 @@ class _Best:
         if self._images is None or self._labels is None:
             self._images, self._labels = images.nan_to_num(0.5).clone(), labels.clone()
             self._unknowns = {n: v.detach().clone() for n, v in unknowns.items()}
-            self.losses = losses.to(torch.float64)
+            self.losses.copy_(losses)
             return
         better = losses < self.losses
-        self.losses = torch.where(better, losses.to(torch.float64), self.losses)
-        self._images = torch.where(_column(better, images), images, self._images)
-        self._labels = torch.where(_column(better, labels), labels, self._labels)
-        self._unknowns = {
-            n: torch.where(_column(better, v), v.detach(), self._unknowns[n])
-            for n, v in unknowns.items()
-        }
+        kept = {"images": self._images, "labels": self._labels} | self._unknowns
+        seen = {"images": images, "labels": labels} | unknowns
+        self.losses.copy_(torch.where(better, losses.to(torch.float64), self.losses))
+        for name, value in kept.items():
+            value.copy_(torch.where(_column(better, value), seen[name].detach(), value))
 
     def lowest(self) -> float:
         return float(self.losses.min())

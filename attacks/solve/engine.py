@@ -81,6 +81,9 @@ class Engine:
     trials
         Restarts and observations in one batch; None chooses by device. Where memory runs out,
         the batch is halved until it fits, down to a plain loop.
+    record
+        Whether a GPU records a descent's evaluation and replays it (a CUDA graph), so that small
+        kernels need no launch each. False is for comparison.
     plateau
         Early stop; None runs the whole budget.
     checkpoint
@@ -91,6 +94,7 @@ class Engine:
 
     device: str = "cpu"
     trials: int | None = None
+    record: bool = True
     plateau: Plateau | None = None
     checkpoint: Path | None = None
     progress: Callable[[Progress], None] | None = None
@@ -154,6 +158,7 @@ class Engine:
             run = Run(
                 iterations=iterations,
                 seconds=budget.seconds and budget.seconds * len(chunk) / len(starts),
+                record=self.record,
                 plateau=self.plateau,
                 report=self._reporter(started, len(solved), len(chunk), total),
                 checkpoint=store,

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_MERGED = (((1, 0, 0), (0, 1, 1)), ((1, 1, 0), (0, 0, 1)))
+from bract.attacks.problem.constants import constant
+
+_MERGED = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
 """Taps, of three, that fall on the same small pixel, for an even and an odd large pixel."""
 
 
@@ -118,5 +120,5 @@ def _shifts(width: int) -> tuple[int, int, int, int]:
 
 def _merge(like: Tensor) -> Tensor:
     """Return ``(16, 9)``: small tap (row, column) and parity (row, column) from the nine taps."""
-    one = like.new_tensor(_MERGED)
+    one = constant(_MERGED, like.dtype, like.device)
     return torch.einsum("aut,bvs->uvabts", one, one).reshape(16, 9)
