@@ -93,11 +93,19 @@ def uploads_of(model: str, count: int, split: str) -> list[tuple[Observation, Tr
     images = image_set("photos", count, split)
     network = network_for(
         plain_spec(images.images.shape[1:]), model, first_seed(split), activation="relu"
-    )
+    ).eval()
     found = []
     for i in range(count):
         truth, label = images.images[i : i + 1], images.labels[i : i + 1]
-        seen = gradient_upload(network, truth, label, client=f"image-{i}", model=model)
+        seen = gradient_upload(
+            network,
+            truth,
+            label,
+            client=f"image-{i}",
+            model=model,
+            activation="relu",
+            norm_mode="eval",
+        )
         found.append((seen, Truth(truth, label)))
     return found
 

@@ -81,7 +81,7 @@ def readme(standings: list[Standing]) -> str:
         parts.append("```\n")
     ready = [one for one in standings if "gpu" in one.experiment.scales and one.scale != "gpu"]
     parts.append("\n## Commands that wait for a GPU\n")
-    parts.append("No GPU was at hand for these. Each goes on where it was interrupted.\n\n```sh")
+    parts.append("These were not run on a GPU. Each goes on where it was interrupted.\n\n```sh")
     parts += [f"{RUN} {one.experiment.name} --scale gpu --device cuda --data DIR" for one in ready]
     parts.append("```\n")
     return "\n".join(parts)
