@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from bract.attacks import ATTACKS
 from bract.attacks.base import SECONDS
 from bract.attacks.problem.client_model import images_in
+from bract.audit.questions.base import Probe
 from bract.audit.results import Batch
 from bract.errors import BractError
+from bract.peak_memory import watched_memory
 
 if TYPE_CHECKING:
     from bract.audit.audit import Audit
@@ -43,6 +45,11 @@ class Forecast:
         comes to; None where nothing could be measured.
     device
         ``cpu`` or ``cuda:N``.
+    memory
+        Bytes that the largest kind of work took at its height in that moment, beyond what the
+        process held; None where nothing was measured.
+    trials
+        Restarts of uploads that ran together then.
     infeasible
         Uploads of which nothing can be expected.
     """
@@ -51,6 +58,8 @@ class Forecast:
     attacks: int
     seconds: float | None
     device: str
+    memory: int | None = None
+    trials: int = 0
     infeasible: tuple[Infeasible, ...] = ()
 
 
@@ -61,13 +70,14 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
     false leaves it out.
     """
     measured: list[tuple[int, float]] = []
+    held: list[tuple[int, int]] = []
     unmeasured = attacks = 0
     keys: set[str] = set()
     infeasible: dict[str, dict[str, None]] = {}
     device = "cpu"
     for audit in audits:
         device = audit.device
-        probed: dict[tuple[str, str], float | None] = {}
+        probed: dict[tuple[str, str], Probe | None] = {}
         # The dearest kinds are the ones that are measured.
         for batch in sorted(audit.plan(), key=_declared_seconds, reverse=True):
             count = len(batch.captures)
@@ -79,20 +89,26 @@ def forecast(audits: Iterable[Audit], *, measure: bool = True) -> Forecast:
                     infeasible.setdefault(reason, {})[capture.key] = None
             kind = (batch.attack, _kind(batch, audit.request.max_images))
             if measure and kind not in probed and len(measured) < KINDS:
-                probed[kind] = _seconds_each(audit, batch)
+                with watched_memory(device) as peak:
+                    probed[kind] = _probe(audit, batch)
+                if (found := probed[kind]) is not None and found.trials:
+                    held.append((peak.bytes or 0, found.trials))
             each = probed.get(kind)
             if each is None:
                 unmeasured += count
             else:
-                measured.append((count, each * count))
+                measured.append((count, each.seconds * count))
     seconds = sum(total for _, total in measured) if measured else None
     if seconds is not None and unmeasured:
         seconds *= 1 + unmeasured / sum(count for count, _ in measured)
+    memory, trials = max(held, default=(0, 0))
     return Forecast(
         uploads=len(keys),
         attacks=attacks,
         seconds=seconds,
         device=device,
+        memory=memory or None,
+        trials=trials,
         infeasible=tuple(Infeasible(tuple(found), reason) for reason, found in infeasible.items()),
     )
 
@@ -112,7 +128,7 @@ def _kind(batch: Batch, max_images: int) -> str:
     return f"{declaration.model} {declaration.image_shape} {images} {steps} {declaration.defenses}"
 
 
-def _seconds_each(audit: Audit, batch: Batch) -> float | None:
-    """Wall time of one whole attack on one upload of a batch."""
+def _probe(audit: Audit, batch: Batch) -> Probe | None:
+    """Measure a moment of a batch, or take the budget in seconds for each upload."""
     limit = audit.seconds
-    return audit.question(batch).probe(batch, PROBE) if limit is None else limit
+    return audit.question(batch).probe(batch, PROBE) if limit is None else Probe(limit, 0)

@@ -12,6 +12,7 @@ from bract.audit.forecast import forecast
 from bract.audit.worker import few_threads
 from bract.cli.console import duration, say, stderr, working
 from bract.errors import RunFailedError
+from bract.files import readable_size
 
 ASK_FROM = 60.0
 """Estimated seconds from which `bract audit` asks before it begins."""
@@ -43,6 +44,9 @@ def approve(audits: list[Audit], *, ask: bool, measure: bool = True, workers: in
     attacks = counted(found.attacks, "attack")
     where = f" on {found.device}" if measure else ""
     say(f"{attacks} on {counted(found.uploads, 'upload')}{took}{where}")
+    if found.memory is not None:
+        together = counted(found.trials, "trial")
+        say(f"memory: about {readable_size(found.memory)} for {together} together")
     for group in found.infeasible:
         named = ", ".join(group.uploads[:3]) + (", ..." if len(group.uploads) > 3 else "")
         say(f"infeasible: {counted(len(group.uploads), 'upload')} ({named}): {group.reason}")

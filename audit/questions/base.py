@@ -52,6 +52,22 @@ class Decision:
     missed: str = ""
 
 
+@dataclass(frozen=True)
+class Probe:
+    """What a moment of a batch tells of the whole.
+
+    Attributes
+    ----------
+    seconds
+        Estimated wall time of one upload.
+    trials
+        Restarts of uploads that ran together in the moment.
+    """
+
+    seconds: float
+    trials: int
+
+
 class Question(ABC, Generic[A]):
     """What an audit asks of the observations of one tier.
 
@@ -201,8 +217,8 @@ class Question(ABC, Generic[A]):
         del batch, returned
         raise BractError(f"question {self.name}: cannot be asked by workers; leave --ray out")
 
-    def probe(self, batch: Batch, seconds: float) -> float | None:
-        """Estimate the wall time of one upload of a batch in so many seconds; None if unknown."""
+    def probe(self, batch: Batch, seconds: float) -> Probe | None:
+        """Estimate what one upload of a batch takes, in so many seconds; None if unknown."""
         del batch, seconds
         return None
 

@@ -11,7 +11,7 @@ import torch
 from audited import attacked, with_keys
 from observing import observed
 
-from bract.attacks import Attack
+from bract.attacks import IG, Attack
 from bract.audit.audit import Audit
 from bract.audit.captures import Capture
 from bract.audit.forecast import forecast
@@ -144,8 +144,6 @@ def test_an_estimate_scales_with_the_budget_and_leaves_nothing_behind(
         raise AssertionError("a probe went to the end")
 
     monkeypatch.setattr(Attack, "solve", solve)
-    from bract.attacks.methods.ig import IG
-
     monkeypatch.setattr(IG, "solve", solve)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     chosen = with_keys(CHOICE, clients=["one"])
@@ -191,3 +189,22 @@ def test_nobody_is_asked_with_yes_off_a_terminal_or_about_little(
     monkeypatch.setattr(command, "at_a_terminal", lambda: False)
     command.approve([long], ask=True)
     assert terminal == []
+
+
+def test_memory_is_that_of_the_trials_that_ran_together(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 200_000_000
+    solve = IG.solve
+
+    def large(self: Any, problem: Any, task: Any) -> Any:
+        torch.ones(size // 4)
+        return solve(self, problem, task)
+
+    monkeypatch.setattr(IG, "solve", large)
+    chosen = with_keys(CHOICE, clients=["one"], iterations=3, restarts=2)
+    found = forecast([Audit(run, chosen)])
+    assert found.trials == 2
+    assert found.memory is not None and 0.9 * size < found.memory < 2.5 * size
+    budgeted = forecast([Audit(run, with_keys(chosen, iterations=None, seconds=40.0))])
+    assert budgeted.memory is None and budgeted.trials == 0

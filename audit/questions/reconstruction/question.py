@@ -20,7 +20,7 @@ from bract.audit.basis import Basis, changes
 from bract.audit.captures import Capture
 from bract.audit.handled import why_unhandled
 from bract.audit.observations import Observations
-from bract.audit.questions.base import QUESTIONS, Decision, Question
+from bract.audit.questions.base import QUESTIONS, Decision, Probe, Question
 from bract.audit.questions.reconstruction.decide import LeakRule
 from bract.audit.questions.reconstruction.notes import notes_of, prior_notes
 from bract.audit.questions.reconstruction.plan import Estimates, infeasible, together
@@ -246,17 +246,18 @@ class ReconstructionQuestion(Question[AuditResult]):
             basis=self.basis.of(capture),
         )
 
-    def probe(self, batch: Batch, seconds: float) -> float | None:
+    def probe(self, batch: Batch, seconds: float) -> Probe | None:
         """Attack some of a batch for a moment, and keep nothing.
 
         Returns
         -------
-        float or None
-            Estimated wall time of the whole attack on one upload: what came before the first
-            report, and the rest at the pace from there on. None where nothing could be attacked.
+        Probe or None
+            The estimate is of what came before the first report, and of the rest at the pace from
+            there on. None where nothing could be attacked.
         """
         opened: Opened = []
-        for capture in batch.captures[: max(1, PROBED // self.seen.request.restarts)]:
+        restarts = self.seen.request.restarts
+        for capture in batch.captures[: max(1, PROBED // restarts)]:
             with contextlib.suppress(BractError):
                 self._check_input(batch, capture)
                 opened.append((capture, self.seen.open(capture)))
@@ -280,7 +281,7 @@ class ReconstructionQuestion(Question[AuditResult]):
             if not any(isinstance(case, Case) for case in cases):
                 return None
             whole = time.perf_counter() - begun
-        return whole / len(opened)
+        return Probe(whole / len(opened), min(PROBED, len(opened) * restarts))
 
     def infeasible(self, batch: Batch, capture: Capture) -> str | None:
         """Return why nothing can be expected of an upload, by its declaration alone, or None."""
