@@ -13,7 +13,6 @@ def test_a_peak_counts_what_was_freed_and_not_what_was_held_before() -> None:
     before = torch.ones(2 * SIZE // 4)
     with watched_memory() as peak:
         torch.ones(SIZE // 4)
-        assert peak.bytes is None
     assert before.numel() and peak.bytes is not None and 0.9 * SIZE < peak.bytes < 1.5 * SIZE
     with watched_memory() as smaller:
         pass
