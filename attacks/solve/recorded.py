@@ -104,7 +104,7 @@ class Recorded:
             variable.grad = None
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             losses = self._evaluate()
         self._graph = graph
         graph.replay()
