@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,10 @@ _SECONDS = 120.0
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
+
+_BLURRED = 0.01
+"""Share of the sharpest subspace's gap below which another one counts as blurred; chosen on texts
+that score nothing."""
 
 
 @ATTACKS.register("token-span")
@@ -196,8 +201,13 @@ class _Search:
         return span_of(
             [layer.rows(self.gradients[layer.name]) for layer in layers],
             [self._deviation(layer) for layer in layers],
-            relative=(self.case.read or self.case.evidence).weights is not None,
+            relative=self._inverted,
         )
+
+    @property
+    def _inverted(self) -> bool:
+        """Whether the gradients are a defense's, inverted as far as float32 resolves it."""
+        return (self.case.read or self.case.evidence).weights is not None
 
     def _deviation(self, layer: Layer) -> Tensor | None:
         """Return the noise in each row of a layer's gradient."""
@@ -472,15 +482,9 @@ class _Search:
         return candidates_of(apart, self.tokens, span.rank)
 
     def _checked(self, among: Sequence[Layer] | None = None) -> Checked | None:
-        layers, spans = [], []
-        for layer in (self.stages.contextual if among is None else among)[:CONTEXTUAL]:
-            try:
-                span = self._span_of([layer])
-            except BractError:
-                continue
-            if not span.full:
-                layers.append(layer)
-                spans.append(span)
+        given = self.stages.contextual if among is None else among
+        sharpest = self._sharpest(given) if self._inverted else None
+        layers, spans = sharpest or self._open_spans(given[:CONTEXTUAL])
         if not self.stages.causal and any(span.clean for span in spans):
             # A span that noise cuts short leaves every text outside of it.
             layers = [layer for layer, span in zip(layers, spans, strict=True) if span.clean]
@@ -491,6 +495,33 @@ class _Search:
         pairs = zip(layers, spans, strict=True)
         kept = [(layer, span) for layer, span in pairs if span.rank == most or not span.clean]
         return Checked(*zip(*kept, strict=True)) if kept else None
+
+    def _sharpest(self, layers: Sequence[Layer]) -> tuple[list[Layer], list[Span]] | None:
+        """Return the layers whose subspaces stand out most of what an inversion left unknown.
+
+        It resolves small coordinates, as those of keys and queries are, in whichever block; None
+        if no layer has enough of them.
+        """
+        pairs = list(zip(*self._open_spans(layers), strict=True))
+        pairs = [(layer, span) for layer, span in pairs if span.clean and math.isfinite(span.gap)]
+        most = max((span.rank for _, span in pairs), default=0)
+        pairs = [(layer, span) for layer, span in pairs if span.rank == most]
+        least = _BLURRED * max((span.gap for _, span in pairs), default=0.0)
+        pairs = [(layer, span) for layer, span in pairs if span.gap >= least][:CONTEXTUAL]
+        return ([layer for layer, _ in pairs], [span for _, span in pairs]) if pairs else None
+
+    def _open_spans(self, layers: Sequence[Layer]) -> tuple[list[Layer], list[Span]]:
+        """Return those layers whose subspaces leave something out, and the subspaces."""
+        kept, spans = [], []
+        for layer in layers:
+            try:
+                span = self._span_of([layer])
+            except BractError:
+                continue
+            if not span.full:
+                kept.append(layer)
+                spans.append(span)
+        return kept, spans
 
     def _ends(self, given: Candidates) -> Tensor:
         """Return the lengths at which a special token may end a sequence, or the longest one."""

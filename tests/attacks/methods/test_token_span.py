@@ -17,7 +17,7 @@ from bract.attacks.methods.token_span.span import separating, span_of, span_of_r
 from bract.attacks.methods.token_span.stages import find_stages, inputs_of
 from bract.attacks.methods.token_span.token_span import TokenSpan
 from bract.attacks.solve.tied_rows import NextTokens
-from bract.client.defenses import build_defense
+from bract.client.defenses import ProtectContext, build_defense
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
 from bract.defenses.entries import prepare_model
@@ -367,6 +367,20 @@ def test_pruning_below_rounding_hides_nothing_from_an_attacker_who_knows_it() ->
     zeros = [value == 0 for value in seen.update.values()]
     assert sum(map(torch.sum, zeros)) > 0.2 * sum(map(torch.numel, zeros))
     got = attack("token-span")(seen, tier="adaptive", budget=Budget(max_images=4))
+    assert {tuple(row) for row in ids_of(got.images, schema).tolist()} == wanted(ids)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_texts_of_a_decoder_are_read_off_the_rows_that_adadefense_leaves_small(count: int) -> None:
+    schema = replace(SCHEMA, vocabulary=500, length=16)
+    ids = texts(count, seed=8, schema=schema)
+    defense = build_defense({"name": "adadefense"})
+    name = "text-decoder(width=128, depth=3, heads=2)"
+    seen = upload(name, ids, schema=schema, defenses=(defense.public(),))
+    sent = defense.protect(seen.update, {}, ProtectContext(round=1, seed=0))
+    got = attack("token-span")(
+        replace(seen, update=sent), tier="adaptive", budget=Budget(max_images=count)
+    )
     assert {tuple(row) for row in ids_of(got.images, schema).tolist()} == wanted(ids)
 
 
