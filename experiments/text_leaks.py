@@ -177,7 +177,7 @@ def row_of(setting: Setting, clients: int, split: str, first: int, seconds: floa
         (found,) = reconstruct(
             sent.captured,
             TokenSpan(seconds=seconds),
-            budget=Budget(max_images=setting.batch),
+            budget=Budget(max_images=setting.batch, seconds=seconds),
             seed=seed,
             tier=setting.tier,
             history=lambda _, sent=sent: sent.history,  # type: ignore[misc]

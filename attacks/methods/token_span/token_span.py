@@ -35,8 +35,10 @@ from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, f
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.descent import Outcome, Recipe, Run
+from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.tags import infer_tags
 from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
@@ -44,6 +46,7 @@ from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
 from bract.models.losses import loss_of
+from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
 _PROBE = 12
@@ -51,6 +54,9 @@ _PROBE = 12
 
 _SECONDS = 120.0
 """Wall time of one trial where the budget names none."""
+
+_ROWS = "rows of the embedding"
+"""What is recorded in the place of a span where only the set of tokens is read."""
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
@@ -99,6 +105,28 @@ class TokenSpan(Attack):
     relax: bool = True
     seconds: float = _SECONDS
 
+    def needs(self, observation: Observation) -> frozenset[str] | None:
+        """Return the token embedding, the first layers and those that texts are checked against.
+
+        The output layer, which shows labels, is among them. None where a model shows no stages.
+        """
+        schema = observation.declaration.text
+        if schema is None:
+            return None
+        target_model = target_model_of(observation)
+        model, names = target_model.model, list(observation.parameters)
+        length = min(_PROBE, schema.length)
+        try:
+            stages = find_stages(model, names, vocabulary=schema.vocabulary, length=length)
+            wanted = set() if target_model.loss.per_token else set(last_layer(target_model))
+        except BractError:
+            return None
+        wanted |= {layer.name for layer in (*stages.local, *stages.contextual[:CONTEXTUAL])}
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding) and len(module.weight) >= schema.vocabulary:
+                wanted.add(f"{name}.weight")
+        return frozenset(name for name in names if name in wanted)
+
     def prepare(self, case: Case) -> Case:
         """Refuse a declaration without a schema of texts, and an update without the layers."""
         schema = text_schema(case)
@@ -116,12 +144,11 @@ class TokenSpan(Attack):
         schema = text_schema(problem.cases[0])
         count = problem.image_shape[0]
         each = self.seconds if run.seconds is None else run.seconds / problem.trials
-        found = [
-            _Search(
-                problem, trial, schema, _until(min(each, self.seconds)), relax=self.relax
-            ).texts(count)
-            for trial in range(problem.trials)
-        ]
+        searches, found = [], []
+        for trial in range(problem.trials):
+            stop = _until(min(each, self.seconds))
+            searches.append(_Search(problem, trial, schema, stop, relax=self.relax))
+            found.append(searches[-1].texts(count))
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
         run.advance(1.0, 0.0)
         labels = _labels(problem, images)
@@ -134,7 +161,8 @@ class TokenSpan(Attack):
             unknowns=unknowns,
             curves=[[] for _ in range(problem.trials)],
             iterations=0,
-        ).made_by("", "span of the first layers")
+            recipes=[Recipe(components=(search.read,)) for search in searches],
+        )
 
 
 def _labels(problem: Problem, texts: Tensor) -> Tensor:
@@ -181,6 +209,7 @@ class _Search:
         self.model = _with_parameters(problem.target_model.model, own)
         self.gradients = {name: value for name, value in target.items() if name in own}
         self.deviations = deviations_of(self.case, own)
+        self.read = "span of the first layers"
 
     @cached_property
     def stages(self) -> Stages:
@@ -247,13 +276,24 @@ class _Search:
         return every[every != self.schema.padding]
 
     def texts(self, count: int) -> Tensor:
-        """Return examples ``(count, length, 1, 1)``."""
+        """Return examples ``(count, length, 1, 1)``.
+
+        Where no span is known, the tokens with rows of the embedding's gradient are shared out
+        among the texts in the order of their ids: the set is read, nothing else.
+        """
         with torch.no_grad():
             shapes = [layer.rows(self.gradients[layer.name]).shape for layer in self.stages.local]
             low_rank = min(rows for rows, _ in shapes) < shapes[0][1] // 4
-            sequences = self._pursued(count) if low_rank else self._spanned(count)
+            try:
+                sequences = self._pursued(count) if low_rank else self._spanned(count)
+            except BractError:
+                if low_rank or not self._rows_known:
+                    raise
+                sequences = []
             if count == 1:
                 sequences = self._at_least_present(sequences)
+            elif not sequences and self._rows_known:
+                sequences, self.read = list(self.tokens.tensor_split(count)), _ROWS
         if not sequences:
             raise BractError(
                 f"{self.key}: no token stands out of the span of the first layers: noise, a "
@@ -271,7 +311,13 @@ class _Search:
         lacking = present[~torch.isin(present, found)]
         if 2 * len(lacking) <= len(present):
             return sequences
+        self.read = self.read if len(found) else _ROWS
         return [torch.cat([found, lacking])[: self.schema.length]]
+
+    @property
+    def _rows_known(self) -> bool:
+        """Whether rows of the embedding's gradient leave most tokens out."""
+        return len(self.tokens) < self.schema.vocabulary // 2
 
     def _spanned(self, count: int) -> list[Tensor]:
         layer, special = self.stages.local[0], torch.tensor(self.schema.special, dtype=torch.int64)
