@@ -278,8 +278,9 @@ class _Search:
     def texts(self, count: int) -> Tensor:
         """Return examples ``(count, length, 1, 1)``.
 
-        Where no span is known, the tokens with rows of the embedding's gradient are shared out
-        among the texts in the order of their ids: the set is read, nothing else.
+        Where spans give few of the tokens with rows of the embedding's gradient, the others are
+        shared out among the texts that were not found in the order of their ids: the set of them
+        is read, nothing else.
         """
         with torch.no_grad():
             shapes = [layer.rows(self.gradients[layer.name]).shape for layer in self.stages.local]
@@ -292,8 +293,8 @@ class _Search:
                 sequences = []
             if count == 1:
                 sequences = self._at_least_present(sequences)
-            elif not sequences and self._rows_known:
-                sequences, self.read = list(self.tokens.tensor_split(count)), _ROWS
+            else:
+                sequences = self._with_present(sequences, count)
         if not sequences:
             raise BractError(
                 f"{self.key}: no token stands out of the span of the first layers: noise, a "
@@ -313,6 +314,16 @@ class _Search:
             return sequences
         self.read = self.read if len(found) else _ROWS
         return [torch.cat([found, lacking])[: self.schema.length]]
+
+    def _with_present(self, sequences: list[Tensor], count: int) -> list[Tensor]:
+        """Return texts, and in place of those that were not found the tokens that lack."""
+        free = count - len(sequences)
+        found = torch.cat([torch.empty(0, dtype=torch.int64), *sequences])
+        lacking = self.tokens[~torch.isin(self.tokens, found)]
+        if free < 1 or not self._rows_known or 2 * len(lacking) <= len(self.tokens):
+            return sequences
+        self.read = self.read if sequences else _ROWS
+        return [*sequences, *lacking.tensor_split(free)]
 
     @property
     def _rows_known(self) -> bool:

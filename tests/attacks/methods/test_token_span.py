@@ -403,6 +403,21 @@ def test_where_no_reading_of_guardian_agrees_the_set_of_tokens_is_read_and_named
     assert got.settings["evidence"]["scalars_agree"] is False
 
 
+def test_tokens_that_found_texts_lack_are_returned_in_the_place_of_the_others() -> None:
+    schema = replace(SCHEMA, vocabulary=500, length=16)
+    ids = texts(4, seed=8, schema=schema)
+    seen = upload("text-decoder(width=128, depth=2, heads=2)", ids, schema=schema)
+    generator = torch.Generator().manual_seed(0)
+    noisy = {
+        n: v + 1e-2 * torch.randn(v.shape, generator=generator) * v.square().mean().sqrt()
+        for n, v in seen.update.items()
+    }
+    noisy["body.transformer.wte.weight"] = seen.update["body.transformer.wte.weight"]
+    got = attack("token-span")(replace(seen, update=noisy), budget=Budget(max_images=4))
+    there = set(ids_of(got.images, schema).flatten().tolist())
+    assert set(ids.flatten().tolist()) <= there
+
+
 def test_a_defense_is_read_only_in_the_parameters_that_the_attack_needs() -> None:
     guardian = build_defense({"name": "guardian"})
     seen = upload(DECODER, texts(1, seed=8), defenses=(guardian.public(),))
