@@ -404,18 +404,18 @@ def test_where_no_reading_of_guardian_agrees_the_set_of_tokens_is_read_and_named
 
 
 def test_tokens_that_found_texts_lack_are_returned_in_the_place_of_the_others() -> None:
-    schema = replace(SCHEMA, vocabulary=500, length=16)
-    ids = texts(4, seed=8, schema=schema)
-    seen = upload("text-decoder(width=128, depth=2, heads=2)", ids, schema=schema)
-    generator = torch.Generator().manual_seed(0)
-    noisy = {
-        n: v + 1e-2 * torch.randn(v.shape, generator=generator) * v.square().mean().sqrt()
-        for n, v in seen.update.items()
-    }
-    noisy["body.transformer.wte.weight"] = seen.update["body.transformer.wte.weight"]
-    got = attack("token-span")(replace(seen, update=noisy), budget=Budget(max_images=4))
-    there = set(ids_of(got.images, schema).flatten().tolist())
-    assert set(ids.flatten().tolist()) <= there
+    search = token_span._Search.__new__(token_span._Search)
+    search.schema, search.read = SCHEMA, "span"
+    search.__dict__["tokens"] = torch.arange(1, 21)
+    found = [torch.tensor([1, 5, 2])]
+    made = search._with_present(found, 3)
+    assert made[0] is found[0] and len(made) == 3
+    assert set(torch.cat(made).tolist()) == set(range(1, 21))
+    assert search.read == "span"
+    assert len(search._with_present([torch.arange(1, 15)], 3)) == 1
+    assert len(search._with_present(found, 1)) == 1
+    assert len(search._with_present([], 2)) == 2
+    assert search.read == "rows of the embedding"
 
 
 def test_a_defense_is_read_only_in_the_parameters_that_the_attack_needs() -> None:
