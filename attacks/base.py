@@ -136,13 +136,18 @@ class Attacker(ABC):
             One entry an observation, in order; one that cannot be attacked is a `Refusal` with
             its reason, and does not stop the others.
         """
-        opened, left = open_cases(observations, task, attack=self.name)
+        opened, left = open_cases(observations, task, attack=self.name, needs=self.needs)
         results = iter(self.run([case for case in opened if isinstance(case, Case)], left))
         return [next(results) if isinstance(case, Case) else case for case in opened]
 
     @abstractmethod
     def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
         """Attack cases that `open_cases` opened; one entry a case, in order, as `attack` does."""
+
+    def needs(self, observation: Observation) -> frozenset[str] | None:
+        """Return the names of the parameters whose gradients it reads; None for all."""
+        del observation
+        return None
 
     def prior(self) -> Attacker | None:
         """The same attack with nothing to match, or None: its start and its prior make the image.

@@ -142,7 +142,7 @@ def reconstruct_over_rounds(
         history=lambda seen: [one for one in (*history, *rounds) if one.round < seen.round],
         public=public,
     )
-    (case,), left = open_over_rounds([rounds], task, attack=chosen.name)
+    (case,), left = open_over_rounds([rounds], task, attack=chosen.name, needs=chosen.needs)
     result = case if isinstance(case, Refusal) else chosen.run([case], left)[0]
     if isinstance(result, Refusal):
         raise BractError(result.reason)

@@ -57,10 +57,23 @@ class AttackTask:
     public: TrainedPrior | None = None
 
 
+Needs = Callable[[Observation], frozenset[str] | None]
+"""Names of the parameters whose gradients an attack reads; None for all."""
+
+
 def open_cases(
-    observations: Sequence[Observation], task: AttackTask, *, attack: str
+    observations: Sequence[Observation],
+    task: AttackTask,
+    *,
+    attack: str,
+    needs: Needs = lambda _: None,
 ) -> tuple[list[Case | Refusal], AttackTask]:
     """Open each observation once: read its evidence, and refine it on the task's engine.
+
+    Parameters
+    ----------
+    needs
+        As `bract.attacks.base.Attacker.needs`.
 
     Returns
     -------
@@ -78,12 +91,14 @@ def open_cases(
         refining.append(refine)
         started = time.perf_counter()
         try:
+            refine.needs = needs(observation)
             case = open_case(
                 observation,
                 tier=task.tier,
                 known=Known(
                     history=task.history(observation) if task.history else (),
                     weak_seeds=task.budget.weak_seeds,
+                    needs=refine.needs,
                 ),
                 max_images=task.budget.max_images,
                 refine=refine,
@@ -104,7 +119,11 @@ def open_cases(
 
 
 def open_over_rounds(
-    clients: Sequence[Sequence[Observation]], task: AttackTask, *, attack: str
+    clients: Sequence[Sequence[Observation]],
+    task: AttackTask,
+    *,
+    attack: str,
+    needs: Needs = lambda _: None,
 ) -> tuple[list[Case | Refusal], AttackTask]:
     """Open several rounds' uploads of each client as one case; see `join_rounds`.
 
@@ -115,6 +134,8 @@ def open_over_rounds(
     ----------
     clients
         Uploads by client, each in the order of rounds.
+    needs
+        As in `open_cases`.
 
     Returns
     -------
@@ -122,7 +143,7 @@ def open_over_rounds(
         As `open_cases`: one case a client, or a `Refusal`.
     """
     flat = [seen for rounds in clients for seen in rounds]
-    opened, left = open_cases(flat, task, attack=attack)
+    opened, left = open_cases(flat, task, attack=attack, needs=needs)
     found: list[Case | Refusal] = []
     for rounds in clients:
         own, opened = opened[: len(rounds)], opened[len(rounds) :]
@@ -152,6 +173,7 @@ class _Refining:
 
     task: AttackTask
     seconds: float = 0.0
+    needs: frozenset[str] | None = None
 
     def __call__(
         self, observation: Observation, target_model: TargetModel, evidence: Evidence
@@ -164,7 +186,9 @@ class _Refining:
                 target_model,
                 evidence,
                 seconds=None if most is None else REFINEMENT_SHARE * most,
+                latest=most,
                 tier=self.task.tier,
+                needs=self.needs,
             )
         finally:
             self.seconds = time.perf_counter() - begun

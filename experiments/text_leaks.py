@@ -122,6 +122,8 @@ def main() -> None:
     arguments.add_argument("--panel", help="only rows of this panel")
     arguments.add_argument("--data", help="only rows of this data")
     arguments.add_argument("--batch", type=int, help="only rows of so many texts")
+    arguments.add_argument("--tier", choices=("oblivious", "adaptive"), help="only rows of it")
+    arguments.add_argument("--about", help="only rows whose training or defense holds this")
     arguments.add_argument(
         "--finished",
         action="store_true",
@@ -132,9 +134,9 @@ def main() -> None:
     done = Finished(options.resume, "experiments.text_leaks", keep_older=options.finished)
     rows: list[Row] = []
     for setting in standard_plan():
-        wanted = (options.model or "") in setting.model
-        given = (options.panel, options.data, options.batch)
-        own = (setting.panel, setting.data, setting.batch)
+        wanted = (options.model or "") in setting.model and (options.about or "") in setting.about
+        given = (options.panel, options.data, options.batch, options.tier)
+        own = (setting.panel, setting.data, setting.batch, setting.tier)
         if not wanted or any(g not in (None, o) for g, o in zip(given, own, strict=True)):
             continue
         about = asdict(setting) | {"clients": options.clients, "first": first}
@@ -175,7 +177,7 @@ def row_of(setting: Setting, clients: int, split: str, first: int, seconds: floa
         (found,) = reconstruct(
             sent.captured,
             TokenSpan(seconds=seconds),
-            budget=Budget(max_images=setting.batch),
+            budget=Budget(max_images=setting.batch, seconds=seconds),
             seed=seed,
             tier=setting.tier,
             history=lambda _, sent=sent: sent.history,  # type: ignore[misc]

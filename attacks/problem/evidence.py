@@ -36,6 +36,12 @@ class Fitting(Protocol):
     def over(self) -> bool:
         """Whether the budget's time is spent."""
 
+    def check(self) -> None:
+        """Raise a `BractError` once the whole budget has been over for some seconds.
+
+        For a stage without which nothing can be matched, which no budget ends otherwise.
+        """
+
     def __call__(self, evidence: Evidence, labels: Sequence[int], steps: int) -> Tensors:
         """Return the gradient of images that are fitted to the evidence.
 
@@ -161,11 +167,15 @@ class Known:
         them, by name, scaled like `Observation.gradient`; empty where none was reconstructed.
     weak_seeds
         Seeds that are tried where a defense may have drawn its secrets from one.
+    needs
+        Names of the parameters whose gradients the attack reads; None for all. An attacker to whom
+        each coordinate costs time may leave the others out of its target.
     """
 
     history: Sequence[Observation] = ()
     earlier: Sequence[Tensors] = ()
     weak_seeds: SeedBudget = field(default_factory=SeedBudget)
+    needs: frozenset[str] | None = None
 
 
 AdaptiveView = Callable[[Observation, Known], Evidence]

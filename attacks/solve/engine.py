@@ -221,7 +221,9 @@ class Engine:
         evidence: Evidence,
         *,
         seconds: float | None = None,
+        latest: float | None = None,
         tier: str = "",
+        needs: frozenset[str] | None = None,
     ) -> Evidence:
         """Run the stages of an evidence on the device.
 
@@ -229,14 +231,17 @@ class Engine:
         ----------
         seconds
             Most wall time, but for a first stage without which nothing can be matched.
-        tier
-            What the adversary knows; part of the checkpoint's identity.
+        latest
+            Wall time after which such a stage is broken off too.
+        tier, needs
+            What the adversary knows and reads; part of the checkpoint's identity.
         """
         store = None
         if self.checkpoint is not None:
             make_private_folder(self.checkpoint)
             declared = observation.declaration.to_dict()
-            settled = ("evidence", tier, observation.key, declared, *made_by())
+            read = () if needs is None else (sorted(needs),)
+            settled = ("evidence", tier, observation.key, declared, *read, *made_by())
             seen = captured(observation) | {"update": observation.update}
             store = self.checkpoint / f"{digest_of(settled, seen)}.evidence"
         begun = time.perf_counter()
@@ -247,7 +252,8 @@ class Engine:
             checkpoint=store,
         )
         with exact_arithmetic():
-            return refine(observation, target_model, evidence, run, self.torch_device())
+            device = self.torch_device()
+            return refine(observation, target_model, evidence, run, device, latest=latest)
 
     def _store(
         self,

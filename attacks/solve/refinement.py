@@ -25,6 +25,7 @@ from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
 from bract.attacks.solve.matching import minimise
 from bract.attacks.solve.optimizers import FirstOrder, FirstOrderSettings
 from bract.attacks.solve.pixels import PixelSearch
+from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
@@ -32,6 +33,9 @@ _UNROLL = 16
 _LR = 0.05
 _SPREAD, _LATER_SPREAD = 0.05, 0.3
 """Chosen for images that only predict a gradient: 120 steps suffice."""
+
+LATE = 5.0
+"""Seconds by which a first stage may overrun the whole budget."""
 
 MOST_PIXELS = 3072
 """Most pixels that an evidence is sharpened with; time grows with their cube."""
@@ -43,21 +47,29 @@ def refine(
     evidence: Evidence,
     run: Run,
     device: torch.device,
+    *,
+    latest: float | None = None,
 ) -> Evidence:
     """Run the stages of an evidence within the limits of ``run``.
 
     The first stage runs whatever the limit where nothing can be matched without it; later ones only
     while there is time, which ``notes["refinement"]`` records where it ended them. The evidence
     after each stage is kept in ``run.checkpoint``, from which a second call goes on.
+
+    Parameters
+    ----------
+    latest
+        Seconds of the whole budget, after which a first stage is broken off too (`Fitting.check`);
+        None lets it end.
     """
     refinement = evidence.refine
     if refinement is None:
         return evidence
-    begun, stage, spent, latest = time.perf_counter(), 0, 0.0, math.inf
+    begun, stage, spent, lowest = time.perf_counter(), 0, 0.0, math.inf
 
     def shifted(fraction: float, loss: float) -> None:
-        nonlocal latest
-        latest = loss
+        nonlocal lowest
+        lowest = loss
         if report is not None:
             report(fraction, loss)
 
@@ -75,10 +87,11 @@ def refine(
         part = run.part(f"stage-{stage}", low, high, None)
         deadline = None if left is None else time.perf_counter() + left
         part = replace(part, seconds=left)
-        fitting = _Fitting(observation, target_model, part, device, deadline)
+        end = None if latest is None else begun + latest + LATE
+        fitting = _Fitting(observation, target_model, part, device, deadline, end)
         evidence = improve(evidence, fitting)
         stage += 1
-        run.advance(high, latest)
+        run.advance(high, lowest)
         if run.checkpoint is not None:
             spent_by_now = time.perf_counter() - begun + spent
             write_atomically(run.checkpoint, _kept(evidence, stage, spent_by_now))
@@ -94,10 +107,18 @@ class _Fitting:
     run: Run
     device: torch.device
     deadline: float | None = None
+    end: float | None = None
 
     @property
     def over(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
+
+    def check(self) -> None:
+        if self.end is not None and time.perf_counter() > self.end:
+            raise BractError(
+                f"{self.observation.key}: reading what the defense hides took longer than the "
+                "budget, and nothing can be matched without it; allow more seconds"
+            )
 
     def __call__(self, evidence: Evidence, labels: Sequence[int], steps: int) -> Tensors:
         images = self.images(evidence, labels, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import Tensor
 from bract.attacks.adaptive.clipping_factor import shrinkage
 from bract.attacks.adaptive.declared import declared, gradient_scale
 from bract.attacks.adaptive.guardian.guardian_clear import firm_up
-from bract.attacks.adaptive.guardian.guardian_map import GuardianMap
+from bract.attacks.adaptive.guardian.guardian_map import GuardianMap, walk
 from bract.attacks.adaptive.guardian.guardian_reading import (
     Group,
     Reading,
     path_of,
+    read,
     read_all,
     unscaled,
 )
@@ -45,6 +47,13 @@ _FIT_STEPS = 120
 _MOST_IMAGES = 8
 _STRANGE = 0.1
 
+_SAMPLE = 300_000
+"""Coordinates from which the scalars of a text's update are estimated."""
+
+_TRIED, _HOPELESS = 30_000, 0.1
+"""Coordinates of a text's update that are read first, and the relative difference of the scalars
+from which on the others are not read: far above `AGREED`, below which alone images came back."""
+
 
 @ADAPTIVE.register("guardian")
 def undo_guardian(observation: Observation, known: Known) -> Evidence:
@@ -69,6 +78,10 @@ def undo_guardian(observation: Observation, known: Known) -> Evidence:
     without the truth, whether the reading is consistent: of the last stage, whether image and
     readings meet, elsewhere whether the scalars do.
 
+    Of texts only the parameters of `Known.needs` are read, and the target has these alone: texts
+    have no later stages, for which the others would count. Scalars are estimated from a sample of
+    the coordinates: those of random texts are farther off.
+
     Plain descent (``optimizer: sgd``) only scales g: then the factor is read off the last layer
     where that determines it, and left open otherwise.
 
@@ -82,7 +95,6 @@ def undo_guardian(observation: Observation, known: Known) -> Evidence:
         once the readings are the true ones, which no first estimate is near. Also if every token
         has a label.
     """
-    del known
     hyper = declared(Guardian, observation)
     groups = _groups(hyper, observation)
     if hyper.optimizer == "sgd":
@@ -92,7 +104,8 @@ def undo_guardian(observation: Observation, known: Known) -> Evidence:
             f"{observation.key}: how Guardian scaled an update is read by guesses of its labels, "
             "of which there are too many where every token has one; only optimizer sgd is inverted"
         )
-    return Evidence(target={}, refine=_Inverting(hyper, observation))
+    needs = known.needs if observation.declaration.text is not None else None
+    return Evidence(target={}, refine=_Inverting(hyper, observation, needs))
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,7 @@ class _Inverting:
 
     hyper: Guardian
     observation: Observation
+    needs: frozenset[str] | None = None
 
     @property
     def stages(self) -> int:
@@ -108,7 +122,7 @@ class _Inverting:
 
     def __call__(self, evidence: Evidence, fit: Fitting) -> Evidence:
         hyper, observation = self.hyper, self.observation
-        groups = _groups(hyper, observation, fit.device)
+        groups = _groups(hyper, observation, fit.device, self.needs)
         if evidence.notes.get("readings_decided") == "roughly":
             return self._settled(evidence, fit, groups)
         stage = int(evidence.notes.get("stages", 0))
@@ -116,18 +130,21 @@ class _Inverting:
             labels, expected = _first_estimate(hyper, observation, groups, fit.device)
             if (firm := self._firmed(fit, groups, labels, expected)) is not None:
                 return firm
+            if (zeros := self._only_zeros(groups, labels, expected, fit)) is not None:
+                return zeros
         else:
             labels = list(evidence.notes["labels_for_the_scalars"])
             fitted = fit(evidence, labels, _FIT_STEPS)
             expected = _flat(fitted, observation) / gradient_scale(observation)
-        latest = read_all(hyper, groups, expected)
+        fit.check()
+        latest = read_all(hyper, groups, expected, fit.check)
         apart = max(reading.apart for reading in latest)
         if not stage:
             _refuse_strange(observation, latest)
         elif apart >= evidence.notes["scalars_apart"]:
             return replace(evidence, notes=evidence.notes | {"readings_decided": "roughly"})
         return replace(
-            _evidence(observation, groups, latest),
+            _evidence(observation, groups, latest, self.needs),
             labels=torch.tensor(labels) if len(labels) == 1 else None,
             notes={
                 "defense": "guardian",
@@ -178,6 +195,45 @@ class _Inverting:
             },
         )
 
+    def _only_zeros(
+        self, groups: list[Group], labels: list[int], expected: Tensor, fit: Fitting
+    ) -> Evidence | None:
+        """Return which coordinates of a text's update are zero, where a sample cannot be read.
+
+        Scalars that are far from those of what is read with them make every reading wrong; that a
+        coordinate is zero follows from none. None for images, whose scalars later stages improve.
+        """
+        if self.needs is None:
+            return None
+        hyper, observation = self.hyper, self.observation
+        latest = []
+        for group in groups:
+            moved = group.sent.nonzero().flatten()
+            drawn = moved[:: max(1, len(moved) // _TRIED)]
+            path = path_of(hyper, group, expected)
+            part = expected[group.part]
+            reading = read(hyper, replace(group, kept=drawn), path, part, fit.check)
+            each = len(moved) / len(drawn)
+            used, own = (walk(g, hyper, group.epsilon, each)[1] for g in (part[drawn], reading.g))
+            latest.append(replace(reading, apart=own.apart(used)))
+        _refuse_strange(observation, latest)
+        if max(reading.apart for reading in latest) < _HOPELESS:
+            return None
+        wanted = observation.gradient()
+        kept = {n: wanted[n] for n in observation.parameters if n in self.needs}
+        return Evidence(
+            target=kept,
+            weights={n: (value == 0).to(value.dtype) for n, value in kept.items()},
+            labels=torch.tensor(labels) if len(labels) == 1 else None,
+            notes={
+                "defense": "guardian",
+                "method": "read which coordinates are zero: no reading of the others agrees",
+                "labels_for_the_scalars": labels,
+                "stages": 1,
+                **_summary(latest),
+            },
+        )
+
     def _settled(self, evidence: Evidence, fit: Fitting, groups: list[Group]) -> Evidence:
         """Decide the readings with an image that is fitted by second order, where one can be."""
         observation = self.observation
@@ -216,7 +272,10 @@ def _summary(readings: list[Reading]) -> dict[str, Any]:
 
 
 def _groups(
-    hyper: Guardian, observation: Observation, device: torch.device | None = None
+    hyper: Guardian,
+    observation: Observation,
+    device: torch.device | None = None,
+    needs: frozenset[str] | None = None,
 ) -> list[Group]:
     whole = flatten({n: observation.update[n] for n in observation.parameters})
     whole = whole.to(device or "cpu").double()
@@ -230,6 +289,15 @@ def _groups(
             position += size
         epsilon /= math.sqrt(len(observation.update))
     groups = [Group(part, whole[part], epsilon) for part in parts]
+    if needs is not None:
+        # A coordinate that is zero comes from zero and needs no reading.
+        wanted = _mask(observation, needs).to(whole.device) & (whole != 0)
+        kept = [wanted[group.part].nonzero().flatten() for group in groups]
+        groups = [
+            replace(group, kept=own, stride=max(1, len(group.sent) // _SAMPLE))
+            for group, own in zip(groups, kept, strict=True)
+            if len(own)
+        ]
     for group in groups:
         length = float(group.sent.norm())
         if hyper.length == "bound" and length > epsilon * (1.0 + 1e-4):
@@ -279,6 +347,11 @@ def _last_layer_mask(observation: Observation, target_model: TargetModel) -> Ten
     names = set(observation.parameters)
     with contextlib.suppress(BractError):
         names = {name for name in last_layer(target_model) if name is not None}
+    return _mask(observation, names)
+
+
+def _mask(observation: Observation, names: Collection[str]) -> Tensor:
+    """Whether each coordinate of the update is of these parameters, ``(D,)``."""
     return torch.cat(
         [torch.full((v.numel(),), n in names) for n, v in observation.parameters.items()]
     )
@@ -288,27 +361,35 @@ def _flat(tensors: Tensors, observation: Observation) -> Tensor:
     return torch.cat([tensors[name].flatten() for name in observation.parameters])
 
 
-def _evidence(observation: Observation, groups: list[Group], readings: list[Reading]) -> Evidence:
-    size = sum(v.numel() for v in observation.parameters.values())
+def _evidence(
+    observation: Observation,
+    groups: list[Group],
+    readings: list[Reading],
+    needs: frozenset[str] | None = None,
+) -> Evidence:
+    every = observation.parameters
+    like = {n: v.cpu().float() for n, v in every.items() if needs is None or n in needs}
+    size = sum(v.numel() for v in like.values())
     scale = gradient_scale(observation)
+    place = _mask(observation, like).long().cumsum(0).sub(1).to(readings[0].g.device)
     g = readings[0].g.new_zeros(size)
     error = torch.zeros_like(g)
     most = max(1, *(int((~r.others.isnan()).sum(dim=0).max()) for r in readings))
     others = g.new_full((most, size), torch.nan)
     directions = []
     for group, reading in zip(groups, readings, strict=True):
-        g[group.part], error[group.part] = reading.g, reading.error
+        at = place[group.places]
+        g[at], error[at] = reading.g, reading.error
         # Most branches explain no given coordinate; NaN is sorted last.
         kept = reading.others.sort(dim=0).values[: len(others)]
-        others[: len(kept), group.part] = kept
+        others[: len(kept), at] = kept
         for row in reading.directions:
             whole = torch.zeros_like(g)
-            whole[group.part] = row
+            whole[at] = row
             directions.append(whole)
     others = torch.where(others.isnan(), g, others)
     size_of = TRUST * float(g.square().mean().sqrt())
     weights = 1.0 / (1.0 + (error / max(size_of, 1e-300)).square())
-    like = {n: v.cpu().float() for n, v in observation.parameters.items()}
 
     def rows(matrix: Tensor) -> Tensors:
         cut = [unflatten(row, like) for row in matrix.cpu()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,15 +57,21 @@ class Image:
     rounding: Tensor
 
 
-def walk(g: Tensor, hyper: Guardian, epsilon: float) -> tuple[Tensor, Path]:
+def walk(g: Tensor, hyper: Guardian, epsilon: float, each: float = 1.0) -> tuple[Tensor, Path]:
     """Run the client's optimizer on one vector ``(D,)`` in float64; g must not be zero.
+
+    Parameters
+    ----------
+    each
+        For how many coordinates each one stands, where g is a sample: its scalars are then
+        estimates.
 
     Returns
     -------
     tuple
         Delta before its length is restored, and the path.
     """
-    size = float(g.norm())
+    size = math.sqrt(each) * float(g.norm())
     delta, m, v = g.clone(), torch.zeros_like(g), torch.zeros_like(g)
     s, n = size * size, size
     steps = []
@@ -79,7 +86,7 @@ def walk(g: Tensor, hyper: Guardian, epsilon: float) -> tuple[Tensor, Path]:
             delta = delta - rate * m / (v.sqrt() + eps)
         else:
             delta = delta - hyper.lr * slope
-        s, n = float(g.dot(delta)), float(delta.norm())
+        s, n = each * float(g.dot(delta)), math.sqrt(each) * float(delta.norm())
         p, q = 0.0, 1.0
         if s < hyper.min_cosine * size * n:
             across = math.sqrt(max(n * n - (s / size) ** 2, 0.0))
@@ -146,17 +153,23 @@ class GuardianMap:
             d_error = (d_error + move_error) * q + 4.0 * UNIT * delta.abs()
         return Image(delta, d_slope, d_error)
 
-    def inverses(self, delta: Tensor, slack: Tensor | float = 0.0) -> Tensor:
+    def inverses(
+        self,
+        delta: Tensor,
+        slack: Tensor | float = 0.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> Tensor:
         """Every g that becomes delta ``(D,)``: ``(branches, D)``, NaN where a branch has none.
 
         A coordinate that is exactly zero comes from zero. One that misses a turning point by no
-        more than ``slack`` comes from there.
+        more than ``slack`` comes from there. ``check`` is called between steps, to break off by
+        raising.
         """
         ends, x, y = self._branches(delta.device)
         allowed = torch.as_tensor(slack, dtype=torch.float64, device=delta.device)
         allowed = allowed.expand_as(delta)
         found = [
-            sign * self._invert(x[low : high + 1], y[low : high + 1], sign * delta, allowed)
+            sign * self._invert(x[low : high + 1], y[low : high + 1], sign * delta, allowed, check)
             for sign in (1.0, -1.0)
             for low, high in ends
         ]
@@ -193,7 +206,9 @@ class GuardianMap:
         marks = [0, *turns.tolist(), _POINTS - 1]
         return [(i, j) for i, j in pairwise(marks) if j > i], x, y
 
-    def _invert(self, x: Tensor, y: Tensor, wanted: Tensor, slack: Tensor) -> Tensor:
+    def _invert(
+        self, x: Tensor, y: Tensor, wanted: Tensor, slack: Tensor, check: Callable[[], None]
+    ) -> Tensor:
         """Invert one monotone branch by Newton steps that fall back on bisection."""
         if float(y[-1]) < float(y[0]):
             x, y = x.flip(0), y.flip(0)
@@ -208,6 +223,7 @@ class GuardianMap:
         g = low + share * (high - low)
         active = torch.arange(len(g), device=g.device)
         for _ in range(_HALVINGS):
+            check()
             here, goal = g[active], target[active]
             at = self(here)
             under = at.value < goal

@@ -20,16 +20,41 @@ _FLAT = 0.02
 
 @dataclass(frozen=True)
 class Group:
-    """Coordinates that one run of the optimizer coupled, what was sent of them, and the bound."""
+    """Coordinates that one run of the optimizer coupled, what was sent of them, and the bound.
+
+    Attributes
+    ----------
+    kept
+        Places in ``part`` of the coordinates that are read, int64; None reads all.
+    stride
+        Scalars of an expected update are those of every so many-th coordinate; 1 takes all.
+    """
 
     part: slice
     sent: Tensor
     epsilon: float
+    kept: Tensor | None = None
+    stride: int = 1
+
+    def walked(self, hyper: Guardian, g: Tensor) -> Path:
+        """Return the scalars of an update ``(D,)`` of the whole part, which is not zero."""
+        drawn = g[:: self.stride]
+        return walk(drawn, hyper, self.epsilon, len(g) / len(drawn))[1]
+
+    def own(self, values: Tensor) -> Tensor:
+        """Return those of values ``(..., D)`` of the whole part that are read."""
+        return values if self.kept is None else values[..., self.kept]
+
+    @property
+    def places(self) -> Tensor:
+        """Places in the whole update of the coordinates that are read, int64."""
+        every = torch.arange(self.part.start, self.part.stop, device=self.sent.device)
+        return self.own(every)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The reading of one group at given scalars.
+    """The reading of one group at given scalars, of those D coordinates that are read.
 
     Attributes
     ----------
@@ -53,12 +78,28 @@ class Reading:
     apart: float
 
 
-def read(hyper: Guardian, group: Group, path: Path, expected: Tensor) -> Reading:
-    """Invert one group at given scalars, choosing the reading nearest to ``expected`` ``(D,)``."""
-    delta = unscaled(hyper, group, path)
+def read(
+    hyper: Guardian,
+    group: Group,
+    path: Path,
+    expected: Tensor,
+    check: Callable[[], None] = lambda: None,
+) -> Reading:
+    """Invert one group at given scalars, choosing the reading nearest to ``expected``.
+
+    Parameters
+    ----------
+    expected
+        An update of all coordinates of the group; those that are not read are taken from it.
+    check
+        Called between steps, to break off by raising.
+    """
+    whole, expected = expected, group.own(expected)
+    sent = unscaled(hyper, group, path)
+    slack = 1e-5 * float(sent.abs().max())
+    delta = group.own(sent)
     mapped = GuardianMap(hyper, path)
-    slack = 1e-5 * float(delta.abs().max())
-    found = mapped.inverses(delta, slack)
+    found = mapped.inverses(delta, slack, check)
     nothing = found.isnan().all(dim=0)
     pick = (found - expected).abs().nan_to_num(math.inf).argmin(dim=0)
     g = torch.where(nothing, expected, found.gather(0, pick[None])[0])
@@ -68,12 +109,19 @@ def read(hyper: Guardian, group: Group, path: Path, expected: Tensor) -> Reading
     error = torch.where(delta == 0, 0.0, error)
     moves = []
     for nudged in _nudged(path):
-        moved = unscaled(hyper, group, nudged) - delta
+        check()
+        moved = group.own(unscaled(hyper, group, nudged)) - delta
         moved = moved - (GuardianMap(hyper, nudged)(g).value - at.value)
         moves.append(torch.where(steep & (delta != 0), moved / at.slope / _NUDGE, 0.0))
     _, strength, directions = torch.linalg.svd(torch.stack(moves), full_matrices=False)
     kept = int((strength > 1e-5 * strength[0]).sum()) if len(strength) else 0
-    own = walk(g, hyper, group.epsilon)[1] if bool(g.any()) else path
+    check()
+    if group.kept is not None:
+        whole = whole.clone()
+        whole[group.kept] = g
+    else:
+        whole = g
+    own = group.walked(hyper, whole) if bool(whole[:: group.stride].any()) else path
     return Reading(
         g=g,
         others=found,
@@ -88,10 +136,15 @@ Assemble = Callable[[list[Reading]], Evidence]
 """Make an evidence of readings, one a group."""
 
 
-def read_all(hyper: Guardian, groups: Sequence[Group], expected: Tensor) -> list[Reading]:
-    """Read every group at the scalars of one expected update ``(D,)``."""
+def read_all(
+    hyper: Guardian,
+    groups: Sequence[Group],
+    expected: Tensor,
+    check: Callable[[], None] = lambda: None,
+) -> list[Reading]:
+    """Read every group at the scalars of one expected update ``(D,)``; ``check`` as in `read`."""
     return [
-        read(hyper, group, path_of(hyper, group, expected), expected[group.part])
+        read(hyper, group, path_of(hyper, group, expected), expected[group.part], check)
         for group in groups
     ]
 
@@ -108,7 +161,7 @@ def path_of(hyper: Guardian, group: Group, expected: Tensor) -> Path:
     g = expected[group.part]
     if hyper.length == "gradient":
         g = g * (float(group.sent.norm()) / max(float(g.norm()), 1e-300))
-    return walk(g, hyper, group.epsilon)[1]
+    return group.walked(hyper, g)
 
 
 def _nudged(path: Path) -> list[Path]:

@@ -29,6 +29,7 @@ from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.own_statistics import OwnStatistics
 from bract.attacks.task import OF_ONE_CASE, AttackTask
 from bract.errors import BractError
+from bract.protocol.observation import Observation
 
 BN_WEIGHT = 0.1
 """Chosen on training images after one step of local training with returned buffers: two digits
@@ -249,6 +250,13 @@ class Auto(Attacker):
         """That of the first attack in the pool that has one."""
         priors = (attack(name).prior() for name in self.pool)
         return next((found for found in priors if found is not None), None)
+
+    def needs(self, observation: Observation) -> frozenset[str] | None:
+        """Return what those of the pool read that handle the input, together."""
+        kind = observation.declaration.input
+        own = [attack(n).needs(observation) for n in self.pool if kind in ATTACKS[n].inputs]
+        named = [names for names in own if names is not None]
+        return frozenset().union(*named) if named and len(named) == len(own) else None
 
     def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
         """Attack each case with what suits it best; configurations of one kind run as one batch."""

@@ -18,8 +18,9 @@ _OUTLYING = 8.0
 def deviations_of(case: Case, own: Tensors) -> Tensors:
     """Return the standard deviation of every coordinate of the target, as far as it is known.
 
-    That is declared noise, what the evidence trusts or bounds, and of FedAvg the rounding of
-    float32 weights, whose difference the update is.
+    That is declared noise, what the evidence bounds or trusts, and of FedAvg the rounding of
+    float32 weights, whose difference the update is. Bounds on an inversion's errors, infinite where
+    nothing is known, and trust are known but for a common factor.
     """
     evidence, declared = case.read or case.evidence, case.observation.declaration
     deviation = getattr(evidence.likelihood, "deviation", None)
@@ -27,6 +28,10 @@ def deviations_of(case: Case, own: Tensors) -> Tensors:
     for name, value in own.items():
         if deviation:
             found[name] = torch.full_like(value, float(deviation))
+        elif name in (evidence.errors or {}):
+            assert evidence.errors is not None
+            error, size = evidence.errors[name].double().cpu(), evidence.target[name].abs().cpu()
+            found[name] = torch.maximum(error, _EPSILON * size.double()).to(value.dtype)
         elif name in (evidence.weights or {}):
             assert evidence.weights is not None
             # A weight is 1 / (1 + (deviation / scale)^2) of one scale, which is not known.

@@ -108,7 +108,7 @@ def span_of(
         joined = torch.cat([g / g.norm() for g, _ in pairs])
         floor = 0.0
     _, values, basis = torch.linalg.svd(joined, full_matrices=False)
-    if not len(values):
+    if not bool(values.any()):
         raise BractError("no row of the first linear layers is known well enough")
     held = values.clamp_min(max(_ROUNDING * float(values[0]), floor))
     ratios = held[:-1] / held[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +35,10 @@ from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, f
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.descent import Outcome, Recipe, Run
+from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.tags import infer_tags
 from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
@@ -43,6 +46,7 @@ from bract.config.text import TextSchema
 from bract.data.tokens import as_example
 from bract.errors import BractError
 from bract.models.losses import loss_of
+from bract.protocol.observation import Observation
 from bract.protocol.update import Tensors
 
 _PROBE = 12
@@ -51,8 +55,15 @@ _PROBE = 12
 _SECONDS = 120.0
 """Wall time of one trial where the budget names none."""
 
+_ROWS = "rows of the embedding"
+"""What is recorded in the place of a span where only the set of tokens is read."""
+
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
+
+_BLURRED = 0.01
+"""Share of the sharpest subspace's gap below which another one counts as blurred; chosen on texts
+that score nothing."""
 
 
 @ATTACKS.register("token-span")
@@ -94,6 +105,28 @@ class TokenSpan(Attack):
     relax: bool = True
     seconds: float = _SECONDS
 
+    def needs(self, observation: Observation) -> frozenset[str] | None:
+        """Return the token embedding, the first layers and those that texts are checked against.
+
+        The output layer, which shows labels, is among them. None where a model shows no stages.
+        """
+        schema = observation.declaration.text
+        if schema is None:
+            return None
+        target_model = target_model_of(observation)
+        model, names = target_model.model, list(observation.parameters)
+        length = min(_PROBE, schema.length)
+        try:
+            stages = find_stages(model, names, vocabulary=schema.vocabulary, length=length)
+            wanted = set() if target_model.loss.per_token else set(last_layer(target_model))
+        except BractError:
+            return None
+        wanted |= {layer.name for layer in (*stages.local, *stages.contextual[:CONTEXTUAL])}
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding) and len(module.weight) >= schema.vocabulary:
+                wanted.add(f"{name}.weight")
+        return frozenset(name for name in names if name in wanted)
+
     def prepare(self, case: Case) -> Case:
         """Refuse a declaration without a schema of texts, and an update without the layers."""
         schema = text_schema(case)
@@ -111,12 +144,11 @@ class TokenSpan(Attack):
         schema = text_schema(problem.cases[0])
         count = problem.image_shape[0]
         each = self.seconds if run.seconds is None else run.seconds / problem.trials
-        found = [
-            _Search(
-                problem, trial, schema, _until(min(each, self.seconds)), relax=self.relax
-            ).texts(count)
-            for trial in range(problem.trials)
-        ]
+        searches, found = [], []
+        for trial in range(problem.trials):
+            stop = _until(min(each, self.seconds))
+            searches.append(_Search(problem, trial, schema, stop, relax=self.relax))
+            found.append(searches[-1].texts(count))
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
         run.advance(1.0, 0.0)
         labels = _labels(problem, images)
@@ -129,7 +161,8 @@ class TokenSpan(Attack):
             unknowns=unknowns,
             curves=[[] for _ in range(problem.trials)],
             iterations=0,
-        ).made_by("", "span of the first layers")
+            recipes=[Recipe(components=(search.read,)) for search in searches],
+        )
 
 
 def _labels(problem: Problem, texts: Tensor) -> Tensor:
@@ -176,6 +209,7 @@ class _Search:
         self.model = _with_parameters(problem.target_model.model, own)
         self.gradients = {name: value for name, value in target.items() if name in own}
         self.deviations = deviations_of(self.case, own)
+        self.read = "span of the first layers"
 
     @cached_property
     def stages(self) -> Stages:
@@ -196,8 +230,13 @@ class _Search:
         return span_of(
             [layer.rows(self.gradients[layer.name]) for layer in layers],
             [self._deviation(layer) for layer in layers],
-            relative=(self.case.read or self.case.evidence).weights is not None,
+            relative=self._inverted,
         )
+
+    @property
+    def _inverted(self) -> bool:
+        """Whether the gradients are a defense's, inverted as far as float32 resolves it."""
+        return (self.case.read or self.case.evidence).weights is not None
 
     def _deviation(self, layer: Layer) -> Tensor | None:
         """Return the noise in each row of a layer's gradient."""
@@ -237,13 +276,25 @@ class _Search:
         return every[every != self.schema.padding]
 
     def texts(self, count: int) -> Tensor:
-        """Return examples ``(count, length, 1, 1)``."""
+        """Return examples ``(count, length, 1, 1)``.
+
+        Where spans give few of the tokens with rows of the embedding's gradient, the others are
+        shared out among the texts that were not found in the order of their ids: the set of them
+        is read, nothing else.
+        """
         with torch.no_grad():
             shapes = [layer.rows(self.gradients[layer.name]).shape for layer in self.stages.local]
             low_rank = min(rows for rows, _ in shapes) < shapes[0][1] // 4
-            sequences = self._pursued(count) if low_rank else self._spanned(count)
+            try:
+                sequences = self._pursued(count) if low_rank else self._spanned(count)
+            except BractError:
+                if low_rank or not self._rows_known:
+                    raise
+                sequences = []
             if count == 1:
                 sequences = self._at_least_present(sequences)
+            else:
+                sequences = self._with_present(sequences, count)
         if not sequences:
             raise BractError(
                 f"{self.key}: no token stands out of the span of the first layers: noise, a "
@@ -261,7 +312,23 @@ class _Search:
         lacking = present[~torch.isin(present, found)]
         if 2 * len(lacking) <= len(present):
             return sequences
+        self.read = self.read if len(found) else _ROWS
         return [torch.cat([found, lacking])[: self.schema.length]]
+
+    def _with_present(self, sequences: list[Tensor], count: int) -> list[Tensor]:
+        """Return texts, and in place of those that were not found the tokens that lack."""
+        free = count - len(sequences)
+        found = torch.cat([torch.empty(0, dtype=torch.int64), *sequences])
+        lacking = self.tokens[~torch.isin(self.tokens, found)]
+        if free < 1 or not self._rows_known or 2 * len(lacking) <= len(self.tokens):
+            return sequences
+        self.read = self.read if sequences else _ROWS
+        return [*sequences, *lacking.tensor_split(free)]
+
+    @property
+    def _rows_known(self) -> bool:
+        """Whether rows of the embedding's gradient leave most tokens out."""
+        return len(self.tokens) < self.schema.vocabulary // 2
 
     def _spanned(self, count: int) -> list[Tensor]:
         layer, special = self.stages.local[0], torch.tensor(self.schema.special, dtype=torch.int64)
@@ -472,15 +539,9 @@ class _Search:
         return candidates_of(apart, self.tokens, span.rank)
 
     def _checked(self, among: Sequence[Layer] | None = None) -> Checked | None:
-        layers, spans = [], []
-        for layer in (self.stages.contextual if among is None else among)[:CONTEXTUAL]:
-            try:
-                span = self._span_of([layer])
-            except BractError:
-                continue
-            if not span.full:
-                layers.append(layer)
-                spans.append(span)
+        given = self.stages.contextual if among is None else among
+        sharpest = self._sharpest(given) if self._inverted else None
+        layers, spans = sharpest or self._open_spans(given[:CONTEXTUAL])
         if not self.stages.causal and any(span.clean for span in spans):
             # A span that noise cuts short leaves every text outside of it.
             layers = [layer for layer, span in zip(layers, spans, strict=True) if span.clean]
@@ -491,6 +552,33 @@ class _Search:
         pairs = zip(layers, spans, strict=True)
         kept = [(layer, span) for layer, span in pairs if span.rank == most or not span.clean]
         return Checked(*zip(*kept, strict=True)) if kept else None
+
+    def _sharpest(self, layers: Sequence[Layer]) -> tuple[list[Layer], list[Span]] | None:
+        """Return the layers whose subspaces stand out most of what an inversion left unknown.
+
+        It resolves small coordinates, as those of keys and queries are, in whichever block; None
+        if no layer has enough of them.
+        """
+        pairs = list(zip(*self._open_spans(layers), strict=True))
+        pairs = [(layer, span) for layer, span in pairs if span.clean and math.isfinite(span.gap)]
+        most = max((span.rank for _, span in pairs), default=0)
+        pairs = [(layer, span) for layer, span in pairs if span.rank == most]
+        least = _BLURRED * max((span.gap for _, span in pairs), default=0.0)
+        pairs = [(layer, span) for layer, span in pairs if span.gap >= least][:CONTEXTUAL]
+        return ([layer for layer, _ in pairs], [span for _, span in pairs]) if pairs else None
+
+    def _open_spans(self, layers: Sequence[Layer]) -> tuple[list[Layer], list[Span]]:
+        """Return those layers whose subspaces leave something out, and the subspaces."""
+        kept, spans = [], []
+        for layer in layers:
+            try:
+                span = self._span_of([layer])
+            except BractError:
+                continue
+            if not span.full:
+                kept.append(layer)
+                spans.append(span)
+        return kept, spans
 
     def _ends(self, given: Candidates) -> Tensor:
         """Return the lengths at which a special token may end a sequence, or the longest one."""

@@ -394,10 +394,11 @@ class ReconstructionQuestion(Question[AuditResult]):
         self, batch: Batch, opened: Opened, task: AttackTask
     ) -> tuple[list[Case | Refusal], AttackTask]:
         """Open observations, each with the earlier ones that it is attacked with."""
+        name, needs = batch.attack, self.attacks[batch.attack].needs
         if self.seen.request.over_rounds == 1:
-            return open_cases([seen for _, seen in opened], task, attack=batch.attack)
+            return open_cases([seen for _, seen in opened], task, attack=name, needs=needs)
         groups = [[*self._earlier(capture), seen] for capture, seen in opened]
-        return open_over_rounds(groups, task, attack=batch.attack)
+        return open_over_rounds(groups, task, attack=name, needs=needs)
 
     def _earlier(self, capture: Capture) -> Iterator[Observation]:
         """Open the rounds that are attacked with a capture; one that cannot be read is left out."""

@@ -36,6 +36,23 @@ def declared_without(clean: Any, **hyper: Any) -> Any:
     )
 
 
+def test_scalars_of_a_sample_are_those_of_all_that_it_stands_for() -> None:
+    g, hyper = heavy_tailed(200), Guardian()
+    whole, sampled = walk(g.repeat(5), hyper, 1.0)[1], walk(g, hyper, 1.0, 5.0)[1]
+    assert sampled.apart(whole) < 1e-12
+
+
+def test_some_coordinates_are_read_as_they_are_among_all() -> None:
+    g, hyper = heavy_tailed(400), Guardian()
+    sent, path = walk(g, hyper, 1.0)
+    kept = torch.arange(3, 400, 7)
+    whole = Group(slice(0, 400), sent, 1.0)
+    every, some = (read(hyper, one, path, g) for one in (whole, replace(whole, kept=kept)))
+    torch.testing.assert_close(some.g, every.g[kept], rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(some.error.clamp_max(1.0), every.error[kept].clamp_max(1.0))
+    assert max(some.apart, every.apart) < 1e-6
+
+
 def heavy_tailed(count: Any, seed: Any = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     size = 10.0 ** (6 * torch.rand(count, generator=generator, dtype=torch.float64) - 6.5)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bract.attacks import Budget, attack
+from bract.attacks.adaptive.guardian import guardian as guardian_attacker
 from bract.attacks.methods.token_span import token_span
 from bract.attacks.methods.token_span.following import follow
 from bract.attacks.methods.token_span.linking import bags_of
@@ -16,8 +17,10 @@ from bract.attacks.methods.token_span.pursuit import embeddings, pursue
 from bract.attacks.methods.token_span.span import separating, span_of, span_of_rounds
 from bract.attacks.methods.token_span.stages import find_stages, inputs_of
 from bract.attacks.methods.token_span.token_span import TokenSpan
+from bract.attacks.problem.case import Case
 from bract.attacks.solve.tied_rows import NextTokens
-from bract.client.defenses import build_defense
+from bract.attacks.task import AttackTask, open_cases
+from bract.client.defenses import ProtectContext, build_defense
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example, ids_of
 from bract.defenses.entries import prepare_model
@@ -368,6 +371,69 @@ def test_pruning_below_rounding_hides_nothing_from_an_attacker_who_knows_it() ->
     assert sum(map(torch.sum, zeros)) > 0.2 * sum(map(torch.numel, zeros))
     got = attack("token-span")(seen, tier="adaptive", budget=Budget(max_images=4))
     assert {tuple(row) for row in ids_of(got.images, schema).tolist()} == wanted(ids)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_texts_of_a_decoder_are_read_off_the_rows_that_adadefense_leaves_small(count: int) -> None:
+    schema = replace(SCHEMA, vocabulary=500, length=16)
+    ids = texts(count, seed=8, schema=schema)
+    defense = build_defense({"name": "adadefense"})
+    name = "text-decoder(width=128, depth=3, heads=2)"
+    seen = upload(name, ids, schema=schema, defenses=(defense.public(),))
+    sent = defense.protect(seen.update, {}, ProtectContext(round=1, seed=0))
+    got = attack("token-span")(
+        replace(seen, update=sent), tier="adaptive", budget=Budget(max_images=count)
+    )
+    assert {tuple(row) for row in ids_of(got.images, schema).tolist()} == wanted(ids)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_where_no_reading_of_guardian_agrees_the_set_of_tokens_is_read_and_named_as_such(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guardian_attacker, "_HOPELESS", 0.0)
+    schema = replace(SCHEMA, vocabulary=500)
+    ids = texts(count, seed=8, schema=schema)
+    defense = build_defense({"name": "guardian"})
+    seen = upload(DECODER, ids, schema=schema, defenses=(defense.public(),))
+    seen = replace(seen, update=defense.protect(seen.update, {}, ProtectContext()))
+    got = attack("token-span")(seen, tier="adaptive", budget=Budget(max_images=count))
+    assert set(ids_of(got.images, schema).flatten().tolist()) == set(ids.flatten().tolist())
+    assert got.trials[0].components == ("rows of the embedding",)
+    assert got.settings["evidence"]["scalars_agree"] is False
+
+
+def test_tokens_that_found_texts_lack_are_returned_in_the_place_of_the_others() -> None:
+    search = token_span._Search.__new__(token_span._Search)
+    search.schema, search.read = SCHEMA, "span"
+    search.__dict__["tokens"] = torch.arange(1, 21)
+    found = [torch.tensor([1, 5, 2])]
+    made = search._with_present(found, 3)
+    assert made[0] is found[0] and len(made) == 3
+    assert set(torch.cat(made).tolist()) == set(range(1, 21))
+    assert search.read == "span"
+    assert len(search._with_present([torch.arange(1, 15)], 3)) == 1
+    assert len(search._with_present(found, 1)) == 1
+    assert len(search._with_present([], 2)) == 2
+    assert search.read == "rows of the embedding"
+
+
+def test_a_defense_is_read_only_in_the_parameters_that_the_attack_needs() -> None:
+    guardian = build_defense({"name": "guardian"})
+    seen = upload(DECODER, texts(1, seed=8), defenses=(guardian.public(),))
+    needs = TokenSpan().needs(seen)
+    assert needs is not None
+    last = {n for n in seen.parameters if ".h.1.mlp." in n}
+    assert not needs & last
+    assert {n for n in seen.parameters if n.endswith(("wte.weight", "score.weight"))} <= needs
+    assert attack("auto").needs(seen) == needs
+    sent = guardian.protect(seen.update, {}, ProtectContext())
+    task = AttackTask(tier="adaptive", budget=Budget(max_images=1))
+    ((case,), _) = open_cases(
+        [replace(seen, update=sent)], task, attack="token-span", needs=lambda _: needs
+    )
+    assert isinstance(case, Case)
+    assert set(case.evidence.target) == needs
 
 
 def test_a_defense_with_unknowns_of_the_client_is_attacked() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from bract.attacks import ADAPTIVE, IG, Budget, Case, Engine, Evidence, Reconstruction
+from bract.attacks import ADAPTIVE, IG, Budget, Case, Engine, Evidence, Reconstruction, Refusal
 from bract.attacks.adaptive.guardian import guardian
 from bract.attacks.methods.portfolio.portfolio import Auto
+from bract.attacks.solve import refinement as refining_module
 from bract.attacks.task import AttackTask, open_cases
 from bract.client.defenses import ProtectContext, build_defenses
 
@@ -23,11 +24,14 @@ class Counting:
     devices: set[torch.device] = field(default_factory=set)
     update: dict[str, torch.Tensor] = field(default_factory=dict)
     interrupt: int | None = None
+    checks: bool = False
 
     def __call__(self, evidence: Any, fit: Any) -> Any:
         stage = int(evidence.notes.get("stage", 0))
         if stage == self.interrupt:
             raise KeyboardInterrupt
+        if self.checks:
+            fit.check()
         self.seen.append(stage)
         self.devices.add(fit.device)
         if stage:
@@ -78,6 +82,22 @@ def test_a_budget_in_seconds_ends_the_stages_but_not_before_something_can_be_mat
     assert "ended by the budget after 1 stages" in case.evidence.notes["refinement"]
     assert left.budget.seconds is not None and task.budget.seconds is not None
     assert left.budget.seconds < task.budget.seconds
+
+
+@pytest.mark.parametrize("seconds", [None, 1e-9])
+def test_a_first_stage_is_broken_off_some_time_after_the_whole_budget(
+    refining: Any, monkeypatch: pytest.MonkeyPatch, seconds: float | None
+) -> None:
+    seen, refinement = refining
+    monkeypatch.setattr(refining_module, "LATE", 0.0)
+    refinement.checks = True
+    task = AttackTask(budget=Budget(seconds=seconds, iterations=1), tier="adaptive")
+    ((found,), _) = open_cases([seen], task, attack="ig")
+    if seconds is None:
+        assert isinstance(found, Case)
+    else:
+        assert isinstance(found, Refusal)
+        assert "took longer than the budget" in found.reason
 
 
 def test_the_time_of_the_stages_is_taken_from_the_attack_and_shown(refining: Any) -> None:
