@@ -327,8 +327,8 @@ class _Search:
 
     @property
     def _rows_known(self) -> bool:
-        """Whether rows of the embedding's gradient leave most tokens out."""
-        return len(self.tokens) < self.schema.vocabulary // 2
+        """Whether zero rows of an embedding that is not shared leave most tokens out."""
+        return self.output is None and len(self.tokens) < self.schema.vocabulary // 2
 
     def _spanned(self, count: int) -> list[Tensor]:
         layer, special = self.stages.local[0], torch.tensor(self.schema.special, dtype=torch.int64)

@@ -406,7 +406,7 @@ def test_where_no_reading_of_guardian_agrees_the_set_of_tokens_is_read_and_named
 def test_tokens_that_found_texts_lack_are_returned_in_the_place_of_the_others() -> None:
     search = token_span._Search.__new__(token_span._Search)
     search.schema, search.read = SCHEMA, "span"
-    search.__dict__["tokens"] = torch.arange(1, 21)
+    search.__dict__ |= {"tokens": torch.arange(1, 21), "output": None}
     found = [torch.tensor([1, 5, 2])]
     made = search._with_present(found, 3)
     assert made[0] is found[0] and len(made) == 3
