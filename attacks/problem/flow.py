@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 STEPS = 4
-"""Steps of the integration from noise to an image, each with two velocities."""
+"""Steps of the integration from noise to an image, one velocity each."""
 
 _COARSEST = 4
 _PATCHED = 16
@@ -24,9 +24,8 @@ class Flow(nn.Module):
     A point moves along ``dx/dt = v(x, t)`` from standard normal noise z at t = 0 to an image at
     t = 1, with pixels in [-1, 1]; v is trained to be the mean of ``x1 - z`` over the straight lines
     ``x_t = (1 - t) z + t x1`` through a point (Liu, Gong and Liu, ICLR 2023; Lipman et al., ICLR
-    2023). The network is a small U-Net of residual blocks, of which each is told t and the class by
-    a scale and a shift (Ho et al. 2020, FiLM); images of more than 16 pixels a side enter as
-    patches, as wide as it takes.
+    2023). The network is a small U-Net of residual blocks, each of which gets t and the class as a
+    scale and a shift (Perez et al. 2018); images of more than 16 pixels a side enter as patches.
 
     Parameters
     ----------
@@ -88,15 +87,13 @@ class Flow(nn.Module):
     def forward(self, latent: Tensor, labels: Tensor | None = None) -> Tensor:
         """Map noise ``(N, C * H * W)`` and label rows ``(N, classes)`` to images in [0, 1].
 
-        By `STEPS` steps of the midpoint method. Pixels are clipped, and their derivative is that
-        without the clipping.
+        By `STEPS` steps of Euler's method. Pixels are clipped, and their derivative is that without
+        the clipping.
         """
         points = latent.view(-1, *self.image_shape)
-        step = 1.0 / STEPS
         for number in range(STEPS):
-            times = points.new_full((len(points),), number * step)
-            half = points + 0.5 * step * self.velocity(points, times, labels)
-            points = points + step * self.velocity(half, times + 0.5 * step, labels)
+            times = points.new_full((len(points),), number / STEPS)
+            points = points + self.velocity(points, times, labels) / STEPS
         pixels = 0.5 * (points + 1.0)
         return pixels + (pixels.clamp(0.0, 1.0) - pixels).detach()
 
@@ -122,4 +119,4 @@ class _Block(nn.Module):
 
 
 def _norm(width: int) -> nn.GroupNorm:
-    return nn.GroupNorm(math.gcd(width, _GROUP) if width % _GROUP else width // _GROUP, width)
+    return nn.GroupNorm(1 if width % _GROUP else width // _GROUP, width)

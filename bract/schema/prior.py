@@ -30,8 +30,9 @@ class PriorFacts(VersionedRecord):
     labels that it is conditioned on, 0 for none. ``source`` names what it was
     trained on, ``images`` counts it, and ``digest`` is the SHA-256 of those images' fingerprints,
     which the file holds. ``held_out_psnr`` measures how it reproduces public images of the same
-    source that it was not trained on, in dB: of an autoencoder about the most that a search in its latent can give; of a flow, which
-    makes every image of some noise, how it restores them from as much noise.
+    source that it was not trained on, in dB: of an autoencoder about the most that a search in its
+    latent can give; of a flow, which makes every image of some noise, how it restores images to
+    which as much noise was added.
     """
 
     kind: ClassVar[str] = "prior"

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.flow import Flow
 from bract.attacks.problem.objectives import NoObjective, Objective
 from bract.attacks.problem.problem import Problem
-from bract.attacks.problem.flow import Flow
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior
 from bract.attacks.solve.descent import Outcome
 from bract.attacks.solve.matching import noise

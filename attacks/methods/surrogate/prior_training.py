@@ -62,12 +62,12 @@ def train_prior(
 ) -> TrainedPrior:
     """Train a variational autoencoder (Kingma and Welling 2014), or a flow, as the generator.
 
-    Of the autoencoder that is the decoder. The decoder's noise is Gaussian of the likeliest deviation (Rybkin et al. 2021, eq. 8), so that
-    no weight is between the two terms: with D pixels, mean squared error M over the batch and KL
-    the divergence of the encoder's normal from N(0, I), ``D / 2 log M + KL``. A flow is trained by
-    the mean squared error of its velocity (Liu, Gong and Liu, ICLR 2023, equation 1), at times
-    uniform in [0, 1]. One image in 20 is left out, to measure how well such images are reproduced;
-    fingerprints are of all of them.
+    Of the autoencoder the decoder is kept. Its noise is Gaussian of the likeliest deviation (Rybkin
+    et al. 2021, eq. 8), so that no weight is between the two terms: with D pixels, mean squared
+    error M over the batch and KL the divergence of the encoder's normal from N(0, I),
+    ``D / 2 log M + KL``. A flow is trained by the mean squared error of its velocity (Liu, Gong and
+    Liu, ICLR 2023, equation 1), at times uniform in [0, 1]. One image in 20 is left out, to measure
+    how well such images are reproduced; fingerprints are of all of them.
 
     Parameters
     ----------
