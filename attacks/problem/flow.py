@@ -88,13 +88,13 @@ class Flow(nn.Module):
         """Map noise ``(N, C * H * W)`` and label rows ``(N, classes)`` to images in [0, 1].
 
         By `STEPS` steps of Euler's method. Pixels are clipped, and their derivative is that without
-        the clipping.
+        the clipping; those that overflow, under weights that training does not make, are grey.
         """
         points = latent.view(-1, *self.image_shape)
         for number in range(STEPS):
             times = points.new_full((len(points),), number / STEPS)
             points = points + self.velocity(points, times, labels) / STEPS
-        pixels = 0.5 * (points + 1.0)
+        pixels = (0.5 * (points + 1.0)).nan_to_num(0.5, 0.5, 0.5)
         return pixels + (pixels.clamp(0.0, 1.0) - pixels).detach()
 
 
