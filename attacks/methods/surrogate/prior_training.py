@@ -87,19 +87,18 @@ def train_prior(
     classes = 0 if labels is None else classes
     device = torch.device(settings.device)
     shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+    made: Decoder | Flow
+    model: _Autoencoder | _Straight
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        order = torch.randperm(len(images))
-        held = order[: max(1, round(_HELD_OUT * len(images)))]
-        kept = order[len(held) :]
-        made: Decoder | Flow
-        model: _Autoencoder | _Straight
         if settings.kind == "flow":
+            held, kept = _split(len(images))
             made = Flow(shape, width=settings.width, classes=classes)
             model = _Straight(made)
         else:
             made = Decoder(shape, latent=settings.latent, width=settings.width, classes=classes)
             model = _Autoencoder(_Encoder(shape, settings, classes), made)
+            held, kept = _split(len(images))
         model.to(device)
         rows = None if labels is None else F.one_hot(labels, classes).float()
         _fit(model, images, rows, kept, settings, progress)
@@ -118,6 +117,13 @@ def train_prior(
         held_out_psnr=psnr,
     )
     return make_prior(facts, made, fingerprints(images))
+
+
+def _split(count: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of images that are held out, and of those that are trained on."""
+    order = torch.randperm(count)
+    held = max(1, round(_HELD_OUT * count))
+    return order[:held], order[held:]
 
 
 def _epochs(images: int) -> int:
