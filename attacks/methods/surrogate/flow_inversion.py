@@ -17,15 +17,15 @@ class FlowInversion(GGL):
 
     Images are what the flow makes of noise; the noise is searched by Adam, through the steps of the
     integration, and kept near a standard normal one. A flow has as many latents as pixels and is
-    invertible but for its discretisation, so it leaves no image out that an update shows, and makes
-    those of the public kind likely. The search begins at the best of several random draws, and at
-    several with more restarts. Where the evidence has a likelihood (noise, clipping), that and the
-    noise's own density are the loss, in nats.
+    invertible but for its steps, so it leaves hardly an image out that an update shows, and makes
+    those of the public kind likely. The search begins at the best of several random draws, each
+    restart at that of its own. Where the evidence has a likelihood (noise, clipping), that and the
+    density of the noise are the loss, in nats.
 
     Baglin, Zhu and Hadfield (arXiv 2601.15049) attack with a flow too: they search pixels, with the
     distance to what the flow's velocity makes of them after some noise was mixed in as a penalty.
-    That came to no more here, as a stage after this search, on the images on which settings are
-    chosen.
+    As a second stage of 0.3 of 400 iterations that gave 30.9 dB where the search alone gave 31.5
+    (four digits on which settings were chosen, undefended, three steps of the flow).
     """
 
     name: ClassVar[str] = "flow"
