@@ -39,7 +39,7 @@ from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
 from bract.audit.questions.reconstruction.scores.image import psnr, ssim
 from bract.config.audit import Tier
 from bract.schema.prior import PriorKind
-from experiments.harness.clients import Situation, Upload, uploads
+from experiments.harness.clients import Situation, Upload, trained_accuracy, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.images import public_photographs, training_images
 from experiments.harness.operating_points import POINTS
@@ -117,7 +117,7 @@ def flow_plan() -> Iterator[Setting]:
     for defense in ("noise 0.01", "clipping", "pruning"):
         yield single(defense, "known")
     yield single("none", "plain", batch=4, uploads=4)
-    yield single("none", "plain", model="resnet20", trained_steps=150, uploads=4)
+    yield single("none", "plain", model="resnet20", trained_steps=60, uploads=4)
 
 
 PLANS = {"mnist": plan, "photos": photograph_plan}
@@ -236,6 +236,8 @@ class Uploaded:
         Originals, samples of the right class, and the nearest such ones, ``(N, 1, 32, 32)``.
     floor
         PSNR of the nearest samples.
+    accuracy
+        Mean of the networks on held-out images; None of fresh ones.
     """
 
     held: Sequence[Upload]
@@ -243,6 +245,7 @@ class Uploaded:
     first: Tensor
     nearest: Tensor
     floor: list[float]
+    accuracy: float | None = None
 
     @property
     def each(self) -> list[Upload]:
@@ -293,7 +296,8 @@ def uploaded_by(setting: Setting, prior: TrainedPrior, split: str, images: int) 
         ]
     )
     first = torch.stack([one[0] for one in drawn])
-    return Uploaded(held, truth, first, nearest, psnr(nearest, truth).tolist())
+    accuracy = trained_accuracy(situation, split)
+    return Uploaded(held, truth, first, nearest, psnr(nearest, truth).tolist(), accuracy)
 
 
 def samples(prior: TrainedPrior, upload: Upload) -> list[Tensor]:
@@ -343,6 +347,7 @@ def attacked(
     return {
         **uploaded().scores(made),
         "tier": tier,
+        "accuracy": uploaded().accuracy,
         "iterations": ITERATIONS[name],
         "refused": sum(image is None for image in made),
         "cpu_seconds": spent,

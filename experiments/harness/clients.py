@@ -240,9 +240,9 @@ def trained_accuracy(situation: Situation, split: str) -> float | None:
     if not situation.trained:
         return None
     seeds = range(first_seed(split), first_seed(split) + min(NETWORKS, situation.uploads))
-    return sum(trained_network(situation.data, situation.model, seed)[1] for seed in seeds) / len(
-        seeds
-    )
+    of = (situation.data, situation.model)
+    how = (situation.activation, situation.trained_steps)
+    return sum(trained_network(*of, seed, *how)[1] for seed in seeds) / len(seeds)
 
 
 def _cosine(update: Tensors, sent: Tensors) -> float:

@@ -170,7 +170,8 @@ class _Autoencoder(nn.Module):
         latent = mean + (0.5 * spread).exp() * torch.randn_like(mean)
         error = (self.decoder(latent, rows) - images).square().mean()
         divergence = 0.5 * (mean.square() + spread.exp() - spread - 1.0).sum(dim=1).mean()
-        return 0.5 * images[0].numel() * error.clamp_min(1e-8).log() + divergence
+        loss: Tensor = 0.5 * images[0].numel() * error.clamp_min(1e-8).log() + divergence
+        return loss
 
     def reproduced(self, images: Tensor, rows: Tensor | None) -> Tensor:
         """Return what images become through the mean of their latent."""
