@@ -29,7 +29,7 @@ class FlowInversion(GGL):
     """
 
     name: ClassVar[str] = "flow"
-    title: ClassVar[str] = "flow prior"
+    title: ClassVar[str] = "Flow prior"
     generator: ClassVar[PriorKind | None] = "flow"
     iterations: ClassVar[int] = 400
 
