@@ -23,6 +23,7 @@ from bract.config.audit import TIERS, Tier
 from bract.errors import BractError
 from bract.plugins import blaming
 from bract.protocol.observation import Observation
+from bract.schema.prior import PriorKind
 
 Batches = Literal["one", "few", "any"]
 """Images of one update that an attack reconstructs: a single one, at most `Budget.max_images`, or
@@ -65,6 +66,8 @@ class Attacker(ABC):
         Kinds of input that it reconstructs.
     tiers
         Tiers of knowledge that it serves; one for ``surrogate`` alone needs public images.
+    generator
+        Kind of the prior that it searches; None where it takes any, or none.
     cost
         Order of magnitude of one restart.
     competes
@@ -86,6 +89,7 @@ class Attacker(ABC):
     inputs: ClassVar[tuple[str, ...]] = ("image",)
     per_token: ClassVar[bool] = False
     tiers: ClassVar[tuple[Tier, ...]] = TIERS
+    generator: ClassVar[PriorKind | None] = None
     cost: ClassVar[Cost] = "tens of seconds"
     competes: ClassVar[bool] = False
     portfolio: ClassVar[bool] = False

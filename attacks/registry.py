@@ -15,6 +15,7 @@ from bract.config.audit import Tier
 from bract.errors import BractError
 from bract.protocol.observation import Observation
 from bract.registry import Registry, named, unknown
+from bract.schema.prior import PriorKind
 
 ATTACKS: Registry[type[Attacker]] = Registry(
     "attack", group="bract.attacks", check=partial(named, Attacker)
@@ -43,9 +44,12 @@ def families(inputs: Collection[str] | None = None) -> dict[str, list[str]]:
     return found
 
 
-def attacks_only_for(tier: Tier) -> list[str]:
-    """Return the names of the attacks that serve this tier alone."""
-    return [name for name in ATTACKS if ATTACKS[name].tiers == (tier,)]
+def attacks_only_for(tier: Tier, generator: PriorKind | None = None) -> list[str]:
+    """Return the names of the attacks that serve this tier alone, of those for a kind of prior."""
+    found = [name for name in ATTACKS if ATTACKS[name].tiers == (tier,)]
+    if generator is None:
+        return found
+    return [name for name in found if ATTACKS[name].generator in (None, generator)]
 
 
 def attack(name: str, **settings: Any) -> Attacker:

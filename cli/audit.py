@@ -13,6 +13,7 @@ from typing import Any
 
 from bract.attacks import Progress
 from bract.attacks.problem.evidence import has_attacker
+from bract.attacks.problem.trained_prior import load_prior
 from bract.attacks.registry import attacks_only_for
 from bract.audit.allowance import Allowance
 from bract.audit.audit import Audit
@@ -80,10 +81,12 @@ def audit_requests(
         _check_files(wanted, key, held, prior)
     # What was asked for by name holds in every tier.
     named = "attacks" in (settings or {})
+    generator = load_prior(prior).facts.generator if prior and "surrogate" in tiers else None
+    surrogate = attacks_only_for("surrogate", generator)
     return [
         AuditRequest(
             **section.model_dump(exclude={"tier", "attacks"}),
-            attacks=attacks_only_for(one) if one == "surrogate" and not named else section.attacks,
+            attacks=surrogate if one == "surrogate" and not named else section.attacks,
             seed=config.seed,
             tier=one,
             key=held if one == "colluding" else None,

@@ -92,6 +92,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "prior train": (
         "bract prior train --data digits --out digits.safetensors",
+        "bract prior train --data digits --kind flow --out flow.safetensors",
         "bract prior train --data /srv/pictures --size 32 --crops 20 --out pictures.safetensors",
     ),
     "prior show": ("bract prior show digits.safetensors --format json",),

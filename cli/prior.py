@@ -48,6 +48,13 @@ class _Rare(BaseModel):
             raise BractError(f"--set {describe(error)}") from None
 
 
+class KindName(StrEnum):
+    """Kind of a generator."""
+
+    AUTOENCODER = "autoencoder"
+    FLOW = "flow"
+
+
 class SplitName(StrEnum):
     """Split of a data set."""
 
@@ -70,6 +77,13 @@ def train(
             "may be a client's.",
         ),
     ],
+    kind: Annotated[
+        KindName,
+        typer.Option(
+            "--kind",
+            help="autoencoder, for ggl, gias and learned-inverter, or flow, for the attack flow.",
+        ),
+    ] = KindName.AUTOENCODER,
     out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("prior.safetensors"),
     split: Annotated[
         SplitName,
@@ -97,8 +111,9 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="latent (length of the latent, 32), width (channels before the last layer, 24), "
-            "seed (0), channels (1 grey, 3 colour), labels (true: with the classes). Repeat.",
+            help="latent (length of an autoencoder's latent, 32), width (channels before the last "
+            "layer, 24), seed (0), channels (1 grey, 3 colour), labels (true: with the "
+            "classes). Repeat.",
         ),
     ] = None,
     output: FormatOption = Format.DEFAULT,
@@ -116,6 +131,9 @@ def train(
     from bract.data.public import public_images
 
     rare = _Rare.read(settings)
+    is_flow = kind is KindName.FLOW
+    if is_flow and "latent" in rare.model_fields_set:
+        raise BractError("--set latent: a flow's latent is as long as an image; leave it out")
     found = public_images(
         data,
         split=split.value,
@@ -131,12 +149,13 @@ def train(
     with WorkProgress(1, "train a prior") as bar:
 
         def show(share: float, loss: float) -> None:
-            bar.within(share, f"loss {loss:.1f} nats")
+            bar.within(share, f"loss {loss:.3f}" if is_flow else f"loss {loss:.1f} nats")
 
         made = train_prior(
             found.images,
             found.labels,
             PriorSettings(
+                kind="flow" if is_flow else "autoencoder",
                 latent=rare.latent,
                 width=rare.width,
                 epochs=epochs,
@@ -150,8 +169,9 @@ def train(
     made.save(out)
     if output.is_json:
         print_json(made.facts.to_dict())
+    does = "restores half-noised" if is_flow else "reproduces"
     say(
-        f"done: {out}, {made.text}; reproduces held-out images at "
+        f"done: {out}, {made.text}; {does} held-out images at "
         f"{made.facts.held_out_psnr:.1f} dB; next: bract audit RUN --tier surrogate --prior {out}"
     )
 

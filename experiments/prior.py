@@ -3,6 +3,7 @@ IG, `best`, and the prior alone.
 
     OMP_NUM_THREADS=1 python -m experiments.prior [--split choose] [--resume FILE] [--json]
     OMP_NUM_THREADS=1 python -m experiments.prior --data photos --epochs 40 [--json]
+    OMP_NUM_THREADS=1 python -m experiments.prior --kind flow [--split choose] [--json]
 
 The generator (`bract prior train`) is trained on the first 10,000 images of
 MNIST's training split, at 32 pixels. Attacked are 8 single images of the test split, written by
@@ -13,29 +14,32 @@ defense, ``ignored`` the defended one, of which the attacker does not know that 
 defended one with the defense known (the adaptive tier; for GGL and GIAS the surrogate one).
 ``prior sample`` draws an image of the right class from the generator, ``prior nearest`` is the one
 of 256 such that is nearest to the original, which no attacker can pick. ``--data photos``: crops of
-photographs, the generator's from other pictures than those that are attacked. CPU seconds are the
-process' own on one thread, an image.
+photographs, the generator's from other pictures than those that are attacked. ``--kind flow``: a
+flow beside the generator, trained on the same images; the attack of that name compared with GIAS
+and IG on the same uploads, image by image (``over_gias``, ``over_ig`` in dB), through the strided
+LeNet and through ResNet-20 in evaluation mode after training. CPU seconds are the process' own on
+one thread, an image.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from bract.attacks import Budget, Reconstruction, attack, reconstruct
+from bract.attacks import ATTACKS, Budget, Reconstruction, attack, reconstruct
 from bract.attacks.methods.surrogate.prior_training import PriorSettings, train_prior
 from bract.attacks.problem.trained_prior import TrainedPrior, load_prior
-from bract.attacks.registry import attacks_only_for
 from bract.audit.questions.reconstruction.scores.image import psnr, ssim
 from bract.config.audit import Tier
-from experiments.harness.clients import Situation, Upload, uploads
+from bract.schema.prior import PriorKind
+from experiments.harness.clients import Situation, Upload, trained_accuracy, uploads
 from experiments.harness.command import Finished, emit, note, note_row, parse, parser
 from experiments.harness.images import public_photographs, training_images
 from experiments.harness.operating_points import POINTS
@@ -46,8 +50,13 @@ COLUMNS = (
     *("activation", "defense", "round", "reading", "attack", "images", "iterations", "psnr"),
     *("psnr_low", "psnr_high", "ssim", "recognisable", "above_nearest", "refused", "cpu_seconds"),
 )
-ITERATIONS = {"ig": 400, "best": 200, "ggl": 150, "gias": 400, "learned-inverter": 400}
+FLOW_COLUMNS = (
+    *("model", "batch", *COLUMNS[1:10], "over_gias", "over_gias_low", "over_gias_high"),
+    *("over_ig", "over_ig_low", "over_ig_high", "refused", "cpu_seconds"),
+)
+ITERATIONS = {"ig": 400, "best": 200, "ggl": 150, "gias": 400, "learned-inverter": 400, "flow": 400}
 NEAREST_OF = 256
+FLOW_EPOCHS = 20
 PHOTOGRAPH_CROPS = 3000
 
 
@@ -61,17 +70,24 @@ class Setting:
     round: int = 1
     batch: int = 1
     data: str = "mnist"
+    model: str = "lenet-strided"
+    kind: PriorKind = "autoencoder"
+    trained_steps: int = 0
+    uploads: int | None = None
 
     @property
     def attacks(self) -> tuple[str, ...]:
         """What is run: a learned inverter only where the documentation speaks of it."""
+        if self.kind == "flow":
+            return ("ig", "gias", "flow")
         if self.batch > 1:
             return ("gias",)
         if self.data == "photos":
             return ("ig", "ggl", "gias")
         known = ("noise 0.01", "adadefense, eps outside")
         inverted = self.activation == "relu" and (self.reading == "plain" or self.defense in known)
-        return tuple(name for name in ITERATIONS if inverted or name != "learned-inverter")
+        others = () if inverted else ("learned-inverter",)
+        return tuple(name for name in ITERATIONS if name not in (*others, "flow"))
 
 
 def plan() -> Iterator[Setting]:
@@ -94,6 +110,16 @@ def photograph_plan() -> Iterator[Setting]:
     yield Setting("relu", "pruning", "known", data="photos")
 
 
+def flow_plan() -> Iterator[Setting]:
+    """Where a flow is compared: without a defense, under three, in a batch, after training."""
+    single = partial(Setting, "relu", kind="flow")
+    yield single("none", "plain")
+    for defense in ("noise 0.01", "clipping", "pruning"):
+        yield single(defense, "known")
+    yield single("none", "plain", batch=4, uploads=4)
+    yield single("none", "plain", model="resnet20", trained_steps=60, uploads=4)
+
+
 PLANS = {"mnist": plan, "photos": photograph_plan}
 
 
@@ -103,17 +129,23 @@ def main() -> None:
     arguments.add_argument("--images", type=int, default=8)
     arguments.add_argument("--data", choices=tuple(PLANS), default="mnist")
     arguments.add_argument("--epochs", type=int, default=25)
+    arguments.add_argument("--kind", choices=get_args(PriorKind), default="autoencoder")
     arguments.add_argument("--prior", type=Path, help="a generator that was trained before")
+    arguments.add_argument("--flow", type=Path, help="a flow that was trained before")
     arguments.add_argument("--only", help="settings whose words hold this")
     options = parse(arguments)
-    prior = load_prior(options.prior) if options.prior else trained(options.data, options.epochs)
-    note(f"{prior.text}: held-out images at {prior.facts.held_out_psnr:.1f} dB")
+    if options.kind == "flow" and options.data != "mnist":
+        raise SystemExit("--kind flow: expected --data mnist")
+    priors: dict[PriorKind, TrainedPrior] = {}
+    priors["autoencoder"] = given_or_trained(options.prior, options, "autoencoder")
+    if options.kind == "flow":
+        priors["flow"] = given_or_trained(options.flow, options, "flow")
     done = Finished(options.resume, "experiments.prior")
     rows: list[Row] = []
-    for setting in PLANS[options.data]():
+    for setting in flow_plan() if options.kind == "flow" else PLANS[options.data]():
         if not options.only or options.only in str(setting):
-            rows += measured(setting, prior, options, done)
-    emit(rows, COLUMNS, as_json=options.json)
+            rows += measured(setting, priors, options, done)
+    emit(rows, FLOW_COLUMNS if options.kind == "flow" else COLUMNS, as_json=options.json)
 
 
 def wanted(setting: Setting) -> tuple[str, ...]:
@@ -123,25 +155,40 @@ def wanted(setting: Setting) -> tuple[str, ...]:
     return tuple(name for name in setting.attacks if name != "best" or not slow)
 
 
-def trained(data: str, epochs: int) -> TrainedPrior:
+def given_or_trained(
+    path: Path | None, options: argparse.Namespace, kind: PriorKind
+) -> TrainedPrior:
+    """Return the generator of a file, or train one."""
+    begun = time.process_time()
+    prior = load_prior(path) if path else trained(options.data, options.epochs, kind)
+    spent = time.process_time() - begun
+    held = prior.facts.held_out_psnr
+    note(f"{prior.text}: held-out images at {held:.1f} dB, {spent:.0f} CPU seconds")
+    return prior
+
+
+def trained(data: str, epochs: int, kind: PriorKind) -> TrainedPrior:
     """Train the generator on images that are not attacked."""
     if data == "photos":
         crops = public_photographs(PHOTOGRAPH_CROPS)
         source = "crops of photographs of scikit-learn and scikit-image"
         return train_prior(crops, None, PriorSettings(epochs=epochs, latent=64), source=source)
     images, labels = training_images("mnist")
-    settings = PriorSettings(epochs=epochs)
+    settings = PriorSettings(kind=kind, epochs=FLOW_EPOCHS if kind == "flow" else epochs)
     source = "mnist, first 10,000 of train"
     return train_prior(images, labels, settings, source=source, classes=10)
 
 
 def measured(
-    setting: Setting, prior: TrainedPrior, options: argparse.Namespace, done: Finished
+    setting: Setting,
+    priors: Mapping[PriorKind, TrainedPrior],
+    options: argparse.Namespace,
+    done: Finished,
 ) -> Iterator[Row]:
     """Attack one setting's uploads with every attack, and score what needs no gradient."""
+    prior = priors[setting.kind]
     about = {
         **vars(setting),
-        "model": "lenet-strided",
         "prior_images": prior.facts.images,
         "prior_epochs": prior.facts.epochs,
         "prior_held_out_psnr": prior.facts.held_out_psnr,
@@ -151,14 +198,32 @@ def measured(
     def uploaded() -> Uploaded:
         return uploaded_by(setting, prior, options.split, options.images)
 
+    rows: dict[str, Row] = {}
     measures: dict[str, Callable[[], Row]] = {
         "prior sample": lambda: uploaded().scores(uploaded().first) | {"refused": 0},
         "prior nearest": lambda: uploaded().scores(uploaded().nearest) | {"refused": 0},
-        **{name: partial(attacked, name, setting, uploaded, prior) for name in wanted(setting)},
+        **{name: partial(attacked, name, setting, uploaded, priors) for name in wanted(setting)},
     }
+    if "flow" in measures:
+        measures["flow"] = lambda: compared(
+            attacked("flow", setting, uploaded, priors), rows, uploaded()
+        )
     for name, measure in measures.items():
-        row = done.row([about, name, options.split, options.images], measure)
-        yield note_row(about | {"attack": name} | row, COLUMNS)
+        rows[name] = done.row([about, name, options.split, options.images], measure)
+        columns_of = FLOW_COLUMNS if setting.kind == "flow" else COLUMNS
+        yield note_row(about | {"attack": name} | rows[name], columns_of)
+
+
+def compared(row: Row, others: Mapping[str, Row], uploaded: "Uploaded") -> Row:
+    """Return a row with its difference to GIAS and IG, image by image."""
+    images, networks = ([getattr(u, of) for u in uploaded.each] for of in ("source", "network"))
+    for name in ("gias", "ig"):
+        other = others[name]["psnr_each"]
+        if len(other) != len(row["psnr_each"]) or row["refused"]:
+            continue
+        apart = [mine - its for mine, its in zip(row["psnr_each"], other, strict=True)]
+        row |= columns(f"over_{name}", apart, images, networks)
+    return row
 
 
 @dataclass(frozen=True)
@@ -171,6 +236,8 @@ class Uploaded:
         Originals, samples of the right class, and the nearest such ones, ``(N, 1, 32, 32)``.
     floor
         PSNR of the nearest samples.
+    accuracy
+        Mean of the networks on held-out images; None of fresh ones.
     """
 
     held: Sequence[Upload]
@@ -178,10 +245,16 @@ class Uploaded:
     first: Tensor
     nearest: Tensor
     floor: list[float]
+    accuracy: float | None = None
+
+    @property
+    def each(self) -> list[Upload]:
+        """The upload of each image."""
+        return [upload for upload in self.held for _ in upload.labels]
 
     def scores(self, made: Iterable[Tensor | None]) -> Row:
         """Score images against the originals; those of refused uploads are left out."""
-        triples = zip(made, self.truth, self.floor, self.held, strict=True)
+        triples = zip(made, self.truth, self.floor, self.each, strict=True)
         rows = [(m, t, f, u) for m, t, f, u in triples if m is not None]
         pairs, of = [row[:3] for row in rows], [row[3] for row in rows]
         if not pairs:
@@ -202,12 +275,14 @@ def uploaded_by(setting: Setting, prior: TrainedPrior, split: str, images: int) 
     """Run the clients of a setting."""
     situation = Situation(
         data=setting.data,
-        model="lenet-strided",
+        model=setting.model,
+        trained=bool(setting.trained_steps),
+        trained_steps=setting.trained_steps,
         defenses=tuple(POINTS[setting.defense]),
         activation=setting.activation,
         round=setting.round,
         batch=setting.batch,
-        uploads=images // setting.batch,
+        uploads=setting.uploads or images // setting.batch,
     )
     held = uploads(situation, split=split, secret=17)
     truth = torch.cat([upload.truth for upload in held])
@@ -221,7 +296,8 @@ def uploaded_by(setting: Setting, prior: TrainedPrior, split: str, images: int) 
         ]
     )
     first = torch.stack([one[0] for one in drawn])
-    return Uploaded(held, truth, first, nearest, psnr(nearest, truth).tolist())
+    accuracy = trained_accuracy(situation, split)
+    return Uploaded(held, truth, first, nearest, psnr(nearest, truth).tolist(), accuracy)
 
 
 def samples(prior: TrainedPrior, upload: Upload) -> list[Tensor]:
@@ -233,13 +309,17 @@ def samples(prior: TrainedPrior, upload: Upload) -> list[Tensor]:
 
 
 def attacked(
-    name: str, setting: Setting, uploaded: Callable[[], Uploaded], prior: TrainedPrior
+    name: str,
+    setting: Setting,
+    uploaded: Callable[[], Uploaded],
+    priors: Mapping[PriorKind, TrainedPrior],
 ) -> Row:
     """Run one attack on all uploads as one batch."""
     held, truth = uploaded().held, uploaded().truth
     seen = [seen_by(setting, upload) for upload in held]
     earlier = {upload.captured.key: upload.history for upload in held}
-    public = prior if name in attacks_only_for("surrogate") else None
+    kind = ATTACKS[name].generator
+    public = None if kind is None else priors[kind]
     tier: Tier = (
         "surrogate" if public else "adaptive" if setting.reading == "known" else "oblivious"
     )
@@ -267,6 +347,7 @@ def attacked(
     return {
         **uploaded().scores(made),
         "tier": tier,
+        "accuracy": uploaded().accuracy,
         "iterations": ITERATIONS[name],
         "refused": sum(image is None for image in made),
         "cpu_seconds": spent,

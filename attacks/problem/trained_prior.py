@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.attacks.problem.fingerprints import SIDE, copies_among
+from bract.attacks.problem.flow import Flow
 from bract.errors import BractError, one_line
 from bract.files import tensors_as_bytes, write_tensors
 from bract.protocol.update import Tensors
@@ -87,7 +88,7 @@ class TrainedPrior:
     facts
         What it makes and what it was trained on.
     weights
-        Of its `Decoder`, by name.
+        Of its `Decoder` or `Flow`, by name.
     known
         Fingerprints of its training images, uint8 ``(N, C * 64)``.
     """
@@ -100,7 +101,8 @@ class TrainedPrior:
     def text(self) -> str:
         """What the attacker held, in words."""
         facts = self.facts
-        return f"a generator trained on {facts.images:,} public images ({facts.source})"
+        what = "a flow" if facts.generator == "flow" else "a generator"
+        return f"{what} trained on {facts.images:,} public images ({facts.source})"
 
     @cached_property
     def digest(self) -> str:
@@ -109,12 +111,9 @@ class TrainedPrior:
         record = self.facts.model_dump_json().encode()
         return hashlib.sha256(record + tensors_as_bytes(whole)).hexdigest()[:16]
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> Decoder | Flow:
         """Return its network, on the CPU in float32, with weights that are not trained."""
-        facts = self.facts
-        made = Decoder(
-            facts.image_shape, latent=facts.latent, width=facts.width, classes=facts.classes
-        )
+        made = _network(self.facts)
         made.load_state_dict(self.weights)
         return made.requires_grad_(False).eval()
 
@@ -157,11 +156,18 @@ class TrainedPrior:
         return write_tensors(path, self.weights | {_FINGERPRINTS: self.known}, about=about)
 
 
-def make_prior(facts: PriorFacts, decoder: Decoder, known: Tensor) -> TrainedPrior:
+def make_prior(facts: PriorFacts, decoder: Decoder | Flow, known: Tensor) -> TrainedPrior:
     """Return what was trained; ``facts`` need no digest yet."""
     digest = hashlib.sha256(known.contiguous().numpy().tobytes()).hexdigest()
     weights = {n: v.detach().cpu().float().clone() for n, v in decoder.state_dict().items()}
     return TrainedPrior(facts.model_copy(update={"digest": digest}), weights, known)
+
+
+def _network(facts: PriorFacts) -> Decoder | Flow:
+    """Return the network that a record describes, as it starts."""
+    if facts.generator == "flow":
+        return Flow(facts.image_shape, width=facts.width, classes=facts.classes)
+    return Decoder(facts.image_shape, latent=facts.latent, width=facts.width, classes=facts.classes)
 
 
 def load_prior(path: Path) -> TrainedPrior:
@@ -223,9 +229,7 @@ def _check_shapes(path: Path, facts: PriorFacts, found: dict[str, tuple[int, ...
             "(0.0, 1.0)"
         )
     with torch.device("meta"):
-        decoder = Decoder(
-            facts.image_shape, latent=facts.latent, width=facts.width, classes=facts.classes
-        )
+        decoder = _network(facts)
     wanted = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
     wanted[_FINGERPRINTS] = (facts.images, channels * SIDE**2)
     for name in sorted(wanted.keys() | found.keys()):

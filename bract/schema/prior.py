@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import math
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from bract.errors import one_line
 from bract.schema.record import Number, VersionedRecord
 
-PRIOR_SCHEMA: Literal[1] = 1
+PRIOR_SCHEMA: Literal[2] = 2
+
+PriorKind = Literal["autoencoder", "flow"]
+"""Kinds of generators: the decoder of a variational autoencoder, or a flow from noise."""
+
+MOST_LATENT = 1024
+"""Longest latent of an autoencoder."""
 
 Side = Annotated[int, Field(ge=8, le=256)]
 
@@ -17,21 +24,25 @@ Side = Annotated[int, Field(ge=8, le=256)]
 class PriorFacts(VersionedRecord):
     """A generator that was trained on public images.
 
-    ``image_shape`` is channels, height and width of what it makes, in ``pixel_range``; ``latent``
-    the length of its standard normal latent, ``width`` the channels before its last layer and
-    ``classes`` the labels that it is conditioned on, 0 for none. ``source`` names what it was
+    ``generator`` is its kind (``kind`` in the file). ``image_shape`` is channels, height and width
+    of what it makes, in ``pixel_range``; ``latent`` the length of its standard normal latent, of a
+    flow the values of an image, ``width`` the channels before its last layer and ``classes`` the
+    labels that it is conditioned on, 0 for none. ``source`` names what it was
     trained on, ``images`` counts it, and ``digest`` is the SHA-256 of those images' fingerprints,
     which the file holds. ``held_out_psnr`` measures how it reproduces public images of the same
-    source that it was not trained on, in dB: about the most that a search in its latent can give.
+    source that it was not trained on, in dB: of an autoencoder about the most that a search in its
+    latent can give; of a flow, which makes every image of some noise, how it restores images to
+    which as much noise was added.
     """
 
     kind: ClassVar[str] = "prior"
     remedy: ClassVar[str] = "train it again with `bract prior train`"
 
-    schema_version: Literal[1] = Field(default=PRIOR_SCHEMA, alias="schema")
+    schema_version: Literal[2] = Field(default=PRIOR_SCHEMA, alias="schema")
+    generator: PriorKind = Field(default="autoencoder", alias="kind")
     image_shape: tuple[Literal[1, 3], Side, Side]
     pixel_range: tuple[float, float] = (0.0, 1.0)
-    latent: Annotated[int, Field(ge=1, le=1024)]
+    latent: Annotated[int, Field(ge=1, le=3 * 256**2)]
     width: Annotated[int, Field(ge=1, le=256)]
     classes: Annotated[int, Field(ge=0, le=10_000)] = 0
     source: Annotated[str, Field(max_length=200), AfterValidator(one_line)]
@@ -40,3 +51,11 @@ class PriorFacts(VersionedRecord):
     epochs: Annotated[int, Field(ge=0)] = 0
     seed: int = 0
     held_out_psnr: Number = None
+
+    @model_validator(mode="after")
+    def _check_latent(self) -> Self:
+        if self.generator == "flow" and self.latent != math.prod(self.image_shape):
+            raise ValueError(f"a flow's latent has {math.prod(self.image_shape)} values")
+        if self.generator == "autoencoder" and self.latent > MOST_LATENT:
+            raise ValueError(f"an autoencoder's latent has at most {MOST_LATENT} values")
+        return self

@@ -36,7 +36,8 @@ NETWORKS = 8
 
 LEARNING_RATE = 0.1
 
-_TRAINED_LR, _TRAINED_BATCH, _TRAINED_STEPS = 2e-3, 64, 1500
+_TRAINED_LR, _TRAINED_BATCH = 2e-3, 64
+TRAINED_STEPS = 1500
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Situation:
         Images of one local step; 0 takes all of the upload.
     trained
         Whether the network was trained on other images of the data set beforehand.
+    trained_steps
+        Steps of that training.
     uploads
         Number of clients.
     init
@@ -79,6 +82,7 @@ class Situation:
     steps: int = 0
     step_images: int = 0
     trained: bool = False
+    trained_steps: int = TRAINED_STEPS
     uploads: int = 16
     init: str = "default"
     activation: str = "sigmoid"
@@ -212,19 +216,21 @@ def _network(situation: Situation, chain: DefenseChain, seed: int, spec: DataSpe
         )
     # Trained before the defense changes the model: what it adds starts as it draws it.
     network = network_for(spec, model, seed, activation=activation)
-    network.load_state_dict(trained_network(situation.data, model, seed, activation)[0])
+    steps = situation.trained_steps
+    state, _ = trained_network(situation.data, model, seed, activation, steps)
+    network.load_state_dict(state)
     return chain.prepare_model(network)
 
 
 @cache
 def trained_network(
-    data: str, name: str, seed: int, activation: str = "sigmoid"
+    data: str, name: str, seed: int, activation: str = "sigmoid", steps: int = TRAINED_STEPS
 ) -> tuple[Tensors, float]:
     """Train a network on images that are not attacked; return its state and test accuracy."""
     images, labels = training_images(data)
     network = network_for(plain_spec(images.shape[1:]), name, seed, activation=activation)
     optimizer = torch.optim.Adam(network.parameters(), lr=_TRAINED_LR)
-    fit(network, images, labels, optimizer, steps=_TRAINED_STEPS, batch=_TRAINED_BATCH, seed=seed)
+    fit(network, images, labels, optimizer, steps=steps, batch=_TRAINED_BATCH, seed=seed)
     accuracy = float(correct(network, *held_out_images(data)).mean())
     return {n: v.detach().clone() for n, v in network.state_dict().items()}, accuracy
 
@@ -234,9 +240,9 @@ def trained_accuracy(situation: Situation, split: str) -> float | None:
     if not situation.trained:
         return None
     seeds = range(first_seed(split), first_seed(split) + min(NETWORKS, situation.uploads))
-    return sum(trained_network(situation.data, situation.model, seed)[1] for seed in seeds) / len(
-        seeds
-    )
+    of = (situation.data, situation.model)
+    how = (situation.activation, situation.trained_steps)
+    return sum(trained_network(*of, seed, *how)[1] for seed in seeds) / len(seeds)
 
 
 def _cosine(update: Tensors, sent: Tensors) -> float:

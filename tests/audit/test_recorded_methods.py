@@ -110,9 +110,9 @@ def test_every_attack_names_its_components() -> None:
     reconstructing = 0
     for name in ATTACKS:
         public = None
-        if name in ("ggl", "gias", "learned-inverter"):
+        if (kind := ATTACKS[name].generator) is not None:
             grey = torch.linspace(0, 1, 16).view(16, 1, 1, 1).expand(16, 1, 8, 8)
-            settings = PriorSettings(width=2, epochs=1)
+            settings = PriorSettings(kind=kind, width=2, epochs=1)
             public = train_prior(grey, None, settings, source="grey")
         budget = Budget(iterations=1)
         (result,) = reconstruct(dense, name, budget=budget, device="cpu", public=public)

@@ -22,11 +22,12 @@ from bract.data.sources import open_source
 from bract.errors import BractError
 from bract.schema import AuditResult
 from bract.schema.audit import Baseline
+from bract.schema.prior import PriorKind
 
 
-def trained(source: Source, count: int) -> TrainedPrior:
+def trained(source: Source, count: int, kind: PriorKind = "autoencoder") -> TrainedPrior:
     images = source.images(range(count), channels=1, size=16)
-    settings = PriorSettings(latent=4, width=4, epochs=2)
+    settings = PriorSettings(kind=kind, latent=4, width=4, epochs=2)
     return train_prior(images, source.labels[:count], settings, source="digits", classes=10)
 
 
@@ -65,6 +66,19 @@ def test_an_audit_with_public_images_says_so_and_stands_beside_what_they_give(
     assert row["answer"] == "yes" and "100 public images" in row["detail"]
     again = Audit(run, choice(prior), resume=True)
     assert not again.plan()
+
+
+def test_an_audit_with_a_flow_attacks_through_it(run: Any, tmp_path: Path) -> None:
+    source = open_source(DataConfig(name="digits"), "test")
+    path = trained(source, 100, "flow").save(tmp_path / "flow.safetensors")
+    request = request_of(run.root, tier="surrogate", prior=path)
+    assert request.attacks == ["flow"]
+    for facts in execute(run, choice(path, attacks=["flow"])):
+        assert facts["refused"] is None and facts["chosen_attack"] == "flow"
+        assert {"prior_sample", PRIOR_NEAREST, "prior_only"} < set(facts["baselines"])
+        assert facts["settings"]["prior"]["kind"] == "flow"
+    for facts in execute(run, choice(path)):
+        assert "of kind autoencoder, this one is of kind flow" in facts["refused"]
 
 
 def test_another_prior_makes_results_again(run: Any, prior: Path, tmp_path: Path) -> None:

@@ -38,6 +38,20 @@ def test_the_command_writes_a_prior_of_the_split_that_no_client_trains_on(tmp_pa
     assert "digits, test split" in CliRunner().invoke(app, ["prior", "show", str(out)]).stdout
 
 
+def test_the_command_writes_a_flow(tmp_path: Path) -> None:
+    out = tmp_path / "flow.safetensors"
+    line = ["prior", "train", "--data", "digits", "--size", "8", "--epochs", "1", "--kind", "flow"]
+    line += ["--images", "64", "--set", "width=2", "--out", str(out)]
+    found = CliRunner().invoke(app, line)
+    assert found.exit_code == 0, found.output
+    facts = load_prior(out).facts
+    assert (facts.generator, facts.latent, facts.images, facts.classes) == ("flow", 64, 64, 10)
+    shown = CliRunner().invoke(app, ["prior", "show", str(out), "--format", "json"])
+    assert json.loads(shown.stdout)["kind"] == "flow"
+    refused = CliRunner().invoke(app, [*line, "--set", "latent=4"])
+    assert isinstance(refused.exception, BractError) and "latent" in str(refused.exception)
+
+
 def test_pictures_of_a_folder_are_taken_as_they_lie_and_cut_at_random(tmp_path: Path) -> None:
     root = pictures(tmp_path / "holidays", 5)
     whole = public_images(str(root), size=8)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from bract.attacks import declared
+from bract.attacks.problem.flow import Flow
 from bract.attacks.problem.target_model import target_model_of
 from bract.attacks.problem.trained_prior import Decoder, load_prior, make_prior
 from bract.audit.captures import Captures
@@ -42,7 +43,7 @@ from bract.protocol.update import parameters_of
 from bract.rundir import RunDirectory
 from bract.schema.capture import ClientDeclaration
 from bract.schema.description import AppDescription, read_description
-from bract.schema.prior import PriorFacts
+from bract.schema.prior import PriorFacts, PriorKind
 from bract.versions import release
 
 KIT = {
@@ -125,14 +126,24 @@ def _app(data: bytes, folder: Path) -> object:
 
 
 @functools.cache
-def _prior_file() -> bytes:
+def _prior_file(kind: PriorKind) -> bytes:
+    shape: tuple[Literal[1], int, int] = (1, 8, 8)
+    latent: int = 4
+    made: Decoder | Flow = Decoder(shape, latent=4, width=2)
+    if kind == "flow":
+        latent, made = 64, Flow(shape, width=2)
     facts = PriorFacts(
-        image_shape=(1, 8, 8), latent=4, width=2, source="digits", images=3, digest="0" * 64
+        generator=kind,
+        image_shape=shape,
+        latent=latent,
+        width=2,
+        source="digits",
+        images=3,
+        digest="0" * 64,
     )
-    decoder = Decoder(facts.image_shape, latent=4, width=2, classes=0)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "prior"
-        make_prior(facts, decoder, torch.zeros(3, 64, dtype=torch.uint8)).save(path)
+        make_prior(facts, made, torch.zeros(3, 64, dtype=torch.uint8)).save(path)
         return path.read_bytes()
 
 
@@ -146,7 +157,7 @@ def _prior(data: bytes, folder: Path) -> object:
 @st.composite
 def _priors(draw: Any) -> Any:
     """Draw a prior whose record, which the header holds as text, has damaged values."""
-    whole = _prior_file()
+    whole = _prior_file(draw(st.sampled_from(get_args(PriorKind))))
     end = 8 + int.from_bytes(whole[:8], "little")
     header = json.loads(whole[8:end])
     (about,) = header["__metadata__"]
@@ -261,7 +272,11 @@ SITE_PARSERS = [
     Parser("bract.yaml", documents([APP], yaml=True), _app, "bract/schema/description.py"),
     Parser(
         "prior",
-        st.deferred(lambda: st.one_of(_priors(), _priors(), mangled([_prior_file()]), garbage())),
+        st.deferred(
+            lambda: st.one_of(
+                _priors(), _priors(), mangled([*map(_prior_file, get_args(PriorKind))]), garbage()
+            )
+        ),
         _prior,
         "attacks/problem/trained_prior.py",
     ),

@@ -33,6 +33,7 @@ from bract.attacks.task import AttackTask
 from bract.config.audit import Tier
 from bract.defenses import DEFENSES
 from bract.errors import BractError
+from bract.schema.prior import PriorKind
 
 _RESOLVED = 0.35
 
@@ -82,6 +83,7 @@ class GGL(Attack):
     title: ClassVar[str] = "GGL"
     family: ClassVar[str] = "search in a generator trained on public images"
     tiers: ClassVar[tuple[Tier, ...]] = ("surrogate",)
+    generator: ClassVar[PriorKind | None] = "autoencoder"
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 500
 
@@ -118,7 +120,7 @@ class GGL(Attack):
 
     def prepare(self, case: Case) -> Case:
         """Read an upload as it was sent where its defense can be simulated."""
-        usable_prior(case)
+        usable_prior(case, self.generator)
         view = None
         defenses = [str(d.get("name")) for d in case.observation.declaration.defenses]
         resolved = float(case.evidence.notes.get("resolved", 1.0))

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from bract.attacks.methods.surrogate.latent import made_images
 from bract.attacks.methods.surrogate.sketch import Sketch
 from bract.attacks.problem.client_model import local_training
+from bract.attacks.problem.flow import Flow
 from bract.attacks.problem.likelihoods import GaussianLikelihood, LaplaceLikelihood
 from bract.attacks.problem.objectives import Objective
 from bract.attacks.problem.over_rounds import SumOverRounds, round_of
@@ -211,7 +212,7 @@ class InverterTraining:
         self, problem: Problem, prior: TrainedPrior, settings: InverterSettings, seed: int
     ) -> None:
         self._problem, self._settings, self._seed = problem, settings, seed
-        self._decoder: Decoder = prior.decoder().to(problem.device, problem.dtype)
+        self._decoder: Decoder | Flow = prior.decoder().to(problem.device, problem.dtype)
         self._facts = prior.facts
         images, classes = problem.image_shape[0], problem.classes
         self._sketch = Sketch(problem, length=settings.features, seed=seed)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bract.attacks.problem.case import Case
+from bract.attacks.problem.flow import Flow
 from bract.attacks.problem.objectives import NoObjective, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior
@@ -17,17 +18,31 @@ from bract.attacks.solve.descent import Outcome
 from bract.attacks.solve.matching import noise
 from bract.errors import BractError
 from bract.protocol.update import Tensors
+from bract.schema.prior import PriorKind
 
 LATENT = "prior.latent"
 
 
-def usable_prior(case: Case) -> TrainedPrior:
-    """Return the generator that the adversary trained on public images."""
+def usable_prior(case: Case, kind: PriorKind | None = None) -> TrainedPrior:
+    """Return the generator that the adversary trained on public images.
+
+    Raises
+    ------
+    BractError
+        If there is none, it is of another kind, or it makes other images than the client's.
+    """
     declared = case.observation.declaration
+    option = " --kind flow" if kind == "flow" else ""
     if case.public is None:
         raise BractError(
             f"{case.observation.key}: this attack searches a generator trained on public images; "
-            "train one with `bract prior train`, and give it by --tier surrogate --prior FILE"
+            f"train one with `bract prior train{option}`, and give it by --tier surrogate "
+            "--prior FILE"
+        )
+    if kind is not None and case.public.facts.generator != kind:
+        raise BractError(
+            f"{case.observation.key}: this attack searches a prior of kind {kind}, this one is of "
+            f"kind {case.public.facts.generator}; train one with `bract prior train{option}`"
         )
     try:
         case.public.check(declared.image_shape, declared.classes)
@@ -56,7 +71,7 @@ class LatentSearch:
         prior = usable_prior(problem.cases[0])
         self._labels = labels
         self._rows = labels.to(latent) if prior.facts.classes else None
-        self._decoder: Decoder = prior.decoder().to(problem.device, problem.dtype)
+        self._decoder: Decoder | Flow = prior.decoder().to(problem.device, problem.dtype)
         self.latent = latent.detach().clone().requires_grad_(not weights)
         self.variables: Tensors = {LATENT: self.latent}
         self._free = weights
@@ -171,7 +186,7 @@ def likeliest_start(
     return Start(latent, scale)
 
 
-def made_images(decoder: Decoder, latent: Tensor, rows: Tensor | None) -> Tensor:
+def made_images(decoder: Decoder | Flow, latent: Tensor, rows: Tensor | None) -> Tensor:
     """Return images ``(L, B, C, H, W)`` of latents ``(L, B, n)`` and label rows."""
     flat = None if rows is None else rows.flatten(0, 1)
     made: Tensor = decoder(latent.flatten(0, 1), flat)

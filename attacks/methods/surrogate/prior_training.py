@@ -1,4 +1,4 @@
-"""Train a generator on public images: the decoder of a variational autoencoder."""
+"""Train a generator on public images: a variational autoencoder's decoder, or a flow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bract.attacks.problem.fingerprints import fingerprints
+from bract.attacks.problem.flow import Flow
 from bract.attacks.problem.trained_prior import Decoder, TrainedPrior, make_prior
 from bract.errors import BractError
-from bract.schema.prior import PriorFacts
+from bract.schema.prior import PriorFacts, PriorKind
 
 FEWEST = 16
 """Images below which nothing is trained."""
@@ -26,18 +27,22 @@ _BATCH = 64
 
 @dataclass(frozen=True, kw_only=True)
 class PriorSettings:
-    """Size of a generator, and how long it is trained.
+    """Kind and size of a generator, and how long it is trained.
 
     Attributes
     ----------
+    kind
+        ``autoencoder`` or ``flow``.
     latent, width
-        See `bract.attacks.problem.trained_prior.Decoder`.
+        See `bract.attacks.problem.trained_prior.Decoder`, and of a flow, whose latent is as long
+        as an image, `bract.attacks.problem.flow.Flow`.
     epochs
         Passes over the images; None takes 20, and more where they are fewer than 3,000 batches.
     lr
         Of Adam, falling along half a cosine.
     """
 
+    kind: PriorKind = "autoencoder"
     latent: int = 32
     width: int = 24
     epochs: int | None = None
@@ -55,12 +60,14 @@ def train_prior(
     classes: int = 0,
     progress: Callable[[float, float], None] | None = None,
 ) -> TrainedPrior:
-    """Train a variational autoencoder (Kingma and Welling 2014); its decoder is the generator.
+    """Train a variational autoencoder (Kingma and Welling 2014), or a flow, as the generator.
 
-    The decoder's noise is Gaussian of the likeliest deviation (Rybkin et al. 2021, eq. 8), so that
-    no weight is between the two terms: with D pixels, mean squared error M over the batch and KL
-    the divergence of the encoder's normal from N(0, I), ``D / 2 log M + KL``. One image in 20 is
-    left out, to measure how well such images are reproduced; fingerprints are of all of them.
+    Of the autoencoder the decoder is kept. Its noise is Gaussian of the likeliest deviation (Rybkin
+    et al. 2021, eq. 8), so that no weight is between the two terms: with D pixels, mean squared
+    error M over the batch and KL the divergence of the encoder's normal from N(0, I),
+    ``D / 2 log M + KL``. A flow is trained by the mean squared error of its velocity (Liu, Gong and
+    Liu, ICLR 2023, equation 1), at times uniform in [0, 1]. One image in 20 is left out, to measure
+    how well such images are reproduced; fingerprints are of all of them.
 
     Parameters
     ----------
@@ -71,7 +78,8 @@ def train_prior(
     source
         Names the images, for a report.
     progress
-        Called after each epoch with the share that is done and the loss in nats an image.
+        Called after each epoch with the share that is done and the loss: nats an image of the
+        autoencoder, the error of a flow.
     """
     if len(images) < FEWEST:
         raise BractError(f"{source}: {len(images)} images; a prior takes {FEWEST} at least")
@@ -79,20 +87,26 @@ def train_prior(
     classes = 0 if labels is None else classes
     device = torch.device(settings.device)
     shape = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+    made: Decoder | Flow
+    model: _Autoencoder | _Straight
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        decoder = Decoder(shape, latent=settings.latent, width=settings.width, classes=classes).to(
-            device
-        )
-        encoder = _Encoder(shape, settings, classes).to(device)
-        order = torch.randperm(len(images))
-        held = order[: max(1, round(_HELD_OUT * len(images)))]
-        kept = order[len(held) :]
-        _fit(encoder, decoder, images, labels, kept, settings, progress)
-        psnr = _reproduced(encoder, decoder, images[held], None if labels is None else labels[held])
+        if settings.kind == "flow":
+            held, kept = _split(len(images))
+            made = Flow(shape, width=settings.width, classes=classes)
+            model = _Straight(made)
+        else:
+            made = Decoder(shape, latent=settings.latent, width=settings.width, classes=classes)
+            model = _Autoencoder(_Encoder(shape, settings, classes), made)
+            held, kept = _split(len(images))
+        model.to(device)
+        rows = None if labels is None else F.one_hot(labels, classes).float()
+        _fit(model, images, rows, kept, settings, progress)
+        psnr = _reproduced(model, images[held], None if rows is None else rows[held])
     facts = PriorFacts(
+        generator=settings.kind,
         image_shape=shape,
-        latent=settings.latent,
+        latent=math.prod(shape) if settings.kind == "flow" else settings.latent,
         width=settings.width,
         classes=classes,
         source=source[:200],
@@ -102,7 +116,14 @@ def train_prior(
         seed=settings.seed,
         held_out_psnr=psnr,
     )
-    return make_prior(facts, decoder, fingerprints(images))
+    return make_prior(facts, made, fingerprints(images))
+
+
+def _split(count: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of images that are held out, and of those that are trained on."""
+    order = torch.randperm(count)
+    held = max(1, round(_HELD_OUT * count))
+    return order[:held], order[held:]
 
 
 def _epochs(images: int) -> int:
@@ -136,35 +157,66 @@ class _Encoder(nn.Module):
         mean, spread = self.last(features).chunk(2, dim=1)
         return mean, spread.clamp(-10.0, 10.0)
 
-    def rows(self, labels: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return one-hot rows of labels, or None."""
-        return None if labels is None else F.one_hot(labels, self.classes).to(like)
+
+class _Autoencoder(nn.Module):
+    """The loss of an encoder and a decoder, and how they reproduce images."""
+
+    def __init__(self, encoder: _Encoder, decoder: Decoder) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+    def forward(self, images: Tensor, rows: Tensor | None) -> Tensor:
+        mean, spread = self.encoder(images, rows)
+        latent = mean + (0.5 * spread).exp() * torch.randn_like(mean)
+        error = (self.decoder(latent, rows) - images).square().mean()
+        divergence = 0.5 * (mean.square() + spread.exp() - spread - 1.0).sum(dim=1).mean()
+        loss: Tensor = 0.5 * images[0].numel() * error.clamp_min(1e-8).log() + divergence
+        return loss
+
+    def reproduced(self, images: Tensor, rows: Tensor | None) -> Tensor:
+        """Return what images become through the mean of their latent."""
+        made: Tensor = self.decoder(self.encoder(images, rows)[0], rows)
+        return made
+
+
+class _Straight(nn.Module):
+    """The loss of a flow along straight lines, and how it restores images."""
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self.flow = flow
+
+    def forward(self, images: Tensor, rows: Tensor | None) -> Tensor:
+        ends, noise = 2.0 * images - 1.0, torch.randn_like(images)
+        times = torch.rand(len(images), device=images.device)
+        points = torch.lerp(noise, ends, times.view(-1, 1, 1, 1))
+        return (self.flow.velocity(points, times, rows) - (ends - noise)).square().mean()
+
+    def reproduced(self, images: Tensor, rows: Tensor | None) -> Tensor:
+        """Return the likeliest mean of images that were mixed with as much noise, at t = 1/2."""
+        times = torch.full((len(images),), 0.5, device=images.device)
+        points = 0.5 * (2.0 * images - 1.0) + 0.5 * torch.randn_like(images)
+        ends = points + 0.5 * self.flow.velocity(points, times, rows)
+        return (0.5 * (ends + 1.0)).clamp(0.0, 1.0)
 
 
 def _fit(
-    encoder: _Encoder,
-    decoder: Decoder,
+    model: _Autoencoder | _Straight,
     images: Tensor,
-    labels: Tensor | None,
+    rows: Tensor | None,
     kept: Tensor,
     settings: PriorSettings,
     progress: Callable[[float, float], None] | None,
 ) -> None:
     device, epochs = torch.device(settings.device), settings.epochs or 0
     batches = (len(kept) + _BATCH - 1) // _BATCH
-    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=settings.lr)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, epochs * batches))
     for epoch in range(epochs):
         total = 0.0
         shuffled = kept[torch.randperm(len(kept))]
         for picks in shuffled.split(_BATCH):
-            batch = images[picks].to(device)
-            rows = encoder.rows(None if labels is None else labels[picks].to(device), batch)
-            mean, spread = encoder(batch, rows)
-            latent = mean + (0.5 * spread).exp() * torch.randn_like(mean)
-            error = (decoder(latent, rows) - batch).square().mean()
-            divergence = 0.5 * (mean.square() + spread.exp() - spread - 1.0).sum(dim=1).mean()
-            loss = 0.5 * batch[0].numel() * error.clamp_min(1e-8).log() + divergence
+            loss = model(images[picks].to(device), None if rows is None else rows[picks].to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -175,16 +227,13 @@ def _fit(
 
 
 @torch.no_grad()
-def _reproduced(
-    encoder: _Encoder, decoder: Decoder, images: Tensor, labels: Tensor | None
-) -> float:
-    """Return the mean PSNR in dB of images that go through the mean of their latent."""
-    device = next(encoder.parameters()).device
+def _reproduced(model: _Autoencoder | _Straight, images: Tensor, rows: Tensor | None) -> float:
+    """Return the mean PSNR in dB of images as the model reproduces them."""
+    device = next(model.parameters()).device
     found: list[Tensor] = []
     for start in range(0, len(images), _BATCH):
         part = slice(start, start + _BATCH)
         batch = images[part].to(device)
-        rows = encoder.rows(None if labels is None else labels[part].to(device), batch)
-        made = decoder(encoder(batch, rows)[0], rows)
+        made = model.reproduced(batch, None if rows is None else rows[part].to(device))
         found.append((made - batch).square().flatten(1).mean(dim=1).cpu())
     return float((-10.0 * torch.cat(found).clamp_min(1e-10).log10()).mean())

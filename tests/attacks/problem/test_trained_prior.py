@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,63 @@ def test_a_decoder_makes_every_side(size: int) -> None:
     assert decoder(torch.zeros(2, 2)).shape == (2, 3, size, size)
 
 
+@pytest.fixture(scope="module")
+def flow() -> TrainedPrior:
+    images, labels = blobs(200)
+    settings = PriorSettings(kind="flow", width=8, epochs=60, lr=5e-3)
+    return train_prior(images, labels, settings, source="blobs", classes=4)
+
+
+def test_a_trained_flow_makes_images_of_the_class_it_is_asked_for(
+    flow: TrainedPrior, tmp_path: Path
+) -> None:
+    images = flow.sample([0, 1, 2, 3], seed=5)
+    assert F.avg_pool2d(images, 8).flatten(1).argmax(dim=1).tolist() == [0, 1, 2, 3]
+    assert (flow.facts.generator, flow.facts.latent) == ("flow", 256)
+    assert flow.facts.held_out_psnr is not None and flow.facts.held_out_psnr > 15
+    again = load_prior(flow.save(tmp_path / "flow.safetensors"))
+    assert again.facts == flow.facts and again.digest == flow.digest
+    assert torch.equal(again.sample([1], seed=1), flow.sample([1], seed=1))
+
+
+def test_training_of_a_flow_repeats_under_its_seed() -> None:
+    images, _ = blobs(32)
+    settings = PriorSettings(kind="flow", width=2, epochs=1)
+    one, two = (train_prior(images, None, settings, source="blobs") for _ in range(2))
+    other = train_prior(images, None, replace(settings, seed=1), source="blobs")
+    assert one.digest == two.digest != other.digest
+
+
+def test_a_file_of_the_first_version_is_an_autoencoder_s(
+    trained: TrainedPrior, tmp_path: Path
+) -> None:
+    path = damaged(trained.save(tmp_path / "p.safetensors"), facts={"schema": 1}, without="kind")
+    found = load_prior(path)
+    assert found.facts == trained.facts and found.facts.generator == "autoencoder"
+    assert torch.equal(found.sample([1], seed=1), trained.sample([1], seed=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"facts": {"kind": "autoencoder"}}, "its record makes it"),
+        ({"facts": {"kind": "diffusion"}}, "kind: Input should be 'autoencoder' or 'flow'"),
+        ({"facts": {"kind": ["flow"]}}, "kind: "),
+        ({"facts": {"latent": 255}}, "a flow's latent has 256 values"),
+        ({"facts": {"width": 16}}, "its record makes it"),
+        ({"facts": {"width": 257}}, "width"),
+        ({"last__bias": torch.full((1,), float("nan"))}, "last.bias does not hold finite"),
+    ],
+)
+def test_a_damaged_flow_is_refused_in_one_sentence(
+    flow: TrainedPrior, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    path = damaged(flow.save(tmp_path / "p.safetensors"), **dict(changes))
+    with pytest.raises(BractError, match=said) as raised:
+        load_prior(path)
+    assert "p.safetensors" in str(raised.value) and "\n" not in str(raised.value)
+
+
 def test_few_images_and_what_does_not_fit_are_refused(trained: TrainedPrior) -> None:
     with pytest.raises(BractError, match="15 images; a prior takes 16"):
         train_prior(blobs(15)[0], None, PriorSettings(), source="few")
@@ -94,6 +152,7 @@ def damaged(path: Path, **changes: Any) -> Path:
         told = json.loads((file.metadata() or {})["bract.prior"])
     tensors = load_file(path)
     told |= changes.pop("facts", {})
+    told.pop(changes.pop("without", None), None)
     for name, value in changes.items():
         tensors[name.replace("__", ".")] = value
     save_file(tensors, path, {"bract.prior": json.dumps(told)})
@@ -183,9 +242,10 @@ def test_tensors_that_a_file_does_not_hold_take_no_memory(
 
 def test_a_record_s_largest_network_takes_no_memory(trained: TrainedPrior, tmp_path: Path) -> None:
     largest = {"image_shape": [3, 256, 256], "latent": 1024, "width": 256, "classes": 10_000}
-    path = damaged(trained.save(tmp_path / "p.safetensors"), facts=largest)
-    with pytest.raises(BractError, match="its record makes it"):
-        load_prior(path)
+    for kind in ({}, {"kind": "flow", "latent": 3 * 256**2}):
+        path = damaged(trained.save(tmp_path / "p.safetensors"), facts=largest | kind)
+        with pytest.raises(BractError, match="its record makes it"):
+            load_prior(path)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
