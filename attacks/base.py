@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
+from bract.attacks.options import Count, check_settings
 from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.model_traits import ModelTraits
 from bract.attacks.problem.objectives import NoObjective
@@ -91,6 +92,17 @@ class Attacker(ABC):
     portfolio: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
     defaults: ClassVar[tuple[ModelDefault, ...]] = ()
+
+    def __new__(cls, **settings: Any) -> Self:
+        """Check the settings that are given, for every attack in this one place.
+
+        Raises
+        ------
+        BractError
+            If one is unknown, or is not what its field is annotated with.
+        """
+        check_settings(cls, settings)
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -185,7 +197,7 @@ class Attack(Attacker):
     name: ClassVar[str] = "attack"
     coupled: ClassVar[bool] = False
 
-    unroll: int = UNROLL
+    unroll: Count = UNROLL
 
     def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
         """Attack many cases; those of one shape run as one batch on the device."""

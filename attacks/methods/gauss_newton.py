@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.options import Count, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.levenberg_marquardt import SOLVED, Fit, levenberg_marquardt
 from bract.attacks.solve.matching import hard_labels, noise
@@ -53,11 +53,8 @@ class GaussNewton(Attack):
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 40
 
-    max_unknowns: int = 4096
-    tolerance: float = 1e-3
-
-    def __post_init__(self) -> None:
-        require_count(self.name, "max_unknowns", self.max_unknowns)
+    max_unknowns: Count = 4096
+    tolerance: Weight = 1e-3
 
     def prepare(self, case: Case) -> Case:
         """Refuse what is too large to solve for."""

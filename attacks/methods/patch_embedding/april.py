@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bract.attacks.base import Attack, Cost
 from bract.attacks.methods.patch_embedding.layers import Projection, patch_layers, patch_projection
+from bract.attacks.options import Rate, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import Cosine, Objective, RelativeError
 from bract.attacks.problem.problem import Problem
@@ -128,10 +129,10 @@ class April(Attack):
     cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 2000
 
-    lr: float = 0.1
-    alpha: float = 1.0
-    tv: float = 1e-4
-    borders: float = 1e-3
+    lr: Rate = 0.1
+    alpha: Weight = 1.0
+    tv: Weight = 1e-4
+    borders: Weight = 1e-3
     signed: bool = True
     quasi_newton: bool = False
     objective: Objective | None = None

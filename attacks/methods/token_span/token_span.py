@@ -31,6 +31,7 @@ from bract.attacks.methods.token_span.sequences import (
 )
 from bract.attacks.methods.token_span.span import Span, span_of, span_of_rounds
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, find_stages
+from bract.attacks.options import Rate
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
@@ -92,7 +93,7 @@ class TokenSpan(Attack):
     per_token: ClassVar[bool] = True
 
     relax: bool = True
-    seconds: float = _SECONDS
+    seconds: Rate = _SECONDS
 
     def prepare(self, case: Case) -> Case:
         """Refuse a declaration without a schema of texts, and an update without the layers."""
