@@ -218,7 +218,14 @@ class Attack(Attacker):
         return [outcomes[i] for i in range(len(cases))]
 
     def prepare(self, case: Case) -> Case:
-        """Return a case as this attack simulates it; one that needs more refuses it here.
+        """Return a case as this attack simulates it; one that needs more refuses it here."""
+        self.require_model(case)
+        return case.simulating(unroll=self.unroll)
+
+    def require_model(self, case: Case) -> None:
+        """Refuse a model without the layers that the attack needs, whatever is in the update.
+
+        `bract.audit.handled.check_attacks` asks this of a made-up upload before a run.
 
         Raises
         ------
@@ -230,7 +237,6 @@ class Attack(Attacker):
                 f"{case.observation.key}: {self.name} takes one label a text, the clients train on "
                 "a label a token; attack with token-span, which reads tokens and their labels"
             )
-        return case.simulating(unroll=self.unroll)
 
     @abstractmethod
     def solve(self, problem: Problem, run: Run) -> Outcome:

@@ -56,9 +56,9 @@ class GaussNewton(Attack):
     max_unknowns: Count = 4096
     tolerance: Weight = 1e-3
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse what is too large to solve for."""
-        case = super().prepare(case)
+        super().require_model(case)
         shape = case.observation.declaration.image_shape
         unknowns = case.images * (shape[0] * shape[1] * shape[2] if shape else 0)
         if unknowns > self.max_unknowns:
@@ -66,7 +66,6 @@ class GaussNewton(Attack):
                 f"{case.observation.key}: {unknowns} pixels to solve for, more than max_unknowns "
                 f"({self.max_unknowns}); lower budget.max_images or use another attack"
             )
-        return case
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Solve every trial; the first restart starts grey, later ones from noise."""

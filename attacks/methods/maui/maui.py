@@ -61,6 +61,11 @@ class Maui(Attack):
     starts: Count = 16
     history: Count = 50
 
+    def require_model(self, case: Case) -> None:
+        """Refuse models whose backbone is trained, or whose head is not linear."""
+        super().require_model(case)
+        trained_head(case)
+
     def prepare(self, case: Case) -> Case:
         """Refuse updates that hold the backbone; match what was trained alone."""
         case = super().prepare(case)

@@ -137,11 +137,10 @@ class April(Attack):
     quasi_newton: bool = False
     objective: Objective | None = None
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse models without patches."""
-        case = super().prepare(case)
+        super().require_model(case)
         patch_projection(case.target_model, case.observation)
-        return case
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""

@@ -83,6 +83,11 @@ class RGAP(Attack):
 
     max_unknowns: Count = 4096
 
+    def require_model(self, case: Case) -> None:
+        """Refuse models that are no chain of layers."""
+        super().require_model(case)
+        self._chain(case)
+
     def prepare(self, case: Case) -> Case:
         """Refuse batches, several steps, open evidence and other models."""
         case = super().prepare(case)

@@ -68,10 +68,10 @@ class TabLeak(Attack):
     objective: Objective = field(default_factory=Cosine)
     free_labels: bool = False
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse a declaration without a schema."""
+        super().require_model(case)
         schema_of(case)
-        return super().prepare(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search with every member of every trial side by side, and pool each trial's."""

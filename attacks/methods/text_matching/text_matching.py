@@ -58,14 +58,14 @@ class TextMatching(Attack):
     lr: Rate = 0.3
     objective: Objective = field(default_factory=LayerCosine)
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse a declaration without a schema of texts, and a model without an embedding."""
         schema = text_schema(case)
         try:
             token_embedding(case.target_model.model, schema)
         except BractError as error:
             raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
-        return super().prepare(case)
+        super().require_model(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Descend, then take the nearest tokens."""

@@ -95,7 +95,7 @@ class TokenSpan(Attack):
     relax: bool = True
     seconds: Rate = _SECONDS
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse a declaration without a schema of texts, and an update without the layers."""
         schema = text_schema(case)
         model = copy.deepcopy(case.target_model.model).cpu().float().eval()
@@ -105,7 +105,7 @@ class TokenSpan(Attack):
             find_stages(model, trained, vocabulary=schema.vocabulary, length=length)
         except BractError as error:
             raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
-        return super().prepare(case)
+        super().require_model(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search each trial's texts; positions that were not found are padding."""
