@@ -43,7 +43,7 @@ def probe_case(model: nn.Module, declaration: ClientDeclaration) -> Case:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for value in model.parameters():
-            value += _NUDGE * torch.randn(value.shape, generator=generator)
+            value.add_(torch.randn(value.shape, generator=generator), alpha=_NUDGE)
     target = TargetModel(model, declared)
     assert declared.image_shape is not None
     example = torch.rand(1, 1, *declared.image_shape, generator=generator)

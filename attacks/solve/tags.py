@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bract.attacks.problem.case import text_schema
 from bract.attacks.problem.problem import Problem
-from bract.data.tokens import ids_of
+from bract.data.tokens import UNLABELLED, ids_of
 from bract.errors import BractError
 from bract.protocol.update import Tensors
 
@@ -29,6 +29,14 @@ _DEFICIENT = 1e-7
 
 _MOST_UNKNOWNS = 2000
 """Tokens times tags up to which slopes of one sign are searched: seconds at that number."""
+
+
+_FITS, _FAINT = 1e-4, 1e-12
+"""Share of a token's row that is left where its text explains it, and singular values of normal
+equations, relative to the largest, that are none."""
+
+_AT_ONCE = 64
+"""Copies of a text in one pass, each for the slope of one output."""
 
 
 def infer_tags(problem: Problem, texts: Tensor) -> Tensor:
@@ -55,6 +63,92 @@ def infer_tags(problem: Problem, texts: Tensor) -> Tensor:
     """
     found = [_of_trial(problem, trial, texts[trial]) for trial in range(problem.trials)]
     return torch.stack(found).to(problem.device, problem.dtype)
+
+
+def tags_of_text(
+    model: nn.Module,
+    gradients: Mapping[str, Tensor],
+    text: Tensor,
+    *,
+    embedding: str,
+    tags: int,
+) -> Tensor:
+    """Return the label of every token of one text of a batch, whose other texts are unknown.
+
+    What a text adds to the embedding's gradient is linear in the slopes of the loss at its logits.
+    Rows of tokens that no other text has hold that alone, and are more equations than there are
+    slopes: the rows that fit worst are left out one by one, down to half of them, and the least
+    squares of what remains decides. It is a guess until the text, with these labels, is seen to
+    vanish from the update.
+
+    Parameters
+    ----------
+    gradients
+        By parameter, of the mean loss; that of ``embedding`` is read.
+    text
+        Token ids, int64 ``(T,)``.
+    embedding
+        Name of the token embedding's weight.
+
+    Returns
+    -------
+    Tensor
+        int64 ``(1, T)``, `UNLABELLED` where a token has no label.
+    """
+    slopes, logs = _by_output(model, text, embedding, tags)
+    tokens = text.unique()
+    rows = gradients[embedding][tokens].double()
+    sizes = rows.norm(dim=1)
+    systems, rights = [], []
+    for token, row, size in zip(tokens, rows, sizes.clamp_min(1e-30), strict=True):
+        systems.append(slopes[:, text == token].sum(dim=1).T / size)  # (width, T * tags)
+        rights.append(row / size)
+    kept = (sizes > 0.0).nonzero().flatten().tolist()
+    squares = torch.stack([one.T @ one for one in systems])
+    products = torch.stack([one.T @ right for one, right in zip(systems, rights, strict=True)])
+    found = torch.zeros(len(logs) * tags, dtype=torch.float64)
+    for _ in range(1 + len(kept) // 2):
+        inverse: Tensor = torch.linalg.pinv(squares[kept].sum(dim=0), rtol=_FAINT, hermitian=True)
+        found = inverse @ products[kept].sum(dim=0)
+        left = [float((systems[i] @ found - rights[i]).norm()) for i in kept]
+        worst = max(range(len(kept)), key=lambda n: left[n], default=0)
+        if not left or left[worst] < _FITS:
+            break
+        del kept[worst]
+    weights = found.view(len(logs), tags)  # of the log-probabilities
+    predicted = logs.exp()
+    at_logits = weights - weights.sum(dim=1, keepdim=True) * predicted
+    named = _rows(at_logits[None], predicted[None])[0]
+    return torch.where(named.sum(dim=1) > 0, named.argmax(dim=1), UNLABELLED)[None]
+
+
+def _by_output(model: nn.Module, text: Tensor, embedding: str, tags: int) -> tuple[Tensor, Tensor]:
+    """Return what one text's outputs add to its embeddings' gradient, and its log-probabilities.
+
+    Returns
+    -------
+    tuple
+        float64 ``(T * tags, T, width)``, by output and position, and ``(T, tags)``.
+    """
+    entered: list[Tensor] = []
+
+    def watch(_: nn.Module, __: object, vectors: Tensor) -> Tensor:
+        entered.append(vectors.detach().requires_grad_())
+        return entered[-1]
+
+    outputs, found, logs = len(text) * tags, [], torch.zeros(0)
+    handle = model.get_submodule(embedding.rpartition(".")[0]).register_forward_hook(watch)
+    try:
+        for begin in range(0, outputs, _AT_ONCE):
+            each = torch.arange(begin, min(begin + _AT_ONCE, outputs))
+            with torch.enable_grad():
+                logs = model(text.expand(len(each), -1))
+                picked = logs.gather(1, each[:, None]).sum()
+                (own,) = torch.autograd.grad(picked, entered[-1])
+            found.append(own.double())
+    finally:
+        handle.remove()
+    return torch.cat(found), logs[0].detach().double().view(-1, tags)
 
 
 def _of_trial(problem: Problem, trial: int, texts: Tensor) -> Tensor:

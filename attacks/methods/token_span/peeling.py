@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def without(
     embedding: str,
     weight: float,
     loss: Loss,
-    classes: int,
+    labels: Iterable[Tensor],
 ) -> Tensors | None:
     """Return the gradients of the other texts of a batch; None if the text was not in it.
 
@@ -42,7 +42,9 @@ def without(
     weight
         Share of the text in the mean: 1 over the texts of the batch.
     loss
-        Of outputs ``(1, classes)`` and a label ``(1,)``; every label is tried.
+        Of outputs ``(1, K)`` and a label.
+    labels
+        Those that are tried: int64 ``(1,)`` each, or ``(1, T)`` where every token has one.
     """
     names = [name for name, _ in model.named_parameters() if name in gradients]
     parameters = [dict(model.named_parameters())[name].requires_grad_() for name in names]
@@ -50,9 +52,9 @@ def without(
     before = gradients[embedding][tokens].norm(dim=1)
     best: tuple[Tensor | None, ...] | None = None
     least, vanished = _EXPLAINED, tokens[:0]
-    for label in range(classes):
+    for label in labels:
         with torch.enable_grad():
-            value = weight * loss.mean(model(text[None]), torch.tensor([label]))
+            value = weight * loss.mean(model(text[None]), label)
             own: tuple[Tensor | None, ...] = torch.autograd.grad(
                 value, parameters, allow_unused=True
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar
@@ -38,7 +38,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels
-from bract.attacks.solve.tags import infer_tags
+from bract.attacks.solve.tags import infer_tags, tags_of_text
 from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
@@ -379,8 +379,15 @@ class _Search:
     def _without(self, text: Tensor) -> _Search | None:
         """Return the search for the texts beside this one; None if it was not in the update."""
         name = self.embedding
-        if name is None or self.schema.task != "classification":
+        if name is None or self.schema.task == "language-model":
             return None
+        labels: Iterable[Tensor] = (torch.tensor([own]) for own in range(self.classes))
+        if self.schema.tags:
+            labels = [
+                tags_of_text(
+                    self.model, self.gradients, text, embedding=name, tags=self.schema.tags
+                )
+            ]
         gradients = without(
             self.model,
             self.gradients,
@@ -388,7 +395,7 @@ class _Search:
             embedding=name,
             weight=1.0 / self.batch,
             loss=loss_of(self.schema.objective),
-            classes=self.classes,
+            labels=labels,
         )
         if gradients is None:
             return None
