@@ -38,7 +38,7 @@ from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.matching import hard_labels
-from bract.attacks.solve.tags import infer_tags, tags_of_text
+from bract.attacks.solve.tags import infer_tags, known_rows, tags_of_text
 from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
@@ -51,6 +51,9 @@ _PROBE = 12
 
 _SECONDS = 120.0
 """Wall time of one trial where the budget names none."""
+
+_REST = 0.2
+"""Share of the time that a search for several texts leaves for those that others hide."""
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
@@ -112,15 +115,15 @@ class TokenSpan(Attack):
         schema = text_schema(problem.cases[0])
         count = problem.image_shape[0]
         each = self.seconds if run.seconds is None else run.seconds / problem.trials
-        found = [
-            _Search(
-                problem, trial, schema, _until(min(each, self.seconds)), relax=self.relax
-            ).texts(count)
-            for trial in range(problem.trials)
-        ]
+        found, certain = [], []
+        for trial in range(problem.trials):
+            ends = time.monotonic() + min(each, self.seconds)
+            search = _Search(problem, trial, schema, ends, relax=self.relax)
+            found.append(search.texts(count))
+            certain.append(search.certain)
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
         run.advance(1.0, 0.0)
-        labels = _labels(problem, images)
+        labels = _labels(problem, images, certain)
         unknowns = problem.unknowns()
         simulated = problem.simulate(images, labels, unknowns)
         return Outcome(
@@ -133,26 +136,33 @@ class TokenSpan(Attack):
         ).made_by("", "span of the first layers")
 
 
-def _labels(problem: Problem, texts: Tensor) -> Tensor:
+def _labels(problem: Problem, texts: Tensor, certain: Sequence[Sequence[Tensor]]) -> Tensor:
     """Return inferred labels; where the update does not show them, equal probabilities.
 
     Labels of tokens follow from the tokens; where they do not, every token has none.
+
+    Parameters
+    ----------
+    certain
+        By trial, the labels of the first texts, which were taken out of the update.
     """
     shape = (problem.trials, problem.image_shape[0], problem.classes)
     if problem.target_model.loss.per_token:
         try:
-            return infer_tags(problem, texts)
+            return infer_tags(problem, texts, certain)
         except BractError:
-            return torch.zeros(shape, device=problem.device, dtype=problem.dtype)
+            found = torch.zeros(shape, device=problem.device, dtype=problem.dtype)
+            for rows, known in zip(found, certain, strict=True):
+                rows[: len(known)] = known_rows(known, texts.shape[2], problem).to(rows)
+            return found
     try:
         return hard_labels(problem)
     except BractError:
         return torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
 
 
-def _until(seconds: float) -> Callable[[], bool]:
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() > end
+def _after(ends: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() > ends
 
 
 class _Search:
@@ -163,11 +173,12 @@ class _Search:
         problem: Problem,
         trial: int,
         schema: TextSchema,
-        stop: Callable[[], bool],
+        ends: float,
         *,
         relax: bool,
     ) -> None:
-        self.schema, self.stop, self.relax = schema, stop, relax
+        self.schema, self.ends, self.relax = schema, ends, relax
+        self.stop = _after(ends)
         self.case = problem.cases[trial]
         self.key = self.case.observation.key
         self.generator = torch.Generator().manual_seed(problem.seeds[trial])
@@ -177,6 +188,7 @@ class _Search:
         self.model = _with_parameters(problem.target_model.model, own)
         self.gradients = {name: value for name, value in target.items() if name in own}
         self.deviations = deviations_of(self.case, own)
+        self.certain: list[Tensor] = []
 
     @cached_property
     def stages(self) -> Stages:
@@ -358,28 +370,33 @@ class _Search:
     def _separated(self, count: int, special: Tensor) -> list[Tensor]:
         """Return the texts of a model whose tokens see each other.
 
-        Texts that are certain are taken out of the update, and the others read off what is left.
+        Texts that explain the rows of their own tokens are taken out of the update, and the others
+        read off what is left, in the time that is kept for that.
         """
         found: list[Tensor] = []
         search = self
         while True:
+            left = self.ends - time.monotonic()
+            several = count - len(found) > 1
+            search.stop = _after(self.ends - (_REST * max(left, 0.0) if several else 0.0))
             ordered = search._ordered(count - len(found), special)
-            rest, kept = search, ordered.texts[ordered.certain :]
-            for text in ordered.texts[: ordered.certain]:
-                left = rest._without(text)
-                if left is None:
-                    kept = [text, *kept]
+            rest, kept = search, list[Tensor]()
+            for text in ordered.texts:
+                other = rest._without(text)
+                if other is None:
+                    kept.append(text)
                 else:
-                    rest = left
+                    rest, label = other
                     found.append(text)
-            if rest is search or len(found) == count or self.stop():
+                    self.certain.append(label)
+            if rest is search or len(found) == count or time.monotonic() > self.ends:
                 return found + kept
             search = rest
 
-    def _without(self, text: Tensor) -> _Search | None:
-        """Return the search for the texts beside this one; None if it was not in the update."""
+    def _without(self, text: Tensor) -> tuple[_Search, Tensor] | None:
+        """Return the search for the other texts, and the label; None if it was not in an update."""
         name = self.embedding
-        if name is None or self.schema.task == "language-model":
+        if name is None or self.schema.task == "language-model" or len(text) > self.schema.length:
             return None
         labels: Iterable[Tensor] = (torch.tensor([own]) for own in range(self.classes))
         if self.schema.tags:
@@ -388,7 +405,7 @@ class _Search:
                     self.model, self.gradients, text, embedding=name, tags=self.schema.tags
                 )
             ]
-        gradients = without(
+        left = without(
             self.model,
             self.gradients,
             text,
@@ -397,13 +414,13 @@ class _Search:
             loss=loss_of(self.schema.objective),
             labels=labels,
         )
-        if gradients is None:
+        if left is None:
             return None
         found = copy.copy(self)
         for cached in ("span", "tokens"):
             found.__dict__.pop(cached, None)
-        found.gradients = gradients
-        return found
+        found.gradients, label = left
+        return found, label
 
     def _ordered(self, count: int, special: Tensor) -> Ordered:
         """Return the texts of an update: separated, then ordered."""
