@@ -175,7 +175,7 @@ def _of_trial(
     own = {n: v[trial].detach().cpu().float() for n, v in problem.parameters.items()}
     features, predicted = _forward(problem, name, own, texts.cpu().float())
     schema = text_schema(problem.cases[trial])
-    known = known_rows(certain, length, problem).unflatten(1, (length, tags))
+    known: Tensor = known_rows(certain, length, problem).unflatten(1, (length, tags))
     there = ids_of(texts.cpu(), schema) != schema.padding
     there[: len(known)] = False
     kept = there.flatten()
