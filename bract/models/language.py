@@ -124,6 +124,11 @@ def text_encoder(
     )
 
     text = _schema("text-encoder", text)
+    if text.task == "language-model":
+        raise BractError(
+            "model 'text-encoder' sees every token of a text and predicts no next one; set "
+            "model.name to text-decoder, or data.text.task to another task"
+        )
     _check(width, depth, heads, lora)
     per_token = text.task == "token-classification"
     kind = BertForTokenClassification if per_token else BertForSequenceClassification

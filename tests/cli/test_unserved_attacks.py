@@ -84,6 +84,11 @@ def test_attacks_that_the_model_serves_pass(config: dict[str, Any], attacks: lis
     check_feasible(_with(config, *attacks))
 
 
+def test_an_encoder_is_refused_as_a_language_model() -> None:
+    with pytest.raises(BractError, match=r"'text-encoder' .*set model.name to text-decoder"):
+        check_feasible(_with({**LANGUAGE, "model": NOTES["model"]}, "auto"))
+
+
 def test_a_run_without_captures_is_not_held_up_by_its_audit() -> None:
     check_feasible(build_config({"capture": {"enabled": False}, "audit": {"attacks": ["maui"]}}))
 
