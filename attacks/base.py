@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
+from bract.attacks.options import Count, check_settings
 from bract.attacks.problem.case import UNROLL, Case
 from bract.attacks.problem.model_traits import ModelTraits
 from bract.attacks.problem.objectives import NoObjective
@@ -95,6 +96,17 @@ class Attacker(ABC):
     portfolio: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
     defaults: ClassVar[tuple[ModelDefault, ...]] = ()
+
+    def __new__(cls, **settings: Any) -> Self:
+        """Check the settings that are given, for every attack in this one place.
+
+        Raises
+        ------
+        BractError
+            If one is unknown, or is not what its field is annotated with.
+        """
+        check_settings(cls, settings)
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -194,7 +206,7 @@ class Attack(Attacker):
     name: ClassVar[str] = "attack"
     coupled: ClassVar[bool] = False
 
-    unroll: int = UNROLL
+    unroll: Count = UNROLL
 
     def run(self, cases: Sequence[Case], task: AttackTask) -> list[Reconstruction | Refusal]:
         """Attack many cases; those of one shape run as one batch on the device."""
@@ -215,7 +227,14 @@ class Attack(Attacker):
         return [outcomes[i] for i in range(len(cases))]
 
     def prepare(self, case: Case) -> Case:
-        """Return a case as this attack simulates it; one that needs more refuses it here.
+        """Return a case as this attack simulates it; one that needs more refuses it here."""
+        self.require_model(case)
+        return case.simulating(unroll=self.unroll)
+
+    def require_model(self, case: Case) -> None:
+        """Refuse a model without the layers that the attack needs, whatever is in the update.
+
+        `bract.audit.handled.check_attacks` asks this of a made-up upload before a run.
 
         Raises
         ------
@@ -227,7 +246,6 @@ class Attack(Attacker):
                 f"{case.observation.key}: {self.name} takes one label a text, the clients train on "
                 "a label a token; attack with token-span, which reads tokens and their labels"
             )
-        return case.simulating(unroll=self.unroll)
 
     @abstractmethod
     def solve(self, problem: Problem, run: Run) -> Outcome:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from bract.attacks import ATTACKS
-from bract.errors import shown
+from torch import nn
+
+from bract.attacks import ATTACKS, Attack, attack
+from bract.attacks.problem.probe_case import probe_case
+from bract.errors import BractError, shown
 from bract.inputs import INPUTS
+from bract.protocol.observation import ClientDeclaration
 from bract.registry import unknown
 
 
@@ -31,3 +35,42 @@ def why_unhandled(kind: str, attack: str = "", handled: Sequence[str] = ()) -> s
         f"the attack {attack} handles the input {', '.join(handled)}, and the client trains on "
         f"{shown(kind)}; attacks for it: {', '.join(others) or 'none'}"
     )
+
+
+def check_attacks(
+    names: Sequence[str], model: Callable[[], nn.Module], declaration: ClientDeclaration
+) -> None:
+    """Refuse attacks that no update of a model can serve, before anything is trained.
+
+    Choices among attacks, such as `auto`, try what fits and are not refused.
+
+    Parameters
+    ----------
+    names
+        Registered names.
+    model
+        Builds the model, whose parameters may be changed; called where an attack looks at it.
+    declaration
+        Of the model and its data.
+
+    Raises
+    ------
+    BractError
+        If an attack is unknown, does not handle the input or needs a layer that the model lacks;
+        it names the attack.
+    """
+    case = None
+    for name in names:
+        kind = attack(name)
+        reason = why_unhandled(declaration.input, name, kind.inputs)
+        if reason is None and isinstance(kind, Attack) and not kind.portfolio:
+            case = case or probe_case(model(), declaration)
+            try:
+                kind.require_model(case)
+            except BractError as error:
+                reason = str(error).removeprefix(f"{case.observation.key}: ")
+        if reason is not None:
+            raise BractError(
+                f"audit.attacks: {name} cannot attack this federation: {reason}; name another "
+                "attack, or auto, which takes what fits"
+            )

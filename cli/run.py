@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bract.cli.console import RoundProgress, say
 from bract.cli.launch.launcher import Launch, LocalFederation, how_to_resume
@@ -22,8 +23,8 @@ from bract.client.training import smallest_batch
 from bract.config import FederationConfig
 from bract.data.partition import Partitions
 from bract.data.sources import open_source
-from bract.data.views import data_spec
-from bract.defenses.configured import configured_model
+from bract.data.views import DataSpec, data_spec
+from bract.defenses.configured import configured_declaration, configured_model
 from bract.errors import BractError, RunStoppedError
 from bract.models import create_model
 from bract.models.dropout import with_dropout
@@ -177,8 +178,21 @@ def check_feasible(config: FederationConfig) -> None:
         with torch.device("meta"):
             model = configured_model(config, spec)
         _check_batches(config, counts, single_value_norm(model, spec.image_shape))
+        _check_attacks(config, spec)
     elif config.training.dropout:
         _check_dropout(config, chain)
+
+
+def _check_attacks(config: FederationConfig, spec: DataSpec) -> None:
+    """Refuse attacks of the audit that the model cannot serve."""
+    from bract.audit.handled import check_attacks
+
+    def model() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            return configured_model(config, spec)
+
+    if config.capture.enabled:
+        check_attacks(config.audit.attacks, model, configured_declaration(config, spec))
 
 
 def _check_dropout(config: FederationConfig, chain: DefenseChain) -> None:

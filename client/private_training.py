@@ -113,8 +113,10 @@ def check_layers(model: nn.Module) -> None:
     loose = [
         name
         for name, layer in model.named_modules()
-        for _, buffer in layer.named_buffers(recurse=False)
-        if buffer is not None and buffer.is_floating_point()
+        for buffer_name, buffer in layer.named_buffers(recurse=False)
+        if buffer is not None
+        and buffer.is_floating_point()
+        and buffer_name not in layer._non_persistent_buffers_set  # frozen, and never sent
     ]
     if loose:
         raise BractError(

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import math
 import time
+from dataclasses import replace
 from functools import cached_property
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from bract.config import FederationConfig
 from bract.data.views import data_spec, test_data
-from bract.defenses.configured import configured_model
+from bract.defenses.configured import configured_declaration, configured_model
 from bract.defenses.entries import read_settings
 from bract.defenses.noise import Noise
 from bract.errors import BractError, one_line
@@ -154,18 +155,9 @@ class Federation:
     def _declared(self, server_round: int) -> ClientDeclaration:
         training = self.config.training
         work = training.declared(server_round, self.config.rounds)
-        return ClientDeclaration(
+        return replace(
+            configured_declaration(self.config, self.spec),
             algorithm=training.algorithm,
-            model=self.config.model.name,
-            activation=self.config.model.activation,
-            input=self.config.data.input,
-            image_shape=self.spec.image_shape,
-            classes=self.spec.classes,
-            mean=self.spec.mean,
-            std=self.spec.std,
-            table=self.spec.table,
-            text=self.spec.text,
-            loss=self.spec.loss,
             **(work | {"dropout": dropout_rate(self.model)}),
             defenses=self.config.declared_defenses,
             encryption=self.config.encryption.scheme,

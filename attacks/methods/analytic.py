@@ -50,13 +50,12 @@ class Analytic(Attack):
     cost: ClassVar[Cost] = "instant"
     iterations: ClassVar[int] = 1
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse models whose first layer is not fully connected."""
-        case = super().prepare(case)
+        super().require_model(case)
         names = input_layer(case.target_model, case.observation)
         if missing := [n for n in names if n not in case.evidence.target]:
             raise BractError(f"{case.observation.key}: the evidence lacks {', '.join(missing)}")
-        return case
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Recover what can be recovered; the other images of a batch stay grey."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.options import Rate, Weight
 from bract.attacks.problem.objectives import Objective, RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -47,9 +48,9 @@ class CoarseToFine(Attack):
     cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 800
 
-    lr: float = 0.05
-    tv: float = 0.1
-    fine: float = 1.0
+    lr: Rate = 0.05
+    tv: Weight = 0.1
+    fine: Weight = 1.0
     shares: tuple[float, float, float] = (0.2, 0.4, 0.4)
     objective: Objective = field(default_factory=RelativeError)
 

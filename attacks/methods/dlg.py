@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.options import Count, Rate
 from bract.attacks.problem.objectives import LayerWeighting, Objective, SquaredError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -43,8 +44,8 @@ class DLG(Attack):
     iterations: ClassVar[int] = 300
 
     line_search: bool = True
-    lr: float = 1.0
-    history: int = 100
+    lr: Rate = 1.0
+    history: Count = 100
     objective: Objective = field(default_factory=SquaredError)
     weighting: LayerWeighting = "equal"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
 
 from bract.attacks.base import Cost
 from bract.attacks.methods.grnn.generator import GeneratorSearch
 from bract.attacks.methods.ig import IG
+from bract.attacks.options import Share
 from bract.attacks.problem.objectives import Parts, partial_weights
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -16,10 +19,15 @@ from bract.attacks.solve.descent import Search
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.optimizers import BatchedOptimizer, FlatDescent
 from bract.attacks.solve.pixels import PixelSearch
-from bract.errors import BractError, shown
 
 LATENT, WIDTH = 128, 32
 """Of the generator, as GRNN has them."""
+
+
+def _nonzero(value: float) -> float:
+    if not value:
+        raise ValueError("0")
+    return value
 
 
 @ATTACKS.register("fedleak")
@@ -60,31 +68,15 @@ class FedLeak(IG):
     cost: ClassVar[Cost] = "tens of seconds"
     defaults: ClassVar[tuple[ModelDefault, ...]] = IG.defaults
 
-    share: float = 0.3
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3
     parts: Parts = "entries"
-    flatness: float = 0.3
-    radius: float = 0.01
+    flatness: Share = 0.3
+    radius: Annotated[
+        float,
+        Field(ge=-10.0, le=10.0, description="a number from -10 to 10 that is not 0"),
+        AfterValidator(_nonzero),
+    ] = 0.01
     search: Literal["pixels", "generator"] = "pixels"
-
-    def __post_init__(self) -> None:
-        for name, low in (("share", 0.0), ("flatness", -1e-9)):
-            value = getattr(self, name)
-            if not _is_number(value) or not low < value <= 1.0:
-                raise BractError(
-                    f"attack {self.name}: {name} is {shown(value)}; expected a number above 0"
-                    f"{' or 0' if low < 0 else ''}, at most 1"
-                )
-        if not _is_number(self.radius) or not 0.0 < abs(self.radius) <= 10.0:
-            raise BractError(
-                f"attack {self.name}: radius is {shown(self.radius)}; expected a number from -10 "
-                "to 10 that is not 0"
-            )
-        for name, known in (("parts", ("entries", "layers")), ("search", ("pixels", "generator"))):
-            if getattr(self, name) not in known:
-                raise BractError(
-                    f"attack {self.name}: {name} is {shown(getattr(self, name))}; expected "
-                    f"{' or '.join(known)}"
-                )
 
     def searched(self, problem: Problem) -> Search:
         """Return the images that are searched."""
@@ -110,7 +102,3 @@ class FedLeak(IG):
             radius=self.radius,
             project=search.box if self.boxed and isinstance(search, PixelSearch) else None,
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

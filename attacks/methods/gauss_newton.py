@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.options import Count, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.levenberg_marquardt import SOLVED, Fit, levenberg_marquardt
 from bract.attacks.solve.matching import hard_labels, noise
@@ -53,15 +53,12 @@ class GaussNewton(Attack):
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 40
 
-    max_unknowns: int = 4096
-    tolerance: float = 1e-3
+    max_unknowns: Count = 4096
+    tolerance: Weight = 1e-3
 
-    def __post_init__(self) -> None:
-        require_count(self.name, "max_unknowns", self.max_unknowns)
-
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse what is too large to solve for."""
-        case = super().prepare(case)
+        super().require_model(case)
         shape = case.observation.declaration.image_shape
         unknowns = case.images * (shape[0] * shape[1] * shape[2] if shape else 0)
         if unknowns > self.max_unknowns:
@@ -69,7 +66,6 @@ class GaussNewton(Attack):
                 f"{case.observation.key}: {unknowns} pixels to solve for, more than max_unknowns "
                 f"({self.max_unknowns}); lower budget.max_images or use another attack"
             )
-        return case
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Solve every trial; the first restart starts grey, later ones from noise."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.options import Rate, ScheduleName, Weight
 from bract.attacks.problem.objectives import Cosine, LayerWeighting, Objective
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -77,16 +78,16 @@ class IG(Attack):
         ModelDefault("tv", "deep", 1e-4, "Geiping et al. 2020, published command line"),
     )
 
-    lr: float = 0.1
-    tv: float | None = None
-    bn: float = 0.0
+    lr: Rate = 0.1
+    tv: Weight | None = None
+    bn: Weight = 0.0
     signed: bool = True
     boxed: bool = True
     labels: Literal["infer", "joint"] = "infer"
     objective: Objective = field(default_factory=Cosine)
     weighting: LayerWeighting = "equal"
-    schedule: str = "step"
-    unknowns_rate: float = 0.1
+    schedule: ScheduleName = "step"
+    unknowns_rate: Rate = 0.1
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bract.attacks.base import Attack, Cost
+from bract.attacks.options import Count, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -48,9 +49,9 @@ class Statistics(Attack):
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 600
 
-    tv: float = 2e-2
-    finish: float = 0.1
-    history: int = 50
+    tv: Weight = 2e-2
+    finish: Weight = 0.1
+    history: Count = 50
 
     def prepare(self, case: Case) -> Case:
         """Refuse captures that do not hold the statistics of one batch."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bract.attacks.problem.model_traits import ModelTraits
-from bract.errors import BractError, shown
 
 Family = Literal["shallow", "deep"]
 
@@ -37,11 +36,3 @@ class ModelDefault:
 def family_of(traits: ModelTraits) -> Family:
     """Return the family of a model by its depth: papers tune LeNets and residual networks apart."""
     return "shallow" if traits.shallow else "deep"
-
-
-def require_count(attack: str, setting: str, value: object) -> None:
-    """Refuse a setting that is no whole number from 1 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BractError(
-            f"attack {attack}: {setting} is {shown(value)}; expected a whole number, 1 or more"
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from bract.attacks.problem.case import text_schema
 from bract.attacks.problem.problem import Problem
-from bract.data.tokens import ids_of
+from bract.data.tokens import UNLABELLED, ids_of
 from bract.errors import BractError
+from bract.models.losses import label_rows
 from bract.protocol.update import Tensors
 
 _LEAST = 0.5
@@ -31,7 +32,15 @@ _MOST_UNKNOWNS = 2000
 """Tokens times tags up to which slopes of one sign are searched: seconds at that number."""
 
 
-def infer_tags(problem: Problem, texts: Tensor) -> Tensor:
+_FITS, _FAINT = 1e-4, 1e-12
+"""Share of a token's row that is left where its text explains it, and singular values of normal
+equations, relative to the largest, that are none."""
+
+_AT_ONCE = 64
+"""Copies of a text in one pass, each for the slope of one output."""
+
+
+def infer_tags(problem: Problem, texts: Tensor, certain: Sequence[Sequence[Tensor]] = ()) -> Tensor:
     """Return the label of every token as rows ``(L, B, T * tags)``, zeros where it has none.
 
     The gradient of the output layer is ``S^T H``, with H the features of all tokens, which follow
@@ -47,17 +56,118 @@ def infer_tags(problem: Problem, texts: Tensor) -> Tensor:
     ----------
     texts
         Examples ``(L, B, T, 1, 1)`` in [0, 1].
+    certain
+        By trial, known labels of the first texts, int64 ``(1, T)`` each: what these add to the
+        gradient is subtracted, and their tokens need no equations.
 
     Raises
     ------
     BractError
         If the update lacks the output layer, or has more tokens than the layer has inputs.
     """
-    found = [_of_trial(problem, trial, texts[trial]) for trial in range(problem.trials)]
+    found = [
+        _of_trial(problem, trial, texts[trial], certain[trial] if certain else ())
+        for trial in range(problem.trials)
+    ]
     return torch.stack(found).to(problem.device, problem.dtype)
 
 
-def _of_trial(problem: Problem, trial: int, texts: Tensor) -> Tensor:
+def tags_of_text(
+    model: nn.Module,
+    gradients: Mapping[str, Tensor],
+    text: Tensor,
+    *,
+    embedding: str,
+    tags: int,
+) -> Tensor:
+    """Return the label of every token of one text of a batch, whose other texts are unknown.
+
+    What a text adds to the embedding's gradient is linear in the slopes of the loss at its logits.
+    Rows of tokens that no other text has hold that alone, and are more equations than there are
+    slopes: the rows that fit worst are left out one by one until the others fit. It is a guess
+    until the text, with these labels, is seen to vanish from the update.
+
+    Parameters
+    ----------
+    gradients
+        By parameter, of the mean loss; that of ``embedding`` is read.
+    text
+        Token ids, int64 ``(T,)``.
+    embedding
+        Name of the token embedding's weight.
+
+    Returns
+    -------
+    Tensor
+        int64 ``(1, T)``, `UNLABELLED` where a token has no label.
+    """
+    slopes, logs = _by_output(model, text, embedding, tags)
+    tokens = text.unique()
+    rows = gradients[embedding][tokens].double()
+    sizes = rows.norm(dim=1)
+    systems, rights = [], []
+    for token, row, size in zip(tokens, rows, sizes.clamp_min(1e-30), strict=True):
+        systems.append(slopes[:, text == token].sum(dim=1).T / size)  # (width, T * tags)
+        rights.append(row / size)
+    kept = (sizes > 0.0).nonzero().flatten().tolist()
+    squares = torch.stack([one.T @ one for one in systems])
+    products = torch.stack([one.T @ right for one, right in zip(systems, rights, strict=True)])
+    found = torch.zeros(len(logs) * tags, dtype=torch.float64)
+    while kept:
+        inverse: Tensor = torch.linalg.pinv(squares[kept].sum(dim=0), rtol=_FAINT, hermitian=True)
+        found = inverse @ products[kept].sum(dim=0)
+        left = [float((systems[i] @ found - rights[i]).norm()) for i in kept]
+        worst = max(range(len(kept)), key=lambda n: left[n])
+        if left[worst] < _FITS:
+            break
+        del kept[worst]
+    weights = found.view(len(logs), tags)  # of the log-probabilities
+    predicted = logs.exp()
+    at_logits = weights - weights.sum(dim=1, keepdim=True) * predicted
+    named = _rows(at_logits[None], predicted[None])[0]
+    return torch.where(named.sum(dim=1) > 0, named.argmax(dim=1), UNLABELLED)[None]
+
+
+def _by_output(model: nn.Module, text: Tensor, embedding: str, tags: int) -> tuple[Tensor, Tensor]:
+    """Return what one text's outputs add to its embeddings' gradient, and its log-probabilities.
+
+    Returns
+    -------
+    tuple
+        float64 ``(T * tags, T, width)``, by output and position, and ``(T, tags)``.
+    """
+    entered: list[Tensor] = []
+
+    def watch(_: nn.Module, __: object, vectors: Tensor) -> Tensor:
+        entered.append(vectors.detach().requires_grad_())
+        return entered[-1]
+
+    outputs, found, logs = len(text) * tags, [], torch.zeros(0)
+    handle = model.get_submodule(embedding.rpartition(".")[0]).register_forward_hook(watch)
+    try:
+        for begin in range(0, outputs, _AT_ONCE):
+            each = torch.arange(begin, min(begin + _AT_ONCE, outputs))
+            with torch.enable_grad():
+                logs = model(text.expand(len(each), -1))
+                picked = logs.gather(1, each[:, None]).sum()
+                (own,) = torch.autograd.grad(picked, entered[-1])
+            found.append(own.double())
+    finally:
+        handle.remove()
+    return torch.cat(found), logs[0].detach().double().view(-1, tags)
+
+
+def known_rows(labels: Sequence[Tensor], length: int, problem: Problem) -> Tensor:
+    """Return known labels of texts, int64 ``(1, T)`` each, as float64 rows ``(N, classes)``."""
+    every = torch.full((len(labels), length), UNLABELLED)
+    for row, own in zip(every, labels, strict=True):
+        row[: own.shape[1]] = own[0]
+    return label_rows(every, problem.classes, problem.target_model.loss).double()
+
+
+def _of_trial(
+    problem: Problem, trial: int, texts: Tensor, certain: Sequence[Tensor] = ()
+) -> Tensor:
     count, length = texts.shape[:2]
     tags = problem.classes // length
     target = {n: v[trial].detach().cpu().double() for n, v in problem.target.items()}
@@ -65,18 +175,30 @@ def _of_trial(problem: Problem, trial: int, texts: Tensor) -> Tensor:
     own = {n: v[trial].detach().cpu().float() for n, v in problem.parameters.items()}
     features, predicted = _forward(problem, name, own, texts.cpu().float())
     schema = text_schema(problem.cases[trial])
-    kept = (ids_of(texts.cpu(), schema) != schema.padding).flatten()
+    known: Tensor = known_rows(certain, length, problem).unflatten(1, (length, tags))
+    there = ids_of(texts.cpu(), schema) != schema.padding
+    there[: len(known)] = False
+    kept = there.flatten()
     inputs, gradient = features.flatten(0, 1)[kept], target[f"{name}.weight"]
     if f"{name}.bias" in target:
         inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
         gradient = torch.cat([gradient, target[f"{name}.bias"][:, None]], dim=1)
     inputs = inputs.double()
+    if len(known):
+        first = features[: len(known)].double()
+        if f"{name}.bias" in target:
+            first = torch.cat([first, first.new_ones(len(known), length, 1)], dim=2)
+        gradient = gradient - torch.einsum("btk,btd->kd", _slopes(known, predicted, count), first)
+        if not bool(kept.any()):
+            return known.flatten(1)
     slopes = _solved(inputs, gradient, problem.cases[trial].observation.key, head)
 
     def rows_of(slopes: Tensor) -> Tensor:
         every = torch.zeros(count * length, tags, dtype=torch.float64)
         every[kept] = slopes
-        return _rows(every.view(count, length, tags), predicted)
+        found = _rows(every.view(count, length, tags), predicted)
+        found[: len(known)] = known
+        return found
 
     trust = _trust(problem, trial, name, gradient)
     if trust is None:
@@ -205,6 +327,13 @@ def _misfit(
     right = (gradient * root).flatten()[:, None]
     scales = torch.linalg.pinv(each) @ right
     return float((each @ scales - right).norm())
+
+
+def _slopes(known: Tensor, predicted: Tensor, count: int) -> Tensor:
+    """Return the loss' slopes at the logits of the first texts, whose labels are known."""
+    labelled = known.sum(dim=2, keepdim=True)
+    each = count * labelled.sum(dim=1, keepdim=True).clamp_min(1.0)
+    return (predicted[: len(known)] - known) * labelled / each
 
 
 def _rows(slopes: Tensor, predicted: Tensor) -> Tensor:

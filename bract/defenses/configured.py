@@ -11,6 +11,23 @@ from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.models import create_model
 from bract.models.dropout import with_dropout
+from bract.protocol.observation import ClientDeclaration
+
+
+def configured_declaration(config: FederationConfig, spec: DataSpec) -> ClientDeclaration:
+    """Return what a configuration says of model and data, without how clients train and defend."""
+    return ClientDeclaration(
+        model=config.model.name,
+        activation=config.model.activation,
+        input=config.data.input,
+        image_shape=spec.image_shape,
+        classes=spec.classes,
+        mean=spec.mean,
+        std=spec.std,
+        table=spec.table,
+        text=spec.text,
+        loss=spec.loss,
+    )
 
 
 def configured_model(config: FederationConfig, spec: DataSpec) -> nn.Module:

@@ -75,7 +75,9 @@ class LanguageModel(nn.Module):
         ``(B, T * tags)``.
         """
         mask = (ids != self.schema.padding).long()
-        outputs: Any = self.body(input_ids=ids, attention_mask=mask)
+        # Each text has its own row of positions, so that it has its own gradient of them.
+        places = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
+        outputs: Any = self.body(input_ids=ids, attention_mask=mask, position_ids=places)
         if self.schema.task == "classification":
             logits: Tensor = outputs.logits
             return logits
@@ -122,6 +124,11 @@ def text_encoder(
     )
 
     text = _schema("text-encoder", text)
+    if text.task == "language-model":
+        raise BractError(
+            "model 'text-encoder' sees every token of a text and predicts no next one; set "
+            "model.name to text-decoder, or data.text.task to another task"
+        )
     _check(width, depth, heads, lora)
     per_token = text.task == "token-classification"
     kind = BertForTokenClassification if per_token else BertForSequenceClassification

@@ -17,7 +17,7 @@ from bract.client.defenses import ProtectContext, build_defenses
 from bract.client.training import planned_steps, train_locally
 from bract.config.config import TrainingConfig
 from bract.config.text import TextSchema
-from bract.data.notes import clinical_notes
+from bract.data.notes import TAGS, clinical_notes
 from bract.data.spec import DataSpec
 from bract.data.tokens import Tokenizer, word_tokenizer
 from bract.inputs import Truth
@@ -112,6 +112,8 @@ def send_texts(
 ) -> SentTexts:
     """Train a client of so many texts on a fresh network; labels are drawn at random.
 
+    Tags of tokens are those of the made-up notes.
+
     Parameters
     ----------
     round
@@ -133,16 +135,25 @@ def send_texts(
         padding=own.padding,
         special=own.special,
         task=task,  # type: ignore[arg-type]
+        tags=len(TAGS) if task == "token-classification" else 0,
     )
     mean, std = declared.feature_moments()
-    outputs = 1 if task == "language-model" else CLASSES
+    outputs = declared.outputs or CLASSES
     spec = DataSpec((LENGTH, 1, 1), outputs, mean, std, text=declared)
     pool = sentences(data, split, folder)
     if words is not None:
         pool = tuple(one for one in pool if words[0] <= len(one.split()) <= words[1])
     draw = random.Random(seed)
-    inputs = own.encode(draw.sample(pool, texts), declared)
-    labels: Tensor = torch.tensor([draw.randrange(CLASSES) for _ in range(texts)])
+    labels: Tensor
+    if task == "token-classification":
+        words_of = {note.text: note for note in clinical_notes(_NOTES, seed=FIRST_SEED[split] + 7)}
+        notes = [words_of[one] for one in draw.sample(pool, texts)]
+        inputs, labels = own.encode_words(
+            [n.words for n in notes], [n.tags for n in notes], declared
+        )
+    else:
+        inputs = own.encode(draw.sample(pool, texts), declared)
+        labels = torch.tensor([draw.randrange(CLASSES) for _ in range(texts)])
     if task == "language-model":
         labels = torch.zeros(texts)
     network = create_model(

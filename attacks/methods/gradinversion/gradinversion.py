@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bract.attacks.base import Attack, Cost
 from bract.attacks.methods.gradinversion.group_consistency import GroupConsistency
+from bract.attacks.options import Rate, Weight
 from bract.attacks.problem.objectives import Objective, RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -82,12 +83,12 @@ class GradInversion(Attack):
     )
     coupled: ClassVar[bool] = True
 
-    lr: float = 0.1
-    tv: float | None = None
-    norm: float = 1e-6
-    bn: float = 10.0
-    group: float | None = None
-    langevin: float = 0.01
+    lr: Rate = 0.1
+    tv: Weight | None = None
+    norm: Weight = 1e-6
+    bn: Weight = 10.0
+    group: Weight | None = None
+    langevin: Weight = 0.01
     objective: Objective = field(default_factory=RelativeError)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from bract.attacks.base import Attack, Cost
 from bract.attacks.methods.grnn.generator import GeneratorSearch
+from bract.attacks.options import Count, Rate, ScheduleName, Share, Weight
 from bract.attacks.problem.objectives import LayerWeighting, Objective, SquaredPlusNorm
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
@@ -55,13 +56,13 @@ class GRNN(Attack):
     )
 
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    lr: float = 1e-4
-    momentum: float = 0.99
-    schedule: str = "constant"
-    tv: float | None = None
-    bn: float = 0.0
-    latent: int = 128
-    width: int = 32
+    lr: Rate = 1e-4
+    momentum: Share = 0.99
+    schedule: ScheduleName = "constant"
+    tv: Weight | None = None
+    bn: Weight = 0.0
+    latent: Count = 128
+    width: Count = 32
     labels: Literal["single", "branch", "infer"] = "single"
     objective: Objective = field(default_factory=SquaredPlusNorm)
     weighting: LayerWeighting = "equal"

@@ -11,10 +11,10 @@ from torch import Tensor
 from bract.attacks.base import Attacker
 from bract.attacks.methods.gauss_newton import solve_from
 from bract.attacks.methods.grnn.grnn import GRNN
+from bract.attacks.options import Count
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.lbfgs import BatchedLBFGS
 from bract.attacks.solve.matching import minimise
@@ -50,11 +50,8 @@ class GRNNPolish(GRNN):
     name: ClassVar[str] = "grnn-polish"
     title: ClassVar[str] = "GRNN with polish"
 
-    polish_steps: int = 30
-    max_unknowns: int = 4096
-
-    def __post_init__(self) -> None:
-        require_count(self.name, "max_unknowns", self.max_unknowns)
+    polish_steps: Count = 30
+    max_unknowns: Count = 4096
 
     def prior(self) -> Attacker | None:
         """GRNN's: the finish matches the gradient and nothing else."""

@@ -11,11 +11,11 @@ from torch import Tensor
 from bract.attacks.base import Attack, Cost
 from bract.attacks.methods.maui.features import Features, read_features
 from bract.attacks.methods.maui.head import Head, probe_inputs, trained_head
+from bract.attacks.options import Count, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.enlarging import descend_enlarging
 from bract.protocol.update import Tensors
@@ -56,14 +56,15 @@ class Maui(Attack):
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 600
 
-    tv: float = 0.5
-    finish: float = 0.1
-    starts: int = 16
-    history: int = 50
+    tv: Weight = 0.5
+    finish: Weight = 0.1
+    starts: Count = 16
+    history: Count = 50
 
-    def __post_init__(self) -> None:
-        require_count(self.name, "starts", self.starts)
-        require_count(self.name, "history", self.history)
+    def require_model(self, case: Case) -> None:
+        """Refuse models whose backbone is trained, or whose head is not linear."""
+        super().require_model(case)
+        trained_head(case)
 
     def prepare(self, case: Case) -> Case:
         """Refuse updates that hold the backbone; match what was trained alone."""

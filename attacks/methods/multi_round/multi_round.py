@@ -12,6 +12,7 @@ from torch import Tensor
 from bract.attacks.base import Attack, Attacker, Cost
 from bract.attacks.methods.gauss_newton import solve_from
 from bract.attacks.methods.multi_round.merging import merge, merged_alike
+from bract.attacks.options import Count, Rate, Share, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.joint_case import join_rounds
 from bract.attacks.problem.objectives import RelativeError
@@ -76,10 +77,10 @@ class MultiRound(Attacker):
     iterations: ClassVar[int] = 4800
 
     inner: str = "ig"
-    same: float = 0.6
-    passes: int = 2
-    tv: float = 1e-3
-    lr: float = 0.02
+    same: Share = 0.6
+    passes: Count = 2
+    tv: Weight = 1e-3
+    lr: Rate = 0.02
 
     def __post_init__(self) -> None:
         if self.inner == self.name or self.inner not in ATTACKS:

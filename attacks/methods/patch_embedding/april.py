@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bract.attacks.base import Attack, Cost
 from bract.attacks.methods.patch_embedding.layers import Projection, patch_layers, patch_projection
+from bract.attacks.options import Rate, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import Cosine, Objective, RelativeError
 from bract.attacks.problem.problem import Problem
@@ -128,19 +129,18 @@ class April(Attack):
     cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 2000
 
-    lr: float = 0.1
-    alpha: float = 1.0
-    tv: float = 1e-4
-    borders: float = 1e-3
+    lr: Rate = 0.1
+    alpha: Weight = 1.0
+    tv: Weight = 1e-4
+    borders: Weight = 1e-3
     signed: bool = True
     quasi_newton: bool = False
     objective: Objective | None = None
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse models without patches."""
-        case = super().prepare(case)
+        super().require_model(case)
         patch_projection(case.target_model, case.observation)
-        return case
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search in pixel space."""

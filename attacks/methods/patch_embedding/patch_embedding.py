@@ -86,6 +86,11 @@ class PatchEmbedding(Attack):
         """No unknowns of the client enter the equations, so none are searched."""
         return False
 
+    def require_model(self, case: Case) -> None:
+        """Refuse models without patches to which a learned parameter is added."""
+        super().require_model(case)
+        patch_layers(case.target_model, case.observation)
+
     def prepare(self, case: Case) -> Case:
         """Refuse batches, models without learned positions, and updates that hold neither."""
         case = super().prepare(case)

@@ -17,13 +17,13 @@ from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
 from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tournament
 from bract.attacks.methods.statistics import Statistics
+from bract.attacks.options import Count
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
 from bract.attacks.problem.target_model import TargetModel
 from bract.attacks.registry import ATTACKS, attack, closed_forms
 from bract.attacks.result import Budget, Reconstruction, Refusal
-from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Run
 from bract.attacks.solve.local_statistics import local_statistics
 from bract.attacks.solve.own_statistics import OwnStatistics
@@ -110,11 +110,8 @@ class Best(Attack):
     portfolio: ClassVar[bool] = True
     iterations: ClassVar[int] = 2000
 
-    max_unknowns: int = 4096
+    max_unknowns: Count = 4096
     closed_forms: bool = True
-
-    def __post_init__(self) -> None:
-        require_count(self.name, "max_unknowns", self.max_unknowns)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

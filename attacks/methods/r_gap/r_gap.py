@@ -15,6 +15,7 @@ from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.methods.r_gap.block_equations import ROUNDING, logit_gradient
 from bract.attacks.methods.r_gap.chain import Chain, chain_of
 from bract.attacks.methods.r_gap.recursion import Recursion, recurse
+from bract.attacks.options import Count
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.certificate import is_whole, largest_error, moved, rounding
 from bract.attacks.problem.dropout import MASK
@@ -22,7 +23,6 @@ from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.objectives import Cosine
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
-from bract.attacks.solve.defaults import require_count
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.levenberg_marquardt import levenberg_marquardt
 from bract.attacks.solve.matching import hard_labels
@@ -81,10 +81,12 @@ class RGAP(Attack):
     cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 1
 
-    max_unknowns: int = 4096
+    max_unknowns: Count = 4096
 
-    def __post_init__(self) -> None:
-        require_count(self.name, "max_unknowns", self.max_unknowns)
+    def require_model(self, case: Case) -> None:
+        """Refuse models that are no chain of layers."""
+        super().require_model(case)
+        self._chain(case)
 
     def prepare(self, case: Case) -> Case:
         """Refuse batches, several steps, open evidence and other models."""

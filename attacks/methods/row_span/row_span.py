@@ -65,6 +65,12 @@ class RowSpan(Attack):
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 24
 
+    def require_model(self, case: Case) -> None:
+        """Refuse models without a linear output layer, and rows without a schema."""
+        super().require_model(case)
+        schema_of(case)
+        last_layer(case.target_model)
+
     def prepare(self, case: Case) -> Case:
         """Refuse several steps, defended gradients, and layers narrower than the batch."""
         schema = schema_of(case)

@@ -52,6 +52,11 @@ class Spear(Attack):
     cost: ClassVar[Cost] = "seconds"
     iterations: ClassVar[int] = 200
 
+    def require_model(self, case: Case) -> None:
+        """Refuse models that do not begin with a linear layer and a ReLU."""
+        super().require_model(case)
+        first_layer(case.target_model, case.observation)
+
     def prepare(self, case: Case) -> Case:
         """Refuse what does not factor: other models, several steps, defended gradients."""
         images = images_in(case.observation.declaration, _UNBOUNDED)

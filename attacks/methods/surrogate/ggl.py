@@ -19,6 +19,7 @@ from bract.attacks.methods.surrogate.latent import (
     likeliest_start,
     usable_prior,
 )
+from bract.attacks.options import Count, Rate, ScheduleName, Weight
 from bract.attacks.problem.case import Case, open_case
 from bract.attacks.problem.evidence import FORWARD
 from bract.attacks.problem.objectives import Cosine, Objective
@@ -88,11 +89,11 @@ class GGL(Attack):
     iterations: ClassVar[int] = 500
 
     search: Literal["cma", "adam"] = "cma"
-    lr: float = 0.2
-    schedule: str = "cosine"
-    sigma: float = 0.5
-    starts: int = 32
-    regularisation: float = 0.1
+    lr: Rate = 0.2
+    schedule: ScheduleName = "cosine"
+    sigma: Rate = 0.5
+    starts: Count = 32
+    regularisation: Weight = 0.1
     defense: Literal["simulate", "undo", "auto"] = "simulate"
     earlier: Literal["reconstruct", "replay"] = "reconstruct"
     objective: Objective = field(default_factory=Cosine)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bract.attacks.methods.surrogate.ggl import GGL, search_latent, without_latent
 from bract.attacks.methods.surrogate.latent import LATENT, LatentSearch, Relative
+from bract.attacks.options import Rate, Share, Weight
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Run
@@ -45,9 +46,9 @@ class GIAS(GGL):
 
     search: Literal["cma", "adam"] = "adam"
     defense: Literal["simulate", "undo", "auto"] = "auto"
-    latent_share: float = 0.4
-    weights_lr: float = 1e-3
-    tv: float = 0.0
+    latent_share: Share = 0.4
+    weights_lr: Rate = 1e-3
+    tv: Weight = 0.0
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search the latent, then the weights."""

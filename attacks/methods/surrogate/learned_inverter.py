@@ -13,6 +13,7 @@ from bract.attacks.methods.surrogate.ggl import search_latent, without_latent
 from bract.attacks.methods.surrogate.gias import GIAS, search_latent_and_weights
 from bract.attacks.methods.surrogate.inverter import InverterSettings, predicted_latents
 from bract.attacks.methods.surrogate.latent import made_images, usable_prior
+from bract.attacks.options import Count, Rate, Share
 from bract.attacks.problem.problem import Problem
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
@@ -52,11 +53,11 @@ class LearnedInverter(GIAS):
 
     defense: Literal["simulate", "undo", "auto"] = "simulate"
     finish: Literal["none", "latent", "weights"] = "weights"
-    inverter_share: float = 0.4
-    features: int = 2048
-    width: int = 512
-    pairs: int = 64
-    inverter_lr: float = 1e-3
+    inverter_share: Share = 0.4
+    features: Count = 2048
+    width: Count = 512
+    pairs: Count = 64
+    inverter_lr: Rate = 1e-3
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Train, predict, and search from the prediction."""

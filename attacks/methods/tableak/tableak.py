@@ -11,6 +11,7 @@ from torch import Tensor
 from bract.attacks.base import Attack, Cost
 from bract.attacks.methods.tableak.pooling import pooled
 from bract.attacks.methods.tableak.row_search import RowSearch
+from bract.attacks.options import Count, Rate, Weight
 from bract.attacks.problem.case import Case
 from bract.attacks.problem.objectives import Cosine, NoObjective, Objective, RelativeError
 from bract.attacks.problem.problem import Problem
@@ -61,16 +62,16 @@ class TabLeak(Attack):
     competes: ClassVar[bool] = True
     iterations: ClassVar[int] = 1500
 
-    members: int = 16
-    lr: float = 0.06
-    spread: float = 0.5
+    members: Count = 16
+    lr: Rate = 0.06
+    spread: Weight = 0.5
     objective: Objective = field(default_factory=Cosine)
     free_labels: bool = False
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse a declaration without a schema."""
+        super().require_model(case)
         schema_of(case)
-        return super().prepare(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search with every member of every trial side by side, and pool each trial's."""

@@ -17,6 +17,7 @@ from bract.attacks.methods.text_matching.embedded import (
 )
 from bract.attacks.methods.text_matching.objectives import LayerCosine, SquaredAndAbsolute
 from bract.attacks.methods.text_matching.orders import another_order
+from bract.attacks.options import Count, Rate, Weight
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import Objective
 from bract.attacks.problem.problem import Problem
@@ -54,17 +55,17 @@ class TextMatching(Attack):
     cost: ClassVar[Cost] = "tens of seconds"
     iterations: ClassVar[int] = 1000
 
-    lr: float = 0.3
+    lr: Rate = 0.3
     objective: Objective = field(default_factory=LayerCosine)
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse a declaration without a schema of texts, and a model without an embedding."""
         schema = text_schema(case)
         try:
             token_embedding(case.target_model.model, schema)
         except BractError as error:
             raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
-        return super().prepare(case)
+        super().require_model(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Descend, then take the nearest tokens."""
@@ -175,9 +176,9 @@ class Lamp(TextMatching):
     name: ClassVar[str] = "lamp"
     title: ClassVar[str] = "LAMP"
 
-    rounds: int = 5
-    orders: int = 40
-    length_weight: float = 0.1
+    rounds: Count = 5
+    orders: Count = 40
+    length_weight: Weight = 0.1
 
     def _search(self, given: EmbeddedProblem, start: Tensor, labels: Tensor, run: Run) -> Outcome:
         prior = EmbeddingLength(weight=self.length_weight, table=given.table)

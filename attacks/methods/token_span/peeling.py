@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,9 @@ def without(
     embedding: str,
     weight: float,
     loss: Loss,
-    classes: int,
-) -> Tensors | None:
-    """Return the gradients of the other texts of a batch; None if the text was not in it.
+    labels: Iterable[Tensor],
+) -> tuple[Tensors, Tensor] | None:
+    """Return the gradients of a batch's other texts, and the text's label; None if it has none.
 
     The gradient of a batch is the mean of its texts'. The row of the embedding's gradient of a
     token that one text alone has is that text's, so that it vanishes with the text, if the text
@@ -42,17 +42,19 @@ def without(
     weight
         Share of the text in the mean: 1 over the texts of the batch.
     loss
-        Of outputs ``(1, classes)`` and a label ``(1,)``; every label is tried.
+        Of outputs ``(1, K)`` and a label.
+    labels
+        Those that are tried: int64 ``(1,)`` each, or ``(1, T)`` where every token has one.
     """
     names = [name for name, _ in model.named_parameters() if name in gradients]
     parameters = [dict(model.named_parameters())[name].requires_grad_() for name in names]
     tokens = text.unique()
     before = gradients[embedding][tokens].norm(dim=1)
-    best: tuple[Tensor | None, ...] | None = None
+    best: tuple[tuple[Tensor | None, ...], Tensor] | None = None
     least, vanished = _EXPLAINED, tokens[:0]
-    for label in range(classes):
+    for label in labels:
         with torch.enable_grad():
-            value = weight * loss.mean(model(text[None]), torch.tensor([label]))
+            value = weight * loss.mean(model(text[None]), label)
             own: tuple[Tensor | None, ...] = torch.autograd.grad(
                 value, parameters, allow_unused=True
             )
@@ -62,11 +64,11 @@ def without(
         left = (gradients[embedding][tokens] - row[tokens]).norm(dim=1)
         ratios = torch.where(before > 0.0, left / before.clamp_min(1e-30), 1.0)
         if float(ratios.min()) < least:
-            best, least, vanished = own, float(ratios.min()), tokens[ratios < _VANISHED]
+            best, least, vanished = (own, label), float(ratios.min()), tokens[ratios < _VANISHED]
     if best is None:
         return None
     found = dict(gradients)
-    for name, part in zip(names, best, strict=True):
+    for name, part in zip(names, best[0], strict=True):
         found[name] = gradients[name] if part is None else gradients[name] - part
     found[embedding][vanished] = 0.0
-    return found
+    return found, best[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar
@@ -32,6 +32,7 @@ from bract.attacks.methods.token_span.sequences import (
 )
 from bract.attacks.methods.token_span.span import Span, span_of, span_of_rounds
 from bract.attacks.methods.token_span.stages import CONTEXTUAL, Layer, Stages, find_stages
+from bract.attacks.options import Rate
 from bract.attacks.problem.case import Case, text_schema
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
@@ -40,7 +41,7 @@ from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.matching import hard_labels
-from bract.attacks.solve.tags import infer_tags
+from bract.attacks.solve.tags import infer_tags, known_rows, tags_of_text
 from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
@@ -57,6 +58,9 @@ _SECONDS = 120.0
 
 _ROWS = "rows of the embedding"
 """What is recorded in the place of a span where only the set of tokens is read."""
+
+_REST = 0.2
+"""Share of the time that a search for several texts leaves for those that others hide."""
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
@@ -103,7 +107,7 @@ class TokenSpan(Attack):
     per_token: ClassVar[bool] = True
 
     relax: bool = True
-    seconds: float = _SECONDS
+    seconds: Rate = _SECONDS
 
     def needs(self, observation: Observation) -> frozenset[str] | None:
         """Return the token embedding, the first layers and those that texts are checked against.
@@ -118,7 +122,8 @@ class TokenSpan(Attack):
         length = min(_PROBE, schema.length)
         try:
             stages = find_stages(model, names, vocabulary=schema.vocabulary, length=length)
-            wanted = set() if target_model.loss.per_token else set(last_layer(target_model))
+            per_token = target_model.loss.per_token
+            wanted = _last_linear(model) if per_token else set(last_layer(target_model))
         except BractError:
             return None
         wanted |= {layer.name for layer in (*stages.local, *stages.contextual[:CONTEXTUAL])}
@@ -127,7 +132,7 @@ class TokenSpan(Attack):
                 wanted.add(f"{name}.weight")
         return frozenset(name for name in names if name in wanted)
 
-    def prepare(self, case: Case) -> Case:
+    def require_model(self, case: Case) -> None:
         """Refuse a declaration without a schema of texts, and an update without the layers."""
         schema = text_schema(case)
         model = copy.deepcopy(case.target_model.model).cpu().float().eval()
@@ -137,21 +142,22 @@ class TokenSpan(Attack):
             find_stages(model, trained, vocabulary=schema.vocabulary, length=length)
         except BractError as error:
             raise BractError(f"{case.observation.key}: {self.name}: {error}") from None
-        return super().prepare(case)
+        super().require_model(case)
 
     def solve(self, problem: Problem, run: Run) -> Outcome:
         """Search each trial's texts; positions that were not found are padding."""
         schema = text_schema(problem.cases[0])
         count = problem.image_shape[0]
         each = self.seconds if run.seconds is None else run.seconds / problem.trials
-        searches, found = [], []
+        searches, found, certain = [], [], []
         for trial in range(problem.trials):
-            stop = _until(min(each, self.seconds))
-            searches.append(_Search(problem, trial, schema, stop, relax=self.relax))
+            ends = time.monotonic() + min(each, self.seconds)
+            searches.append(_Search(problem, trial, schema, ends, relax=self.relax))
             found.append(searches[-1].texts(count))
+            certain.append(searches[-1].certain)
         images = torch.stack([f.to(problem.device, problem.dtype) for f in found])
         run.advance(1.0, 0.0)
-        labels = _labels(problem, images)
+        labels = _labels(problem, images, certain)
         unknowns = problem.unknowns()
         simulated = problem.simulate(images, labels, unknowns)
         return Outcome(
@@ -165,26 +171,38 @@ class TokenSpan(Attack):
         )
 
 
-def _labels(problem: Problem, texts: Tensor) -> Tensor:
+def _last_linear(model: nn.Module) -> set[str]:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return {f"{names[-1]}.weight", f"{names[-1]}.bias"} if names else set()
+
+
+def _labels(problem: Problem, texts: Tensor, certain: Sequence[Sequence[Tensor]]) -> Tensor:
     """Return inferred labels; where the update does not show them, equal probabilities.
 
     Labels of tokens follow from the tokens; where they do not, every token has none.
+
+    Parameters
+    ----------
+    certain
+        By trial, the labels of the first texts, which were taken out of the update.
     """
     shape = (problem.trials, problem.image_shape[0], problem.classes)
     if problem.target_model.loss.per_token:
         try:
-            return infer_tags(problem, texts)
+            return infer_tags(problem, texts, certain)
         except BractError:
-            return torch.zeros(shape, device=problem.device, dtype=problem.dtype)
+            found = torch.zeros(shape, device=problem.device, dtype=problem.dtype)
+            for rows, known in zip(found, certain, strict=True):
+                rows[: len(known)] = known_rows(known, texts.shape[2], problem).to(rows)
+            return found
     try:
         return hard_labels(problem)
     except BractError:
         return torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
 
 
-def _until(seconds: float) -> Callable[[], bool]:
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() > end
+def _after(ends: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() > ends
 
 
 class _Search:
@@ -195,11 +213,12 @@ class _Search:
         problem: Problem,
         trial: int,
         schema: TextSchema,
-        stop: Callable[[], bool],
+        ends: float,
         *,
         relax: bool,
     ) -> None:
-        self.schema, self.stop, self.relax = schema, stop, relax
+        self.schema, self.ends, self.relax = schema, ends, relax
+        self.stop = _after(ends)
         self.case = problem.cases[trial]
         self.key = self.case.observation.key
         self.generator = torch.Generator().manual_seed(problem.seeds[trial])
@@ -210,6 +229,7 @@ class _Search:
         self.gradients = {name: value for name, value in target.items() if name in own}
         self.deviations = deviations_of(self.case, own)
         self.read = "span of the first layers"
+        self.certain: list[Tensor] = []
 
     @cached_property
     def stages(self) -> Stages:
@@ -424,45 +444,57 @@ class _Search:
     def _separated(self, count: int, special: Tensor) -> list[Tensor]:
         """Return the texts of a model whose tokens see each other.
 
-        Texts that are certain are taken out of the update, and the others read off what is left.
+        Texts that explain the rows of their own tokens are taken out of the update, and the others
+        read off what is left, in the time that is kept for that.
         """
         found: list[Tensor] = []
         search = self
         while True:
+            left = self.ends - time.monotonic()
+            several = count - len(found) > 1
+            search.stop = _after(self.ends - (_REST * max(left, 0.0) if several else 0.0))
             ordered = search._ordered(count - len(found), special)
-            rest, kept = search, ordered.texts[ordered.certain :]
-            for text in ordered.texts[: ordered.certain]:
-                left = rest._without(text)
-                if left is None:
-                    kept = [text, *kept]
+            rest, kept = search, list[Tensor]()
+            for text in ordered.texts:
+                other = rest._without(text)
+                if other is None:
+                    kept.append(text)
                 else:
-                    rest = left
+                    rest, label = other
                     found.append(text)
-            if rest is search or len(found) == count or self.stop():
+                    self.certain.append(label)
+            if rest is search or len(found) == count or time.monotonic() > self.ends:
                 return found + kept
             search = rest
 
-    def _without(self, text: Tensor) -> _Search | None:
-        """Return the search for the texts beside this one; None if it was not in the update."""
+    def _without(self, text: Tensor) -> tuple[_Search, Tensor] | None:
+        """Return the search for the other texts, and the label; None if it was not in an update."""
         name = self.embedding
-        if name is None or self.schema.task != "classification":
+        if name is None or self.schema.task == "language-model" or len(text) > self.schema.length:
             return None
-        gradients = without(
+        labels: Iterable[Tensor] = (torch.tensor([own]) for own in range(self.classes))
+        if self.schema.tags:
+            labels = [
+                tags_of_text(
+                    self.model, self.gradients, text, embedding=name, tags=self.schema.tags
+                )
+            ]
+        left = without(
             self.model,
             self.gradients,
             text,
             embedding=name,
             weight=1.0 / self.batch,
             loss=loss_of(self.schema.objective),
-            classes=self.classes,
+            labels=labels,
         )
-        if gradients is None:
+        if left is None:
             return None
         found = copy.copy(self)
         for cached in ("span", "tokens"):
             found.__dict__.pop(cached, None)
-        found.gradients = gradients
-        return found
+        found.gradients, label = left
+        return found, label
 
     def _ordered(self, count: int, special: Tensor) -> Ordered:
         """Return the texts of an update: separated, then ordered."""

@@ -60,13 +60,13 @@ def test_a_digit_comes_back(observe: Any, tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0.0}, "share is 0.0; expected a number above 0, at most 1"),
-        ({"share": 1.5}, "share is 1.5; expected a number above 0, at most 1"),
-        ({"flatness": -0.1}, "flatness is -0.1; expected a number above 0 or 0, at most 1"),
+        ({"share": 0.0}, "share is 0.0; expected a number, above 0, at most 1"),
+        ({"share": 1.5}, "share is 1.5; expected a number, above 0, at most 1"),
+        ({"flatness": -0.1}, "flatness is -0.1; expected a number, 0 or more, at most 1"),
         ({"radius": 0.0}, "radius is 0.0; expected a number from -10 to 10 that is not 0"),
-        ({"radius": "far"}, "radius is 'far'; expected a number"),
-        ({"parts": "rows"}, "parts is 'rows'; expected entries or layers"),
-        ({"search": "latent"}, "search is 'latent'; expected pixels or generator"),
+        ({"radius": "far"}, "radius is 'far'; expected a number from -10"),
+        ({"parts": "rows"}, "parts is 'rows'; expected 'entries' or 'layers'"),
+        ({"search": "latent"}, "search is 'latent'; expected 'pixels' or 'generator'"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:

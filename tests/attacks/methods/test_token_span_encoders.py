@@ -89,10 +89,12 @@ def test_a_text_is_taken_out_of_an_update_with_its_label() -> None:
         "embedding": EMBEDDING,
         "weight": 1 / 3,
         "loss": loss_of(SCHEMA.objective),
-        "classes": 3,
+        "labels": [torch.tensor([own]) for own in range(3)],
     }
-    left = without(model, own, TEXTS[0][:7], **kwargs)
-    assert left is not None
+    taken = without(model, own, TEXTS[0][:7], **kwargs)
+    assert taken is not None
+    left, label = taken
+    assert label.tolist() == [int(LABELS[0])]
     for name, value in rest.items():
         torch.testing.assert_close(left[name], value * 2 / 3, atol=1e-6, rtol=1e-3)
     assert not bool(left[EMBEDDING][[10, 13, 14]].any())

@@ -1,5 +1,6 @@
 """Labels of tokens: what a client's loss is, and how they are read off the output layer."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bract.attacks import Budget, attack
+from bract.attacks.methods.token_span.peeling import without
 from bract.attacks.problem.case import open_case
 from bract.attacks.problem.problem import Problem
-from bract.attacks.solve.tags import infer_tags
+from bract.attacks.solve.tags import _by_output, infer_tags, tags_of_text
 from bract.audit.questions.reconstruction.scores.text import TextScorer, tag_accuracy
 from bract.client.defenses import build_defense
 from bract.config.text import TextSchema
@@ -77,7 +79,9 @@ def upload(name: str, ids: Tensor, labels: Tensor) -> Observation:
 
 def read(name: str, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return token ids and labels as an attacker reads them, in the order of the originals."""
-    found = attack("token-span")(upload(name, ids, labels), budget=Budget(max_images=len(ids)))
+    found = attack("token-span", seconds=20.0)(
+        upload(name, ids, labels), budget=Budget(max_images=len(ids))
+    )
     back = ids_of(found.images, SCHEMA)
     same = (back[None] == ids[:, None]).sum(dim=2)
     order = same.argmax(dim=1)
@@ -115,6 +119,75 @@ def test_an_encoder_gives_away_tokens_and_their_labels(count: int) -> None:
     ids, labels = tagged(count, seed=1)
     back, named = read(ENCODER, ids, labels)
     assert torch.equal(back, ids) and torch.equal(named, labels)
+
+
+def test_texts_with_their_tags_are_taken_out_so_that_all_of_four_are_read() -> None:
+    ids, labels = tagged(4, seed=4)
+    back, named = read(ENCODER, ids, labels)
+    assert torch.equal(back, ids) and torch.equal(named, labels)
+
+
+def model_of(seen: Observation, name: str) -> torch.nn.Module:
+    model = create_model(
+        name, classes=40, channels=SCHEMA.length, image_size=1, activation="", text=SCHEMA
+    )
+    model.load_state_dict(seen.parameters | seen.buffers)
+    return model.eval()
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+def test_one_text_s_tags_are_read_whatever_the_others_are(shared: int) -> None:
+    ids, labels = tagged(3, seed=6)
+    ids[1, 4 : 4 + shared] = ids[0, 4 : 4 + shared]  # rows that two texts make
+    seen = upload(ENCODER, ids, labels)
+    model = model_of(seen, ENCODER)
+    (embedding,) = [n for n, p in model.named_parameters() if p.shape[0] == SCHEMA.vocabulary]
+    for text, own in zip(ids[:2], labels[:2], strict=True):
+        found = tags_of_text(model, seen.update, text, embedding=embedding, tags=SCHEMA.tags)
+        assert torch.equal(found, own[None])
+        left = without(
+            model,
+            seen.update,
+            text,
+            embedding=embedding,
+            weight=1 / 3,
+            loss=TOKENS,
+            labels=[found],
+        )
+        assert left is not None and torch.equal(left[1], own[None])
+    other = ids[0].roll(1)
+    wrong = tags_of_text(model, seen.update, other, embedding=embedding, tags=SCHEMA.tags)
+    taken = {"embedding": embedding, "weight": 1 / 3, "loss": TOKENS, "labels": [wrong]}
+    assert without(model, seen.update, other, **taken) is None  # type: ignore[arg-type]
+
+
+def test_slopes_of_one_pass_are_those_of_each_output_alone() -> None:
+    ids, labels = tagged(1, seed=7)
+    seen = upload(ENCODER, ids, labels)
+    model = model_of(seen, ENCODER)
+    parameters = dict(model.named_parameters())
+    (embedding,) = [n for n, p in parameters.items() if p.shape[0] == SCHEMA.vocabulary]
+    fast, logs = _by_output(model, ids[0], embedding, SCHEMA.tags)
+    outputs = model(ids)
+    torch.testing.assert_close(logs.flatten(), outputs[0].detach().double())
+    for output in range(0, 40, 7):
+        (slow,) = torch.autograd.grad(outputs[0, output], parameters[embedding], retain_graph=True)
+        for token in ids[0].unique()[1:]:  # padding has no gradient
+            own = fast[output, ids[0] == token].sum(dim=0)
+            torch.testing.assert_close(own, slow[token].double(), atol=1e-6, rtol=1e-4)
+
+
+def test_certain_labels_stay_where_another_text_is_wrong_and_make_room_for_it() -> None:
+    ids, labels = tagged(3, seed=1)
+    case = open_case(upload(ENCODER, ids, labels), tier="oblivious", max_images=3, unroll=1)
+    problem = Problem.stack([(case, 0)], seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    wrong = ids.clone()
+    wrong[2, 1:9] = 5
+    known = [[labels[0, None], labels[1, None]]]
+    assert torch.equal(tags_of(problem, wrong, known)[:2], labels[:2])
+    assert not torch.equal(tags_of(problem, wrong)[:2], labels[:2])
+    assert torch.equal(tags_of(problem, ids, known), labels)
+    assert torch.equal(tags_of(problem, ids, [[own[None] for own in labels]]), labels)
 
 
 def test_texts_with_one_beginning_share_its_slope_in_a_decoder() -> None:
@@ -158,9 +231,10 @@ def test_a_page_says_what_the_share_of_labels_is_of() -> None:
     assert not any("at the token's place" in note for note in TextScorer(plain, None).notes())
 
 
-def tags_of(problem: Problem, ids: Tensor) -> Tensor:
+def tags_of(problem: Problem, ids: Tensor, certain: Sequence[Sequence[Tensor]] = ()) -> Tensor:
     texts = torch.stack([as_example(row, SCHEMA) for row in ids])
-    rows = infer_tags(problem, texts[None].double())[0].unflatten(1, (SCHEMA.length, SCHEMA.tags))
+    rows = infer_tags(problem, texts[None].double(), certain)[0]
+    rows = rows.unflatten(1, (SCHEMA.length, SCHEMA.tags))
     return torch.where(rows.sum(dim=2) > 0, rows.argmax(dim=2), UNLABELLED)
 
 
