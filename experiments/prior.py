@@ -17,7 +17,7 @@ of 256 such that is nearest to the original, which no attacker can pick. ``--dat
 photographs, the generator's from other pictures than those that are attacked. ``--kind flow``: a
 flow beside the generator, trained on the same images; the attack of that name compared with GIAS
 and IG on the same uploads, image by image (``over_gias``, ``over_ig`` in dB), through the strided
-LeNet and through ResNet-20 in evaluation mode after training. CPU seconds are the process' own on
+LeNet and through ResNet-20 in training mode after some steps. CPU seconds are the process' own on
 one thread, an image.
 """
 
