@@ -27,6 +27,7 @@ HARMLESS = {
     "bract.locks",
     "bract.logs",
     "bract.names",
+    "bract.peak_memory",
     "bract.permissions",
     "bract.plugins",
     "bract.references",
