@@ -62,6 +62,7 @@ def test_a_full_queue_drops_what_has_waited_longest_and_counts_it(
     follower.look()
     assert [number for number, _ in follower.queue] == [4, 5]
     found = LiveAudit.parse_text(run.live_path.read_bytes(), source="live.json")
+    assert run.live_path.stat().st_mode & 0o077 == 0
     assert (found.queue, found.skipped) == (2, 3)
 
 

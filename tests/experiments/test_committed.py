@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from experiments.papers.catalog import experiments
 from experiments.papers.page import write_page
 from experiments.papers.readme import README, readme
 from experiments.papers.results import COMMITTED, path_of
-from experiments.papers.summary import Standing, stand_all
+from experiments.papers.summary import Standing
+from experiments.papers.summary import stand_all as stand
+
+stand_all = cache(stand)
 
 AT_LEAST = 48
 """Tables and figures at laptop scale or the paper's."""

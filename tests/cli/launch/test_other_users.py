@@ -91,7 +91,7 @@ def test_nothing_that_a_run_writes_is_readable_by_others(tmp_path: Path, tempora
     assert watched(tmp_path, temporary, "run", "x.yaml", "--profile") == set()
     run = tmp_path / "runs" / "plain"
     names = {path.name for path in run.rglob("*")}
-    assert {"truth", "state", "superlink.log", "live.json", "profile.json"} <= names
+    assert {"truth", "state", "superlink.log", "live-audit.log", "profile.json"} <= names
     budget = ("--attack", "dlg", "--budget", "2", "--clients", "client-1")
     for line in (
         ("audit", str(run), *budget),
