@@ -36,6 +36,7 @@ def watched_memory(device: str = "cpu") -> Iterator[Peak]:
     if device.startswith("cuda"):
         import torch
 
+        torch.cuda.init()  # before that there is no peak to reset
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         try:
@@ -55,6 +56,7 @@ def _reset() -> int | None:
     """Begin a new peak; return what is resident, or None where that cannot be had."""
     try:
         _RESET.write_text(_RESET_PEAK)
+        _status("VmHWM")
         return _status("VmRSS")
     except (OSError, StopIteration, ValueError):
         return None

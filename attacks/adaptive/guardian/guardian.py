@@ -298,6 +298,11 @@ def _groups(
             for group, own in zip(groups, kept, strict=True)
             if len(own)
         ]
+        if not groups:
+            raise BractError(
+                f"{observation.key}: the update is zero in every parameter that the attack reads; "
+                "attack another client or round"
+            )
     for group in groups:
         length = float(group.sent.norm())
         if hyper.length == "bound" and length > epsilon * (1.0 + 1e-4):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bract.attacks import Budget, attack
+from bract.attacks import Budget, Refusal, attack, reconstruct
 from bract.attacks.adaptive.guardian import guardian as guardian_attacker
 from bract.attacks.methods.token_span import token_span
 from bract.attacks.methods.token_span.following import follow
@@ -416,6 +416,18 @@ def test_tokens_that_found_texts_lack_are_returned_in_the_place_of_the_others() 
     assert len(search._with_present(found, 1)) == 1
     assert len(search._with_present([], 2)) == 2
     assert search.read == "rows of the embedding"
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_an_update_of_zeros_where_the_attack_reads_is_refused_by_name(everywhere: bool) -> None:
+    guardian = build_defense({"name": "guardian"})
+    seen = upload(DECODER, texts(1, seed=8), defenses=(guardian.public(),))
+    sent = guardian.protect(seen.update, {}, ProtectContext())
+    needs = TokenSpan().needs(seen) or frozenset()
+    zeros = {n: torch.zeros_like(v) if everywhere or n in needs else v for n, v in sent.items()}
+    (found,) = reconstruct(replace(seen, update=zeros), TokenSpan(), tier="adaptive", device="cpu")
+    assert isinstance(found, Refusal)
+    assert "a: the update is zero in every parameter that the attack reads" in found.reason
 
 
 def test_a_defense_is_read_only_in_the_parameters_that_the_attack_needs() -> None:
