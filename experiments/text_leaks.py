@@ -17,23 +17,20 @@ the split ``choose``. Seconds are the process' own, on one thread, an upload.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor
-
-from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.methods.token_span.span import span_of_rounds
 from bract.attacks.methods.token_span.stages import find_stages
 from bract.attacks.methods.token_span.token_span import TokenSpan
-from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.data.tokens import ids_of
 from bract.models import create_model
-from experiments.harness.command import Finished, emit, note, note_row, parse, parser
+from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import mean
+from experiments.harness.text_readings import MADE_BY, read_texts, scores_of
 from experiments.harness.texts import FIRST_SEED, SentTexts, public_texts, send_texts
 
 COLUMNS = (
@@ -41,7 +38,6 @@ COLUMNS = (
     *("exact", "precision", "rouge_1", "rouge_2", "rouge_l", "rare", "nearest_public"),
     *("present", "round", "dimensions", "inputs", "cpu_seconds"),
 )
-SCORES = ("precision", "rouge_1", "rouge_2", "rouge_l", "rare")
 MINILM = "text-encoder(weights=minilm)"
 MINILM_LORA = "text-encoder(weights=minilm,lora=8)"
 GPT2 = "text-decoder(width=768,depth=4,heads=12)"
@@ -131,7 +127,7 @@ def main() -> None:
     )
     options = parse(arguments)
     first = FIRST_SEED[options.split] if options.first is None else options.first
-    done = Finished(options.resume, "experiments.text_leaks", keep_older=options.finished)
+    done = Finished(options.resume, "experiments.text_leaks", *MADE_BY, keep_older=options.finished)
     rows: list[Row] = []
     for setting in standard_plan():
         wanted = (options.model or "") in setting.model and (options.about or "") in setting.about
@@ -151,14 +147,9 @@ def main() -> None:
 
 def row_of(setting: Setting, clients: int, split: str, first: int, seconds: float) -> Row:
     """Attack as many clients as asked for, from the seed ``first`` on."""
-    recall: list[float] = []
-    exact, refused, spent, texts = 0, 0, 0.0, 0
-    scores: dict[str, list[float]] = {name: [] for name in SCORES}
-    nearest: list[float] = []
-    bounds: list[tuple[int, int]] = []
-    present: list[float] = []
-    for seed in range(first, first + clients):
-        sent = send_texts(
+
+    def send(seed: int) -> SentTexts:
+        return send_texts(
             setting.data,
             setting.batch,
             seed=seed,
@@ -170,64 +161,26 @@ def row_of(setting: Setting, clients: int, split: str, first: int, seconds: floa
             defense=setting.defense or None,
             **setting.training,
         )
-        if setting.panel == "adapters":
-            bounds.append(bound_of(sent))
-        references = public_texts(setting.data, setting.tokenizer, sent.schema)
-        begun = time.process_time()
-        (found,) = reconstruct(
-            sent.captured,
-            TokenSpan(seconds=seconds),
-            budget=Budget(max_images=setting.batch, seconds=seconds),
-            seed=seed,
-            tier=setting.tier,
-            history=lambda _, sent=sent: sent.history,  # type: ignore[misc]
-            device="cpu",
-        )
-        spent += time.process_time() - begun
-        texts += setting.batch
-        if not isinstance(found, Reconstruction):
-            refused += 1
-            note(found.reason)
-            present.append(0.0)
-            recall += [0.0] * setting.batch
-            for name in SCORES:
-                scores[name] += [0.0] * setting.batch
-            continue
-        present.append(share_present(found.images, sent))
-        scorer = TextScorer(sent.schema, references)
-        scored = scorer.score(found.images, sent.truth)
-        recall += [one.features or 0.0 for one in scored.rows]
-        exact += sum(bool(one.exact) for one in scored.rows)
-        for name, values in scores.items():
-            values += [v for one in scored.rows if (v := getattr(one, name)) is not None]
-        made = scorer.baselines({}, scored, sent.truth, setting.batch)
-        nearest += [one.features or 0.0 for one in made["nearest_public_row"]]
+
+    readings = read_texts(
+        range(first, first + clients),
+        send,
+        TokenSpan(seconds=seconds),
+        texts=setting.batch,
+        seconds=seconds,
+        tier=setting.tier,
+        references=partial(public_texts, setting.data, setting.tokenizer),
+    )
+    bounds = [bound_of(one.sent) for one in readings if setting.panel == "adapters"]
     return {
         **asdict(setting),
         "tier": setting.tier,
-        "clients": clients,
         "first": first,
         "seconds": seconds,
-        "refused": refused,
-        "recall": mean(recall),
-        "recall_least": min(recall),
-        "present": mean(present),
-        "exact": exact / texts,
-        **{name: mean(values) for name, values in scores.items()},
-        "nearest_public": mean(nearest),
-        "dimensions": mean([float(found) for found, _ in bounds]) if bounds else None,
-        "inputs": mean([float(wanted) for _, wanted in bounds]) if bounds else None,
-        "cpu_seconds": spent / clients,
+        **scores_of(readings),
+        "dimensions": mean([float(found) for found, _ in bounds]),
+        "inputs": mean([float(wanted) for _, wanted in bounds]),
     }
-
-
-def share_present(texts: Tensor, sent: SentTexts) -> float:
-    """Return the share of the update's distinct tokens that are in any of the texts."""
-    found, wanted = (
-        set(ids_of(part, sent.schema).flatten().tolist()) for part in (texts, sent.truth.images)
-    )
-    wanted = wanted - {sent.schema.padding}
-    return len(wanted & found) / len(wanted)
 
 
 def bound_of(sent: SentTexts) -> tuple[int, int]:

@@ -12,18 +12,16 @@ Seconds are the process' own, on one thread, an upload.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-from bract.attacks import Budget, Reconstruction, reconstruct
 from bract.attacks.methods.token_span.token_span import TokenSpan
-from bract.audit.questions.reconstruction.scores.text import TextScorer
-from experiments.harness.command import Finished, emit, note, note_row, parse, parser
+from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.result import Row
-from experiments.harness.scores import mean
-from experiments.harness.texts import FIRST_SEED, public_texts, send_texts
+from experiments.harness.text_readings import MADE_BY, read_texts, scores_of
+from experiments.harness.texts import FIRST_SEED, SentTexts, public_texts, send_texts
 
 COLUMNS = ("about", "relax", "clients", "refused", "recall", "exact", "nearest_public")
 ENCODER = "text-encoder(width=256,depth=2,heads=4)"
@@ -59,7 +57,7 @@ def main() -> None:
     arguments.add_argument("--split", default="score", choices=tuple(FIRST_SEED))
     arguments.add_argument("--seconds", type=float, default=40.0, help="of an attack")
     options = parse(arguments)
-    done = Finished(options.resume, "experiments.text_noise")
+    done = Finished(options.resume, "experiments.text_noise", *MADE_BY)
     rows = [
         note_row(
             done.row(
@@ -75,10 +73,9 @@ def main() -> None:
 
 def row_of(setting: Setting, clients: int, split: str, seconds: float) -> Row:
     """Attack as many clients as asked for."""
-    recall, nearest = list[float](), list[float]()
-    exact, refused, spent = 0, 0, 0.0
-    for seed in range(FIRST_SEED[split], FIRST_SEED[split] + clients):
-        sent = send_texts(
+
+    def send(seed: int) -> SentTexts:
+        return send_texts(
             "notes",
             setting.batch,
             seed=seed,
@@ -88,38 +85,18 @@ def row_of(setting: Setting, clients: int, split: str, seconds: float) -> Row:
             defense=setting.defense or None,
             **setting.training,
         )
-        begun = time.process_time()
-        (found,) = reconstruct(
-            sent.captured,
-            TokenSpan(seconds=seconds, relax=setting.relax),
-            budget=Budget(max_images=setting.batch),
-            seed=seed,
-            tier="adaptive" if setting.defense else "oblivious",
-            device="cpu",
-        )
-        spent += time.process_time() - begun
-        if not isinstance(found, Reconstruction):
-            refused += 1
-            note(found.reason)
-            recall += [0.0] * setting.batch
-            continue
-        scorer = TextScorer(sent.schema, public_texts("notes", "words", sent.schema))
-        scored = scorer.score(found.images, sent.truth)
-        recall += [one.features or 0.0 for one in scored.rows]
-        exact += sum(bool(one.exact) for one in scored.rows)
-        made = scorer.baselines({}, scored, sent.truth, setting.batch)
-        nearest += [one.features or 0.0 for one in made["nearest_public_row"]]
-    return {
-        **asdict(setting),
-        "clients": clients,
-        "seconds": seconds,
-        "refused": refused,
-        "recall": mean(recall),
-        "recall_least": min(recall),
-        "exact": exact / (clients * setting.batch),
-        "nearest_public": mean(nearest) if nearest else None,
-        "cpu_seconds": spent / clients,
-    }
+
+    first = FIRST_SEED[split]
+    readings = read_texts(
+        range(first, first + clients),
+        send,
+        TokenSpan(seconds=seconds, relax=setting.relax),
+        texts=setting.batch,
+        seconds=None,
+        tier="adaptive" if setting.defense else "oblivious",
+        references=partial(public_texts, "notes", "words"),
+    )
+    return {**asdict(setting), "seconds": seconds, **scores_of(readings)}
 
 
 if __name__ == "__main__":

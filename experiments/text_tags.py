@@ -14,7 +14,6 @@ process' own, on one thread, an upload.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bract.attacks import Budget, Reconstruction, reconstruct
+from bract.attacks import Reconstruction
 from bract.attacks.methods.token_span.token_span import TokenSpan
-from bract.audit.questions.reconstruction.scores.text import TextScorer
 from bract.data.notes import TAGS
 from bract.data.tokens import ids_of
-from experiments.harness.command import Finished, emit, note, note_row, parse, parser
+from experiments.harness.command import Finished, emit, note_row, parse, parser
 from experiments.harness.result import Row
 from experiments.harness.scores import mean
+from experiments.harness.text_readings import MADE_BY, read_texts, scores_of
 from experiments.harness.texts import FIRST_SEED, SentTexts, send_texts
 
 COLUMNS = (
@@ -69,7 +68,7 @@ def main() -> None:
     arguments.add_argument("--split", default="score", choices=tuple(FIRST_SEED))
     arguments.add_argument("--seconds", type=float, default=60.0, help="of an attack")
     options = parse(arguments)
-    done = Finished(options.resume, "experiments.text_tags")
+    done = Finished(options.resume, "experiments.text_tags", *MADE_BY)
     rows: list[Row] = []
     for setting in standard_plan():
         about = asdict(setting) | {"clients": options.clients, "split": options.split}
@@ -83,14 +82,9 @@ def main() -> None:
 
 def row_of(setting: Setting, clients: int, split: str, seconds: float) -> Row:
     """Attack as many clients as asked for."""
-    recall: list[float] = []
-    tags: list[float] = []
-    marked: list[float] = []
-    frequent: list[float] = []
-    exact, refused, spent = 0, 0, 0.0
-    first = FIRST_SEED[split]
-    for seed in range(first, first + clients):
-        sent = send_texts(
+
+    def send(seed: int) -> SentTexts:
+        return send_texts(
             "notes",
             setting.batch,
             seed=seed,
@@ -100,41 +94,33 @@ def row_of(setting: Setting, clients: int, split: str, seconds: float) -> Row:
             task="token-classification",
             defense=setting.defense or None,
         )
-        frequent += _shares(sent, torch.zeros_like(sent.truth.labels))[0]
-        begun = time.process_time()
-        (found,) = reconstruct(
-            sent.captured,
-            TokenSpan(seconds=seconds),
-            budget=Budget(max_images=setting.batch),
-            seed=seed,
-            tier="adaptive" if setting.defense else "oblivious",
-            device="cpu",
-        )
-        spent += time.process_time() - begun
-        if not isinstance(found, Reconstruction):
-            refused += 1
-            note(found.reason)
-            recall += [0.0] * setting.batch
-            tags += [0.0] * setting.batch
-            marked += [0.0] * setting.batch
-            continue
-        scored = TextScorer(sent.schema, None).score(found.images, sent.truth)
-        recall += [one.features or 0.0 for one in scored.rows]
-        exact += sum(bool(one.exact) for one in scored.rows)
-        own = _shares(sent, _read(found, sent))
+
+    first = FIRST_SEED[split]
+    readings = read_texts(
+        range(first, first + clients),
+        send,
+        TokenSpan(seconds=seconds),
+        texts=setting.batch,
+        seconds=None,
+        tier="adaptive" if setting.defense else "oblivious",
+    )
+    tags: list[float] = []
+    marked: list[float] = []
+    frequent: list[float] = []
+    for one in readings:
+        labels = one.sent.truth.labels
+        frequent += _shares(one.sent, torch.zeros_like(labels))[0]
+        nothing = torch.full_like(labels, -1)
+        own = _shares(one.sent, nothing if one.found is None else _read(one.found, one.sent))
         tags += own[0]
         marked += own[1]
     return {
         **asdict(setting),
-        "clients": clients,
         "seconds": seconds,
-        "recall": mean(recall),
-        "exact": exact / (clients * setting.batch),
-        "refused": refused,
+        **scores_of(readings),
         "tags": mean(tags),
         "marked": mean(marked),
         "frequent": mean(frequent),
-        "cpu_seconds": spent / clients,
     }
 
 

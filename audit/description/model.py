@@ -8,8 +8,10 @@ from dataclasses import asdict
 from torch import nn
 
 from bract.audit.description.draft import SIDES, Draft, times
-from bract.audit.description.texts import text_schema_of
-from bract.data.texts import tokenizer_of
+from bract.audit.description.texts import doubt_tokenizer, text_schema_of
+from bract.config.text import TextSchema
+from bract.data.texts import tokenizer_of, with_schema
+from bract.data.tokens import Tokenizer
 from bract.defenses.entries import prepare_model
 from bract.errors import BractError
 from bract.inputs import INPUTS
@@ -56,6 +58,7 @@ def choose_model(draft: Draft) -> None:
             raise
         raise BractError(f"bract.yaml: input.text: {error}") from None
     _check_readable(draft)
+    _check_tokenizer(draft, model)
     draft.model = prepare_model(model, declared.defenses)
     _name_adapters(draft)
     observation = draft.observation()
@@ -97,19 +100,40 @@ def _guess_texts(draft: Draft, model: nn.Module) -> bool:
         return False
     if draft.given.input.kind not in (None, "text") or declared.input not in ("image", "text"):
         return False
-    data = draft.given.data
-    named = data is not None and data.text is not None and data.text.tokenizer is not None
     schema, reasons = text_schema_of(
         model,
         embedding,
         draft.kept_texts,
         draft.observation().update,
-        tokenizer_of(data) if data is not None and named else None,
+        _tokenizer(draft),
     )
     draft.content["input"] = {"kind": "text", "text": asdict(schema)}
     for key, reason in reasons.items():
         draft.content["guessed"][f"input.text.{key}"] = reason
     return True
+
+
+def _tokenizer(draft: Draft, schema: TextSchema | None = None) -> Tokenizer | None:
+    """Return the tokenizer that the data section names, held against the declared schema."""
+    data = draft.given.data
+    if data is None or data.text is None or data.text.tokenizer is None:
+        return None
+    return tokenizer_of(data if schema is None else with_schema(data, schema))
+
+
+def _check_tokenizer(draft: Draft, model: nn.Module) -> None:
+    """Refuse a tokenizer that is not the clients', and doubt one of which nothing shows it."""
+    schema = draft.declaration().text
+    found = None if schema is None else _tokenizer(draft, schema)
+    if schema is None or found is None:
+        return
+    embedding = embedding_of(model)
+    name = next((f"{n}.weight" for n, m in model.named_modules() if m is embedding), None)
+    doubt = doubt_tokenizer(found, schema, draft.kept_texts, draft.observation().update, name)
+    # A schema that was guessed has the fingerprint of this tokenizer, not one of the clients'.
+    guessed = "input.text.vocabulary" in draft.content["guessed"]
+    if doubt is not None and (guessed or not schema.tokenizer):
+        draft.doubts.append(doubt)
 
 
 def _name_adapters(draft: Draft) -> None:

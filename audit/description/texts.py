@@ -74,6 +74,57 @@ def text_schema_of(
     return schema, reasons
 
 
+def doubt_tokenizer(
+    tokenizer: Tokenizer,
+    schema: TextSchema,
+    kept: Sequence[Tensor],
+    update: Mapping[str, Tensor],
+    embedding: str | None,
+) -> str | None:
+    """Return why a tokenizer may be another model's; None where it has an id for every token.
+
+    Embeddings often have more rows than the tokenizer has ids, filled up to a round number, so that
+    fewer ids alone are no error. Texts that use tokens beyond them are.
+
+    Parameters
+    ----------
+    kept
+        Token ids, int64 ``(N, T)``, that clients kept.
+    update
+        One client's; where some rows of its embedding did not move, those that did are its tokens.
+    embedding
+        Name of the token embedding's weight; None if the model begins with none.
+
+    Raises
+    ------
+    BractError
+        If clients' texts hold a token id that the tokenizer lacks.
+    """
+    most = tokenizer.vocabulary
+    if most >= schema.vocabulary:
+        return None
+    beyond = [int(ids.max()) for ids in kept if ids.numel() and int(ids.max()) >= most]
+    if beyond:
+        raise BractError(
+            f"{tokenizer.source}: clients kept texts with the token id {max(beyond)}, the "
+            f"tokenizer has {most} ids; set data.text.tokenizer to the clients' own"
+        )
+    moved = update.get(embedding or "")
+    if moved is not None and moved.dim() == 2:
+        used = moved.float().abs().amax(dim=1) > 0.0
+        if not bool(used.all()) and bool(used[most:].any()):
+            raise BractError(
+                f"{tokenizer.source}: the update moved row {int(used.nonzero().max())} of "
+                f"{embedding}, a token of the client's texts, the tokenizer has {most} ids; set "
+                "data.text.tokenizer to the clients' own"
+            )
+    return (
+        f"{tokenizer.source}: the tokenizer has {most} token ids, the clients' vocabulary "
+        f"{schema.vocabulary}, and the clients declare no fingerprint of theirs: if it is another "
+        "model's, texts are shown in wrong words"
+    )
+
+
 def _length(
     model: nn.Module, kept: Sequence[Tensor], update: Mapping[str, Tensor]
 ) -> tuple[int, str]:

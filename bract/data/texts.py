@@ -167,6 +167,11 @@ def tokenizer_of(config: DataConfig) -> Tokenizer:
             f"{found.source}: its fingerprint is {found.digest}, the clients declare "
             f"{declared.tokenizer}; set data.text.tokenizer to the clients' tokenizer"
         )
+    if declared is not None and found.vocabulary > declared.vocabulary:
+        raise BractError(
+            f"{found.source}: the tokenizer has {found.vocabulary} token ids, the clients declare "
+            f"{declared.vocabulary}; set data.text.tokenizer to the clients' tokenizer"
+        )
     return found
 
 

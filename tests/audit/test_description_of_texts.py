@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bract.audit.description.texts import text_schema_of
+from bract.audit.description.texts import doubt_tokenizer, text_schema_of
 from bract.cli.describe import describe_app
 from bract.config.text import TextSchema
-from bract.data.tokens import word_tokenizer
+from bract.data.tokens import Tokenizer, word_tokenizer
 from bract.errors import BractError
 from bract.inputs.base import FILLING
 from bract.models.third_party_texts import of_texts
@@ -208,6 +208,64 @@ def test_a_tokenizer_of_another_model_is_refused_by_its_file() -> None:
     found: Any = model()
     with pytest.raises(BractError, match=r"tokenizer has \d+ token ids, the model's embedding 50"):
         text_schema_of(found, found.words, [], {}, tokenizer)
+
+
+def tokenizer_of(ids: int) -> Tokenizer:
+    """A tokenizer of so many words."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models
+
+    words = {f"w{i}": i for i in range(ids)}
+    return Tokenizer(Library(models.WordLevel(words, unk_token="w0")).to_str(), "tokenizer.json")
+
+
+def write_tokenizer(folder: Path, ids: int) -> dict[str, Any]:
+    """Write a tokenizer, and return the settings that name it."""
+    (folder / "tokenizer.json").write_text(tokenizer_of(ids).content)
+    named = {"name": "clinical-notes", "input": "text", "text": {"tokenizer": str(folder)}}
+    return {"data": named}
+
+
+@pytest.mark.parametrize("schema", [None, TextSchema(vocabulary=50, length=9, padding=3)])
+def test_a_tokenizer_with_fewer_ids_than_clients_texts_use_is_refused(
+    app: Path, schema: TextSchema | None
+) -> None:
+    if schema is not None:
+        declare(app, input="text", text=asdict(schema))
+    kept = keep_texts(app, torch.tensor([[5, 9, 8], [5, 47, 6], [4, 5, 6]]))
+    settings = write_tokenizer(app, 40)
+    with pytest.raises(BractError, match=r"token id 47, the tokenizer has 40 ids") as refused:
+        describe_app(app, settings, model=f"{HERE}:model", truth=kept)
+    assert "tokenizer.json" in str(refused.value)
+
+
+@pytest.mark.parametrize(("ids", "doubted"), [(40, True), (50, False)])
+def test_a_tokenizer_with_fewer_ids_than_the_embedding_has_rows_is_doubted(
+    app: Path, ids: int, doubted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    describe_app(app, write_tokenizer(app, ids), model=f"{HERE}:model", as_json=True)
+    wanted = f"the tokenizer has {ids} token ids, the clients' vocabulary 50"
+    assert (wanted in capsys.readouterr().out) is doubted
+
+
+def test_a_declared_fingerprint_of_another_tokenizer_is_refused_by_name(app: Path) -> None:
+    schema = TextSchema(vocabulary=50, length=9, padding=3, tokenizer="0" * 16)
+    declare(app, input="text", text=asdict(schema))
+    with pytest.raises(BractError, match="its fingerprint is"):
+        describe_app(app, write_tokenizer(app, 50), model=f"{HERE}:model")
+
+
+def test_rows_of_the_embedding_show_tokens_that_a_tokenizer_lacks() -> None:
+    schema, small = TextSchema(vocabulary=50, length=9), tokenizer_of(40)
+    sparse = torch.zeros(50, 8)
+    sparse[[3, 45]] = 1.0
+    with pytest.raises(BractError, match=r"moved row 45 of words.weight.* has 40 ids"):
+        doubt_tokenizer(small, schema, [], {"words.weight": sparse}, "words.weight")
+    # Where every row moved, as under weight decay, rows show no tokens.
+    dense = {"words.weight": torch.ones(50, 8)}
+    doubt = doubt_tokenizer(small, schema, [], dense, "words.weight")
+    assert doubt is not None and "40 token ids" in doubt
+    assert doubt_tokenizer(tokenizer_of(50), schema, [], dense, "words.weight") is None
 
 
 def test_special_tokens_are_those_with_which_every_kept_text_begins_or_ends() -> None:

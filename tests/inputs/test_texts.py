@@ -7,6 +7,7 @@ import torch
 
 from bract.audit.questions.reconstruction.scores import scorer_of
 from bract.audit.questions.reconstruction.scores.text import (
+    TextScorer,
     longest_run,
     rouge_l,
     rouge_n,
@@ -14,11 +15,12 @@ from bract.audit.questions.reconstruction.scores.text import (
 )
 from bract.config import DataConfig
 from bract.config.sections import TextSection
+from bract.config.text import TextSchema
 from bract.data.texts import schema_of
 from bract.data.tokens import as_example, content_of, ids_of
 from bract.data.views import data_spec
 from bract.errors import BractError
-from bract.inputs import INPUTS
+from bract.inputs import INPUTS, Truth
 from bract.inputs.base import FILLING, content_bytes, joined, kept_examples
 from bract.inputs.text import TextReference, Texts
 from bract.models import create_model
@@ -75,6 +77,37 @@ def test_another_tokenizer_is_refused() -> None:
     )
     with pytest.raises(BractError, match="its fingerprint is"):
         _ = TextReference(data, 0).candidates
+
+
+def test_a_tokenizer_with_more_ids_than_clients_declare_is_refused() -> None:
+    from dataclasses import replace
+
+    few = replace(SCHEMA, tokenizer="", vocabulary=SCHEMA.vocabulary - 1)
+    data = Texts.declared(DECLARED).fitted(NOTES, ClientDeclaration(input="text", text=few))
+    with pytest.raises(BractError, match=f"{SCHEMA.vocabulary} token ids, the clients declare"):
+        _ = TextReference(data, 0).candidates
+
+
+def test_the_page_doubts_a_tokenizer_that_may_be_another_model_s() -> None:
+    from dataclasses import replace
+
+    more = replace(SCHEMA, vocabulary=SCHEMA.vocabulary + 9)
+
+    def notes(schema: TextSchema, token: int) -> str:
+        declared = ClientDeclaration(input="text", text=schema)
+        data = Texts.declared(declared).fitted(NOTES, declared)
+        scorer = TextScorer(schema, TextReference(data, 0))
+        text = as_example(torch.full((1, schema.length), token), schema)
+        scorer.score(text, Truth(text, torch.zeros(1, dtype=torch.int64)))
+        return " ".join(scorer.notes())
+
+    assert notes(SCHEMA, 7) == ""
+    assert notes(more, 7) == ""  # the clients' fingerprint is this tokenizer's
+    undeclared = replace(more, tokenizer="")
+    assert f"vocabulary {more.vocabulary}, and the clients declare no" in notes(undeclared, 7)
+    beyond = SCHEMA.vocabulary + 3
+    for schema in (more, undeclared):
+        assert f"hold the token id {beyond}" in notes(schema, beyond)
 
 
 def test_batches_of_token_ids_are_recognised_by_name() -> None:

@@ -115,15 +115,20 @@ def best_bound(
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """Return delta of Gaussian noise at epsilon (Balle and Wang 2018, theorem 8).
 
-    ``mu`` is the distance of the two means in standard deviations.
+    ``mu`` is the distance of the two means in standard deviations. With ``a = mu / 2 - epsilon /
+    mu`` and ``b = a - mu``, delta is ``Phi(a) - e^epsilon Phi(b)``. As ``b^2 = a^2 + 2 epsilon``,
+    the second term is ``e^(-a^2 / 2) erfcx(-b / sqrt(2)) / 2``, which holds at any epsilon: nothing
+    overflows, and no two large numbers are subtracted.
     """
+    from scipy.special import erfcx
     from scipy.stats import norm
 
     if mu <= 0.0:
         return 0.0
-    first = norm.cdf(mu / 2 - epsilon / mu)
-    second = math.exp(min(700.0, epsilon + norm.logcdf(-mu / 2 - epsilon / mu)))
-    return float(first - second)
+    above = mu / 2 - epsilon / mu
+    below = mu / 2 + epsilon / mu
+    second = 0.5 * math.exp(-above * above / 2) * float(erfcx(below / math.sqrt(2.0)))
+    return max(0.0, float(norm.cdf(above)) - second)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -131,7 +136,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0
     low, high = 0.0, 1.0
-    while gaussian_delta(high, mu) > delta and high < 1e6:
+    while gaussian_delta(high, mu) > delta:
         high *= 2.0
     for _ in range(_STEPS):
         middle = (low + high) / 2

@@ -39,6 +39,7 @@ class TextScorer(RowScorer):
     def __init__(self, schema: TextSchema, references: References | None) -> None:
         self.texts = schema
         self.references = references
+        self._largest = -1  # of all token ids that were scored
 
     def shares(self, rows: Tensor, originals: Tensor) -> Tensor:
         """Return the share of each original's tokens that a text has, float64 ``(N, M)``."""
@@ -113,11 +114,27 @@ class TextScorer(RowScorer):
                 "recovered at the token's place."
             )
         if self._tokenizer is not None:
-            return found
+            return [*found, *self._doubts(self._tokenizer)]
         return [
             *found,
             "No tokenizer of the clients' is named (data.text.tokenizer), so tokens are shown as "
             "numbers.",
+        ]
+
+    def _doubts(self, tokenizer: Tokenizer) -> list[str]:
+        """Return what speaks against a tokenizer whose fingerprint the clients do not declare."""
+        ids = tokenizer.vocabulary
+        if self._largest >= ids:
+            return [
+                f"Texts hold the token id {self._largest}, the tokenizer of data.text.tokenizer "
+                f"has {ids} ids: it seems to be another model's, so that the words shown are wrong."
+            ]
+        if self.texts.tokenizer or ids == self.texts.vocabulary:
+            return []
+        return [
+            f"The tokenizer of data.text.tokenizer has {ids} token ids, the clients' vocabulary "
+            f"{self.texts.vocabulary}, and the clients declare no fingerprint: if it is another "
+            "model's, the words shown are wrong."
         ]
 
     def _rows(self, rows: Tensor, originals: Tensor) -> list[Scores]:
@@ -125,7 +142,10 @@ class TextScorer(RowScorer):
             raise BractError(
                 f"cannot score texts of {tuple(rows.shape)} against {tuple(originals.shape)}"
             )
-        pairs = zip(self._contents(rows), self._contents(originals), strict=True)
+        pairs = list(zip(self._contents(rows), self._contents(originals), strict=True))
+        self._largest = max(
+            [self._largest, *(token for pair in pairs for ids in pair for token in ids)]
+        )
         return [self._score(found, wanted) for found, wanted in pairs]
 
     def _score(self, found: Ids, wanted: Ids) -> Scores:

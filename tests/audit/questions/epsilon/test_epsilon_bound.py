@@ -88,6 +88,24 @@ def test_gaussian_epsilon_inverts_the_integral_of_the_densities(mu: float) -> No
     assert gaussian_delta(epsilon, mu) == pytest.approx(delta, 1e-6)
 
 
+@pytest.mark.parametrize("mu", [1e3, 1e5, 1e7])
+def test_gaussian_epsilon_holds_for_noise_that_hides_nothing(mu: float) -> None:
+    # Where mu is large, e^epsilon Phi(b) is at most phi(a) / |b|, so that delta is Phi(a) but for a
+    # share of order 1 / mu, and epsilon = mu^2 / 2 + mu Phi^-1(1 - delta).
+    delta = 1e-5
+    slope = (gaussian_epsilon(mu, delta) - mu * mu / 2) / mu
+    assert slope == pytest.approx(norm.isf(delta), abs=2 / mu + 1e-4)
+
+
+def test_gaussian_delta_is_balle_and_wang_s_formula_in_sixty_digits() -> None:
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(60):
+        for epsilon, mu in ((0.1, 0.5), (3.0, 1.0), (91.8, 10.0), (5425.5, 100.0), (5e13, 1e7)):
+            above, below = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+            exact = mpmath.ncdf(above) - mpmath.exp(epsilon) * mpmath.ncdf(below)
+            assert gaussian_delta(epsilon, mu) == pytest.approx(float(exact), rel=1e-6)
+
+
 @pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
 def test_white_box_canaries_measure_much_of_a_gaussian_s_epsilon(epsilon: float) -> None:
     generator = np.random.default_rng(4)
