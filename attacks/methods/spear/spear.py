@@ -39,8 +39,8 @@ white as the rest."""
 _UNEXPLAINED = 3.0
 """Squared error over the noise's above which nothing is returned."""
 
-_PATIENCE = 60
-"""Rounds without a better set of factors after which a search under noise ends."""
+_PATIENCE, _LONGER = 40, 150
+"""Rounds without a better set of factors after which a search ends, under noise and over steps."""
 
 
 @ATTACKS.register("spear")
@@ -220,12 +220,13 @@ def _under_noise(
     case, share = problem.cases[trial], 1.0 / problem.trials
     search = _noisy_search(problem, case, layer, generator)
     begun, better, least = time.perf_counter(), 0, float("inf")
+    patience = _PATIENCE if _deviation(case) is not None else _LONGER
     for good in search.rounds():
         run.advance((trial + good / search.space.rank) * share, 1.0 - good / search.space.rank)
         if search.best is not None and search.best.cost < least:
             better, least = search.rounds_done, search.best.cost
         spent = time.perf_counter() - begun
-        if search.rounds_done - better > _PATIENCE:
+        if search.rounds_done - better > patience:
             break
         if run.iterations is not None and search.rounds_done >= run.iterations:
             break
