@@ -39,6 +39,10 @@ white as the rest."""
 _UNEXPLAINED = 3.0
 """Squared error over the noise's above which nothing is returned."""
 
+_MOST_BLURRED = 32
+"""Most images that are separated under noise or over several steps: a round's cost grows with the
+cube of their number, and no larger batch was measured."""
+
 _PATIENCE, _LONGER = 40, 150
 """Rounds without a better set of factors after which a search ends, under noise and over steps."""
 
@@ -58,9 +62,9 @@ class Spear(Attack):
 
     Under noise of a known deviation (`Evidence.likelihood`), and after several local steps of SGD,
     in which units switch, zeros are blurred: there `NoisySearch` fits all rows together. Noise
-    keeps as many images as singular values exceed its edge; their images are the likeliest ones
-    for the rows found. What is returned is not certain then: the recipe has the error in that of
-    the noise. Over several steps all images of the client are looked for, in one sum.
+    keeps as many images as singular values exceed its edge, 32 at most; they are the likeliest
+    ones for the rows found. What is returned is not certain then: the recipe has the error in that
+    of the noise. Over several steps all images of the client are looked for, in one sum.
 
     All images of the update are looked for, whatever ``Budget.max_images``: fewer do not factor.
     Examples whose share of the gradient drowns in its rounding stay grey. An iteration is 64
@@ -98,6 +102,11 @@ class Spear(Attack):
             raise BractError(
                 f"{key}: {images} images through a layer of {units} units and {features} inputs; "
                 "spear needs fewer images than either"
+            )
+        if blurred and images > _MOST_BLURRED:
+            raise BractError(
+                f"{key}: {images} images in one update; under noise or over several steps spear "
+                f"separates at most {_MOST_BLURRED}"
             )
         _subspace(case, layer, images)
         return case.simulating(unroll=self.unroll, max_images=images)

@@ -209,6 +209,15 @@ def test_steps_of_adam_are_refused_by_name(seen_by: Any, digits: Any) -> None:
         Spear()(seen)
 
 
+def test_more_images_than_are_separated_over_several_steps_are_refused(
+    seen_by: Any, digits: Any
+) -> None:
+    images = digits[0][:1].expand(33, -1, -1, -1)
+    seen = seen_by(network(200, 200), images, digits[1][:33], steps=2, lr=0.02)
+    with pytest.raises(BractError, match="33 images in one update"):
+        Spear()(seen)
+
+
 def noised(seen: Any, multiplier: float, **settings: Any) -> Any:
     """Clip an observation's gradient to half its norm, and add noise that the server knows of."""
     norm = float(torch.cat([v.flatten() for v in seen.update.values()]).norm())
