@@ -105,3 +105,28 @@ def test_one_scale_is_kept_only_where_shares_are_alike_to_the_noise() -> None:
     assert torch.allclose(common_scale(alike, rows, 0.1) * alike, torch.full((3,), 0.25).double())
     twice = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
     assert torch.equal(common_scale(twice, rows, 0.1), torch.ones(3, dtype=torch.float64))
+
+
+def test_inputs_are_moved_into_their_range_at_the_scale_of_their_bias() -> None:
+    weight, inputs, gradient = factored(4, 1e-4)
+    space = Subspace.under(gradient, BATCH, 1e-4)
+    layer = layer_of(space, weight)
+    true = inputs @ space.right.T
+    assert torch.allclose(layer.within(space, 3.0 * true), 3.0 * true, atol=1e-3)
+    far = true.clone()
+    far[0] += 0.8 * (true[0] - true[1])
+    moved = layer.within(space, far)
+    assert float((moved - true)[0].norm()) < float((far - true)[0].norm())
+
+
+def test_a_wrong_row_among_right_ones_is_sought_again() -> None:
+    weight, inputs, gradient = factored(5, 0.02)
+    space = Subspace.under(gradient, BATCH, 0.02)
+    search = NoisySearch(space, layer_of(space, weight), torch.Generator().manual_seed(0))
+    start = inputs @ space.right.T
+    start[2] = torch.randn(BATCH, generator=torch.Generator().manual_seed(1)).double()
+    search.best = alternate(space, search.layer, start)
+    assert search.best is not None and search.best.misfit > 2.0
+    while not search.done and search._repair():
+        pass
+    assert search.best.misfit == pytest.approx(1.0, abs=0.2)
