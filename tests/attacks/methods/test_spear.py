@@ -327,6 +327,16 @@ def test_auto_takes_it_and_stops_there(seen_by: Any, digits: Any) -> None:
     assert worst(found.images, images) > 60
 
 
+def test_auto_prefers_it_under_noise_by_the_posterior(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][:4], digits[1][:4]
+    seen = noised(seen_by(network(200, 200), images, labels), 2e-4)
+    budget = Budget(iterations=2, weak_seeds=SeedBudget(candidates=0))
+    (found,) = reconstruct(seen, tier="adaptive", budget=budget, device="cpu")
+    assert isinstance(found, Reconstruction)
+    assert found.method == "spear"
+    assert worst(found.images, images) > 22
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """One client's gradient of sixteen digits through ``mlp``, and its truth."""
