@@ -15,6 +15,8 @@ _SAFETY = 12.0
 _ABOVE = 8.0
 _ROUNDING = 1e-12
 _FITS = 3
+_OVER_EDGE = 1.02
+"""Least singular value that counts under noise, in those that noise alone makes."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,33 @@ class Subspace:
         return cls(
             rows, live, left[:, :rank].contiguous(), values[:rank], right[:rank], own, tail.norm()
         )
+
+    @classmethod
+    def under(cls, gradient: Tensor, most: int, deviation: float) -> Subspace:
+        """Decompose a gradient ``(M, n)`` of at most ``most`` examples under known white noise.
+
+        Singular values that do not exceed what noise alone makes, ``deviation (sqrt M + sqrt n)``
+        (the edge of Marchenko and Pastur's law), are left out. No row counts as zero.
+        """
+        rows = gradient.to(torch.float64)
+        left, values, right = torch.linalg.svd(rows, full_matrices=False)
+        m, n = rows.shape
+        edge = _OVER_EDGE * deviation * (math.sqrt(m) + math.sqrt(n))
+        rank = int((values[:most] > edge).sum())
+        return cls(
+            rows,
+            torch.ones(m, dtype=torch.bool),
+            left[:, :rank].contiguous(),
+            values[:rank],
+            right[:rank],
+            torch.full((m,), deviation, dtype=torch.float64),
+            values[rank:].norm(),
+        )
+
+    @property
+    def deviation(self) -> float:
+        """Root mean square of the noise over all rows."""
+        return float(self.noise.square().mean().sqrt())
 
     @property
     def rank(self) -> int:

@@ -32,6 +32,9 @@ _BETWEEN = 0.15
 _NEAR = (0.3, 0.1, 0.03)
 _DECAY = 0.88
 _PROPOSALS = 64
+_MOST_PRODUCTS = 1 << 24
+"""Most products that are held at once: 128 MiB."""
+
 _TURN = 4
 
 
@@ -67,7 +70,7 @@ class SparseSearch:
             self.found.append(
                 Direction(one, torch.zeros(len(self.space.left), dtype=torch.bool), one)
             )
-        self._products = _products(self.space.left)
+        self._products = products_of(self.space.left)
         self._outputs = self.weight @ self.space.right.T
 
     @property
@@ -113,7 +116,7 @@ class SparseSearch:
 
     def _anywhere(self) -> None:
         starts = self._draw(self.space.rank)
-        self._take(_anneal(self.space.left, self._products, starts, _widths(_WIDE, _NARROW)))
+        self._take(anneal(self.space.left, self._products, starts, widths(_WIDE, _NARROW)))
 
     def _among_the_others(self) -> None:
         """Search where the inputs that go with known vectors leave room for others."""
@@ -122,10 +125,10 @@ class SparseSearch:
         others = torch.linalg.svd(inputs, full_matrices=True)[2][len(self.found) :].T
         basis, back = torch.linalg.qr(self.space.left @ others)
         starts = self._draw(rank - len(self.found))
-        coarse = _anneal(basis, _products(basis), starts, _widths(_WIDE, _BETWEEN))
-        near = _unit(torch.linalg.solve(back, coarse.T).T @ others.T)
+        coarse = anneal(basis, products_of(basis), starts, widths(_WIDE, _BETWEEN))
+        near = unit(torch.linalg.solve(back, coarse.T).T @ others.T)
         first = _NEAR[self.proposals // _PROPOSALS % len(_NEAR)]
-        self._take(_anneal(self.space.left, self._products, near, _widths(first, _NARROW)))
+        self._take(anneal(self.space.left, self._products, near, widths(first, _NARROW)))
 
     def _last(self, others: list[Direction]) -> Direction | None:
         """Return the vector that is missing among all others, or None where they are not true.
@@ -155,7 +158,7 @@ class SparseSearch:
     def _draw(self, size: int) -> Tensor:
         self.proposals += _PROPOSALS
         made = torch.randn(_PROPOSALS, size, generator=self.generator, dtype=torch.float64)
-        return _unit(made)
+        return unit(made)
 
     def _take(self, candidates: Tensor) -> None:
         space, before = self.space, len(self.found)
@@ -251,7 +254,7 @@ def inside(above: Tensor, zero: Tensor | None) -> Tensor | None:
         np.concatenate([np.zeros(size), [-1.0]]),
         A_ub=np.concatenate([-rows, np.ones((len(rows), 1))], axis=1),
         b_ub=np.zeros(len(rows)),
-        A_eq=None if zero is None else np.pad(_unit(zero).numpy(), ((0, 0), (0, 1))),
+        A_eq=None if zero is None else np.pad(unit(zero).numpy(), ((0, 0), (0, 1))),
         b_eq=None if zero is None else np.zeros(len(zero)),
         bounds=[(-1.0, 1.0)] * size + [(None, None)],
         method="highs",
@@ -261,31 +264,68 @@ def inside(above: Tensor, zero: Tensor | None) -> Tensor | None:
     return torch.from_numpy(np.asarray(solved.x[:size]))
 
 
-def _widths(first: float, last: float) -> list[float]:
+def widths(first: float, last: float) -> list[float]:
+    """Return the widths of a descent, in root mean squares of a vector's entries."""
     count = math.ceil(math.log(last / first) / math.log(_DECAY))
     return [first * _DECAY**step for step in range(count + 1)]
 
 
-def _products(left: Tensor) -> Tensor:
+def products_of(left: Tensor) -> Tensor | None:
+    """Products of every two entries of a row, ``(m, N^2)``; None where they are too many to hold.
+
+    With them the Gram matrices of many weights are one matrix product.
+    """
+    m, size = left.shape
+    if m * size**2 > _MOST_PRODUCTS:
+        return None
     return (left[:, :, None] * left[:, None, :]).flatten(1)
+
+
+def grams(left: Tensor, products: Tensor | None, weights: Tensor) -> Tensor:
+    """Return ``left^T diag(w) left`` for each row of weights ``(P, m)``, ``(P, N, N)``."""
+    size = left.shape[1]
+    if products is not None:
+        return (weights @ products).view(-1, size, size)
+    return torch.stack([left.T @ (row[:, None] * left) for row in weights])
 
 
 def _independent(rows: Tensor) -> bool:
     return float(torch.linalg.svdvals(rows)[-1]) > _DEPENDENT
 
 
-def _unit(rows: Tensor) -> Tensor:
-    unit: Tensor = rows / rows.norm(dim=1, keepdim=True)
-    return unit
+def unit(rows: Tensor) -> Tensor:
+    """Return the rows at length 1."""
+    scaled: Tensor = rows / rows.norm(dim=1, keepdim=True)
+    return scaled
 
 
-def _anneal(left: Tensor, products: Tensor, starts: Tensor, widths: list[float]) -> Tensor:
-    """Descend from unit rows ``(P, N)`` to coefficients of sparser vectors, float64 ``(P, N)``."""
-    found, (m, size) = starts, left.shape
-    for width in widths:
+def anneal(
+    left: Tensor,
+    products: Tensor | None,
+    starts: Tensor,
+    falling: list[float],
+    noise: Tensor | None = None,
+) -> Tensor:
+    """Descend from unit rows ``(P, N)`` to coefficients of sparser vectors, float64 ``(P, N)``.
+
+    Parameters
+    ----------
+    products
+        `products_of` ``left``.
+    falling
+        The `widths`.
+    noise
+        ``(N,)``: deviation of each column of ``left``; no vector's width falls below its own.
+    """
+    found, m = starts, len(left)
+    for width in falling:
         squares = m * (found @ left.T).square()
-        system = ((1.0 / (squares + width**2)) @ products).view(-1, size, size)
+        least: Tensor | float = width**2
+        if noise is not None:
+            own = m * (found * noise).square().sum(dim=1, keepdim=True)
+            least = own.clamp_min(width**2)
+        system = grams(left, products, 1.0 / (squares + least))
         scale = system.diagonal(dim1=1, dim2=2).mean(dim=1)
         found = torch.linalg.solve(system / scale[:, None, None], found[:, :, None])[:, :, 0]
-        found = _unit(found)
+        found = unit(found)
     return found

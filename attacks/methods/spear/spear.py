@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from bract.attacks.adaptive.simulated_defense import Clip, DefendedClient
 from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.spear.likely_images import common_scale, likely_images
 from bract.attacks.methods.spear.low_rank import Subspace, factors
+from bract.attacks.methods.spear.noisy_factors import Layer, NoisyFactors
+from bract.attacks.methods.spear.noisy_search import NoisySearch
 from bract.attacks.methods.spear.sparse_directions import SparseSearch
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.client_model import images_in
+from bract.attacks.problem.client_model import BatchGradient, LocalTraining, images_in
 from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.linear_layers import FirstLayer, first_layer
 from bract.attacks.problem.objectives import RelativeError
 from bract.attacks.problem.problem import Problem
+from bract.attacks.problem.training_path import TrainingPath
 from bract.attacks.registry import ATTACKS
 from bract.attacks.solve.descent import Outcome, Recipe, Run
+from bract.attacks.solve.regularizers import NaturalImages
 from bract.errors import BractError
+from bract.protocol.update import Tensors
 
 _FULL_RANK = 1e-2
 _UNBOUNDED = 1 << 31
+
+_ROUNDING = 3.0
+"""Rounding of an update of several steps, in that outside its rank: what a step rounds is not as
+white as the rest."""
+
+_UNEXPLAINED = 3.0
+"""Squared error over the noise's above which nothing is returned."""
+
+_MOST_BLURRED = 32
+"""Most images that are separated under noise or over several steps: a round's cost grows with the
+cube of their number, and no larger batch was measured."""
+
+_PATIENCE, _LONGER = 40, 150
+"""Rounds without a better set of factors after which a search ends, under noise and over steps."""
 
 
 @ATTACKS.register("spear")
@@ -35,8 +56,15 @@ class Spear(Attack):
     ReLU the rows of L are sparse, and only the true ones are (SPEAR, Dimitrov et al. 2024). They
     are found by sparse descent with restarts instead of SPEAR's sampling of rows, whose cost
     doubles with every example (`SparseSearch`); dictionary learning in
-    its place is the step of SPEAR++ (2025). The bias' gradient fixes the scales. Each image's
-    label is the class whose gradient at the layer has the direction of the image's row of L.
+    its place is the step of SPEAR++ (Bakarsky et al. 2025). The bias' gradient fixes the scales.
+    Each image's label is the class whose gradient at the layer has the direction of the image's
+    row of L.
+
+    Under noise of a known deviation (`Evidence.likelihood`), and after several local steps of SGD,
+    in which units switch, zeros are blurred: there `NoisySearch` fits all rows together. Noise
+    keeps as many images as singular values exceed its edge, 32 at most; they are the likeliest
+    ones for the rows found. What is returned is not certain then: the recipe has the error in that
+    of the noise. Over several steps all images of the client are looked for, in one sum.
 
     All images of the update are looked for, whatever ``Budget.max_images``: fewer do not factor.
     Examples whose share of the gradient drowns in its rounding stay grey. An iteration is 64
@@ -58,17 +86,27 @@ class Spear(Attack):
         first_layer(case.target_model, case.observation)
 
     def prepare(self, case: Case) -> Case:
-        """Refuse what does not factor: other models, several steps, defended gradients."""
+        """Refuse what does not factor: other models, other optimizers, other defenses."""
         images = images_in(case.observation.declaration, _UNBOUNDED)
         key = case.observation.key
-        require_one_gradient(case.simulating(unroll=self.unroll), self.name)
+        blurred = _blurred(case)
+        if blurred:
+            _require_sum(case.simulating(unroll=self.unroll), self.name)
+        else:
+            require_one_gradient(case.simulating(unroll=self.unroll), self.name)
         layer = first_layer(case.target_model, case.observation)
-        require_exact(case, (layer.weight, layer.bias), self.name)
+        known = replace(case, evidence=replace(case.evidence, likelihood=None)) if blurred else case
+        require_exact(known, (layer.weight, layer.bias), self.name)
         units, features = case.evidence.target[layer.weight].shape
         if images >= min(units, features):
             raise BractError(
                 f"{key}: {images} images through a layer of {units} units and {features} inputs; "
                 "spear needs fewer images than either"
+            )
+        if blurred and images > _MOST_BLURRED:
+            raise BractError(
+                f"{key}: {images} images in one update; under noise or over several steps spear "
+                f"separates at most {_MOST_BLURRED}"
             )
         _subspace(case, layer, images)
         return case.simulating(unroll=self.unroll, max_images=images)
@@ -88,24 +126,67 @@ class Spear(Attack):
         for trial, generator in enumerate(problem.generators()):
             case = problem.cases[trial]
             layer = first_layer(case.target_model, case.observation)
-            search = searched(case, layer, generator, run, trial, problem.trials)
-            inputs, rows = factors(search.space, search.found)
-            found = _images(problem, layer, inputs)
-            classes, shares = _labels(exact, trial, layer, found, rows, search.space.live)
+            if _blurred(case):
+                search, found, labelled = _under_noise(exact, trial, layer, generator, run)
+                (classes, shares), rounds_done = labelled, search.rounds_done
+                recipe = _blurred_recipe(layer, case, search)
+            else:
+                exactly = searched(case, layer, generator, run, trial, problem.trials)
+                inputs, rows = factors(exactly.space, exactly.found)
+                found, rounds_done = _images(problem, layer, inputs), exactly.rounds_done
+                classes, shares = _labels(exact, trial, layer, found, rows, exactly.space.live)
+                recipe = None
             order = repeated(shares, problem.image_shape[0])
             images[trial, : len(order)] = found[order].to(images)
             labels[trial, : len(order)] = classes[order].to(labels)
             labels[trial, len(order) :] = 1.0 / problem.classes
-            recipes.append(_recipe(layer, len(order), problem.image_shape[0]))
-            rounds.append(search.rounds_done)
+            recipes.append(recipe or _recipe(layer, len(order), problem.image_shape[0]))
+            rounds.append(rounds_done)
         problem.target_model.model.to(problem.device)
         simulated = exact.simulate(images.clamp(0.0, 1.0), labels, exact.unknowns())
         return Outcome(
             images=images,
             labels=labels,
-            losses=exact.distance(RelativeError(), simulated).detach(),
+            losses=_losses(exact, images.clamp(0.0, 1.0), simulated),
             iterations=max(rounds),
             recipes=recipes,
+        )
+
+
+def _several(case: Case) -> bool:
+    """Whether the client took more steps than one."""
+    declared = case.observation.declaration
+    return declared.algorithm != "fedsgd" and declared.local_steps != 1
+
+
+def _deviation(case: Case) -> float | None:
+    """Standard deviation of the noise in the target, as the evidence has it, or None."""
+    found = getattr(case.evidence.likelihood, "deviation", None)
+    return float(found) if found else None
+
+
+def _blurred(case: Case) -> bool:
+    """Whether noise or several steps blur the zeros of L."""
+    return _several(case) or _deviation(case) is not None
+
+
+def _require_sum(case: Case, attack: str) -> None:
+    """Refuse what is no sum of gradients of the client's images, clipped and noisy at most."""
+    declared, forward = case.observation.declaration, case.forward
+    key = case.observation.key
+    if declared.algorithm != "fedsgd" and (
+        declared.optimizer != "sgd" or not declared.lr or not declared.local_steps
+    ):
+        raise BractError(
+            f"{key}: {attack} needs the gradient of a batch or declared steps of SGD, whose update "
+            f"sums gradients; found {declared.local_steps} steps of {declared.optimizer}"
+        )
+    if isinstance(forward, DefendedClient) and all(isinstance(p, Clip) for p in forward.parts):
+        forward = forward.client
+    if not isinstance(forward, BatchGradient | LocalTraining | TrainingPath):
+        raise BractError(
+            f"{key}: the defense changes the gradient by more than its length before the noise; "
+            f"{attack} factors the gradient itself"
         )
 
 
@@ -113,15 +194,138 @@ def _subspace(case: Case, layer: FirstLayer, images: int) -> Subspace:
     """Decompose the gradient of weight and bias side by side."""
     target = case.evidence.target
     joint = torch.cat([target[layer.weight], target[layer.bias][:, None]], dim=1).cpu().double()
+    key, deviation = case.observation.key, _deviation(case)
+    if deviation is not None:
+        space = Subspace.under(joint, images, deviation)
+        if not space.rank:
+            raise BractError(
+                f"{key}: noise of deviation {deviation:.3g} drowns every singular value of the "
+                f"gradient of {layer.weight}"
+            )
+        return space
     space = Subspace.of(joint, images)
     left = float(space.rest / joint.norm().clamp_min(1e-300))
     if left > _FULL_RANK or not space.rank:
         raise BractError(
-            f"{case.observation.key}: {left:.1%} of the gradient of {layer.weight} are outside the "
+            f"{key}: {left:.1%} of the gradient of {layer.weight} are outside the "
             f"rank that {images} images make (at most {_FULL_RANK:.0%} of rounding is expected): "
             "noise, a defense, another optimizer, or more images than declared"
         )
+    if _several(case):
+        return Subspace.under(joint, space.rank, _ROUNDING * space.deviation)
     return space
+
+
+def _under_noise(
+    problem: Problem, trial: int, layer: FirstLayer, generator: torch.Generator, run: Run
+) -> tuple[NoisySearch, Tensor, tuple[Tensor, Tensor]]:
+    """Return the search, images ``(N, C, H, W)`` and labels with shares, under noise or steps.
+
+    Raises
+    ------
+    BractError
+        If no factors were found that leave about the noise.
+    """
+    case, share = problem.cases[trial], 1.0 / problem.trials
+    search = _noisy_search(problem, case, layer, generator)
+    begun, better, least = time.perf_counter(), 0, float("inf")
+    patience = _PATIENCE if _deviation(case) is not None else _LONGER
+    for good in search.rounds():
+        run.advance((trial + good / search.space.rank) * share, 1.0 - good / search.space.rank)
+        if search.best is not None and search.best.cost < least:
+            better, least = search.rounds_done, search.best.cost
+        spent = time.perf_counter() - begun
+        if search.rounds_done - better > patience:
+            break
+        if run.iterations is not None and search.rounds_done >= run.iterations:
+            break
+        if run.seconds is not None and spent >= run.seconds * share:
+            break
+    best = search.best
+    if best is None or not best.misfit < _UNEXPLAINED:
+        left = "none" if best is None else f"{best.misfit:.3g} times the noise's"
+        raise BractError(
+            f"{case.observation.key}: no {search.space.rank} examples found that explain the "
+            f"gradient of {layer.weight} in {search.rounds_done} iterations (squared error: {left})"
+            "; raise the budget, or noise or local steps leave too few zeros"
+        )
+    inputs, rows = _scaled(search, best)
+    live = search.space.live
+    found = _images(problem, layer, inputs)
+    labelled = _labels(problem, trial, layer, found, rows, live)
+    deviation = _deviation(case)
+    if deviation is None or problem.target_model.loss.values or layer.matrix is not None:
+        return search, found, labelled
+    if not _several(case):
+        factor = common_scale(labelled[1], rows, deviation)[:, None]
+        inputs, rows = inputs / factor, rows * factor
+        found = _images(problem, layer, inputs)
+    _, height, width = found.shape[1:]
+    if height == width and height > 1:
+        found = likely_images(problem, rows, search.space.rows[:, :-1], deviation, found)
+    return search, found, _labels(problem, trial, layer, found, rows, live)
+
+
+def _noisy_search(
+    problem: Problem, case: Case, layer: FirstLayer, generator: torch.Generator
+) -> NoisySearch:
+    """Set the search up at the weights half-way through the client's training."""
+    parameters, several = case.observation.parameters, _several(case)
+    names = (layer.weight, layer.bias)
+    between = {name: parameters[name].cpu().double() for name in names}
+    if several and not case.observation.declaration.defenses:
+        moved = case.observation.update
+        between = {name: between[name] - 0.5 * moved[name].cpu().double() for name in names}
+    forward = torch.cat([between[layer.weight], between[layer.bias][:, None]], dim=1)
+    space = _subspace(case, layer, case.images)
+    low, high = (
+        problem.target_model.normalise(torch.full((1, *problem.image_shape[1:]), end)).flatten()
+        for end in (0.0, 1.0)
+    )
+    if layer.matrix is not None:
+        up, down = layer.matrix.clamp_min(0.0), layer.matrix.clamp_max(0.0)
+        low, high = low.double(), high.double()
+        low, high = (
+            layer.offset + up @ low + down @ high,
+            layer.offset + up @ high + down @ low,
+        )
+    return NoisySearch(
+        space,
+        Layer(
+            outputs=forward @ space.right.T,
+            length=float(forward.square().sum(dim=1).mean().sqrt()),
+            low=low.cpu().double(),
+            high=high.cpu().double(),
+            switching=several,
+        ),
+        generator,
+    )
+
+
+def _scaled(search: NoisySearch, best: NoisyFactors) -> tuple[Tensor, Tensor]:
+    """Return what entered the layer ``(N, n - 1)`` and L ``(N, m)`` at the scale of the bias."""
+    entering = best.inputs @ search.space.right
+    return entering[:, :-1] / entering[:, -1:], best.rows * entering[:, -1:]
+
+
+def _losses(problem: Problem, images: Tensor, simulated: Tensors) -> Tensor:
+    """Relative errors ``(L,)``; under noise minus the logarithm of the posterior, in nats."""
+    if problem.likelihood is None:
+        return problem.distance(RelativeError(), simulated).detach()
+    nats = problem.distance(problem.likelihood, simulated) + NaturalImages()(problem, images)
+    return nats.detach()
+
+
+def _blurred_recipe(layer: FirstLayer, case: Case, search: NoisySearch) -> Recipe:
+    assert search.best is not None
+    parts = ["closed form", "sparse factors of a sum" if _several(case) else "sparse factors"]
+    if _deviation(case) is not None:
+        parts.append(f"squared error {search.best.misfit:.2f} times the noise's")
+    if layer.mixes:
+        parts.append("least-norm image of a fixed map")
+    if search.space.rank < case.images:
+        parts.append(f"{search.space.rank} of {case.images} images above the noise")
+    return Recipe("", (*parts, "labels from the first layer"))
 
 
 def searched(

@@ -10,9 +10,12 @@ from audited import audited_run
 from torch import Tensor, nn
 
 from bract.attacks import Budget, Reconstruction, Refusal, reconstruct
+from bract.attacks.methods.spear import spear
 from bract.attacks.methods.spear.spear import Spear
+from bract.attacks.result import SeedBudget
 from bract.audit.audit import Audit
 from bract.audit.questions.reconstruction.scores.image import match, psnr
+from bract.client.defenses import ProtectContext, build_defenses
 from bract.config.config import AuditRequest
 from bract.errors import BractError
 from bract.models import MODELS
@@ -180,13 +183,109 @@ def test_what_does_not_factor_is_refused_with_the_reason(
     assert reason in refused.reason
 
 
-def test_several_local_steps_are_refused(seen_by: Any, digits: Any) -> None:
-    seen = seen_by(network(200, 200), digits[0][:8], digits[1][:8], steps=3)
-    with pytest.raises(BractError, match="one step of plain SGD"):
+@pytest.mark.parametrize(("steps", "batch"), [(5, 8), (10, 4)], ids=["one batch", "two batches"])
+def test_several_epochs_are_exact_though_units_switch(
+    seen_by: Any, digits: Any, steps: int, batch: int
+) -> None:
+    images, labels = digits[0][:8], digits[1][:8]
+    seen = seen_by(network(200, 200), images, labels, steps=steps, batch_size=batch, lr=0.02)
+    found = Spear()(seen)
+    assert worst(found.images, images) > 60
+    assert found.labels[match(found.images, images)].tolist() == labels.tolist()
+    assert "sparse factors of a sum" in found.components
+
+
+def test_momentum_over_several_steps_changes_nothing(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][:8], digits[1][:8]
+    seen = seen_by(network(200, 200), images, labels, steps=3, lr=0.02, momentum=0.9)
+    assert worst(Spear()(seen).images, images) > 60
+
+
+def test_steps_of_adam_are_refused_by_name(seen_by: Any, digits: Any) -> None:
+    seen = seen_by(
+        network(200, 200), digits[0][:8], digits[1][:8], steps=3, lr=0.01, optimizer="adam"
+    )
+    with pytest.raises(BractError, match="found 3 steps of adam"):
         Spear()(seen)
 
 
-def test_a_gradient_with_noise_is_refused(seen_by: Any, digits: Any) -> None:
+def test_more_images_than_are_separated_over_several_steps_are_refused(
+    seen_by: Any, digits: Any
+) -> None:
+    images = digits[0][:1].expand(33, -1, -1, -1)
+    seen = seen_by(network(200, 200), images, digits[1][:33], steps=2, lr=0.02)
+    with pytest.raises(BractError, match="33 images in one update"):
+        Spear()(seen)
+
+
+def noised(seen: Any, multiplier: float, **settings: Any) -> Any:
+    """Clip an observation's gradient to half its norm, and add noise that the server knows of."""
+    norm = float(torch.cat([v.flatten() for v in seen.update.values()]).norm())
+    clip = 0.5 * norm
+    chain = build_defenses([{"name": "noise", "clip": clip, "std": multiplier * clip, **settings}])
+    return replace(
+        seen,
+        update=chain.protect(seen.update, {}, ProtectContext(seed=1 << 90)),
+        declaration=replace(seen.declaration, defenses=tuple(chain.public())),
+    )
+
+
+UNGUESSED = Budget(weak_seeds=SeedBudget(candidates=0))
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_under_clipping_and_known_noise_a_batch_is_seen(
+    seen_by: Any, digits: Any, kind: str
+) -> None:
+    images, labels = digits[0][:8], digits[1][:8]
+    seen = noised(seen_by(network(200, 200), images, labels), 2e-4, kind=kind)
+    found = Spear()(seen, tier="adaptive", budget=UNGUESSED)
+    assert worst(found.images, images) > 22
+    assert found.labels[match(found.images, images)].tolist() == labels.tolist()
+    assert any("times the noise's" in part for part in found.components)
+
+
+def test_the_prior_on_images_brings_them_closer_under_noise(
+    seen_by: Any, digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = digits[0][:4], digits[1][:4]
+    seen = noised(seen_by(network(200, 200), images, labels), 1e-3)
+    likely = Spear()(seen, tier="adaptive", budget=UNGUESSED).images
+    monkeypatch.setattr(spear, "likely_images", lambda *given: given[-1].clamp(0.0, 1.0))
+    plain = Spear()(seen, tier="adaptive", budget=UNGUESSED).images
+    gained = psnr(likely[match(likely, images)], images) - psnr(plain[match(plain, images)], images)
+    assert float(gained.min()) > 0.0 and float(gained.mean()) > 0.2
+
+
+def test_noise_over_several_steps_is_read_too(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][:4], digits[1][:4]
+    seen = noised(seen_by(network(200, 200), images, labels, steps=2, lr=0.02), 1e-4)
+    assert worst(Spear()(seen, tier="adaptive", budget=UNGUESSED).images, images) > 25
+
+
+def test_noise_that_drowns_the_factors_is_refused(seen_by: Any, digits: Any) -> None:
+    seen = noised(seen_by(network(200, 200), digits[0][:8], digits[1][:8]), 0.1)
+    with pytest.raises(BractError, match="drowns every singular value"):
+        Spear()(seen, tier="adaptive", budget=UNGUESSED)
+
+
+def test_results_under_noise_do_not_depend_on_batch_companions(seen_by: Any, digits: Any) -> None:
+    model = network(200, 200)
+    one, other = (
+        replace(
+            noised(seen_by(model, digits[0][at : at + 2], digits[1][at : at + 2]), 1e-4),
+            client=f"c{at}",
+        )
+        for at in (0, 2)
+    )
+    one = replace(one, declaration=other.declaration, update=other.update)
+    both = reconstruct([one, other], "spear", tier="adaptive", device="cpu", budget=UNGUESSED)
+    assert isinstance(both[1], Reconstruction)
+    alone = Spear()(other, tier="adaptive", budget=UNGUESSED)
+    assert torch.equal(both[1].images, alone.images)
+
+
+def test_noise_of_which_nothing_is_known_is_refused(seen_by: Any, digits: Any) -> None:
     seen = seen_by(network(200, 200), digits[0][:8], digits[1][:8])
     generator = torch.Generator().manual_seed(0)
     noisy = {
@@ -226,6 +325,16 @@ def test_auto_takes_it_and_stops_there(seen_by: Any, digits: Any) -> None:
     assert isinstance(found, Reconstruction)
     assert found.method == "spear"
     assert worst(found.images, images) > 60
+
+
+def test_auto_prefers_it_under_noise_by_the_posterior(seen_by: Any, digits: Any) -> None:
+    images, labels = digits[0][:4], digits[1][:4]
+    seen = noised(seen_by(network(200, 200), images, labels), 2e-4)
+    budget = Budget(iterations=2, weak_seeds=SeedBudget(candidates=0))
+    (found,) = reconstruct(seen, tier="adaptive", budget=budget, device="cpu")
+    assert isinstance(found, Reconstruction)
+    assert found.method == "spear"
+    assert worst(found.images, images) > 22
 
 
 @pytest.fixture
