@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ def deflate(
     embedding: str,
     special: Tensor,
     loss: Loss,
-    labels: Iterable[int],
+    labels: Sequence[int],
 ) -> tuple[Tensor, Tensors] | None:
     """Return the text that explains most of its tokens' rows, and the gradients without it.
 
@@ -50,32 +50,55 @@ def deflate(
     tuple or None
         None if no text explains enough.
     """
-    names = [name for name, _ in model.named_parameters() if name in gradients]
-    parameters = [dict(model.named_parameters())[name].requires_grad_() for name in names]
-    most, found = _LEAST, None
-    every = list(labels)
+    best, most = None, _LEAST
     for text in texts:
         own_tokens = text.unique()
         own_tokens = own_tokens[~torch.isin(own_tokens, special)]
-        rows = gradients[embedding][own_tokens]
-        for label in every:
-            with torch.enable_grad():
-                value = loss.mean(model(text[None]), torch.tensor([label]))
-                own = torch.autograd.grad(value, parameters, allow_unused=True)
-            mine = own[names.index(embedding)]
-            if mine is None:
-                return None
-            share, factor = _explained(rows, mine[own_tokens])
+        if not len(own_tokens):
+            continue
+        given = gradients[embedding][own_tokens]
+        slopes = _slopes(model, text, embedding, loss, labels)
+        for label, slope in zip(labels, slopes, strict=True):
+            rows = torch.stack([slope[text == token].sum(dim=0) for token in own_tokens])
+            share, factor = _explained(given, rows)
             if share > most:
-                most, found = share, (text, factor, own)
-    if found is None:
+                best, most = (text, label, factor), share
+    if best is None:
         return None
-    text, factor, own = found
-    rest = dict(gradients)
+    text, label, factor = best
+    rest, named = dict(gradients), dict(model.named_parameters())
+    names = [name for name in named if name in gradients]
+    with torch.enable_grad():
+        value = loss.mean(model(text[None]), torch.tensor([label]))
+        own = torch.autograd.grad(
+            value, [named[name].requires_grad_() for name in names], allow_unused=True
+        )
     for name, part in zip(names, own, strict=True):
         if part is not None:
             rest[name] = gradients[name] - factor * part
     return text, rest
+
+
+def _slopes(
+    model: nn.Module, text: Tensor, embedding: str, loss: Loss, labels: Sequence[int]
+) -> Tensor:
+    """Return the slope of a text's loss at each token's embedding, ``(labels, T, width)``."""
+    entered: list[Tensor] = []
+
+    def watch(_: nn.Module, __: object, vectors: Tensor) -> Tensor:
+        entered.append(vectors.detach().requires_grad_())
+        return entered[-1]
+
+    handle = model.get_submodule(embedding.rpartition(".")[0]).register_forward_hook(watch)
+    try:
+        with torch.enable_grad():
+            outputs = model(text.expand(len(labels), -1))
+            value = loss.mean(outputs, torch.tensor(labels)) * len(labels)
+            (found,) = torch.autograd.grad(value, entered[-1])
+    finally:
+        handle.remove()
+    slopes: Tensor = found
+    return slopes
 
 
 def _explained(rows: Tensor, mine: Tensor) -> tuple[float, float]:

@@ -23,7 +23,7 @@ CERTAIN = 5.0
 _FEWEST_BEAMS, _BEAMS_EACH = 12, 16
 """Prefixes that compete: at least, and for each sequence that is searched."""
 
-_FEWEST_TRIED, _TRIED_EACH, _CHILDREN = 12, 8, 8
+_FEWEST_TRIED, _TRIED_EACH, _CHILDREN = 12, 16, 8
 """Tokens tried after each prefix, likewise, and continuations that are kept of it."""
 
 _LAST, _OF_A_KIND = 12, 4
@@ -33,7 +33,7 @@ _STANDS_OUT = 1.4
 """Ratio of neighbouring distances of a special token from which on the nearer ones are where it
 stands. This and the numbers above were chosen on texts that score nothing."""
 
-_NOTHING = 0.01
+_NOTHING = 0.05
 """Distance from a subspace below which its own blur hides differences."""
 
 _SAME_TEXT = 0.7
@@ -158,6 +158,7 @@ def grow(
     special: Tensor,
     count: int,
     stop: Callable[[], bool],
+    candidates: int | None = None,
 ) -> list[Tensor]:
     """Return the likeliest sequences of a causal model where no distance separates tokens.
 
@@ -173,8 +174,12 @@ def grow(
         ``(len(tokens), T)`` of `local_distances`; zeros where the first layers tell nothing.
     special
         Tokens of which one ends a sequence; without any, all are as long as they can be.
+    count
+        Texts of the update.
+    candidates
+        Sequences to return at most, ``count`` by default.
     """
-    length = apart.shape[1]
+    length, wanted = apart.shape[1], count if candidates is None else candidates
     grown, energy = Prefixes(model, checked.modules), torch.zeros(1)
     beams = grown.ids
     ended: list[tuple[float, Tensor]] = []
@@ -220,7 +225,7 @@ def grow(
     order = [*firsts, *(i for i in range(len(ended)) if i not in firsts)]
     found: list[Tensor] = []
     for sequence in (ended[i][1] for i in order):
-        if len(found) < count and all(_alike(sequence, one) <= _SAME_TEXT for one in found):
+        if len(found) < wanted and all(_alike(sequence, one) <= _SAME_TEXT for one in found):
             found.append(sequence)
     return found
 
@@ -234,16 +239,21 @@ def _special_where_they_stand_out(apart: Tensor, special: Tensor) -> Tensor:
     """Return distances ``(N, T)`` in which special tokens are infinitely far from other places.
 
     A special token has a large gradient where it stands, so that its distances there are small, and
-    fall into two groups. Where they do not, it may be anywhere.
+    fall into two groups. Where they do not, it may be anywhere. The smaller ones are raised to that
+    of the nearest other token, which may follow in the place of an end.
     """
     found = apart.clone()
+    if bool(special.all()):
+        return found
+    nearest = apart[~special].amin(dim=0)
     for row in special.nonzero().flatten().tolist():
         ordered = apart[row].sort().values.clamp_min(_NOTHING)
         ratios = ordered[1:] / ordered[:-1]
         widest = int(ratios.argmax())
         if float(ratios[widest]) >= _STANDS_OUT:
             limit = float((ordered[widest] * ordered[widest + 1]).sqrt())
-            found[row, apart[row] > limit] = float("inf")
+            there = torch.maximum(apart[row], nearest)
+            found[row] = torch.where(apart[row] > limit, float("inf"), there)
     return found
 
 

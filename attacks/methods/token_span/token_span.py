@@ -63,7 +63,7 @@ _ROWS = "rows of the embedding"
 _REST = 0.2
 """Share of the time that a search for several texts leaves for those that others hide."""
 
-_CANDIDATES, _LABELS = 6, 64
+_CANDIDATES, _LABELS = 16, 64
 """Texts that may be taken out of a blurred update next, and labels that are tried with each."""
 
 _SPARE = 8
@@ -381,7 +381,6 @@ class _Search:
         """
         found, others, search = list[Tensor](), list[Tensor](), self
         while len(found) < count and not self.stop():
-            wanted = count - len(found)
             try:
                 span, checked = search.span, search._checked()
             except BractError:
@@ -395,8 +394,9 @@ class _Search:
                 local_distances(self.model, layer, span, tokens, self.schema.length),
                 tokens,
                 special=special,
-                count=wanted if count == 1 else max(wanted, _CANDIDATES),
+                count=count,
                 stop=self.stop,
+                candidates=None if count == 1 else _CANDIDATES,
             )
             rest = search._deflated(others, special) if count > 1 else None
             if rest is None:
@@ -416,7 +416,7 @@ class _Search:
         rest = deflate(
             self.model,
             self.gradients,
-            texts[:_CANDIDATES],
+            texts,
             embedding=name,
             special=special,
             loss=loss_of(self.schema.objective),
