@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -50,33 +51,66 @@ def deflate(
     tuple or None
         None if no text explains enough.
     """
-    best, most = None, _LEAST
-    for text in texts:
-        own_tokens = text.unique()
-        own_tokens = own_tokens[~torch.isin(own_tokens, special)]
-        if not len(own_tokens):
-            continue
-        given = gradients[embedding][own_tokens]
-        slopes = _slopes(model, text, embedding, loss, labels)
-        for label, slope in zip(labels, slopes, strict=True):
-            rows = torch.stack([slope[text == token].sum(dim=0) for token in own_tokens])
-            share, factor = _explained(given, rows)
-            if share > most:
-                best, most = (text, label, factor), share
-    if best is None:
+    tried = [
+        one
+        for text in texts
+        if (one := _best_label(model, gradients, text, embedding, special, loss, labels)).share
+        > _LEAST
+    ]
+    if not tried:
         return None
-    text, label, factor = best
+    best = max(tried, key=lambda one: one.share)
+    # A text that goes on where the best one ends has rows of more tokens to explain.
+    begins = best.text[:-1]
+    longer = [one for one in tried if torch.equal(one.text[: len(begins)], begins)]
+    best = max(longer, key=lambda one: one.explained)
     rest, named = dict(gradients), dict(model.named_parameters())
     names = [name for name in named if name in gradients]
     with torch.enable_grad():
-        value = loss.mean(model(text[None]), torch.tensor([label]))
+        value = loss.mean(model(best.text[None]), torch.tensor([best.label]))
         own = torch.autograd.grad(
             value, [named[name].requires_grad_() for name in names], allow_unused=True
         )
     for name, part in zip(names, own, strict=True):
         if part is not None:
-            rest[name] = gradients[name] - factor * part
-    return text, rest
+            rest[name] = gradients[name] - best.factor * part
+    return best.text, rest
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A text with the label that explains most, its factor, and how much of its rows it does."""
+
+    text: Tensor
+    label: int
+    factor: float
+    share: float
+    explained: float
+
+
+def _best_label(
+    model: nn.Module,
+    gradients: Mapping[str, Tensor],
+    text: Tensor,
+    embedding: str,
+    special: Tensor,
+    loss: Loss,
+    labels: Sequence[int],
+) -> _Tried:
+    tokens = text.unique()
+    tokens = tokens[~torch.isin(tokens, special)]
+    best = _Tried(text, 0, 0.0, 0.0, 0.0)
+    if not len(tokens):
+        return best
+    given = gradients[embedding][tokens]
+    size = float(given.double().square().sum())
+    slopes = _slopes(model, text, embedding, loss, labels)
+    for label, slope in zip(labels, slopes, strict=True):
+        rows = torch.stack([slope[text == token].sum(dim=0) for token in tokens])
+        share, factor = _explained(given, rows)
+        if share > best.share:
+            best = _Tried(text, label, factor, share, share * size)
+    return best
 
 
 def _slopes(

@@ -164,9 +164,10 @@ def grow(
 
     As `extend`, but prefixes compete by the mean logarithm of their distances instead of passing a
     threshold, after TIGER (2606.18312), whose descent this replaces by a beam. A layer whose
-    subspace is blurred more thus counts no more than the others. Of prefixes that are alike few are
-    kept, so that a text whose gradient is large crowds out no other one. A special token is put
-    only where it stands out.
+    subspace is blurred more thus counts no more than the others. (Where the first layers tell
+    nothing, it is the mean square: other layers are not blurred then.) Of prefixes that are alike
+    few are kept, so that a text whose gradient is large crowds out no other one. A special token is
+    put only where it stands out.
 
     Parameters
     ----------
@@ -185,8 +186,9 @@ def grow(
     ended: list[tuple[float, Tensor]] = []
     most = min(MOST_BEAMS, max(_FEWEST_BEAMS, _BEAMS_EACH * count))
     tried = min(len(tokens), max(_FEWEST_TRIED, _TRIED_EACH * count))
-    if not bool(apart.any()):
-        tried = len(tokens)  # nothing ranks them
+    ranked = bool(apart.any())
+    tried = tried if ranked else len(tokens)
+    energy_of = _logarithm if ranked else torch.square
     apart = _special_where_they_stand_out(apart, torch.isin(tokens, special))
     for position in range(length):
         if stop() or not len(beams):
@@ -194,9 +196,9 @@ def grow(
         nearest = apart[:, position].topk(tried, largest=False)
         choices = tokens[nearest.indices]
         added = torch.cat(
-            [_energy(checked.of(one)).mean(dim=0) for one in grown.followed_by(choices)]
+            [energy_of(checked.of(one)).mean(dim=0) for one in grown.followed_by(choices)]
         )
-        added = added + _energy(nearest.values).repeat(len(beams)).to(added)
+        added = added + energy_of(nearest.values).repeat(len(beams)).to(added)
         totals = energy.repeat_interleave(len(choices)).to(added) + added
         # A prefix has few continuations that count, so that no text crowds out the others.
         each = totals.view(len(beams), -1).topk(min(_CHILDREN, len(choices)), largest=False)
@@ -219,8 +221,9 @@ def grow(
     if not ended and beams.shape[1]:
         ended = list(zip((energy / beams.shape[1]).tolist(), beams, strict=True))
     ended.sort(key=lambda one: one[0])
-    # Special tokens show where texts end, and at each of these places one does.
-    lengths = [len(sequence) for _, sequence in ended]
+    # Where special tokens stand out, they show where texts end, and at each of these places one
+    # does.
+    lengths = [len(sequence) if bool(apart.isinf().any()) else 0 for _, sequence in ended]
     firsts = [i for i, own in enumerate(lengths) if own not in lengths[:i]]
     order = [*firsts, *(i for i in range(len(ended)) if i not in firsts)]
     found: list[Tensor] = []
@@ -230,7 +233,7 @@ def grow(
     return found
 
 
-def _energy(distances: Tensor) -> Tensor:
+def _logarithm(distances: Tensor) -> Tensor:
     """Return the logarithm of distances, held above `_NOTHING`; infinite where they are."""
     return distances.clamp_min(_NOTHING).log()
 
