@@ -79,6 +79,9 @@ DEFENSES: dict[str, dict[str, Any]] = {
     "clipping to 1, noise 1e-5": {"name": "noise", "std": 1e-5, "clip": 1.0},
     "clipping to 1, noise 1e-4": {"name": "noise", "std": 1e-4, "clip": 1.0},
     "clipping to 1, noise 1e-3": {"name": "noise", "std": 1e-3, "clip": 1.0},
+    "clipping to 1, noise 1e-2": {"name": "noise", "std": 1e-2, "clip": 1.0},
+    "clipping to 1, noise 1e-1": {"name": "noise", "std": 1e-1, "clip": 1.0},
+    "clipping to 1, noise 1": {"name": "noise", "std": 1.0, "clip": 1.0},
 }
 
 

@@ -20,11 +20,21 @@ MOST_BEAMS = 256
 CERTAIN = 5.0
 """How many times farther from the subspaces every change of one token must lead."""
 
-_FEWEST_BEAMS, _BEAMS_EACH = 12, 4
+_FEWEST_BEAMS, _BEAMS_EACH = 12, 16
 """Prefixes that compete: at least, and for each sequence that is searched."""
 
-_FEWEST_TRIED, _TRIED_EACH, _CHILDREN = 12, 2, 3
+_FEWEST_TRIED, _TRIED_EACH, _CHILDREN = 12, 16, 8
 """Tokens tried after each prefix, likewise, and continuations that are kept of it."""
+
+_LAST, _OF_A_KIND = 12, 4
+"""Last tokens by which prefixes are of one kind, and how many of a kind are kept."""
+
+_STANDS_OUT = 1.4
+"""Ratio of neighbouring distances of a special token from which on the nearer ones are where it
+stands. This and the numbers above were chosen on texts that score nothing."""
+
+_NOTHING = 0.05
+"""Distance from a subspace below which its own blur hides differences."""
 
 _SAME_TEXT = 0.7
 """Share of equal positions from which on two sequences are variants of one text."""
@@ -148,11 +158,16 @@ def grow(
     special: Tensor,
     count: int,
     stop: Callable[[], bool],
+    candidates: int | None = None,
 ) -> list[Tensor]:
     """Return the likeliest sequences of a causal model where no distance separates tokens.
 
-    As `extend`, but prefixes compete by the mean square of their distances instead of passing a
-    threshold, after TIGER (2606.18312), whose descent this replaces by a beam.
+    As `extend`, but prefixes compete by the mean logarithm of their distances instead of passing a
+    threshold, after TIGER (2606.18312), whose descent this replaces by a beam. A layer whose
+    subspace is blurred more thus counts no more than the others. (Where the first layers tell
+    nothing, it is the mean square: other layers are not blurred then.) Of prefixes that are alike
+    few are kept, so that a text whose gradient is large crowds out no other one. A special token is
+    put only where it stands out.
 
     Parameters
     ----------
@@ -160,45 +175,105 @@ def grow(
         ``(len(tokens), T)`` of `local_distances`; zeros where the first layers tell nothing.
     special
         Tokens of which one ends a sequence; without any, all are as long as they can be.
+    count
+        Texts of the update.
+    candidates
+        Sequences to return at most, ``count`` by default.
     """
-    length = apart.shape[1]
+    length, wanted = apart.shape[1], count if candidates is None else candidates
     grown, energy = Prefixes(model, checked.modules), torch.zeros(1)
     beams = grown.ids
     ended: list[tuple[float, Tensor]] = []
     most = min(MOST_BEAMS, max(_FEWEST_BEAMS, _BEAMS_EACH * count))
     tried = min(len(tokens), max(_FEWEST_TRIED, _TRIED_EACH * count))
-    if not bool(apart.any()):
-        tried = len(tokens)  # nothing ranks them
+    ranked = bool(apart.any())
+    tried = tried if ranked else len(tokens)
+    energy_of = _logarithm if ranked else torch.square
+    apart = _special_where_they_stand_out(apart, torch.isin(tokens, special))
     for position in range(length):
         if stop() or not len(beams):
             break
         nearest = apart[:, position].topk(tried, largest=False)
         choices = tokens[nearest.indices]
         added = torch.cat(
-            [checked.of(one).square().mean(dim=0) for one in grown.followed_by(choices)]
+            [energy_of(checked.of(one)).mean(dim=0) for one in grown.followed_by(choices)]
         )
-        added = added + nearest.values.square().repeat(len(beams)).to(added)
+        added = added + energy_of(nearest.values).repeat(len(beams)).to(added)
         totals = energy.repeat_interleave(len(choices)).to(added) + added
         # A prefix has few continuations that count, so that no text crowds out the others.
         each = totals.view(len(beams), -1).topk(min(_CHILDREN, len(choices)), largest=False)
         places = (each.indices + torch.arange(len(beams))[:, None] * len(choices)).flatten()
-        places = places[totals[places].argsort()][:most]
-        parents, last = places // len(choices), choices[places % len(choices)]
-        kept, energy = torch.cat([beams[parents], last[:, None]], dim=1), totals[places]
+        places = places[totals[places].isfinite()]
+        places = places[totals[places].argsort()]
+        longer = torch.cat(
+            [beams[places // len(choices)], choices[places % len(choices)][:, None]], dim=1
+        )
+        chosen = _unlike(longer, most)
+        places, kept = places[chosen], longer[chosen]
+        energy = totals[places]
         over = torch.isin(kept[:, -1], special) if position else torch.zeros(len(kept)).bool()
         over = over | (position == length - 1)
         ended += [
             (float(e) / (position + 1), s) for e, s in zip(energy[over], kept[over], strict=True)
         ]
-        grown.keep(parents[~over], last[~over])
+        grown.keep(places[~over] // len(choices), kept[~over, -1])
         beams, energy = grown.ids, energy[~over]
-    if beams.shape[1]:
-        ended += list(zip((energy / beams.shape[1]).tolist(), beams, strict=True))
-    chosen: list[Tensor] = []
-    for _, sequence in sorted(ended, key=lambda one: one[0]):
-        if len(chosen) < count and all(_alike(sequence, one) <= _SAME_TEXT for one in chosen):
-            chosen.append(sequence)
-    return chosen
+    if not ended and beams.shape[1]:
+        ended = list(zip((energy / beams.shape[1]).tolist(), beams, strict=True))
+    ended.sort(key=lambda one: one[0])
+    # Where special tokens stand out, they show where texts end, and at each of these places one
+    # does.
+    lengths = [len(sequence) if bool(apart.isinf().any()) else 0 for _, sequence in ended]
+    firsts = [i for i, own in enumerate(lengths) if own not in lengths[:i]]
+    order = [*firsts, *(i for i in range(len(ended)) if i not in firsts)]
+    found: list[Tensor] = []
+    for sequence in (ended[i][1] for i in order):
+        if len(found) < wanted and all(_alike(sequence, one) <= _SAME_TEXT for one in found):
+            found.append(sequence)
+    return found
+
+
+def _logarithm(distances: Tensor) -> Tensor:
+    """Return the logarithm of distances, held above `_NOTHING`; infinite where they are."""
+    return distances.clamp_min(_NOTHING).log()
+
+
+def _special_where_they_stand_out(apart: Tensor, special: Tensor) -> Tensor:
+    """Return distances ``(N, T)`` in which special tokens are infinitely far from other places.
+
+    A special token has a large gradient where it stands, so that its distances there are small, and
+    fall into two groups. Where they do not, it may be anywhere. The smaller ones are raised to that
+    of the nearest other token, which may follow in the place of an end.
+    """
+    found = apart.clone()
+    if bool(special.all()):
+        return found
+    nearest = apart[~special].amin(dim=0)
+    for row in special.nonzero().flatten().tolist():
+        ordered = apart[row].sort().values.clamp_min(_NOTHING)
+        ratios = ordered[1:] / ordered[:-1]
+        widest = int(ratios.argmax())
+        if float(ratios[widest]) >= _STANDS_OUT:
+            limit = float((ordered[widest] * ordered[widest + 1]).sqrt())
+            there = torch.maximum(apart[row], nearest)
+            found[row] = torch.where(apart[row] > limit, float("inf"), there)
+    return found
+
+
+def _unlike(sequences: Tensor, most: int) -> Tensor:
+    """Return which of sequences ``(N, T)``, the best ones first, are kept: few of each kind, int64.
+
+    Sequences that share most of their last tokens with the best one that is left are of its kind.
+    """
+    last = sequences[:, -_LAST:]
+    left = torch.ones(len(last), dtype=torch.bool)
+    kept = torch.zeros(len(last), dtype=torch.bool)
+    while bool(left.any()) and int(kept.sum()) < most:
+        best = int(left.int().argmax())
+        alike = left & ((last == last[best]).double().mean(dim=1) >= _SAME_TEXT)
+        kept[alike.nonzero().flatten()[:_OF_A_KIND]] = True
+        left &= ~alike
+    return kept.nonzero().flatten()[:most]
 
 
 def _alike(one: Tensor, other: Tensor) -> float:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bract.attacks.base import Attack, Batches, Cost
+from bract.attacks.methods.token_span.deflating import deflate
 from bract.attacks.methods.token_span.following import follow
 from bract.attacks.methods.token_span.linking import bags_of
 from bract.attacks.methods.token_span.noise import deviations_of, rows_that_stand_out
@@ -61,6 +62,9 @@ _ROWS = "rows of the embedding"
 
 _REST = 0.2
 """Share of the time that a search for several texts leaves for those that others hide."""
+
+_CANDIDATES, _LABELS = 16, 64
+"""Texts that may be taken out of a blurred update next, and labels that are tried with each."""
 
 _SPARE = 8
 """Tokens that a pursuit may choose beyond those that the longest sequences hold."""
@@ -361,21 +365,72 @@ class _Search:
         checked = self._checked()
         certain = self.span.clean and (checked is None or all(s.clean for s in checked.spans))
         if checked is not None and not (certain and given is not None):
-            return grow(
-                self.model,
-                checked,
-                apart,
-                self.tokens,
-                special=special,
-                count=count,
-                stop=self.stop,
-            )
+            return self._blurred(count, special)
         if given is None:
             return []
         if checked is None:
             return _apart(given, count)
         found = extend(self.model, checked, given, self.stop)
         return found or self._nearest(torch.cat(given.tokens).unique(), count, special)
+
+    def _blurred(self, count: int, special: Tensor) -> list[Tensor]:
+        """Return the texts of subspaces that noise, pruning or rounding blurs.
+
+        The text that explains most of the update is taken out of it, and the others are read off
+        what is left.
+        """
+        found, others, search = list[Tensor](), list[Tensor](), self
+        while len(found) < count and not self.stop():
+            try:
+                span, checked = search.span, search._checked()
+            except BractError:
+                break
+            if checked is None:
+                break
+            layer, tokens = self.stages.local[0], search.tokens
+            others = grow(
+                self.model,
+                checked,
+                local_distances(self.model, layer, span, tokens, self.schema.length),
+                tokens,
+                special=special,
+                count=count,
+                stop=self.stop,
+                candidates=None if count == 1 else _CANDIDATES,
+            )
+            rest = search._deflated(others, special) if count > 1 else None
+            if rest is None:
+                break
+            text, search = rest
+            found.append(text)
+        for text in others:
+            if len(found) < count and not any(torch.equal(text, one) for one in found):
+                found.append(text)
+        return found
+
+    def _deflated(self, texts: Sequence[Tensor], special: Tensor) -> tuple[Tensor, _Search] | None:
+        """Return the text that explains most of the update, and the search without it."""
+        name, known = self.embedding, self.schema.task == "classification" and not self._inverted
+        if name is None or not known or self.classes > _LABELS:
+            return None
+        rest = deflate(
+            self.model,
+            self.gradients,
+            texts,
+            embedding=name,
+            special=special,
+            loss=loss_of(self.schema.objective),
+            labels=range(self.classes),
+        )
+        return None if rest is None else (rest[0], self._of(rest[1]))
+
+    def _of(self, gradients: Tensors) -> _Search:
+        """Return the search in other gradients of the same case."""
+        found = copy.copy(self)
+        for cached in ("span", "tokens"):
+            found.__dict__.pop(cached, None)
+        found.gradients = gradients
+        return found
 
     def _saturated(self) -> bool:
         """Whether later layers' gradients have as many dimensions as they can have.
@@ -488,13 +543,7 @@ class _Search:
             loss=loss_of(self.schema.objective),
             labels=labels,
         )
-        if left is None:
-            return None
-        found = copy.copy(self)
-        for cached in ("span", "tokens"):
-            found.__dict__.pop(cached, None)
-        found.gradients, label = left
-        return found, label
+        return None if left is None else (self._of(left[0]), left[1])
 
     def _ordered(self, count: int, special: Tensor) -> Ordered:
         """Return the texts of an update: separated, then ordered."""
