@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from types import SimpleNamespace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +72,8 @@ class Setting:
         An image set.
     batch
         Images of an upload.
+    mode
+        Of batch normalisation: ``train`` or, by running statistics, ``eval``.
     """
 
     model: str
@@ -79,6 +82,7 @@ class Setting:
     trained: bool = False
     batch: int = 1
     iterations: int = 2000
+    mode: Literal["train", "eval"] = "train"
 
     @property
     def name(self) -> str:
@@ -164,7 +168,7 @@ def _upload(
     number: int,
     source: int,
 ) -> Upload:
-    network.train()
+    network.train(setting.mode == "train")
     seen = gradient_upload(
         network,
         truth,
@@ -173,6 +177,7 @@ def _upload(
         client=f"client-{client}",
         model=setting.model,
         activation=setting.activation,
+        norm_mode=setting.mode,
     )
     gradients = tuple(seen.update[name] for name, _ in network.named_parameters())
     statistics = _batch_statistics(network, seen.buffers, seen.returned_buffers)
