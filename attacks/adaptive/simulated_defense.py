@@ -35,6 +35,11 @@ class DefendedClient(DefendedForward):
 
     parts: tuple[Part, ...]
 
+    @property
+    def only_shortens(self) -> bool:
+        """Whether every part clips."""
+        return all(isinstance(part, Clip) for part in self.parts)
+
     def __call__(
         self,
         target_model: TargetModel,

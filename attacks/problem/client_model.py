@@ -221,6 +221,11 @@ class DefendedForward(ForwardModel):
     client: ForwardModel
 
     @property
+    def only_shortens(self) -> bool:
+        """Whether the defense, but for noise, changes nothing of an update but its length."""
+        return False
+
+    @property
     def training(self) -> LocalTraining | None:
         """The local steps that are unrolled; None for a gradient."""
         return local_training(self.client)

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bract.attacks.adaptive.simulated_defense import Clip, DefendedClient
 from bract.attacks.base import Attack, Batches, Cost
 from bract.attacks.methods.spear.likely_images import common_scale, likely_images
 from bract.attacks.methods.spear.low_rank import Subspace, factors
@@ -17,7 +16,12 @@ from bract.attacks.methods.spear.noisy_factors import Layer, NoisyFactors
 from bract.attacks.methods.spear.noisy_search import NoisySearch
 from bract.attacks.methods.spear.sparse_directions import SparseSearch
 from bract.attacks.problem.case import Case
-from bract.attacks.problem.client_model import BatchGradient, LocalTraining, images_in
+from bract.attacks.problem.client_model import (
+    BatchGradient,
+    DefendedForward,
+    LocalTraining,
+    images_in,
+)
 from bract.attacks.problem.exact import require_exact, require_one_gradient
 from bract.attacks.problem.linear_layers import FirstLayer, first_layer
 from bract.attacks.problem.objectives import RelativeError
@@ -181,7 +185,7 @@ def _require_sum(case: Case, attack: str) -> None:
             f"{key}: {attack} needs the gradient of a batch or declared steps of SGD, whose update "
             f"sums gradients; found {declared.local_steps} steps of {declared.optimizer}"
         )
-    if isinstance(forward, DefendedClient) and all(isinstance(p, Clip) for p in forward.parts):
+    if isinstance(forward, DefendedForward) and forward.only_shortens:
         forward = forward.client
     if not isinstance(forward, BatchGradient | LocalTraining | TrainingPath):
         raise BractError(
