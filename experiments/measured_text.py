@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from bract.audit.questions.epsilon.bound import gaussian_epsilon
 from bract.errors import BractError
 from experiments.audit_plan import TIERS, standard_plan
 from experiments.harness.crossed import ALIKE_DB, EQUIVALENCE_DB
@@ -360,6 +361,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
             attacker,
             missing,
             guesses,
+            gaussian_epsilon,
             round,
             len,
             abs,
