@@ -203,7 +203,12 @@ def _of_trial(
     trust = _trust(problem, trial, name, gradient)
     if trust is None:
         return rows_of(slopes).flatten(1)
-    guesses = _guesses(inputs, gradient, trust, predicted.flatten(0, 1)[kept])
+    guesses = list(_guesses(inputs, gradient, trust, predicted.flatten(0, 1)[kept]))
+    if not len(known):
+        shared = _alike(inputs).double()
+        shared /= shared.sum(dim=1, keepdim=True)
+        of_rows = _of_embedding(problem, trial, own, ids_of(texts.cpu(), schema), there)
+        guesses += [shared @ one for one in of_rows]
     readings = [rows_of(own) for own in (slopes, *guesses)]
     every = torch.zeros(count * length, inputs.shape[1], dtype=torch.float64)
     every[kept] = inputs
@@ -231,9 +236,7 @@ def _output_layer(problem: Problem, tags: int, target: Tensors) -> tuple[str, nn
 @torch.no_grad()
 def _forward(problem: Problem, name: str, own: Tensors, texts: Tensor) -> tuple[Tensor, Tensor]:
     """Return the output layer's inputs ``(B, T, width)``, and probabilities ``(B, T, tags)``."""
-    model = copy.deepcopy(problem.target_model.model).cpu().float().eval()
-    for parameter, value in model.named_parameters():
-        value.copy_(own[parameter])
+    model = _with_parameters(problem, own)
     seen: list[Tensor] = []
     handle = model.get_submodule(name).register_forward_pre_hook(lambda _, a: seen.append(a[0]))
     try:
@@ -247,8 +250,7 @@ def _solved(inputs: Tensor, gradient: Tensor, key: str, head: nn.Linear) -> Tens
     """Return S ``(N, tags)`` with ``S^T H`` nearest to the gradient, for H ``(N, width)``."""
     values = torch.linalg.svdvals(inputs)
     rank = int((values > _DEFICIENT * values.max()).sum()) if len(inputs) else 0
-    near = torch.cdist(inputs, inputs) <= _ALIKE * inputs.norm(dim=1)
-    distinct = int((near.int().tril(-1).sum(dim=1) == 0).sum())
+    distinct = int((_alike(inputs).int().tril(-1).sum(dim=1) == 0).sum())
     if rank < distinct:
         raise BractError(
             f"{key}: {distinct} tokens have features of rank {rank} at the output layer, which "
@@ -257,6 +259,12 @@ def _solved(inputs: Tensor, gradient: Tensor, key: str, head: nn.Linear) -> Tens
         )
     inverse: Tensor = torch.linalg.pinv(inputs.T, rtol=_DEFICIENT)
     return inverse @ gradient.T
+
+
+def _alike(inputs: Tensor) -> Tensor:
+    """Return which rows ``(N, width)`` are the same but for rounding, bool ``(N, N)``."""
+    near: Tensor = torch.cdist(inputs, inputs) <= _ALIKE * inputs.norm(dim=1)
+    return near
 
 
 def _trust(problem: Problem, trial: int, name: str, gradient: Tensor) -> Tensor | None:
@@ -305,6 +313,80 @@ def _guesses(
         return
     z = torch.from_numpy(np.asarray(found)).view(count, tags)
     yield z.sum(dim=1, keepdim=True) * predicted - z
+
+
+def _of_embedding(
+    problem: Problem, trial: int, own: Tensors, ids: Tensor, there: Tensor
+) -> list[Tensor]:
+    """Return slopes ``(N, tags)`` that fit the rows of the embedding's gradient; none without it.
+
+    Few coordinates of the output layer's gradient may be known, as of one that was inverted out of
+    a defense which hides the large ones. What every output adds to the rows of the embedding is
+    linear in the slope of the loss at its log-probability, and these slopes are not positive. Rows
+    are many more equations than there are outputs.
+
+    Parameters
+    ----------
+    own
+        Parameters of the network, float32.
+    ids, there
+        Token ids and whether they are no padding, ``(B, T)``.
+    """
+    model = _with_parameters(problem, own)
+    vocabulary, weights = text_schema(problem.cases[trial]).vocabulary, problem.weights or {}
+    names = (f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Embedding))
+    shapes = {name: problem.target[name].shape[1:] for name in names if name in weights}
+    name = next((name for name, shape in shapes.items() if shape[0] >= vocabulary), None)
+    tags = problem.classes // ids.shape[1]
+    if name is None or int(there.sum()) * tags > _MOST_UNKNOWNS:
+        return []
+    texts = [row[kept] for row, kept in zip(ids, there, strict=True) if bool(kept.any())]
+    parts = [_by_output(model, text, name, tags) for text in texts]
+    outputs = sum(len(slopes) for slopes, _ in parts)
+    square = torch.zeros(outputs, outputs, dtype=torch.float64)
+    product = torch.zeros(outputs, dtype=torch.float64)
+    for token in torch.cat(texts).unique():
+        adds = [s[:, t == token].sum(dim=1) for (s, _), t in zip(parts, texts, strict=True)]
+        root = weights[name][trial, token].cpu().double().clamp_min(0.0).sqrt()
+        equations = -torch.cat(adds) * root
+        square += equations @ equations.T
+        product += equations @ (problem.target[name][trial, token].cpu().double() * root)
+    weighed = _not_negative(square, product)
+    if weighed is None:
+        return []
+    found, first = [], 0
+    for slopes, logs in parts:
+        at_logs = -weighed[first : first + len(slopes)].view(-1, tags)
+        found.append(at_logs - at_logs.sum(dim=1, keepdim=True) * logs.exp())
+        first += len(slopes)
+    return [torch.cat(found)]
+
+
+def _not_negative(square: Tensor, product: Tensor) -> Tensor | None:
+    """Return z >= 0 of least ``|A z - b|`` from ``A^T A`` and ``A^T b``; None where none is found.
+
+    Directions that no equation reaches are left out.
+    """
+    from scipy.optimize import nnls
+
+    values, vectors = torch.linalg.eigh(square)
+    kept = values > _FAINT * values.max()
+    root = values[kept].sqrt()
+    right = (vectors[:, kept].T @ product) / root
+    try:
+        found, _ = nnls((root[:, None] * vectors[:, kept].T).numpy(), right.numpy())
+    except RuntimeError:  # it did not converge
+        return None
+    return torch.from_numpy(np.asarray(found))
+
+
+def _with_parameters(problem: Problem, own: Tensors) -> nn.Module:
+    """Return a copy of the network with these parameters."""
+    model = copy.deepcopy(problem.target_model.model).cpu().float().eval()
+    with torch.no_grad():
+        for parameter, value in model.named_parameters():
+            value.copy_(own[parameter])
+    return model
 
 
 def _misfit(
