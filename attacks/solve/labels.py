@@ -292,6 +292,8 @@ def _solve_counts(predictions: Tensor, slope: Tensor, examples: int) -> Tensor:
 
 def _round_counts(counts: Tensor, examples: int) -> Tensor:
     """Whole numbers by largest remainder, as sorted labels ``(examples,)``."""
+    if not float(counts.sum()) > 0.0:
+        counts = torch.ones_like(counts)  # nothing is known of them
     scaled = counts * examples / counts.sum().clamp_min(1e-30)
     whole = scaled.floor()
     rest = examples - int(whole.sum())

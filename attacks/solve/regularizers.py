@@ -129,6 +129,8 @@ class NaturalImages:
 
     def __call__(self, problem: Problem, images: Tensor) -> Tensor:
         """Return nats ``(L,)``."""
+        if images.shape[-1] == 1:
+            return images.new_zeros(len(images))  # no pixel has a neighbour
         return TotalVariation(weight=self.weight(images), power=self.power)(problem, images)
 
     def weight(self, images: Tensor) -> float:

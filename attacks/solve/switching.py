@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 _RECTIFIERS = frozenset(
     {F.relu, F.relu_, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_}
 )
+_IN_PLACE = frozenset({F.relu_, torch.relu_, torch.Tensor.relu_})
 _SMALLEST = 1e-30
 
 
@@ -48,6 +49,8 @@ class SwitchingUnits(TorchFunctionMode):
         if func not in _RECTIFIERS:
             return func(*args, **(kwargs or {}))
         values = args[0] if args else (kwargs or {})["input"]
+        if func in _IN_PLACE or (kwargs or {}).get("inplace") or args[1:2] == (True,):
+            return values.copy_(_Rectified.apply(values.clone(), self.width))
         return _Rectified.apply(values, self.width)
 
 
@@ -93,7 +96,8 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (values,) = ctx.saved_tensors
         others = tuple(range(1, values.dim()))
-        size = values.detach().square().mean(dim=others, keepdim=True).sqrt().clamp_min(_SMALLEST)
-        deviations = values.detach() / (ctx.width * size)
-        density = torch.exp(-0.5 * deviations.square()) / (ctx.width * size)
+        scale = ctx.width * values.detach().square().mean(dim=others, keepdim=True).sqrt()
+        deviations = values.detach() / scale.clamp_min(_SMALLEST)
+        density = torch.exp(-0.5 * deviations.square()) / scale.clamp_min(_SMALLEST)
+        density = torch.where(scale > _SMALLEST, density, 0.0)
         return gradients[0] * density / math.sqrt(2.0 * math.pi), None

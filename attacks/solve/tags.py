@@ -28,7 +28,7 @@ _DEFICIENT = 1e-7
 """Singular values of tokens' features below this share of the largest are none."""
 
 
-_MOST_UNKNOWNS = 2000
+_MOST_UNKNOWNS = 1000
 """Tokens times tags up to which slopes of one sign are searched: seconds at that number."""
 
 

@@ -110,7 +110,7 @@ def doubt_tokenizer(
             f"tokenizer has {most} ids; set data.text.tokenizer to the clients' own"
         )
     moved = update.get(embedding or "")
-    if moved is not None and moved.dim() == 2:
+    if moved is not None and moved.dim() == 2 and moved.numel():
         used = moved.float().abs().amax(dim=1) > 0.0
         if not bool(used.all()) and bool(used[most:].any()):
             raise BractError(

@@ -13,6 +13,7 @@ check after it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -75,7 +76,12 @@ class GatedVectors:
         )
 
 
-def descended(space: Subspace, starts: Tensor, first: float = _WIDE) -> Tensor:
+def descended(
+    space: Subspace,
+    starts: Tensor,
+    first: float = _WIDE,
+    check: Callable[[], None] = lambda: None,
+) -> Tensor:
     """Descend from unit rows ``(P, N)`` to sparse vectors, no narrower than their noise."""
     return anneal(
         space.left,
@@ -83,6 +89,7 @@ def descended(space: Subspace, starts: Tensor, first: float = _WIDE) -> Tensor:
         starts,
         widths(first, _NARROW),
         space.deviation / space.values,
+        check,
     )
 
 
@@ -105,13 +112,20 @@ def distinct(space: Subspace, candidates: Tensor, most: int) -> Tensor:
     return candidates[kept]
 
 
-def fitted(space: Subspace, outputs: Tensor, candidates: Tensor) -> GatedVectors:
+def fitted(
+    space: Subspace,
+    outputs: Tensor,
+    candidates: Tensor,
+    check: Callable[[], None] = lambda: None,
+) -> GatedVectors:
     """Fit the mixture from candidates ``(P, N)``.
 
     Parameters
     ----------
     outputs
         ``(m, N)``: applied to coordinates of the row space it gives what leaves the layer.
+    check
+        Called before every round; raises where the time is over.
     """
     left, (m, size) = space.left, space.left.shape
     products = products_of(left)
@@ -123,6 +137,7 @@ def fitted(space: Subspace, outputs: Tensor, candidates: Tensor) -> GatedVectors
     gate = torch.zeros(len(candidates), m, dtype=torch.float64)
     spread = torch.full((len(candidates), 1), 2.0 / m, dtype=torch.float64)
     for number in range(_ROUNDS):
+        check()
         least = (_WIDEST_ZERO * _ZERO_DECAY**number) ** 2 / m
         zero = _noise(space, vectors).square().clamp_min(least)
         squares = (vectors @ left.T).square()

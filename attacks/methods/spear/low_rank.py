@@ -79,6 +79,9 @@ class Subspace:
         rows = gradient.to(torch.float64)
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
         m, n = rows.shape
+        # What is sent is float32, so that no number is known better than to its rounding.
+        rounding = float(rows.norm()) * torch.finfo(torch.float32).eps / math.sqrt(rows.numel())
+        deviation = max(deviation, rounding)
         edge = _OVER_EDGE * deviation * (math.sqrt(m) + math.sqrt(n))
         rank = int((values[:most] > edge).sum())
         return cls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -120,12 +121,18 @@ class Layer:
         return float(0.5 * beyond.square().sum())
 
 
-def alternate(space: Subspace, layer: Layer, inputs: Tensor) -> NoisyFactors | None:
+def alternate(
+    space: Subspace,
+    layer: Layer,
+    inputs: Tensor,
+    check: Callable[[], None] = lambda: None,
+) -> NoisyFactors | None:
     """Fit L and X in turn, each by least squares, from inputs ``(N, N)`` of the row space.
 
     Between the two every entry of L is decided to be zero or not, by its size in deviations of its
     noise, and by the side of the ReLU on which its input is; and inputs are moved into their range.
-    None where the inputs are dependent.
+    None where the inputs are dependent. ``check`` is called before every turn, and raises where the
+    time is over.
     """
     wanted = space.left * space.values
     bias = space.right[:, -1]
@@ -133,6 +140,7 @@ def alternate(space: Subspace, layer: Layer, inputs: Tensor) -> NoisyFactors | N
     best: NoisyFactors | None = None
     last = float("inf")
     for _ in range(_ROUNDS):
+        check()
         found = _rows_for(space, layer, now, wanted)
         if found is None:
             break
@@ -148,12 +156,18 @@ def alternate(space: Subspace, layer: Layer, inputs: Tensor) -> NoisyFactors | N
     return best
 
 
-def unmixed(space: Subspace, layer: Layer, found: NoisyFactors) -> NoisyFactors:
+def unmixed(
+    space: Subspace,
+    layer: Layer,
+    found: NoisyFactors,
+    check: Callable[[], None] = lambda: None,
+) -> NoisyFactors:
     """Take shares of one row of L out of another one, as long as that lowers the cost.
 
     ``l_a x_a + l_b x_b = l_a (x_a + f x_b) + (l_b - f l_a) x_b``: where one input switches almost
     only units on that the other one does, a blend of the two is nearly as sparse as the row itself.
-    The f that makes most entries of a row zero is tried for every pair.
+    The f that makes most entries of a row zero is tried for every pair. ``check`` is called before
+    each, and raises where the time is over.
     """
     wanted = space.left * space.values
     best, size = found, space.rank
@@ -167,6 +181,7 @@ def unmixed(space: Subspace, layer: Layer, found: NoisyFactors) -> NoisyFactors:
             for other in range(size):
                 if one == other or int(held.sum()) < _FEWEST:
                     continue
+                check()
                 share = _share(free[held, one], free[held, other], noise[one], noise[other])
                 inputs = best.inputs.clone()
                 inputs[one] += share * inputs[other]
@@ -176,7 +191,7 @@ def unmixed(space: Subspace, layer: Layer, found: NoisyFactors) -> NoisyFactors:
         least = min(tried, key=lambda factors: factors.cost, default=best)
         if least.cost >= best.cost:
             break
-        then = alternate(space, layer, least.inputs)
+        then = alternate(space, layer, least.inputs, check)
         best = min([least, *([then] if then else [])], key=lambda factors: factors.cost)
     return best
 

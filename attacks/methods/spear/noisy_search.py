@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -26,6 +26,10 @@ _EXPLAINED, _AGREEING, _BETTER = 1.15, 0.9, 1e-3
 _WORST, _DROPPED = 5, 3
 
 
+class _OutOfTimeError(Exception):
+    """Raised inside a round where the time is over."""
+
+
 @dataclass
 class NoisySearch:
     """Search factors until they leave no more than the noise.
@@ -43,6 +47,9 @@ class NoisySearch:
     ----------
     layer
         On the row space of ``space``.
+    stop
+        Whether the time is over. It is asked within a round too: one of many images through many
+        units takes long.
     """
 
     space: Subspace
@@ -50,6 +57,7 @@ class NoisySearch:
     generator: torch.Generator
     best: NoisyFactors | None = None
     rounds_done: int = 0
+    stop: Callable[[], bool] = lambda: False
     _pool: GatedVectors | None = None
     _tried: set[tuple[int, ...]] = field(default_factory=set)
 
@@ -67,8 +75,26 @@ class NoisySearch:
             and float(best.agreement.min()) > _AGREEING
         )
 
+    @property
+    def sure(self) -> int:
+        """Rows of the best set that agree with the layer."""
+        return 0 if self.best is None else int((self.best.agreement > _GOOD).sum())
+
     def rounds(self) -> Iterator[int]:
-        """Search on, and yield the number of good vectors after every round until all are found."""
+        """Search on, and yield the number of good vectors after every round until all are found.
+
+        It ends where the time is over, and where equations are singular.
+        """
+        try:
+            yield from self._rounds()
+        except (_OutOfTimeError, torch.linalg.LinAlgError):
+            return
+
+    def _check(self) -> None:
+        if self.stop():
+            raise _OutOfTimeError
+
+    def _rounds(self) -> Iterator[int]:
         while not self.done:
             for _ in range(_TRIED):
                 self._propose()
@@ -90,12 +116,12 @@ class NoisySearch:
         good = self._pool and self._chosen()
         inputs = good.inputs[good.agreement > _GOOD] if good else torch.empty(0, space.rank)
         if not 0 < len(inputs) < space.rank or self.rounds_done % _TURN == 0:
-            drawn = descended(space, self._draw(_STARTS, space.rank))
+            drawn = descended(space, self._draw(_STARTS, space.rank), check=self._check)
         else:
             drawn = self._among_the_others(inputs, _STARTS, _NEAR[self.rounds_done % len(_NEAR)])
         if self.best is not None:
             drawn = torch.cat([drawn, self.best.coefficients(space)])
-        new = fitted(space, self.layer.outputs, distinct(space, drawn, _FITTED))
+        new = fitted(space, self.layer.outputs, distinct(space, drawn, _FITTED), self._check)
         pool = new if self._pool is None else self._pool.joined(new)
         kept: list[int] = []
         for index in pool.agreement.argsort(descending=True).tolist():
@@ -122,12 +148,18 @@ class NoisySearch:
             products = products_of(basis)
             coarse = torch.cat(
                 [
-                    anneal(basis, products, self._draw(starts // 2, count), widths(2.0, last))
+                    anneal(
+                        basis,
+                        products,
+                        self._draw(starts // 2, count),
+                        widths(2.0, last),
+                        check=self._check,
+                    )
                     for last in _BETWEEN
                 ]
             )
         near = unit(torch.linalg.solve(back, coarse.T).T @ others.T)
-        return torch.cat([near, descended(space, near, first)])
+        return torch.cat([near, descended(space, near, first, self._check)])
 
     def _chosen(self) -> GatedVectors:
         """The candidates that agree best with their patterns, independent and of different ones."""
@@ -171,7 +203,7 @@ class NoisySearch:
         kept = [index for index in range(space.rank) if index not in dropped]
         vectors = best.coefficients(space)[kept]
         drawn = self._among_the_others(best.inputs[kept], _STARTS // 2, _NEAR[1])
-        new = fitted(space, self.layer.outputs, distinct(space, drawn, _FITTED // 2))
+        new = fitted(space, self.layer.outputs, distinct(space, drawn, _FITTED // 2), self._check)
         picked: list[int] = []
         for index in new.agreement.argsort(descending=True).tolist():
             if not _dependent(torch.cat([vectors, new.coefficients[[*picked, index]]])):
@@ -187,14 +219,16 @@ class NoisySearch:
         return True
 
     def _fit(self, inputs: Tensor) -> NoisyFactors | None:
-        return alternate(self.space, self.layer, inputs)
+        return alternate(self.space, self.layer, inputs, self._check)
 
     def _keep(self, found: NoisyFactors | None) -> None:
         if found is None:
             return
         before = self.best
         if before is None or found.cost < before.cost - _BETTER * abs(before.cost):
-            self.best = unmixed(self.space, self.layer, found) if self._nearly(found) else found
+            self.best = found
+            if self._nearly(found):
+                self.best = unmixed(self.space, self.layer, found, self._check)
             self._tried = set()
 
     def _nearly(self, found: NoisyFactors) -> bool:

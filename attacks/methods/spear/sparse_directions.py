@@ -8,7 +8,7 @@ loss' gradient of what left it. Behind a ReLU about half of ``L`` is zero, so th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -305,6 +305,7 @@ def anneal(
     starts: Tensor,
     falling: list[float],
     noise: Tensor | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Descend from unit rows ``(P, N)`` to coefficients of sparser vectors, float64 ``(P, N)``.
 
@@ -316,9 +317,12 @@ def anneal(
         The `widths`.
     noise
         ``(N,)``: deviation of each column of ``left``; no vector's width falls below its own.
+    check
+        Called before every width; raises where the time is over.
     """
     found, m = starts, len(left)
     for width in falling:
+        check()
         squares = m * (found @ left.T).square()
         least: Tensor | float = width**2
         if noise is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -174,6 +175,11 @@ def _blurred(case: Case) -> bool:
     return _several(case) or _deviation(case) is not None
 
 
+def _shortened(case: Case) -> bool:
+    """Whether a defense changed the update's length, and nothing else but noise."""
+    return isinstance(case.forward, DefendedForward) and case.forward.only_shortens
+
+
 def _require_sum(case: Case, attack: str) -> None:
     """Refuse what is no sum of gradients of the client's images, clipped and noisy at most."""
     declared, forward = case.observation.declaration, case.forward
@@ -185,7 +191,8 @@ def _require_sum(case: Case, attack: str) -> None:
             f"{key}: {attack} needs the gradient of a batch or declared steps of SGD, whose update "
             f"sums gradients; found {declared.local_steps} steps of {declared.optimizer}"
         )
-    if isinstance(forward, DefendedForward) and forward.only_shortens:
+    if _shortened(case):
+        assert isinstance(forward, DefendedForward)
         forward = forward.client
     if not isinstance(forward, BatchGradient | LocalTraining | TrainingPath):
         raise BractError(
@@ -231,19 +238,22 @@ def _under_noise(
         If no factors were found that leave about the noise.
     """
     case, share = problem.cases[trial], 1.0 / problem.trials
-    search = _noisy_search(problem, case, layer, generator)
     begun, better, least = time.perf_counter(), 0, float("inf")
+
+    def over() -> bool:
+        return run.seconds is not None and time.perf_counter() - begun >= run.seconds * share
+
+    search = _noisy_search(problem, case, layer, generator, over)
     patience = _PATIENCE if _deviation(case) is not None else _LONGER
     for good in search.rounds():
         run.advance((trial + good / search.space.rank) * share, 1.0 - good / search.space.rank)
         if search.best is not None and search.best.cost < least:
             better, least = search.rounds_done, search.best.cost
-        spent = time.perf_counter() - begun
         if search.rounds_done - better > patience:
             break
         if run.iterations is not None and search.rounds_done >= run.iterations:
             break
-        if run.seconds is not None and spent >= run.seconds * share:
+        if over():
             break
     best = search.best
     if best is None or not best.misfit < _UNEXPLAINED:
@@ -271,7 +281,11 @@ def _under_noise(
 
 
 def _noisy_search(
-    problem: Problem, case: Case, layer: FirstLayer, generator: torch.Generator
+    problem: Problem,
+    case: Case,
+    layer: FirstLayer,
+    generator: torch.Generator,
+    stop: Callable[[], bool],
 ) -> NoisySearch:
     """Set the search up at the weights half-way through the client's training."""
     parameters, several = case.observation.parameters, _several(case)
@@ -303,6 +317,7 @@ def _noisy_search(
             switching=several,
         ),
         generator,
+        stop=stop,
     )
 
 
@@ -323,8 +338,12 @@ def _losses(problem: Problem, images: Tensor, simulated: Tensors) -> Tensor:
 def _blurred_recipe(layer: FirstLayer, case: Case, search: NoisySearch) -> Recipe:
     assert search.best is not None
     parts = ["closed form", "sparse factors of a sum" if _several(case) else "sparse factors"]
-    if _deviation(case) is not None:
-        parts.append(f"squared error {search.best.misfit:.2f} times the noise's")
+    noise = "noise" if _deviation(case) is not None else "rounding"
+    parts.append(f"squared error {search.best.misfit:.2f} times the {noise}'s")
+    if not search.done:
+        parts.append(f"unfinished: {search.sure} of {search.space.rank} rows agree with the layer")
+    if case.target_model.loss.values and _shortened(case):
+        parts.append("targets but for the clip")
     if layer.mixes:
         parts.append("least-norm image of a fixed map")
     if search.space.rank < case.images:
@@ -431,9 +450,11 @@ def _targets(
 
 def repeated(shares: Tensor, images: int) -> list[int]:
     """Indices of the images, each as often as its share implies, where that accounts for all."""
-    times = (shares / shares.median().clamp_min(1e-300)).round().to(torch.int64).clamp_min(1)
-    order = torch.arange(len(shares)).repeat_interleave(times)
-    return order.tolist() if len(order) == images else list(range(len(shares)))
+    times = (shares / shares.median().clamp_min(1e-300)).round().clamp(1, images + 1)
+    times = times.nan_to_num(1.0).to(torch.int64)
+    if int(times.sum()) != images:
+        return list(range(len(shares)))
+    return torch.arange(len(shares)).repeat_interleave(times).tolist()
 
 
 def _recipe(layer: FirstLayer, found: int, images: int) -> Recipe:

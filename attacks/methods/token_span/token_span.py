@@ -43,6 +43,7 @@ from bract.attacks.solve.descent import Outcome, Recipe, Run
 from bract.attacks.solve.labels import last_layer
 from bract.attacks.solve.matching import hard_labels
 from bract.attacks.solve.tags import infer_tags, known_rows, tags_of_text
+from bract.attacks.solve.text_labels import labels_of_texts
 from bract.attacks.solve.tied_rows import NextTokens, tokens_of_tied_rows
 from bract.config.text import TextSchema
 from bract.data.tokens import as_example
@@ -200,9 +201,17 @@ def _labels(problem: Problem, texts: Tensor, certain: Sequence[Sequence[Tensor]]
                 rows[: len(known)] = known_rows(known, texts.shape[2], problem).to(rows)
             return found
     try:
-        return hard_labels(problem)
+        labels = hard_labels(problem)
     except BractError:
-        return torch.full(shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype)
+        labels = torch.full(
+            shape, 1.0 / problem.classes, device=problem.device, dtype=problem.dtype
+        )
+    if text_schema(problem.cases[0]).task == "classification":
+        for trial in range(problem.trials):
+            known = labels_of_texts(problem, trial, texts[trial])
+            if known is not None:
+                labels[trial] = nn.functional.one_hot(known, problem.classes).to(labels)
+    return labels
 
 
 def _after(ends: float) -> Callable[[], bool]:
@@ -251,11 +260,14 @@ class _Search:
         return self._span_of(self.stages.local)
 
     def _span_of(self, layers: Sequence[Layer]) -> Span:
-        return span_of(
-            [layer.rows(self.gradients[layer.name]) for layer in layers],
-            [self._deviation(layer) for layer in layers],
-            relative=self._inverted,
-        )
+        try:
+            return span_of(
+                [layer.rows(self.gradients[layer.name]) for layer in layers],
+                [self._deviation(layer) for layer in layers],
+                relative=self._inverted,
+            )
+        except BractError as error:
+            raise BractError(f"{self.key}: {error}") from None
 
     @property
     def _inverted(self) -> bool:
@@ -525,7 +537,9 @@ class _Search:
     def _without(self, text: Tensor) -> tuple[_Search, Tensor] | None:
         """Return the search for the other texts, and the label; None if it was not in an update."""
         name = self.embedding
-        if name is None or self.schema.task == "language-model" or len(text) > self.schema.length:
+        if name is None or self.schema.task == "language-model":
+            return None
+        if not 0 < len(text) <= self.schema.length:
             return None
         labels: Iterable[Tensor] = (torch.tensor([own]) for own in range(self.classes))
         if self.schema.tags:

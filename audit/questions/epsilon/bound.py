@@ -132,7 +132,14 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon at which Gaussian noise has ``delta``; exact, by bisection."""
+    """Return the smallest epsilon at which Gaussian noise has ``delta``; exact, by bisection.
+
+    Infinite where ``delta`` is 0, which Gaussian noise has at no epsilon, and where ``mu`` is.
+    """
+    if math.isnan(mu):
+        return math.nan
+    if mu > 0.0 and (delta <= 0.0 or math.isinf(mu)):
+        return math.inf
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0
     low, high = 0.0, 1.0
@@ -145,7 +152,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return the distance in standard deviations for which `gaussian_epsilon` is ``epsilon``."""
+    """Return the distance in standard deviations for which `gaussian_epsilon` is ``epsilon``.
+
+    Infinite where no distance has so large an epsilon: for a ``delta`` of 1, or an infinite one.
+    """
+    if delta >= 1.0 or not epsilon < 1e300:
+        return math.inf
     low, high = 0.0, 1.0
     while gaussian_epsilon(high, delta) < epsilon:
         high *= 2.0

@@ -1,5 +1,7 @@
 """SPEAR: exact batches behind a linear layer and a ReLU."""
 
+import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from bract.models.fully_connected import perceptron
 from bract.report import write_report
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
+from experiments.harness.rows import send_rows
 
 
 def worst(found: Tensor, originals: Tensor) -> float:
@@ -261,6 +264,49 @@ def test_noise_over_several_steps_is_read_too(seen_by: Any, digits: Any) -> None
     images, labels = digits[0][:4], digits[1][:4]
     seen = noised(seen_by(network(200, 200), images, labels, steps=2, lr=0.02), 1e-4)
     assert worst(Spear()(seen, tier="adaptive", budget=UNGUESSED).images, images) > 25
+
+
+def test_an_update_of_one_unit_over_several_steps_costs_no_other_observation(
+    seen_by: Any, digits: Any
+) -> None:
+    seen = seen_by(network(200, 200), digits[0][:4], digits[1][:4], steps=3, lr=0.02)
+    update = {name: value.clone() for name, value in seen.update.items()}
+    for name in list(update)[:2]:
+        update[name][1:] = 0.0
+    bad = replace(seen, client="bad", update=update)
+    _, second = reconstruct([bad, seen], "spear")
+    assert isinstance(second, Reconstruction)
+    assert worst(second.images, digits[0][:4]) > 60
+
+
+def test_a_search_under_noise_ends_with_its_time(seen_by: Any) -> None:
+    images = torch.rand(24, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    seen = noised(seen_by(network(2000), images, torch.arange(24) % 10), 1e-6)
+    begun = time.monotonic()
+    reconstruct([seen], "spear", tier="adaptive", budget=replace(UNGUESSED, seconds=1.0))
+    assert time.monotonic() - begun < 6.0
+
+
+def test_what_was_not_found_surely_is_named_among_the_parts(seen_by: Any, digits: Any) -> None:
+    seen = noised(seen_by(network(20, 20), digits[0][:6], digits[1][:6]), 1e-3)
+    (found,) = reconstruct([seen], "spear", tier="adaptive", budget=replace(UNGUESSED, seconds=3.0))
+    if isinstance(found, Reconstruction):
+        assert any("rows agree with the layer" in part for part in found.components)
+
+
+@pytest.mark.parametrize("shares", [[1.0, 1.0, 1e9], [1e-12, 1.0, 1e-12, 1.0]])
+def test_shares_of_any_size_ask_for_no_memory(shares: list[float]) -> None:
+    given = torch.tensor(shares, dtype=torch.float64)
+    assert spear.repeated(given, len(shares)) == list(range(len(shares)))
+
+
+def test_rows_of_a_table_under_noise_are_no_failure() -> None:
+    seen = noised(send_rows("diabetes", 4, seed=0).captured, 1e-6)
+    (found,) = reconstruct([seen], "spear", tier="adaptive", budget=UNGUESSED)
+    assert isinstance(found, Reconstruction)
+    assert not found.failed
+    assert math.isfinite(found.final_loss)
+    assert "targets but for the clip" in found.components
 
 
 def test_noise_that_drowns_the_factors_is_refused(seen_by: Any, digits: Any) -> None:

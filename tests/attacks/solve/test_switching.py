@@ -107,3 +107,21 @@ def test_ig_searches_with_units_that_may_switch(observe: Any, digits: Any) -> No
 def test_a_width_below_zero_is_refused() -> None:
     with pytest.raises(BractError, match="switching"):
         attack("ig", switching=-0.1)
+
+
+@pytest.mark.parametrize("width", [1e-300, 1e30])
+def test_widths_beyond_all_sense_leave_finite_derivatives(width: float) -> None:
+    values = torch.tensor([[0.0, 0.0], [3.0, -4.0]], requires_grad=True)
+    with SwitchingUnits(width):
+        (slope,) = torch.autograd.grad(values.relu().sum(), values, create_graph=True)
+        (second,) = torch.autograd.grad(slope.sum(), values)
+    assert bool(second.isfinite().all())
+    assert second[0].tolist() == [0.0, 0.0]
+
+
+def test_a_relu_that_stands_alone_changes_its_values_in_place() -> None:
+    for function in (F.relu_, lambda x: F.relu(x, inplace=True), torch.Tensor.relu_):
+        values = torch.tensor([3.0, -4.0]) * 1.0
+        with SwitchingUnits(0.1):
+            function(values)
+        assert values.tolist() == [3.0, 0.0]

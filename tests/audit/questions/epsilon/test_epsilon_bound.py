@@ -135,3 +135,11 @@ def test_the_one_shot_estimate_is_as_often_above_epsilon_as_below() -> None:
         shares.append(one_shot_estimate(scores[included], scores[~included], delta) / 4.0)
     assert binom.isf(0.999, 100, 0.5) <= sum(s > 1.0 for s in shares) <= binom.isf(0.001, 100, 0.5)
     assert float(np.mean(shares)) == pytest.approx(1.0, abs=0.03)
+
+
+def test_no_epsilon_and_no_distance_is_found_where_there_is_none() -> None:
+    assert gaussian_epsilon(1.0, 0.0) == math.inf
+    assert gaussian_epsilon(math.inf, 1e-5) == math.inf
+    assert math.isnan(gaussian_epsilon(math.nan, 1e-5))
+    assert gaussian_mu(1.0, 1.0) == math.inf
+    assert gaussian_mu(math.inf, 1e-5) == math.inf
