@@ -87,8 +87,11 @@ class NoisySearch:
         """
         try:
             yield from self._rounds()
-        except (_OutOfTimeError, torch.linalg.LinAlgError):
+        except _OutOfTimeError:
             return
+        except RuntimeError as error:
+            if "linalg" not in str(error):
+                raise
 
     def _check(self) -> None:
         if self.stop():

@@ -208,9 +208,9 @@ def _labels(problem: Problem, texts: Tensor, certain: Sequence[Sequence[Tensor]]
         )
     if text_schema(problem.cases[0]).task == "classification":
         for trial in range(problem.trials):
-            known = labels_of_texts(problem, trial, texts[trial])
-            if known is not None:
-                labels[trial] = nn.functional.one_hot(known, problem.classes).to(labels)
+            read = labels_of_texts(problem, trial, texts[trial])
+            if read is not None:
+                labels[trial] = nn.functional.one_hot(read, problem.classes).to(labels)
     return labels
 
 

@@ -1,5 +1,7 @@
 """Labels of texts, recovered with them."""
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def test_every_text_comes_with_its_own_label(model: str, defense: dict[str, obje
             defense=defense,
         )
 
-    tier = "adaptive" if defense else "oblivious"
+    tier: Literal["oblivious", "adaptive"] = "adaptive" if defense else "oblivious"
     (one,) = read_texts([1000], send, TokenSpan(), texts=4, seconds=None, tier=tier)
     assert one.found is not None
     found = ids_of(one.found.images, one.sent.schema)
