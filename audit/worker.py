@@ -16,6 +16,7 @@ from bract.attacks.solve.engine import Progress
 from bract.audit.audit import Audit
 from bract.config.config import AuditRequest
 from bract.errors import BractError
+from bract.inputs import INPUTS
 from bract.permissions import make_private_folder
 from bract.plugins import blaming
 from bract.rundir import RunDirectory
@@ -81,7 +82,7 @@ class Worker:
         Returns
         -------
         dict
-            Contents of results and pictures, by the file's name.
+            Contents of results and of the examples that they name, by the file's name.
 
         Raises
         ------
@@ -106,10 +107,11 @@ class Worker:
             with blaming(type(question)):
                 for _ in question.execute(batch, noted):
                     pass
+            endings = {".json", *(INPUTS[kind].suffix for kind in INPUTS)}
             return {
                 path.name: path.read_bytes()
                 for path in sorted(self._folder.rglob("*"))
-                if path.suffix in (".json", ".png")
+                if path.suffix in endings
             }
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -12,10 +12,13 @@ from audited import audited_run, with_keys
 
 from bract.audit.audit import Audit
 from bract.audit.worker import Worker
+from bract.config import build_config
 from bract.config.config import AuditRequest
 from bract.errors import BractError
+from bract.protocol.observation import ObservationStore
 from bract.rundir import RunDirectory
 from bract.schema import AuditResult
+from experiments.harness.rows import send_rows
 
 CHOICE = AuditRequest(attacks=["ig"], iterations=3, device="cpu")
 KEYS = ["round-0001/client-0", "round-0001/client-1"]
@@ -150,3 +153,21 @@ def test_observations_that_are_not_there_are_named(run: RunDirectory) -> None:
 def test_batches_are_as_large_as_was_asked(run: RunDirectory) -> None:
     sizes = [len(b.captures) for b in Audit(run, with_keys(CHOICE, batch=1)).plan()]
     assert sizes == [1, 1]
+
+
+def test_a_worker_hands_back_rows_of_a_table_too(tmp_path: Path) -> None:
+    data = {"input": "table", "name": "diabetes"}
+    training = {"algorithm": "fedsgd", "batch_size": 2}
+    config = build_config({"data": data, "model": {"name": "mlp-100"}, "training": training})
+    run = RunDirectory(tmp_path / "run")
+    run.create(config)
+    run.update_state(status="finished")
+    sent = send_rows("diabetes", 2, seed=0)
+    ObservationStore(run.captures).save(sent.captured)
+    choice = AuditRequest(attacks=["row-span"], device="cpu")
+    audit = Audit(run, choice)
+    (batch,) = audit.plan()
+    key = sent.captured.key
+    files = worker(run).attack(choice, "row-span", 0, [key])
+    assert any(name.endswith(".csv") for name in files)
+    assert len(audit.accept(batch, files)) == 1
