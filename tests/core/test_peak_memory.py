@@ -10,10 +10,14 @@ from bract.peak_memory import watched_memory
 SIZE = 120_000_000
 
 
+# Pieces too small to be mapped one by one are freed below one that stays, so that they are kept.
 MEASURED = f"""
 import torch
 from bract.peak_memory import watched_memory
 before = torch.ones({2 * SIZE // 4})
+small = [torch.ones(4_000) for _ in range({2 * SIZE // 16_000})]
+stays = torch.ones(4_000)
+del small
 with watched_memory() as peak:
     torch.ones({SIZE // 4})
 with watched_memory() as smaller:
@@ -23,7 +27,6 @@ print(before.numel(), peak.bytes, smaller.bytes)
 
 
 def test_a_peak_counts_what_was_freed_and_not_what_was_held_before() -> None:
-    # In a process of its own: one that freed memory before may have kept it.
     done = subprocess.run(
         [sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True, timeout=120
     )
