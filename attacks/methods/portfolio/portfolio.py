@@ -15,6 +15,7 @@ from bract.attacks.methods.grnn.grnn import GRNN
 from bract.attacks.methods.grnn.grnn_polish import GRNNPolish
 from bract.attacks.methods.ig import IG
 from bract.attacks.methods.label_inference import LabelInference
+from bract.attacks.methods.patch_span.patch_span import PatchSpan
 from bract.attacks.methods.portfolio.halving import Configuration, Contest, Tournament
 from bract.attacks.methods.statistics import Statistics
 from bract.attacks.options import Count
@@ -83,11 +84,13 @@ class Best(Attack):
     """Solve where that is possible, generate where it is not: the first of `stages` that succeeds.
 
     1. *Closed form*: one image through a chain of layers, or a transformer's patches, is read off.
-    2. *Statistics*: where the capture holds batch statistics of the client's own step, and enough
+    2. *Patch span*: one image through a deep model with kinks is found from what entered a
+       convolution, where that convolution's gradient tells it.
+    3. *Statistics*: where the capture holds batch statistics of the client's own step, and enough
        of them to decide, they are inverted through a model with kinks.
-    3. *Solve*: on a smooth model, Gauss-Newton reaches the rounding of the captured numbers. Not
+    4. *Solve*: on a smooth model, Gauss-Newton reaches the rounding of the captured numbers. Not
        under noise, which least squares without a prior would fit.
-    4. *Generate*: elsewhere many images match about equally well, and a prior must decide: GRNN for
+    5. *Generate*: elsewhere many images match about equally well, and a prior must decide: GRNN for
        squares of 8 to 256 pixels, a power of two, with a second-order finish where the model is
        smooth; IG for other sizes, with the batch statistics where the capture holds them.
 
@@ -118,6 +121,7 @@ class Best(Attack):
         """What is run, in order."""
         return (
             Stage("closed form", self._alone, self._read_off, _read_off, 0.0),
+            Stage("patch span", _one_through_depth, _where_read, _read_off, 0.0),
             Stage("statistics", _decided_by_statistics, _run(Statistics()), _matched, 0.5),
             Stage(
                 "solve",
@@ -378,6 +382,26 @@ def _kept(_: float, __: TargetModel) -> bool:
 
 def _always(_: Problem) -> bool:
     return True
+
+
+def _one_through_depth(problem: Problem) -> bool:
+    traits = problem.target_model.traits
+    alone = problem.image_shape[0] == 1 and problem.likelihood is None
+    return alone and not traits.smooth and not traits.shallow
+
+
+def _where_read(problem: Problem, run: Run) -> Outcome | None:
+    """Invert the activations of trials whose captures tell them; None where none does."""
+    method = PatchSpan()
+    try:
+        for case in problem.cases:
+            method.prepare(case)
+        return method.solve(problem, run).made_by(method.name)
+    except OF_ONE_CASE:
+        if problem.trials == 1:
+            return None
+    alone = [problem.select([trial]) for trial in range(problem.trials)]
+    return _beside_each_other(problem, [_where_read(one, run) for one in alone])
 
 
 def _decided_by_statistics(problem: Problem) -> bool:

@@ -14,7 +14,16 @@ from bract.models import create_model
 from bract.protocol.update import buffers_of
 
 WITHOUT_PRIOR = {
-    *("analytic", "gauss-newton", "labels", "patch-embedding", "r-gap", "row-span", "spear"),
+    *(
+        "analytic",
+        "gauss-newton",
+        "labels",
+        "patch-embedding",
+        "patch-span",
+        "r-gap",
+        "row-span",
+        "spear",
+    ),
     *("maui", "statistics"),
 }
 OF_IMAGES = {name for name in ATTACKS if "image" in ATTACKS[name].inputs}

@@ -1,0 +1,131 @@
+"""Invert what entered a convolution, which its gradient tells exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bract.attacks.base import Attack, Cost
+from bract.attacks.methods.patch_span.activations import (
+    Activations,
+    convolutions,
+    entering,
+    read_activations,
+)
+from bract.attacks.options import Count, Weight
+from bract.attacks.problem.case import Case
+from bract.attacks.problem.exact import require_one_gradient
+from bract.attacks.problem.problem import Problem
+from bract.attacks.registry import ATTACKS
+from bract.attacks.solve.descent import Outcome, Run
+from bract.attacks.solve.enlarging import descend_enlarging
+from bract.attacks.solve.matching import hard_labels
+from bract.attacks.solve.own_statistics import OwnStatistics
+from bract.errors import BractError
+
+
+@ATTACKS.register("patch-span")
+@dataclass(frozen=True, kw_only=True)
+class PatchSpan(Attack):
+    """Activations off the row space of a convolution's gradient, then the image from them.
+
+    One image through a convolution with as many units as places: every patch of what entered lies
+    in the row space of the weight's gradient, and maps all of whose patches do are one map
+    (`bract.attacks.methods.patch_span.activations.solved`), whatever follows the layer, trained or
+    fresh, in training mode or not. The first such layer is taken, of a ResNet-20 the first of the
+    last stage: 8,192 activations of one image of 32 pixels. Quasi-Newton descent then lowers ``1 -
+    cos^2`` of candidates' activations and those, plus the error of their batch statistics
+    (`OwnStatistics.error`) where the capture holds them, plus total variation, from an eighth of
+    the size or more to the whole. Nothing behind that layer is simulated, where a small change of
+    the image turns the gradient of a deep network behind ReLU around. The reading of the span is
+    the idea of DAGER (Petrov et al. 2024) and SPEAR (Dimitrov et al. 2024), carried to patches that
+    overlap; it is bract's own, and no paper's.
+
+    Attributes
+    ----------
+    tv
+        Weight of total variation while coarse and at first.
+    finish
+        What multiplies it in the last stage.
+    history
+        Pairs that L-BFGS keeps.
+    """
+
+    name: ClassVar[str] = "patch-span"
+    title: ClassVar[str] = "Patch span"
+    family: ClassVar[str] = "spans of a convolution's gradient"
+    batches = "one"
+    cost: ClassVar[Cost] = "seconds"
+    iterations: ClassVar[int] = 600
+
+    tv: Weight = 1e-2
+    finish: Weight = 0.1
+    history: Count = 50
+
+    def require_model(self, case: Case) -> None:
+        """Refuse models without a convolution that has as many units as places."""
+        super().require_model(case)
+        if not convolutions(case):
+            raise BractError(
+                f"{case.observation.key}: patch-span needs a convolution with at least as many "
+                "units as places, and patches that overlap, and the model has none; use another "
+                "attack"
+            )
+
+    def prepare(self, case: Case) -> Case:
+        """Refuse updates of several images or steps."""
+        case = super().prepare(case)
+        require_one_gradient(case, self.name)
+        if case.images != 1:
+            raise BractError(
+                f"{case.observation.key}: the update is of {case.images} images; patch-span reads "
+                "one, since the maps of several are mixed"
+            )
+        return case
+
+    @property
+    def matches(self) -> bool:
+        """Activations are matched and not the update, so unknowns are not searched."""
+        return False
+
+    def solve(self, problem: Problem, run: Run) -> Outcome:
+        """Read each capture's activations, then descend stage by stage."""
+        read: dict[str, Activations] = {}
+        for case in problem.cases:
+            if case.observation.key not in read:
+                read[case.observation.key] = read_activations(case)
+        wanted = [read[case.observation.key] for case in problem.cases]
+        statistics = OwnStatistics.of(problem)
+        problem.target_model.model.to(problem.device)
+
+        def apart(images: Tensor, labels: Tensor) -> Tensor:
+            total = _distance(problem, wanted, images)
+            return (
+                total if statistics is None else total + statistics.error(problem, images, labels)
+            )
+
+        return descend_enlarging(
+            problem,
+            run,
+            hard_labels(problem),
+            apart,
+            named=("span of patches", *(["batch statistics"] if statistics else [])),
+            tv=self.tv,
+            finish=self.finish,
+            history=self.history,
+        )
+
+
+def _distance(problem: Problem, wanted: list[Activations], images: Tensor) -> Tensor:
+    """Return ``(L,)`` for images ``(L, 1, C, H, W)`` in [0, 1]."""
+    problem.target_model.follow(problem.parameters)
+    inputs = problem.target_model.normalise(images)
+    apart = []
+    for trial, read in enumerate(wanted):
+        state = {n: v[trial] for n, v in (problem.parameters | problem.state).items()}
+        maps = entering(problem.target_model, state, inputs[trial], read.layer.name)
+        apart.append(read.distance(maps[0]))
+    return torch.stack(apart)

@@ -1,0 +1,142 @@
+"""What entered a convolution, read off its gradient, and the image from that."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from observing import one_step, scores
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bract.attacks import Budget, attack
+from bract.attacks.methods.patch_span.activations import (
+    Convolution,
+    convolutions,
+    entering,
+    read_activations,
+    solved,
+)
+from bract.attacks.problem.case import open_case
+from bract.errors import BractError
+
+
+def layer_of(entering: Tensor, conv: nn.Conv2d) -> Convolution:
+    """Return a convolution as it runs on maps ``(1, C, H, W)``."""
+    height, width = conv(entering.float()).shape[2:]
+    _, channels, *size = entering.shape
+    sizes = ((int(v[0]), int(v[1])) for v in (conv.kernel_size, conv.stride, conv.padding))
+    return Convolution("conv", (channels, size[0], size[1]), height * width, *sizes)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "size"),
+    [(3, 1, 1, 4), (3, 2, 1, 8), (5, 2, 0, 9), (3, 2, 0, 9)],
+)
+def test_rectified_maps_are_read_to_rounding(
+    batch_norm: bool, kernel: int, stride: int, padding: int, size: int
+) -> None:
+    torch.manual_seed(0)
+    maps = torch.rand(1, 5, size, size, dtype=torch.float64).sub(0.4).relu()
+    conv = nn.Conv2d(5, 20, kernel, stride=stride, padding=padding).double()
+    norm = nn.BatchNorm2d(20).double() if batch_norm else nn.Identity()
+    conv.float()
+    layer = layer_of(maps, conv)
+    conv.double()
+    behind = torch.randn(20, layer.positions, dtype=torch.float64).view_as(conv(maps)[0])
+    loss = (torch.relu(norm(conv(maps)))[0] * behind).sum()
+    (gradient,) = torch.autograd.grad(loss, [conv.weight])
+    read = solved(layer, gradient)
+    assert float(read.distance(maps[0])) < 1e-9
+    assert float(read.distance(-3.0 * maps[0])) < 1e-9
+    assert float(read.distance(maps[0].flip(2))) > 0.1
+    assert len(read.space) <= layer.positions + 20
+
+
+def test_a_gradient_with_dead_units_determines_no_map() -> None:
+    torch.manual_seed(0)
+    maps = torch.rand(1, 3, 4, 4)
+    conv = nn.Conv2d(3, 16, 3, padding=1)
+    layer = layer_of(maps, conv)
+    behind = torch.randn(1, 16, 4, 4)
+    behind[:, :4] = 0.0
+    (gradient,) = torch.autograd.grad((conv(maps) * behind).sum(), [conv.weight])
+    with pytest.raises(BractError, match="does not determine its activations"):
+        solved(layer, gradient.double())
+
+
+def test_noise_is_not_read_for_a_map() -> None:
+    layer = Convolution("conv", (3, 4, 4), 16, (3, 3), (1, 1), (1, 1))
+    noise = torch.randn(16, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(BractError, match="does not determine its activations"):
+        solved(layer, noise.double())
+
+
+@pytest.fixture(scope="module")
+def picture() -> Tensor:
+    """A grey photograph of 32 pixels, ``(1, 1, 32, 32)``."""
+    import skimage.data
+
+    found = torch.from_numpy(skimage.data.retina()[500:756, 500:756]).float() / 255
+    return F.interpolate(found.mean(dim=2)[None, None], size=(32, 32), mode="area")
+
+
+@pytest.fixture(scope="module")
+def seen(picture: Tensor) -> Any:
+    """One step on it in training mode through a fresh ResNet-20 behind ReLU."""
+    torch.manual_seed(3)
+    return one_step(picture, torch.tensor([3]), activation="relu", model="resnet20")
+
+
+def test_activations_of_a_resnet_are_read_behind_thirteen_layers(
+    seen: Any, picture: Tensor
+) -> None:
+    case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
+    read = read_activations(case)
+    assert read.layer.name == "stages.2.0.conv1"
+    state = case.target_model.captured(case.observation)
+    true = entering(case.target_model, state, case.target_model.normalise(picture), read.layer.name)
+    assert float(read.distance(true[0].double())) < 1e-5
+
+
+def test_the_image_is_found_from_the_gradient_alone(seen: Any, picture: Tensor) -> None:
+    alone = replace(seen, returned_buffers={})
+    budget = Budget(iterations=150)
+    found = attack("patch-span")(alone, budget=budget)
+    both = attack("patch-span")(seen, budget=budget)
+    statistics = attack("statistics")(seen, budget=budget)
+    ours, more, theirs = (scores(r.images, picture) for r in (found, both, statistics))
+    assert ours[0].ssim > 0.95
+    assert more[0].psnr > 40 and more[0].psnr > theirs[0].psnr + 10
+    assert "span of patches" in found.trials[0].components
+    assert "batch statistics" not in found.trials[0].components
+    assert "batch statistics" in both.trials[0].components
+
+
+def test_best_takes_what_is_read_and_goes_on_where_nothing_is(seen: Any) -> None:
+    budget = Budget(iterations=6, restarts=2)
+    assert attack("best")(seen, budget=budget).method == "patch-span"
+    dead = {name: torch.zeros_like(v) for name, v in seen.update.items() if name.startswith("st")}
+    other = replace(seen, update=seen.update | dead, returned_buffers={})
+    assert attack("best")(other, budget=budget).method == "grnn"
+
+
+def test_several_images_and_models_without_such_a_layer_are_refused(
+    picture: Tensor,
+) -> None:
+    two = one_step(
+        picture.repeat(2, 1, 1, 1), torch.tensor([3, 4]), activation="relu", model="resnet20"
+    )
+    with pytest.raises(BractError, match="2 images"):
+        attack("patch-span")(two)
+    with pytest.raises(BractError, match="patch-span needs a convolution"):
+        attack("patch-span")(one_step(picture, torch.tensor([3]), activation="relu"))
+
+
+def test_layers_of_the_model_that_qualify(seen: Any) -> None:
+    case = open_case(seen, tier="oblivious", max_images=1, unroll=16)
+    layers = convolutions(case)
+    assert layers[0].name == "stages.2.0.conv1"
+    assert all(layer.positions == 64 for layer in layers)
+    assert layers[0].entering == (32, 16, 16) and layers[0].stride == (2, 2)
